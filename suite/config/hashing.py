@@ -1,0 +1,28 @@
+"""Canonical hashes: the same configuration always gets the same short name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, no spaces and shortest round-trip floats; NaN is refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+
+
+def short_hash(value: Any) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
+
+
+def derive_seed(*parts: Any) -> int:
+    """An independent 31-bit seed for every combination of parts, e.g. (task, replicate, "data order").
+
+    Streams are named, so that two arms of a comparison draw the same data order whatever else they draw.
+    """
+    digest = hashlib.sha256(canonical_json(list(parts)).encode()).digest()
+    return int(np.frombuffer(digest[:4], dtype="<u4")[0] >> 1)

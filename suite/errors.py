@@ -1,0 +1,63 @@
+"""Every mistake a user can make, as one family of exceptions.
+
+A `SuiteError` is printed without a traceback; its text says where, what was got, what was expected and what to do.
+Anything else that escapes is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SuiteError(Exception):
+    """Base of all errors that are the user's to mend."""
+
+
+class ConfigError(SuiteError):
+    """A sweep, task, search space or `--set` value that cannot be used."""
+
+
+class UnknownNameError(ConfigError):
+    """A method, task, backbone, attention variant or key that does not exist.
+
+    Args:
+        kind: What was looked up, singular ("method").
+        name: What was given.
+        known: What exists.
+        where: File and key, if there is one.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
+        names = sorted(known)
+        near = get_close_matches(name, names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
+        super().__init__(f"{where + ': ' if where else ''}unknown {kind} {name!r}; {hint}")
+
+
+class IncompatibleError(ConfigError):
+    """Two choices that exist but do not go together (a method and a family, a batch and a world size)."""
+
+
+class DataError(SuiteError):
+    """Data that is absent, unreadable or not what the task says."""
+
+
+class BackboneError(SuiteError):
+    """A backbone that cannot be found, read or used."""
+
+
+class ResourceError(SuiteError):
+    """More workers, memory or disk asked for than the machine or cluster can ever give."""
+
+
+class SweepConflictError(SuiteError):
+    """A home that already holds another sweep of the same name, or one that is being written by another driver."""
+
+
+class TrackingError(SuiteError):
+    """The tracking server cannot be read."""
+
+
+class CheckpointError(SuiteError):
+    """No committed checkpoint could be loaded whole on every rank."""

@@ -1,0 +1,169 @@
+"""The home of a sweep on disk: trial folders are the truth, everything else can be rebuilt from them.
+
+HOME/
+  sweeps/<name>.json        the definition that was run
+  trials/<hash>/
+    spec.json               written when the trial is handed out
+    result.json             written once, when it has ended: a folder with it is done
+    failure-<n>.json        an attempt that its machine, not its mathematics, ended
+    epochs.jsonl            the training curve as it grows
+    checkpoint/             the last committed epochs, removed when the trial ends
+    best.safetensors        the trained tensors of the best epoch (confirm phase)
+    predictions-<split>.parquet
+    rank<k>.log
+  cache/                    tokenised data
+  mlflow.db
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from suite.config.hashing import canonical_json
+from suite.train.result import FailureRecord, TrialResult
+from suite.train.spec import TrialSpec
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` so that a reader, or a crash at any moment, sees the old or the new file, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+        _fsync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of indented JSON; NaN and infinity are refused."""
+    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def _fsync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFolder:
+    """One `trials/<hash>/`."""
+
+    path: Path
+
+    @property
+    def hash(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best.safetensors"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank{rank}.log"
+
+    def predictions(self, split: str) -> Path:
+        return self.path / f"predictions-{split}.parquet"
+
+    def write_spec(self, spec: TrialSpec) -> None:
+        """Idempotent: the hash is the folder's name, so an existing spec is the same."""
+        if not (self.path / "spec.json").exists():
+            write_json(self.path / "spec.json", spec.model_dump(mode="json"))
+
+    def spec(self) -> TrialSpec | None:
+        """The specification, or None where it was never written whole."""
+        try:
+            return TrialSpec.model_validate_json((self.path / "spec.json").read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def write_result(self, result: TrialResult) -> None:
+        write_json(self.path / "result.json", result.model_dump(mode="json"))
+
+    def result(self) -> TrialResult | None:
+        """The result, or None while the trial is not finished."""
+        try:
+            return TrialResult.model_validate_json((self.path / "result.json").read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def add_failure(self, failure: FailureRecord) -> None:
+        """Keep the record of an attempt that will be tried again."""
+        write_json(self.path / f"failure-{len(self.failures())}.json", failure.model_dump(mode="json"))
+
+    def failures(self) -> list[FailureRecord]:
+        paths = sorted(self.path.glob("failure-*.json"), key=lambda p: int(p.stem.split("-")[1]))
+        return [FailureRecord.model_validate_json(p.read_bytes()) for p in paths]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where the state of sweeps lives (`--home`, default `./runs`)."""
+
+    path: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "cache"
+
+    @property
+    def tracking_uri(self) -> str:
+        """The default MLflow store: sqlite, written by the driver alone."""
+        return f"sqlite:///{(self.path / 'mlflow.db').resolve()}"
+
+    def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
+        name = spec_or_hash if isinstance(spec_or_hash, str) else spec_or_hash.hash
+        return TrialFolder(self.path / "trials" / name)
+
+    def trials(self) -> Iterator[TrialFolder]:
+        """Every trial folder, sorted by hash."""
+        root = self.path / "trials"
+        for path in sorted(root.iterdir()) if root.is_dir() else ():
+            if path.is_dir():
+                yield TrialFolder(path)
+
+    def sweep_definition(self, name: str) -> Path:
+        return self.path / "sweeps" / f"{name}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where a rank finds and puts things; not part of a trial's identity.
+
+    Attributes:
+        home: The sweep's home.
+        data_root: Local data root that replaces the hub, or None.
+        collective_timeout_s: Deadline of every collective operation.
+    """
+
+    home: Home
+    data_root: Path | None = None
+    collective_timeout_s: float = 600.0
+
+
+def same_json(left: Any, right: Any) -> bool:
+    """Equality of two values as they would be stored."""
+    return canonical_json(left) == canonical_json(right)

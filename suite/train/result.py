@@ -1,0 +1,120 @@
+"""The record of a finished trial: the one source of every table, figure and MLflow run.
+
+A missing measurement is `None` and its reason stands in `missing`; there are no sentinels and no zeros that mean "unknown".
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """How a trial ended. All of these are terminal; a trial without a result file is not finished."""
+
+    COMPLETED = "completed"
+    DIVERGED = "diverged"
+    OOM = "oom"
+    FAILED = "failed"
+
+    @property
+    def has_score(self) -> bool:
+        return self is Status.COMPLETED
+
+
+class Record(BaseModel):
+    """Base of result records: frozen, and strict when read back."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MemoryPeak(Record):
+    """Peak memory of one phase in bytes, as the maximum and the sum over ranks."""
+
+    allocated_max_bytes: int | None = None
+    allocated_sum_bytes: int | None = None
+    reserved_max_bytes: int | None = None
+    reserved_sum_bytes: int | None = None
+    rss_max_bytes: int | None = None
+    rss_sum_bytes: int | None = None
+
+
+class PhaseRecord(Record):
+    """Cost of one phase (load, train, eval, test, checkpoint), summed over its visits; energy over all ranks' devices."""
+
+    seconds: float
+    energy_kwh: float | None = None
+    energy_source: str | None = Field(None, description="nvml | rapl | cpu-time-estimate")
+    read_energy_kwh: float | None = Field(None, description="READ eq. 16: utilisation x TDP, sampled")
+    memory: MemoryPeak = MemoryPeak()
+
+
+class ParameterCount(Record):
+    """Counted by `ds_numel`, so that partitioned parameters count whole. Shared tensors count once."""
+
+    total: int
+    trainable: int
+    trainable_head: int = Field(description="part of `trainable` that is the task's own head")
+    stored_bytes: int = Field(description="size of the trained tensors as saved")
+
+
+class StepTiming(Record):
+    """Seconds per optimizer step, scored steps only (the first three after a mode switch are left out)."""
+
+    p50_s: float | None
+    p95_s: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+
+
+class EpochRecord(Record):
+    """One epoch of the training curve."""
+
+    epoch: int
+    step: int
+    train_loss: float
+    validation_score: float
+    validation_scores: dict[str, float]
+    learning_rate: float
+    seconds: float
+    energy_kwh: float | None = None
+
+
+class FailureRecord(Record):
+    """Why a trial has no score."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    log_path: str = ""
+
+
+class TrialResult(Record):
+    """Everything one trial says about itself; written once as `result.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    trial: str = Field(description="hash of the specification")
+    status: Status
+    score: float | None = Field(description="headline metric: on test in the confirm phase, else best validation")
+    scores: dict[str, float] = Field(default_factory=dict, description="every metric behind `score`")
+    validation_score: float | None = None
+    test_score: float | None = None
+    best_epoch: int | None = None
+    epochs: list[EpochRecord] = []
+    phases: dict[str, PhaseRecord] = {}
+    timing: StepTiming | None = None
+    parameters: ParameterCount | None = None
+    checkpoint_bytes: int | None = None
+    splits: dict[str, int] = Field(default={}, description="rows per split that were used")
+    data_hash: str = ""
+    frozen_sha256: str | None = Field(None, description="over the frozen weights at the end")
+    missing: dict[str, str] = Field(default={}, description="field -> why it is null")
+    failure: FailureRecord | None = None
+    resumed_from_epochs: list[int] = Field(default=[], description="epochs at which the run was taken up again")
+    provenance: dict[str, Any] = Field(default={}, description="versions, hardware, git revision, seeds, revisions, engine settings")
+    started_at: float
+    finished_at: float

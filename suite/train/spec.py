@@ -1,0 +1,72 @@
+"""What one trial is: everything that decides its numbers, and nothing else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from suite.config.hashing import derive_seed, short_hash
+from suite.config.loader import Strict
+from suite.config.sweep import AttentionChoice, BackboneChoice, LimitConfig
+from suite.config.task import TaskConfig
+from suite.config.training import TrainingConfig
+
+
+class Phase(StrEnum):
+    """Which half of READ's protocol a trial belongs to; test data exists only in `CONFIRM`."""
+
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+
+class Arm(Strict):
+    """backbone x attention variant x PETL method x architecture choice."""
+
+    backbone: BackboneChoice
+    attention: AttentionChoice = AttentionChoice()
+    method: str
+    architecture: dict[str, Any] = Field(default_factory=dict, description="complete: every hyperparameter of the method")
+
+    @property
+    def key(self) -> str:
+        """A readable, unique name that is safe as a path: `minilm.pretrained.lora.1f2e3d4c`."""
+        parts = (self.backbone.name, self.attention.name, self.method)
+        slug = ".".join("".join(c if c.isalnum() or c in "-_" else "-" for c in part.lower()) for part in parts)
+        return f"{slug}.{short_hash(self.model_dump(mode='json'))[:8]}"
+
+
+class TrialSpec(Strict):
+    """One training run. Its hash names its folder and gates its resume."""
+
+    sweep: str
+    arm: Arm
+    task: TaskConfig
+    training: TrainingConfig
+    limit: LimitConfig = LimitConfig()
+    decoder_objective: Literal["head", "text"] = "head"
+    world_size: Annotated[int, Field(ge=1)] = 1
+    phase: Phase = Phase.SEARCH
+    number: Annotated[int, Field(ge=0)] = Field(0, description="search: trial number in its study; confirm: 0")
+    learning_rate: Annotated[float, Field(gt=0)]
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="replicate: 0 in the search, the sweep's seeds in confirm")
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits over the whole specification as given."""
+        return short_hash(self.model_dump(mode="json"))
+
+    @property
+    def cell(self) -> str:
+        """arm x task: the study this trial belongs to."""
+        return f"{self.arm.key}/{self.task.name}"
+
+    @property
+    def engine_key(self) -> str:
+        """Trials with the same key differ only in learning rate and number: one warm engine serves them all."""
+        return short_hash(self.model_dump(mode="json", exclude={"learning_rate", "number", "phase", "sweep"}))
+
+    def stream(self, name: str, *parts: int) -> int:
+        """The seed of a named random stream; the same for all arms of a comparison (task, replicate, stream)."""
+        return derive_seed(self.task.name, self.seed, name, *parts)
