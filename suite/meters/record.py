@@ -1,0 +1,32 @@
+"""What a meter reports: cost of a phase, one record whatever measured it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Record(BaseModel):
+    """Base of result records: frozen, and strict when read back."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MemoryPeak(Record):
+    """Peak memory of one phase in bytes, as the maximum and the sum over ranks; None where it cannot be measured."""
+
+    allocated_max_bytes: int | None = None
+    allocated_sum_bytes: int | None = None
+    reserved_max_bytes: int | None = None
+    reserved_sum_bytes: int | None = None
+    rss_max_bytes: int | None = None
+    rss_sum_bytes: int | None = None
+
+
+class PhaseRecord(Record):
+    """Cost of one phase (load, train, eval, test, checkpoint), summed over its visits; energy over all ranks' devices."""
+
+    seconds: float
+    energy_kwh: float | None = None
+    energy_source: str | None = Field(None, description="nvml | rapl | cpu-time-estimate")
+    read_energy_kwh: float | None = Field(None, description="READ eq. 16: utilisation x TDP, sampled")
+    memory: MemoryPeak = MemoryPeak()
