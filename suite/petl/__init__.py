@@ -1,4 +1,4 @@
-"""Parameter-efficient transfer learning: one file per method, found by scanning."""
+"""Parameter-efficient transfer learning: one file per method, found by scanning; any method of `peft` as `peft:<type>`."""
 
 from __future__ import annotations
 
@@ -8,3 +8,16 @@ from suite.petl.base import Method
 from suite.registry import Registry
 
 methods: Registry[Method[Any]] = Registry("method", Method, "suite.petl", "petl")  # type: ignore[type-abstract]
+
+
+def get_method(name: str, *, where: str = "") -> type[Method[Any]]:
+    """The class of a method by name or alias, or of peft's method for `peft:<type>`.
+
+    Raises:
+        UnknownNameError: There is none; near names are offered.
+    """
+    if name.startswith("peft:"):
+        from suite.petl.peft_method import peft_method  # imports peft only when it is asked for
+
+        return peft_method(name, where=where)
+    return methods.get(name, where=where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import nn
@@ -81,3 +81,14 @@ def freeze(model: nn.Module) -> None:
     """No parameter trains."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+
+
+def head_parameters(model: nn.Module, family: Family) -> list[nn.Parameter]:
+    """The parameters of the task head, which every method trains and every count keeps apart.
+
+    Args:
+        model: A backbone, or what `attach` made of it.
+        family: The backbone's family, which finds it also inside a wrapper.
+    """
+    prefixes = tuple(f"{name}." for name in family.head_names(cast(PreTrainedModel, model)))
+    return [parameter for name, parameter in model.named_parameters() if f"{name}.".startswith(prefixes)] if prefixes else []

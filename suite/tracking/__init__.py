@@ -1,0 +1,33 @@
+"""MLflow as a view of the trial folders: written once per trial, rebuilt from nothing, read by the leaderboard.
+
+Names are imported on first use, so that importing this package costs nothing and does not import MLflow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from suite.tracking.store import open_store, resolve_uri
+    from suite.tracking.table import COLUMNS, leaderboard, to_rows
+    from suite.tracking.writer import SyncReport, TrackingListener, sync
+
+__all__ = ["COLUMNS", "SyncReport", "TrackingListener", "leaderboard", "open_store", "resolve_uri", "sync", "to_rows"]
+
+_HOMES = {
+    "COLUMNS": "table",
+    "SyncReport": "writer",
+    "TrackingListener": "writer",
+    "leaderboard": "table",
+    "open_store": "store",
+    "resolve_uri": "store",
+    "sync": "writer",
+    "to_rows": "table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

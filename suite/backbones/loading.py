@@ -1,0 +1,369 @@
+"""From a backbone's name to its configuration, weights and tokenizer.
+
+`resolve` reads configuration and tokenizer only and finds the user's mistakes; `build` makes the model. Weights are
+read from safetensors alone, always as fp32, and code that comes with a checkpoint is never run.
+
+Token ids: the padding id of the configuration and of the tokenizer always agree. A backbone without one (GPT-2, Llama)
+pads with its end-of-sequence token, as classification takes the last token that is not padding.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers.utils.logging as hf_logging
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    ByT5Tokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from suite.backbones import _sources as sources
+from suite.backbones import families
+from suite.backbones.base import Family
+from suite.backbones.presets import PRESETS
+from suite.config.sweep import BackboneChoice
+from suite.errors import BackboneError, ConfigError, IncompatibleError, UnknownNameError
+
+Origin = Literal["hub", "folder", "package", "random"]
+_TOKEN_KEYS = frozenset({"pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"})
+_OWN_KEYS = _TOKEN_KEYS | {"architectures", "dtype", "id2label", "label2id", "problem_type", "transformers_version", "is_encoder_decoder"}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a model ends in.
+
+    Attributes:
+        kind: "classification" and "regression" add a new head; "text" keeps the language-model head.
+        num_labels: Classes; 1 for regression; ignored for text.
+    """
+
+    kind: Literal["classification", "regression", "text"]
+    num_labels: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBackbone:
+    """A backbone whose name, configuration and tokenizer have been checked.
+
+    Attributes:
+        choice: What was asked for.
+        family: Its family.
+        config: Its configuration; treat as read-only.
+        origin: Where the weights come from.
+        path: Hub id, or absolute folder; for random weights what the configuration was taken from.
+    """
+
+    choice: BackboneChoice
+    family: Family
+    config: PreTrainedConfig
+    origin: Origin
+    path: str
+
+
+def resolve(choice: BackboneChoice, *, where: str = "") -> ResolvedBackbone:
+    """Find a backbone and check it; loads no weights, and needs no network for presets, folders and packages.
+
+    Args:
+        choice: Name and options as a person wrote them.
+        where: File and key for messages.
+
+    Raises:
+        UnknownNameError: The name, or a key of `config`, does not exist.
+        ConfigError: A value of `config` is not valid.
+        BackboneError: The files cannot be found, read or used.
+    """
+    prefix = f"{where}: " if where else ""
+    origin, path, raw = _locate(choice, prefix)
+    family = _family_of(raw["model_type"], where=f"{prefix}backbone {choice.name}: ")
+    if choice.config is not None:
+        origin, config = "random", _changed_config(raw, choice.config, where=f"{prefix}backbone {choice.name}: config")
+    else:
+        config = _config_of(raw, where=f"{prefix}backbone {choice.name}: ")
+    if origin in ("folder", "package"):
+        sources.weight_files(Path(path), where=prefix)
+    resolved = ResolvedBackbone(choice, family, config, origin, path)
+    _align_tokens(resolved, where=prefix)
+    return resolved
+
+
+def build(resolved: ResolvedBackbone, head: Head, *, meta: bool = False) -> PreTrainedModel:
+    """The model on the CPU in fp32, or without storage on the meta device.
+
+    New weights (a task head, or everything for `origin` "random") draw from torch's global generator.
+    BERT: a pooler that the checkpoint lacks is marked `is_new` (see `suite.backbones.bert`); on the meta device the
+    checkpoint of a hub backbone is not looked at and is taken to be complete.
+
+    Raises:
+        IncompatibleError: The family has no such head.
+        BackboneError: The weights cannot be read, do not fit the configuration or are not complete.
+    """
+    auto, config = _auto_class(resolved.family, head), _head_config(resolved.config, head)
+    try:
+        with _quiet():
+            if meta or resolved.origin == "random":
+                model = _new_model(auto, config, device="meta" if meta else "cpu")
+            else:
+                model = _load_model(resolved, auto, config)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise BackboneError(f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {error}") from error
+    _mark_new_pooler(resolved, model, meta=meta)
+    _train_padding_row(model)
+    return model
+
+
+def load_tokenizer(resolved: ResolvedBackbone) -> PreTrainedTokenizerBase:
+    """The tokenizer, with the padding token that the configuration names.
+
+    Raises:
+        BackboneError: It cannot be read, or has more tokens than the backbone's vocabulary.
+    """
+    tokenizer = _read_tokenizer(resolved, where="")
+    _check_vocabulary(resolved, tokenizer, where="")
+    if tokenizer.pad_token_id != resolved.config.pad_token_id:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(resolved.config.pad_token_id)
+    return tokenizer
+
+
+def identity(resolved: ResolvedBackbone) -> dict[str, str]:
+    """What exactly was used, for provenance: `origin`, `path`, and
+
+    for the hub `revision` as asked for and `commit` once files of it are in the local cache; for folders and packages
+    `sha256` of the weights (cached in this process by time and size of the files).
+    """
+    found = {"origin": resolved.origin, "path": resolved.path}
+    if resolved.origin == "hub":
+        found["revision"] = resolved.choice.revision
+        with suppress(BackboneError):  # nothing was downloaded yet, so no commit is known
+            found["commit"] = sources.hub_folder(resolved.path, resolved.choice.revision, sources.CONFIG_FILES, local_only=True).name
+    elif resolved.origin != "random":
+        found["sha256"] = sources.sha256_of(sources.weight_files(Path(resolved.path)))
+    return found
+
+
+def _locate(choice: BackboneChoice, where: str) -> tuple[Origin, str, Mapping[str, Any]]:
+    """Origin, path and configuration (as in `config.json`) of a name."""
+    preset = PRESETS.get(choice.name)
+    raw = {"model_type": preset.model_type, **preset.config} if preset else None
+    name = preset.path if preset else choice.name
+    if raw is not None and (choice.config is not None or sources.is_hub_id(name)):
+        return "hub", name, raw
+    folder = sources.local_folder(name, where=where)
+    if folder is not None:
+        origin: Origin = "package" if name.startswith("package:") else "folder"
+        return origin, str(folder), sources.read_config(folder, where=where)
+    if not sources.is_hub_id(name):
+        raise UnknownNameError("backbone", name, PRESETS, where=where.removesuffix(": "))
+    return "hub", name, sources.read_config(sources.hub_folder(name, choice.revision, sources.CONFIG_FILES, where=where), where=where)
+
+
+def _family_of(model_type: str, *, where: str) -> Family:
+    served = {}
+    for name in families.names():
+        family = families.get(name)()
+        served[name] = ", ".join(family.model_types)
+        if model_type in family.model_types:
+            return family
+    known = "; ".join(f"{name} ({types})" for name, types in served.items())
+    raise BackboneError(f"{where}model type {model_type!r} belongs to no family; families (model types): {known}")
+
+
+def _config_of(raw: Mapping[str, Any], *, where: str) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise BackboneError(f"{where}its config.json is not valid: {error}") from error
+    return config
+
+
+def _changed_config(raw: Mapping[str, Any], changes: Mapping[str, Any], *, where: str) -> PreTrainedConfig:
+    """The configuration with the user's changes; both spellings of a key (GPT-2: hidden_size, n_embd) mean the same."""
+    cls = CONFIG_MAPPING[raw["model_type"]]
+    known = ({field.name for field in fields(cls)} | set(cls.attribute_map)) - _OWN_KEYS
+    for key in changes:
+        if key in _OWN_KEYS:
+            raise ConfigError(f"{where}: {key} cannot be given; it follows from the tokenizer or the task")
+        if key not in known:
+            raise UnknownNameError("key", key, known, where=where)
+    renamed = {cls.attribute_map.get(key, key): value for key, value in changes.items()}
+    tokens = dict.fromkeys(_TOKEN_KEYS)  # the preset's need not exist in the new vocabulary
+    try:
+        config: PreTrainedConfig = cls.from_dict({**raw, **tokens, **renamed})
+    except (StrictDataclassError, ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+    return config
+
+
+def _tokenizer_name(choice: BackboneChoice) -> str | None:
+    """The tokenizer asked for; None = the one that comes with the weights."""
+    return choice.tokenizer or (None if choice.config is None else "bytes")
+
+
+def _align_tokens(resolved: ResolvedBackbone, *, where: str) -> None:
+    """Set the configuration's token ids, from the tokenizer unless it is the hub's own (which would need the network)."""
+    config, own = resolved.config, _tokenizer_name(resolved.choice) is None
+    if not (own and resolved.origin == "hub"):
+        tokenizer = _read_tokenizer(resolved, where=where)
+        _check_vocabulary(resolved, tokenizer, where=where)
+        if not own:
+            config.eos_token_id, config.bos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id, None
+        if config.pad_token_id is None:
+            config.pad_token_id = tokenizer.pad_token_id
+    if config.pad_token_id is None:
+        config.pad_token_id = next(iter(_eos_ids(config)), None)
+    if config.pad_token_id is None:
+        raise BackboneError(f"{where}backbone {resolved.choice.name} has neither a padding nor an end-of-sequence token; give a tokenizer")
+    if config.is_encoder_decoder:
+        config.decoder_start_token_id = config.pad_token_id  # T5 starts its answers with the padding token
+
+
+def _eos_ids(config: PreTrainedConfig) -> list[int]:
+    eos = config.eos_token_id
+    return eos if isinstance(eos, list) else [] if eos is None else [eos]
+
+
+def _read_tokenizer(resolved: ResolvedBackbone, *, where: str) -> PreTrainedTokenizerBase:
+    name = _tokenizer_name(resolved.choice)
+    if name == "bytes":
+        return ByT5Tokenizer()
+    folder = _tokenizer_folder(resolved, name, where=where)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise BackboneError(f"{where}the tokenizer in {folder} cannot be read: {error}; give another one (tokenizer: bytes)") from error
+    if not isinstance(tokenizer, ByT5Tokenizer) and not any((folder / name).is_file() for name in sources.VOCABULARY_FILES):
+        # transformers 5 makes an empty tokenizer of a folder that holds none
+        raise BackboneError(f"{where}{folder} holds no tokenizer ({', '.join(sources.VOCABULARY_FILES)}); give one (tokenizer: bytes)")
+    return tokenizer
+
+
+def _tokenizer_folder(resolved: ResolvedBackbone, name: str | None, *, where: str) -> Path:
+    if name is None and resolved.origin != "hub":
+        return Path(resolved.path)
+    if name is None:
+        return sources.hub_folder(resolved.path, resolved.choice.revision, sources.TOKENIZER_FILES, where=where)
+    folder = sources.local_folder(name, where=where)
+    if folder is None and not sources.is_hub_id(name):
+        raise BackboneError(f"{where}tokenizer {name!r} is not bytes, a folder, package:NAME/FOLDER or a hub id (organisation/name)")
+    return folder or sources.hub_folder(name, "main", sources.TOKENIZER_FILES, where=where)
+
+
+def _check_vocabulary(resolved: ResolvedBackbone, tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
+    if len(tokenizer) > resolved.config.vocab_size:
+        got = f"vocab_size {resolved.config.vocab_size}, but the tokenizer has {len(tokenizer)} tokens"
+        raise BackboneError(f"{where}backbone {resolved.choice.name}: {got}; give a larger vocab_size or another tokenizer")
+
+
+def _auto_class(family: Family, head: Head) -> Any:
+    if head.kind == "text" and family.kind != "encoder":
+        return AutoModelForSeq2SeqLM if family.kind == "encoder-decoder" else AutoModelForCausalLM
+    if head.kind != "text" and family.kind != "encoder-decoder":
+        return AutoModelForSequenceClassification
+    answer = "answers in text only" if family.kind == "encoder-decoder" else "cannot answer in text"
+    raise IncompatibleError(f"backbone family {family.name} ({family.kind}) {answer}, got a {head.kind} head")
+
+
+def _head_config(config: PreTrainedConfig, head: Head) -> PreTrainedConfig:
+    config = copy.deepcopy(config)
+    if head.kind != "text":
+        config.num_labels = head.num_labels
+        config.problem_type = "regression" if head.kind == "regression" else "single_label_classification"
+    return config
+
+
+def _new_model(auto: Any, config: PreTrainedConfig, *, device: str) -> PreTrainedModel:
+    with torch.device(device):
+        model: PreTrainedModel = auto.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    return model
+
+
+def _load_model(resolved: ResolvedBackbone, auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    model: PreTrainedModel
+    model, report = auto.from_pretrained(
+        str(_weights_folder(resolved)),
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # checked below, with names
+    )
+    _check_complete(resolved, model, report)
+    return model
+
+
+def _check_complete(resolved: ResolvedBackbone, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
+    """Every weight must come from the checkpoint in its shape, but the task head and BERT's pooler may be new."""
+    new = (*resolved.family.head_names(model), *_pooler_name(model))
+    lacking = sorted(key for key in report["missing_keys"] if not key.startswith(tuple(f"{name}." for name in new)))
+    if lacking:
+        raise BackboneError(f"{resolved.path} lacks {len(lacking)} weights of backbone {resolved.choice.name}: {', '.join(lacking[:5])}")
+    for key, got, expected in sorted(report["mismatched_keys"]):
+        raise BackboneError(
+            f"{resolved.path}: {key} has shape {tuple(got)}, but the configuration (or the task's head) expects {tuple(expected)}"
+        )
+
+
+def _weights_folder(resolved: ResolvedBackbone) -> Path:
+    if resolved.origin != "hub":
+        return Path(resolved.path)
+    folder = sources.hub_folder(resolved.path, resolved.choice.revision, sources.WEIGHT_FILES)
+    sources.weight_files(folder, where=f"{resolved.path}: ")
+    return folder
+
+
+def _pooler_name(model: PreTrainedModel) -> list[str]:
+    pooler = getattr(model.base_model, "pooler", None)
+    return [name for name, module in model.named_modules() if module is pooler]
+
+
+def _mark_new_pooler(resolved: ResolvedBackbone, model: PreTrainedModel, *, meta: bool) -> None:
+    if not _pooler_name(model) or resolved.origin == "random" or (meta and resolved.origin == "hub"):
+        return
+    names = sources.weight_names(sources.weight_files(_weights_folder(resolved)))
+    pooler: Any = model.base_model.pooler
+    pooler.is_new = not any("pooler." in name for name in names)
+
+
+def _train_padding_row(model: PreTrainedModel) -> None:
+    """Where padding is also the end-of-sequence token, its embedding must learn like any other (torch skips `padding_idx`)."""
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding) and embedding.padding_idx in _eos_ids(model.config):
+        embedding.padding_idx = None
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars, and no warning that a new head is new; errors still show."""
+    logger, bars = logging.getLogger("transformers.modeling_utils"), hf_logging.is_progress_bar_enabled()
+    logger.addFilter(_is_error)  # a filter, as a raised level makes transformers warn of something else
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_error)
+        if bars:
+            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

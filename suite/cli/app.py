@@ -1,0 +1,59 @@
+"""All commands in one place, and the one border where exceptions become messages and exit codes.
+
+Exit codes: 0 done; 1 done, but something ended without a result; 2 a mistake in what was given; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import typer
+
+from suite.cli import leaderboard, listing, params, run, status, sync, trial
+from suite.errors import SuiteError
+
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "run": (run.run, "suite run sweeps/quickstart.yaml --set search.trials=4"),
+    "trial": (trial.trial, "suite trial --backbone minilm --method lora --task acceptability --set learning_rate=2e-3 --set rank=4"),
+    "status": (status.status, "suite status --home runs --sweep quickstart"),
+    "leaderboard": (leaderboard.leaderboard, "suite leaderboard --task entailment --sort energy --format md"),
+    "sync": (sync.sync, "suite sync --home runs --tracking-uri http://127.0.0.1:5000"),
+    "params": (params.params, "suite params --backbone t5-base --method read --set hidden=256 --format json"),
+    "list": (listing.listing, "suite list methods"),
+}
+"""Name -> (function, the example under its help)."""
+
+app = typer.Typer(
+    name="suite",
+    help="Benchmark attention variants and parameter-efficient fine-tuning methods: same budget, same data, same loop.",
+    epilog="Example: suite run sweeps/quickstart.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, (_command, _example) in COMMANDS.items():
+    app.command(_name, epilog=f"Example: {_example}")(_command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+    if version:
+        from suite import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; always ends in `SystemExit`.
+
+    Args:
+        arguments: What follows `suite`; None = the process's own arguments.
+    """
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="suite")
+    except SuiteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,71 @@
+"""An arm as it is typed on the command line: `--backbone B --method M [--attention V] [--set rank=4 ...]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from suite.backbones.loading import Head, ResolvedBackbone, resolve
+from suite.config.loader import apply_overrides, validate
+from suite.config.task import TaskConfig
+from suite.errors import UnknownNameError
+from suite.petl import get_method
+from suite.petl.arm import full_architecture
+from suite.train.spec import Arm
+
+GROUPS = ("backbone", "attention", "architecture")
+
+
+def read_overrides(data: dict[str, Any], overrides: Sequence[str], *, method: str, groups: Sequence[str]) -> dict[str, Any]:
+    """`data` with `--set` applied; a method's own settings are typed by their bare names (`rank=4`).
+
+    Args:
+        data: Where to start.
+        overrides: `key=value` items.
+        method: Whose settings are known.
+        groups: What else may be set.
+
+    Raises:
+        UnknownNameError: A key that is neither.
+    """
+    settings = list(get_method(method, where="--method").Config.model_fields)
+    items = []
+    for item in overrides:
+        first = item.partition("=")[0].split(".")[0]
+        if first not in groups and first not in settings:
+            raise UnknownNameError("key", first, [*groups, *settings], where="--set")
+        items.append(item if first in groups else f"architecture.{item}")
+    return apply_overrides(data, items)
+
+
+def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]) -> Arm:
+    """The arm with its complete architecture.
+
+    Args:
+        backbone, method, attention: Names.
+        changes: What `--set` said of the groups `GROUPS`.
+
+    Raises:
+        ConfigError: A name, key or value that cannot be used.
+    """
+    data = {
+        "backbone": {"name": backbone, **changes.get("backbone", {})},
+        "attention": {"name": attention, **changes.get("attention", {})},
+        "method": method,
+        "architecture": full_architecture(method, changes.get("architecture", {})),
+    }
+    return validate(Arm, data, where="--set")
+
+
+def head_for(resolved: ResolvedBackbone, task: TaskConfig | None, *, num_labels: int) -> Head:
+    """What a backbone answers with: text from an encoder-decoder, else a head for the task, or of `num_labels` classes."""
+    if resolved.family.kind == "encoder-decoder":
+        return Head("text")
+    if task is not None and task.is_regression:
+        return Head("regression")
+    return Head("classification", task.num_labels if task is not None else num_labels)
+
+
+def resolve_backbone(arm: Arm) -> ResolvedBackbone:
+    """The arm's backbone, found and checked."""
+    return resolve(arm.backbone, where="--backbone")

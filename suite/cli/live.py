@@ -1,0 +1,163 @@
+"""What a person sees while a sweep runs: a live table on a terminal, else one line per finished trial; all on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from suite.cli import render
+from suite.cli.render import Column
+from suite.train.result import EpochRecord, FailureRecord, TrialResult
+from suite.train.spec import Phase, TrialSpec
+from suite.tune.events import Listener
+from suite.tune.plan import Plan
+from suite.tune.schedule import CellState
+from suite.tune.status import CellStatus, cell_status
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+ARM_COLUMNS = [Column("method", str), Column("task", str)]
+NUMBER_COLUMNS = [Column(head, str, right=True) for head in ("done", "best so far", "learning rate")]
+COLUMNS = [*ARM_COLUMNS, *NUMBER_COLUMNS, Column("now", str)]
+MARGIN_LINES = 6
+"""Lines of a terminal that are not cells: heading, table head and what scrolls by above."""
+
+
+class Board(Listener):
+    """Counts what happens in a sweep; its events come from one thread, its picture is drawn by another.
+
+    Args:
+        console: Where lines are printed; on a terminal rich draws `self` there.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, console: Console, clock: Any = time.monotonic) -> None:
+        self.console, self._clock = console, clock
+        self._name = ""
+        self._states: Mapping[str, CellState] = {}
+        self._cells: list[CellStatus] = []
+        self._now: dict[str, str] = {}
+        self._energy_kwh: float | None = None
+        self._started_s = clock()
+        self._finished_here = 0
+
+    def on_start(self, plan: Plan, cells: Mapping[str, CellState]) -> None:
+        self._name, self._states, self._started_s = plan.config.name, cells, self._clock()
+        for state in cells.values():
+            for trial in state.trials:
+                self._add_energy(trial.result)
+        self._take()
+        if not self.console.is_terminal and self.done:
+            self._say(f"taking up sweep {self._name}: {self.done} of {self.total} trials are done")
+
+    def on_trial_start(self, spec: TrialSpec) -> None:
+        self._now[spec.cell] = f"{_trial_name(spec)} starts"
+        self._take()
+
+    def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
+        self._now[spec.cell] = f"{_trial_name(spec)} epoch {record.epoch}: {render.score(record.validation_score)}"
+
+    def on_trial_retry(self, spec: TrialSpec, failure: FailureRecord) -> None:
+        self._now[spec.cell] = f"{_trial_name(spec)} again"
+        self._say(f"{_where(spec)}: {failure.type}: {failure.message}; going on from its last epoch (log: {failure.log_path})")
+
+    def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
+        self._now.pop(spec.cell, None)
+        self._finished_here += 1
+        self._add_energy(result)
+        self._take()
+        if not self.console.is_terminal or result is None or not result.status.has_score:
+            self._say(f"[{self.done}/{self.total}] {_where(spec)}: {_ending(spec, result)}; {self._left()}")
+
+    @property
+    def done(self) -> int:
+        return sum(cell.done for cell in self._cells)
+
+    @property
+    def total(self) -> int:
+        return sum(cell.total for cell in self._cells)
+
+    @property
+    def left(self) -> int:
+        """Trials that will still run or are running; a cell that failed has none."""
+        return sum(cell.left + cell.running for cell in self._cells)
+
+    def eta_s(self) -> float | None:
+        """Seconds to the end at this run's own pace; None before its first trial ended."""
+        return (self._clock() - self._started_s) / self._finished_here * self.left if self._finished_here else None
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        elapsed = render.duration(self._clock() - self._started_s)
+        heading = f"sweep {self._name}: {self.done} of {self.total} trials done, {elapsed} so far, energy {render.energy(self._energy_kwh)}"
+        cells = self._in_view(max(1, self.console.height - MARGIN_LINES))
+        hidden = len(self._cells) - len(cells)
+        footing = self._left() + (f"; {hidden} more cells (suite status shows all)" if hidden else "")
+        return Group(Text(heading, style="bold"), render.make_table([self._line(cell) for cell in cells], COLUMNS), Text(footing))
+
+    def _in_view(self, lines: int) -> list[CellStatus]:
+        """All cells, or as many as fit: those at work first, then the unfinished, in the plan's order."""
+        if len(self._cells) <= lines:
+            return self._cells
+        urgency = {id(c): 0 if c.key in self._now else 1 if c.done < c.total else 2 for c in self._cells}
+        chosen = sorted(self._cells, key=lambda c: urgency[id(c)])[:lines]
+        return [cell for cell in self._cells if cell in chosen]
+
+    def _line(self, cell: CellStatus) -> list[str]:
+        now = self._now.get(cell.key) or (cell.progress.value if cell.left == 0 and cell.running == 0 else "")
+        numbers = [f"{cell.done}/{cell.total}", render.score(cell.best_validation_score), render.brief(cell.best_learning_rate)]
+        return [cell.method, cell.task, *numbers, now]
+
+    def _left(self) -> str:
+        eta = self.eta_s()
+        return f"{self.left} left" + (f", about {render.duration(eta)}" if eta is not None and self.left else "")
+
+    def _take(self) -> None:
+        self._cells = [cell_status(state) for state in self._states.values()]
+
+    def _add_energy(self, result: TrialResult | None) -> None:
+        known = [phase.energy_kwh for phase in result.phases.values() if phase.energy_kwh is not None] if result is not None else []
+        if known:
+            self._energy_kwh = (self._energy_kwh or 0.0) + sum(known)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _trial_name(spec: TrialSpec) -> str:
+    return f"search {spec.number}" if spec.phase is Phase.SEARCH else f"seed {spec.seed}"
+
+
+def _where(spec: TrialSpec) -> str:
+    return f"{spec.arm.method} on {spec.task.name}, {_trial_name(spec)} at {spec.learning_rate:g}"
+
+
+def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
+    if result is None:
+        return f"given up, its retries are used up (trial {spec.hash})"
+    took = render.duration(result.finished_at - result.started_at)
+    if not result.status.has_score:
+        cause = f": {result.failure.type}: {result.failure.message} (log: {result.failure.log_path})" if result.failure is not None else ""
+        return f"{result.status.value} after {took}{cause}"
+    kind = "test" if spec.phase is Phase.CONFIRM else "validation"
+    return f"{kind} score {render.score(result.score)}, {took}"
+
+
+@contextmanager
+def board() -> Iterator[Board]:
+    """The listener for `run_sweep`, drawn on stderr while the block runs."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    listener = Board(console)
+    if not console.is_terminal:
+        yield listener
+        return
+    with Live(listener, console=console, refresh_per_second=2, vertical_overflow="crop"):
+        yield listener

@@ -1,0 +1,51 @@
+"""Options that several commands share, each described once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from suite.errors import ConfigError
+
+
+class Format(StrEnum):
+    """How a table is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MD = "md"
+
+
+HomeOption: TypeAlias = Annotated[Path, typer.Option("--home", metavar="DIR", help="Where trials and mlflow.db live.")]
+DataRootOption: TypeAlias = Annotated[
+    Path | None, typer.Option("--data-root", metavar="DIR", help="Local data instead of the hub: DIR/<hub id>/<config>/<split>.parquet.")
+]
+TrackingOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri", metavar="URI", envvar="MLFLOW_TRACKING_URI", help="MLflow server or store.  [default: mlflow.db in --home]"
+    ),
+]
+SetOption: TypeAlias = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given often.")]
+FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print it.")]
+BackboneOption: TypeAlias = Annotated[
+    str, typer.Option("--backbone", metavar="B", help="A known name, hub id, folder or package:NAME/FOLDER.")
+]
+MethodOption: TypeAlias = Annotated[str, typer.Option("--method", metavar="M", help="A PETL method (suite list methods), or peft:<type>.")]
+AttentionOption: TypeAlias = Annotated[str, typer.Option("--attention", metavar="V", help="An attention variant (suite list attention).")]
+DEFAULT_HOME = Path("runs")
+
+
+def existing_home(path: Path) -> Path:
+    """`path`, if sweeps or trials were ever run there.
+
+    Raises:
+        ConfigError: Nothing was.
+    """
+    if not (path / "trials").is_dir() and not (path / "mlflow.db").exists():
+        raise ConfigError(f"--home {path}: holds no trials; expected a folder that `suite run` wrote to")
+    return path

@@ -1,0 +1,95 @@
+"""`suite status`: where the sweeps of a home stand."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.cli import render
+from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption
+from suite.cli.render import Column, Row, column
+from suite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from suite.train.folder import Home
+    from suite.tune.status import CellStatus, TrialFailure
+
+KEYS = (
+    *("sweep", "backbone", "attention", "method", "architecture", "task", "progress", "search_done", "confirm_done", "running"),
+    *("left", "total", "best_validation_score", "best_learning_rate", "failures"),
+)
+
+
+def status(
+    home: HomeOption = DEFAULT_HOME,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Per cell: trials done, running and left; failures with their cause and log."""
+    from suite.train.folder import Home
+    from suite.tune.definition import sweeps
+
+    place = Home(home)
+    names = [sweep] if sweep is not None else sweeps(place)
+    if not names:
+        raise ConfigError(f"--home {home}: holds no sweep; expected a folder that `suite run` wrote to")
+    if fmt is Format.JSON:
+        print(json.dumps([row for name in names for row in _rows(place, name)], indent=2))
+    elif fmt is Format.CSV:
+        render.render([row for name in names for row in _rows(place, name)], [], fmt, keys=KEYS)
+    else:
+        for name in names:
+            _show(place, name, fmt)
+
+
+def _show(home: Home, name: str, fmt: Format) -> None:
+    from suite.tune.status import is_running
+
+    rows = _rows(home, name)
+    done, total = sum(r["search_done"] + r["confirm_done"] for r in rows), sum(r["total"] for r in rows)
+    state = "running" if is_running(home, name) else "done" if all(r["progress"] in ("done", "failed") for r in rows) else "not running"
+    render.render(rows, _columns(rows), fmt, title=f"sweep {name}: {state}, {done} of {total} trials done")
+    failures = [(row, failure) for row in rows for failure in row["failures"]]
+    if failures:
+        print("\nwithout a score:")
+        for row, failure in failures:
+            print(f"  {row['method']} on {row['task']}, trial {failure['trial']}: {failure['status']}")
+            print(f"    {failure['type']}: {failure['message']}")
+            print(f"    log: {failure['log_path']}")
+
+
+def _rows(home: Home, name: str) -> list[dict[str, Any]]:
+    from suite.tune.status import status
+
+    return [{"sweep": name, **_row(cell)} for cell in status(home, name)]
+
+
+def _row(cell: CellStatus) -> dict[str, Any]:
+    plain = {key: getattr(cell, key) for key in KEYS if key not in ("sweep", "progress", "failures")}
+    return {**plain, "progress": cell.progress.value, "failures": [_failure(f) for f in cell.failures]}
+
+
+def _failure(failure: TrialFailure) -> dict[str, str]:
+    return {key: getattr(failure, key) for key in ("trial", "status", "type", "message", "log_path")}
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[Column]:
+    varying = [key for key in ("backbone", "attention") if len({row[key] for row in rows}) > 1]
+    return [
+        *(column(key) for key in varying),
+        column("method"),
+        column("task"),
+        column("progress"),
+        Column("done", lambda row: f"{row['search_done'] + row['confirm_done']}/{row['total']}", right=True),
+        column("running", show=render.count),
+        column("left", show=render.count),
+        column("best_validation_score", "best validation", render.score),
+        column("best_learning_rate", "learning rate", render.brief, rank=1),
+        Column("failures", _count_failures, right=True),
+    ]
+
+
+def _count_failures(row: Row) -> str:
+    return str(len(row["failures"])) if row["failures"] else render.MISSING

@@ -1,0 +1,29 @@
+"""`suite sync`: bring MLflow up to date from the trial folders."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, existing_home
+from suite.errors import TrackingError
+
+
+def sync(
+    home: HomeOption = DEFAULT_HOME,
+    tracking_uri: TrackingOption = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Look every trial up, also where nothing seems to have changed.")] = False,
+) -> None:
+    """Write into MLflow what it lacks; run it twice and nothing is written twice."""
+    from suite.tracking.store import resolve_uri
+    from suite.tracking.writer import sync as bring_up_to_date
+    from suite.train.folder import Home
+
+    place = Home(existing_home(home))
+    uri = resolve_uri(place, tracking_uri)
+    report = bring_up_to_date(place, tracking_uri=uri, sweep=sweep, verify=verify)
+    if report.unreachable is not None:
+        raise TrackingError(f"{report.unreachable}; {report.written} trials were written, run suite sync again for the rest")
+    print(f"{report.written} trials written, {report.already} were there already, {report.cells} cells brought up to date, in {uri}")

@@ -1,0 +1,102 @@
+"""`suite trial`: one training run by hand, without Ray, Optuna or MLflow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.cli.options import DEFAULT_HOME, AttentionOption, BackboneOption, DataRootOption, HomeOption, MethodOption, SetOption
+from suite.cli.render import stdout_for_result
+from suite.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from suite.train.spec import Phase, TrialSpec
+
+SETTINGS = ("learning_rate", "seed", "phase", "decoder_objective", "training", "limit")
+DEFAULT_LEARNING_RATE = 1e-3
+
+
+def trial(
+    backbone: BackboneOption,
+    method: MethodOption,
+    task: Annotated[str, typer.Option("--task", metavar="T", help="A task (suite list tasks).")],
+    attention: AttentionOption = "pretrained",
+    overrides: SetOption = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Worker processes; 1 = this process, for a debugger.")] = 1,
+    test: Annotated[bool, typer.Option("--test", help="Score the test data too, with the best epoch; else they are not read.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Forget an earlier run of exactly this trial and train anew.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+    data_root: DataRootOption = None,
+) -> None:
+    """Train once and print the result record as JSON; without Ray, Optuna or MLflow.
+
+    --set takes learning_rate (default 1e-3), seed, training.*, limit.*, and the method's own settings by their bare names (rank=8).
+    `score` is the best validation score; with --test the test score of that epoch.
+    """
+    from suite.train.folder import Home, Workspace
+
+    spec = build_spec(backbone, method, task, attention=attention, overrides=overrides or (), ranks=ranks, test=test)
+    folder = Home(home).trial(spec)
+    if again and folder.path.exists():
+        shutil.rmtree(folder.path)
+    if folder.result() is not None:
+        print(f"already trained: {folder.path}; --again trains anew", file=sys.stderr)
+    with stdout_for_result():
+        from suite.train.launch import train_trial
+
+        result = train_trial(spec, Workspace(Home(home), data_root))
+    print(json.dumps(result.model_dump(mode="json"), indent=2, allow_nan=False))
+    if not result.status.has_score:
+        raise typer.Exit(1)
+
+
+def build_spec(
+    backbone: str,
+    method: str,
+    task: str,
+    *,
+    attention: str = "pretrained",
+    overrides: Sequence[str] = (),
+    ranks: int = 1,
+    test: bool = False,
+) -> TrialSpec:
+    """The specification of a run by hand, complete and checked; nothing is read of weights or data.
+
+    Raises:
+        ConfigError: A name, key or value that cannot be used, or choices that do not go together.
+    """
+    from suite.backbones.loading import load_tokenizer
+    from suite.cli.arms import GROUPS, make_arm, read_overrides, resolve_backbone
+    from suite.config.loader import validate
+    from suite.config.task import load_task
+    from suite.data.objective import make_objective
+    from suite.petl.arm import check_arm
+    from suite.train.engine import micro_batching
+    from suite.train.spec import TrialSpec
+
+    start: dict[str, Any] = {"learning_rate": DEFAULT_LEARNING_RATE, "training": {}}
+    data = read_overrides(start, overrides, method=method, groups=(*SETTINGS, *GROUPS))
+    arm = make_arm(backbone, method, attention, {key: data.pop(key) for key in GROUPS if key in data})
+    identity = {"sweep": "trial", "arm": arm, "task": load_task(task, where="--task"), "world_size": ranks}
+    spec = validate(TrialSpec, {**data, **identity, "phase": _phase(data.get("phase"), test)}, where="--set")
+    micro_batching(spec.training, ranks)
+    resolved = resolve_backbone(arm)
+    kind, tokenizer = resolved.family.kind, load_tokenizer(resolved)
+    objective = make_objective(spec.task, kind=kind, tokenizer=tokenizer, training=spec.training, decoder_objective=spec.decoder_objective)
+    check_arm(resolved, objective.head, attention=arm.attention, method=method, architecture=arm.architecture)
+    return spec
+
+
+def _phase(given: Any, test: bool) -> Phase:
+    from suite.train.spec import Phase
+
+    if given is None:
+        return Phase.CONFIRM if test else Phase.SEARCH
+    if given not in list(Phase):
+        raise UnknownNameError("phase", str(given), list(Phase), where="--set")
+    return Phase(given)

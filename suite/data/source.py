@@ -1,0 +1,162 @@
+"""Where rows come from: the hub, a local data root of the same layout, or a generator."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from suite.config.hashing import canonical_json
+from suite.config.task import GeneratedData, HubData, TaskConfig
+from suite.data.generators import generators
+from suite.data.generators.base import SPLITS
+from suite.data.splits import source_splits
+from suite.errors import DataError, SuiteError
+
+HUB_TIMEOUT_S = 10.0
+
+
+class Source(ABC):
+    """The splits of one data set.
+
+    Attributes:
+        where: Name for errors.
+        revision: The commit that was read; None where there is none.
+    """
+
+    where: str
+    revision: str | None = None
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What tells this data from other data, cheaply: it names the folder of the tokenised rows."""
+
+    @abstractmethod
+    def read(self, split: str, columns: Sequence[str]) -> pa.Table:
+        """The named columns of a split, all rows in order.
+
+        Raises:
+            DataError: Absent, unreadable, or without these columns.
+        """
+
+    def _columns(self, split: str, found: Sequence[str], wanted: Sequence[str]) -> list[str]:
+        missing = [column for column in wanted if column not in found]
+        if missing:
+            raise DataError(f"{self.where}, split {split!r}: no column {', '.join(map(repr, missing))}; the data have {sorted(found)}")
+        return list(wanted)
+
+
+def open_source(task: TaskConfig, data_root: Path | None) -> Source:
+    """The source of a task's rows; a data root stands in for the hub.
+
+    Raises:
+        DataError: The data root does not hold the data set; a generator's split is named that does not exist.
+        ConfigError: Bad generator options.
+    """
+    if isinstance(task.data, GeneratedData):
+        return GeneratedSource(task.data, task)
+    return HubSource(task.data) if data_root is None else LocalSource(task.data, task, data_root)
+
+
+class GeneratedSource(Source):
+    """Rows of a generator; identified by the rows themselves, so a changed generator is other data."""
+
+    def __init__(self, data: GeneratedData, task: TaskConfig) -> None:
+        self.where = f"task {task.name}: generator {data.generator}"
+        generator = generators.get(data.generator, where=f"task {task.name}").configure(
+            data.options, where=f"task {task.name}: data.options"
+        )
+        unknown = [split for split in source_splits(task.splits) if split not in SPLITS]
+        if unknown:
+            raise DataError(f"{self.where}: no split {unknown[0]!r}; a generator makes {', '.join(SPLITS)}")
+        self.rows = {split: generator.rows(split) for split in source_splits(task.splits)}
+
+    def identity(self) -> dict[str, Any]:
+        return {"generated": hashlib.sha256(canonical_json(self.rows).encode()).hexdigest()}
+
+    def read(self, split: str, columns: Sequence[str]) -> pa.Table:
+        table = pa.Table.from_pylist(self.rows[split])
+        return table.select(self._columns(split, table.column_names, columns))
+
+
+class LocalSource(Source):
+    """`<root>/<hub id>/<config>/<split>.parquet`, with the hub's column names."""
+
+    def __init__(self, data: HubData, task: TaskConfig, root: Path) -> None:
+        self.where = f"{data.hub} ({data.config})"
+        for part in (data.hub, data.config, *source_splits(task.splits)):
+            if Path(part).is_absolute() or ".." in Path(part).parts:
+                raise DataError(f"task {task.name}: {part!r} must name something inside the data root, not a path out of it")
+        self.root, self.folder = root, root / data.hub / data.config
+        self.splits = source_splits(task.splits)
+        for split in self.splits:
+            self._path(split)
+
+    def identity(self) -> dict[str, Any]:
+        stats = {split: self._path(split).stat() for split in self.splits}
+        files = {split: [stat.st_size, stat.st_mtime_ns] for split, stat in stats.items()}
+        return {"folder": str(self.folder.resolve()), "bytes_and_mtime_ns": files}
+
+    def read(self, split: str, columns: Sequence[str]) -> pa.Table:
+        path = self._path(split)
+        try:
+            with pq.ParquetFile(path) as file:
+                return file.read(columns=self._columns(split, file.schema_arrow.names, columns))
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path}: not a readable parquet file ({path.stat().st_size:,} bytes): {error}; copy it again") from error
+
+    def _path(self, split: str) -> Path:
+        path = self.folder / f"{split}.parquet"
+        if path.is_file():
+            return path
+        beside = next(folder for folder in (self.folder, *self.folder.parents) if folder.is_dir())
+        there = ", ".join(sorted(entry.name for entry in beside.iterdir())) or "nothing"
+        raise DataError(f"{self.where}, split {split!r}: looked for {path}, which does not exist; in {beside} there is: {there}")
+
+
+class HubSource(Source):
+    """A data set of the Hugging Face hub, downloaded once into the Hugging Face cache."""
+
+    def __init__(self, data: HubData) -> None:
+        self.data, self.where = data, f"{data.hub} ({data.config}) on the hub"
+
+    def identity(self) -> dict[str, Any]:
+        return self.data.model_dump()
+
+    def read(self, split: str, columns: Sequence[str]) -> pa.Table:
+        from datasets import load_dataset
+
+        self.revision = self.revision or self._resolve()
+        try:
+            loaded = load_dataset(self.data.hub, self.data.config, revision=self.revision)
+        except Exception as error:  # the library raises many kinds, from network to builder errors
+            raise DataError(f"{self._advice('cannot be loaded', error)}") from error
+        if split not in loaded:
+            raise DataError(f"{self.where}: no split {split!r}; it has {', '.join(map(str, loaded))}")
+        chosen = loaded[split].select_columns(self._columns(split, loaded[split].column_names, columns))
+        table: pa.Table = chosen.with_format("arrow")[:]
+        return table
+
+    def _resolve(self) -> str:
+        """The commit behind the revision: one short request, so that a hub out of reach is known at once."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+        try:
+            sha = HfApi().dataset_info(self.data.hub, revision=self.data.revision, timeout=HUB_TIMEOUT_S).sha
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            raise DataError(f"{self.where}: the hub has no such data set or no revision {self.data.revision!r}: {error}") from error
+        except Exception as error:  # offline mode, name resolution, proxies, time-outs: all mean that it cannot be had
+            raise DataError(self._advice("the hub cannot be reached", error)) from error
+        return sha or self.data.revision
+
+    def _advice(self, what: str, error: Exception) -> str:
+        if isinstance(error, SuiteError):
+            return str(error)
+        layout = f"DIR/{self.data.hub}/{self.data.config}/<split>.parquet"
+        return f"{self.where}: {what} ({type(error).__name__}: {error}); connect, or give the rows as {layout} with --data-root DIR"

@@ -1,0 +1,63 @@
+"""What a trial ran on, for its provenance. No host or user names."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+import torch
+
+
+def hardware(api: Any = pynvml) -> dict[str, Any]:
+    """Processor, memory, GPUs and platform of this host.
+
+    Args:
+        api: The NVML binding; asking it makes no CUDA context.
+    """
+    gpus, why_none = _gpus(api)
+    facts = {
+        "cpu_model": _cpu_model(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory_bytes": psutil.virtual_memory().total,
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": gpus,
+    }
+    return facts | ({"gpus_missing": why_none} if why_none else {})
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, None) or platform.processor() or None
+
+
+def _gpus(api: Any) -> tuple[list[dict[str, Any]], str | None]:
+    """All boards of the host, or why NVML cannot list them."""
+    try:
+        api.nvmlInit()
+        driver = api.nvmlSystemGetDriverVersion()
+        handles = [api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())]
+        return [_gpu(api, handle) | {"driver": driver} for handle in handles], None
+    except api.NVMLError as error:
+        return [], f"NVML: {error}"
+
+
+def _gpu(api: Any, handle: Any) -> dict[str, Any]:
+    facts = {"name": api.nvmlDeviceGetName(handle), "memory_bytes": api.nvmlDeviceGetMemoryInfo(handle).total}
+    for key, question in (("power_limit_w", "EnforcedPowerLimit"), ("tdp_w", "PowerManagementDefaultLimit")):
+        try:
+            facts[key] = getattr(api, f"nvmlDeviceGet{question}")(handle) / 1e3
+        except api.NVMLError:
+            facts[key] = None
+    return facts

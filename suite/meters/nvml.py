@@ -1,0 +1,143 @@
+"""Energy of a rank's GPU from NVML: the total-energy counter, else integrated power; and READ's utilisation x TDP.
+
+All three are per board: on a GPU split by MIG, or shared with processes of others, they are not this trial's and stay null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+import torch
+
+from suite.meters.clock import Integral, Unavailable
+from suite.meters.energy import EnergySource, Reading
+
+
+class Gpu:
+    """One board as NVML sees it.
+
+    Args:
+        name: Its UUID ("GPU-...").
+        api: The NVML binding.
+
+    Raises:
+        Unavailable: No driver, a board NVML does not know (a MIG slice has a UUID of its own), or MIG is on.
+    """
+
+    def __init__(self, name: str, api: Any = pynvml) -> None:
+        self.uuid, self._api = name, api
+        try:
+            api.nvmlInit()
+            self._handle = api.nvmlDeviceGetHandleByUUID(name)
+        except api.NVMLError as error:
+            raise Unavailable(f"NVML cannot open {name}: {error}") from error
+        if self._mig_is_on():
+            raise Unavailable("MIG is on: NVML meters the whole board")
+
+    @classmethod
+    def of(cls, device: torch.device) -> Gpu:
+        """The board behind a CUDA device."""
+        return cls(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+
+    def ask(self, question: str) -> Any:
+        """`nvmlDeviceGet<question>` of this board."""
+        try:
+            return getattr(self._api, f"nvmlDeviceGet{question}")(self._handle)
+        except self._api.NVMLError as error:
+            raise Unavailable(f"NVML {question}: {error}") from error
+
+    def reading(self, joules: float) -> Reading:
+        """A reading of this board, with the number of processes that compute on it."""
+        return Reading({self.uuid: joules}, gpu_processes={self.uuid: len(self.ask("ComputeRunningProcesses"))})
+
+    def _mig_is_on(self) -> bool:
+        try:
+            return bool(self.ask("MigMode")[0])
+        except Unavailable:
+            return False  # boards before Ampere do not know the question
+
+
+class GpuCounter(EnergySource):
+    """NVML's total energy since the driver was loaded, in mJ (Volta and later; refreshed every 20-100 ms)."""
+
+    kind = "nvml"
+    lags = True
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._last_mj = self._read_mj()
+
+    def collect(self) -> Reading:
+        now_mj = self._read_mj()
+        spent_mj, self._last_mj = now_mj - self._last_mj, now_mj
+        if spent_mj < 0:
+            raise Unavailable("NVML's energy counter went back: the driver was reloaded")
+        return self._gpu.reading(spent_mj / 1e3)
+
+    def _read_mj(self) -> int:
+        return int(self._gpu.ask("TotalEnergyConsumption"))
+
+
+class GpuPower(EnergySource):
+    """Board power, sampled about every 0.1 s and integrated; for boards without the counter."""
+
+    kind = "nvml-sampled"
+    interval_s = 0.1
+
+    def __init__(self, gpu: Gpu) -> None:
+        gpu.ask("PowerUsage")  # fail here, not in the thread
+        self._gpu = gpu
+        self._integral_ws = Integral(lambda: gpu.ask("PowerUsage") / 1e3)
+
+    def tick(self) -> None:
+        self._integral_ws.sample()
+
+    def collect(self) -> Reading:
+        return self._gpu.reading(self._integral_ws.take())
+
+
+class GpuUtilisation(EnergySource):
+    """READ eq. 16 (arXiv 2305.15348): the integral of u/100 x p0, u the utilisation in percent, p0 the board's TDP.
+
+    READ samples once a minute; here about once a second. p0 is NVML's default power limit, which is the TDP as shipped.
+    """
+
+    kind = "read-eq16"
+    interval_s = 1.0
+
+    def __init__(self, gpu: Gpu, integral: Integral | None = None) -> None:
+        self._gpu = gpu
+        self._tdp_w = gpu.ask("PowerManagementDefaultLimit") / 1e3
+        self._percent_s = integral or Integral(lambda: float(gpu.ask("UtilizationRates").gpu))
+
+    def tick(self) -> None:
+        self._percent_s.sample()
+
+    def collect(self) -> Reading:
+        return self._gpu.reading(self._percent_s.take() / 100 * self._tdp_w)
+
+
+def gpu_sources(open_gpu: Callable[[], Gpu], *, sample_read_energy: bool) -> tuple[list[EnergySource], dict[str, str]]:
+    """A board's energy sources (the counter, or the power where there is none; READ's sampling), and for those it lacks: why.
+
+    Args:
+        open_gpu: Opens the board, or raises `Unavailable`.
+        sample_read_energy: Whether to sample READ's equation 16.
+    """
+    try:
+        gpu = open_gpu()
+    except Unavailable as why:
+        return [], {"nvml": str(why), GpuUtilisation.kind: str(why)}
+    wanted: list[type[GpuCounter | GpuPower | GpuUtilisation]] = [GpuCounter, GpuPower, GpuUtilisation]
+    sources: list[EnergySource] = []
+    absent = {} if sample_read_energy else {GpuUtilisation.kind: "switched off"}
+    for kind in wanted:
+        if kind.kind in absent or (kind is GpuPower and sources):
+            continue
+        try:
+            sources.append(kind(gpu))
+        except Unavailable as why:
+            absent[kind.kind] = str(why)
+    return sources, absent

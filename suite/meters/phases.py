@@ -1,0 +1,223 @@
+"""What each phase of a trial costs one rank: seconds, energy, peak memory.
+
+At every border between phases the device is synchronised and all counters are read once; what they moved by belongs to the innermost
+phase that was open. So phases add up without gaps or overlaps, and an inner phase is not part of the outer one.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from suite.meters.clock import Ticker, Unavailable, synchronise
+from suite.meters.combine import phase_energy
+from suite.meters.energy import WATTS_PER_CORE, CpuTime, EnergySource, Rapl, Reading
+from suite.meters.local import LocalPhase
+from suite.meters.memory import CudaPeak, ResidentPeak, TensorPeak
+from suite.meters.nvml import Gpu, gpu_sources
+
+
+class PhaseMeter:
+    """The meter of one rank for one trial.
+
+    Args:
+        device: Where the rank computes: its GPU is metered, else its processor.
+        watts_per_core: Power of a busy core, for the estimate where no counter can be read.
+        sample_read_energy: Also sample READ's equation 16 (GPU only).
+        sources: Energy sources in place of the device's own.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        watts_per_core: float = WATTS_PER_CORE,
+        sample_read_energy: bool = True,
+        sources: Sequence[EnergySource] | None = None,
+    ) -> None:
+        self.device = device
+        self.watts_per_core = watts_per_core
+        if sources is None:
+            self._sources, self._absent = _open_sources(device, watts_per_core, sample_read_energy=sample_read_energy)
+        else:
+            self._sources, self._absent = list(sources), {}
+        self._tickers = [Ticker(source.tick, source.interval_s) for source in self._sources if source.interval_s is not None]
+        self._resident = ResidentPeak()
+        self._cuda = CudaPeak(device) if device.type == "cuda" else None
+        self._phases: dict[str, LocalPhase] = {}
+        self._open: list[str] = []
+        self._tensors = TensorPeak()
+        self._probing = False
+        self._probes: dict[str, tuple[int, int]] = {}
+        self._still: dict[str, list[tuple[LocalPhase | None, float]]] = {}
+        self._last_s = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Meter what happens inside as phase `name`; may be entered again, and inside another phase."""
+        synchronise(self.device)
+        self._border()
+        self._open.append(name)
+        self._tensors.stale = True
+        self._phases.setdefault(name, LocalPhase(missing=dict(self._absent)))
+        if len(self._open) == 1:
+            self._tick(True)
+        try:
+            yield
+        finally:
+            synchronise(self.device)
+            self._border()
+            self._open.pop()
+            if not self._open:
+                self._tick(False)
+
+    @contextmanager
+    def probe(self, size: int | None = None) -> Iterator[bool]:
+        """Watch the tensors' peak on a CPU during one step of the open phase, if this step can raise it.
+
+        Watching slows a step, so it is done for few: the first two of a phase (the optimizer's state appears in the first), and then every
+        step larger than all before; among n shuffled batches these are about ln(n). Which they are depends on the sizes alone.
+        On a GPU the allocator keeps the peak and nothing is done.
+
+        Args:
+            size: Largest micro-batch of the step in padded tokens; None: watch in any case.
+
+        Yields:
+            Whether this step is watched, and its time therefore not typical.
+        """
+        if not self._wants_probe(size):
+            yield False
+            return
+        phase = self._phases[self._open[-1]]
+        self._settle()
+        self._probing = True
+        try:
+            with self._tensors:
+                self._settle(to_nobody=True)  # finding the live tensors is our cost, not the phase's
+                yield True
+        finally:
+            self._probing = False
+            phase.add_peak("allocated_bytes", self._tensors.peak_bytes)
+
+    def seconds(self, name: str) -> float:
+        """Wall clock of a phase on this rank so far, an open visit included; 0 if it was never entered."""
+        self._settle()
+        return self._phases[name].seconds if name in self._phases else 0.0
+
+    def energy_kwh(self, name: str) -> float | None:
+        """Energy of a phase by this rank's own meters so far; None where unknown. For display: `combine` knows what ranks share."""
+        self._settle()
+        return phase_energy([self._phases[name]])[0] if name in self._phases else None
+
+    def local(self) -> dict[str, LocalPhase]:
+        """A copy of this rank's accounts by phase, for `combine`."""
+        self._settle()
+        phases = copy.deepcopy(self._phases)
+        for phase in phases.values():
+            self._explain_memory(phase)
+        return phases
+
+    def state(self) -> dict[str, Any]:
+        """The accounts as JSON, for a checkpoint; each rank keeps its own."""
+        self._settle()
+        return {name: asdict(phase) for name, phase in self._phases.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Add what an earlier process spent on this trial, before it was cut off."""
+        for name, saved in state.items():
+            self._phases.setdefault(name, LocalPhase()).merge(LocalPhase(**copy.deepcopy(saved)))
+
+    def describe(self) -> dict[str, Any]:
+        """How this rank measures, for provenance."""
+        return {
+            "energy_sources": [source.kind for source in self._sources],
+            "energy_sources_absent": dict(self._absent),
+            "watts_per_core": self.watts_per_core,
+        }
+
+    def _tick(self, on: bool) -> None:
+        for ticker in self._tickers:
+            ticker.start() if on else ticker.stop()
+
+    def _border(self) -> None:
+        """Give everything since the last border to the innermost open phase, if any, and start afresh."""
+        self._settle()
+        phase = self._phases[self._open[-1]] if self._open else None
+        if self._cuda is not None:
+            if phase is not None:
+                phase.add_peak("allocated_bytes", self._cuda.allocated_bytes())
+                phase.add_peak("reserved_bytes", self._cuda.reserved_bytes())
+            self._cuda.reset()
+        try:
+            if phase is not None and "rss_bytes" not in phase.missing:
+                phase.add_peak("rss_bytes", self._resident.read_bytes())
+            self._resident.reset()
+        except Unavailable as why:
+            for known in (self._absent, *(phase.missing for phase in self._phases.values())):
+                known.setdefault("rss_bytes", str(why))
+
+    def _settle(self, *, to_nobody: bool = False) -> None:
+        """Give time and energy since the last time to the innermost open phase, or to nobody."""
+        phase = None if to_nobody or not self._open else self._phases[self._open[-1]]
+        now_s = time.perf_counter()
+        passed_s, self._last_s = now_s - self._last_s, now_s
+        if phase is not None:
+            phase.seconds += passed_s
+        for source in self._sources:
+            try:
+                self._account(source, source.collect(), phase, passed_s)
+            except Unavailable as why:
+                self._still.pop(source.kind, None)
+                if phase is not None:
+                    phase.missing.setdefault(source.kind, str(why))
+
+    def _account(self, source: EnergySource, reading: Reading, phase: LocalPhase | None, passed_s: float) -> None:
+        """Give a reading to the phase; of a lagging counter, also to the stretches just before in which it stood still, by their time."""
+        if phase is not None:
+            phase.add_reading(source.kind, Reading({}, reading.gpu_processes, reading.host_cpu_s), passed_s)
+        stretches = self._still.setdefault(source.kind, [])
+        moved = any(reading.joules.values())
+        if phase is not None or moved:
+            stretches.append((phase, max(passed_s, 1e-9)))
+        if moved or not source.lags:
+            total_s = sum(seconds for _, seconds in stretches)
+            for owner, seconds in stretches:
+                if owner is not None:
+                    owner.add_joules(source.kind, reading.joules, seconds / total_s)
+            stretches.clear()
+
+    def _wants_probe(self, size: int | None) -> bool:
+        if self.device.type != "cpu" or not self._open or self._probing:
+            return False
+        name = self._open[-1]
+        count, largest = self._probes.get(name, (0, 0))
+        if size is not None and count >= 2 and size <= largest:
+            return False
+        # the first step's size sets no mark: it ran without the optimizer's state, a later step of that size needs more
+        self._probes[name] = count + 1, max(largest, size or 0) if count else 0
+        return True
+
+    def _explain_memory(self, phase: LocalPhase) -> None:
+        if self.device.type == "cpu":
+            phase.missing.setdefault("reserved_bytes", "a CPU has no caching allocator")
+            if "allocated_bytes" not in phase.memory:
+                phase.missing.setdefault("allocated_bytes", "no step of this phase was watched (PhaseMeter.probe)")
+
+
+def _open_sources(device: torch.device, watts_per_core: float, *, sample_read_energy: bool) -> tuple[list[EnergySource], dict[str, str]]:
+    """The device's energy sources, and for those that it should have: why not."""
+    if device.type == "cuda":
+        return gpu_sources(lambda: Gpu.of(device), sample_read_energy=sample_read_energy)
+    absent = {"read-eq16": "READ's equation 16 is defined for GPUs (utilisation x TDP)"}
+    sources: list[EnergySource] = [CpuTime(watts_per_core)]
+    try:
+        sources.append(Rapl())
+    except Unavailable as why:
+        absent["rapl"] = str(why)
+    return sources, absent

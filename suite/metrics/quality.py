@@ -1,0 +1,77 @@
+"""How good predictions are, in percent (0 to 100; correlations -100 to 100), as GLUE papers print them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from sklearn import metrics as sk
+
+Values = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def score(metrics: Sequence[str], predictions: Sequence[float], golds: Sequence[float]) -> dict[str, float]:
+    """Every metric of a task over all rows at once.
+
+    Args:
+        metrics: Of "accuracy", "f1" (of class 1), "matthews", "pearson", "spearman".
+        predictions: Class ids, -1 for an answer that is no label (always wrong); or numbers.
+        golds: Class ids or numbers, as many.
+
+    Returns:
+        Metric -> percent.
+
+    Raises:
+        ValueError: No rows, or not as many predictions as golds.
+    """
+    if len(predictions) != len(golds) or not len(golds):
+        raise ValueError(f"{len(predictions)} predictions for {len(golds)} golds; expected the same number, at least one")
+    predicted, gold = np.asarray(predictions, dtype=np.float64), np.asarray(golds, dtype=np.float64)
+    return {name: 100.0 * _METRICS[name](predicted, gold) for name in metrics}
+
+
+def headline(scores: Mapping[str, float], metrics: Sequence[str]) -> float:
+    """The one number of a task: the mean of its metrics, in percent (GLUE: MRPC and QQP of F1 and accuracy, STS-B of both correlations)."""
+    return float(np.mean([scores[name] for name in metrics]))
+
+
+def _accuracy(predicted: Values, gold: Values) -> float:
+    return float(sk.accuracy_score(gold, predicted))
+
+
+def _f1(predicted: Values, gold: Values) -> float:
+    return float(sk.f1_score(gold == 1, _answered(predicted, gold) == 1, zero_division=0.0))
+
+
+def _matthews(predicted: Values, gold: Values) -> float:
+    """0 where all predictions, or all golds, are the same: there is no association to measure."""
+    return float(sk.matthews_corrcoef(gold, _answered(predicted, gold)))
+
+
+def _pearson(predicted: Values, gold: Values) -> float:
+    return float(stats.pearsonr(predicted, gold).statistic) if _varies(predicted, gold) else 0.0
+
+
+def _spearman(predicted: Values, gold: Values) -> float:
+    return float(stats.spearmanr(predicted, gold).statistic) if _varies(predicted, gold) else 0.0
+
+
+def _answered(predicted: Values, gold: Values) -> Values:
+    """Answers that are no label, as another class than the right one: otherwise they would pass as true negatives."""
+    return np.where(predicted < 0, np.where(gold == 0, 1.0, 0.0), predicted)
+
+
+def _varies(predicted: Values, gold: Values) -> bool:
+    """Whether a correlation is defined. A constant (or NaN) prediction says nothing about the gold, so it scores 0."""
+    return bool(np.isfinite(predicted).all() and np.ptp(predicted) > 0 and np.ptp(gold) > 0)
+
+
+_METRICS: dict[str, Callable[[Values, Values], float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "matthews": _matthews,
+    "pearson": _pearson,
+    "spearman": _spearman,
+}

@@ -1,0 +1,91 @@
+"""BitFit: only biases train.
+
+Source: Ben Zaken et al., arXiv 2106.10199, section 3. T5 and Llama have no biases; the only published construction for them is
+    the official code of LST (arXiv 2206.06522): add zero biases to q, k, v, o, wi, wo, to every RMSNorm and to the LM head,
+    and train those: 282,496 on t5-base, the default here.
+Deviations:
+    - READ (arXiv 2305.15348, table 1) prints 0.06 % of t5-base and does not say what trains. `sites: [feed-forward, norm]`
+      gives 139,776 (0.056 %), `[attention, norm]` gives 158,208 (0.064 %); all linear maps and norms, 250,368, do not match.
+    - `head` means maps outside the blocks that belong to the checkpoint (the LM head, BERT's pooler). The task head is trained
+      whole by every method and is not BitFit's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from suite.backbones.base import Family
+from suite.petl.base import Architecture, Method, freeze
+
+Site = Literal["attention", "feed-forward", "norm", "head"]
+
+
+class BitfitArchitecture(Architecture):
+    """Hyperparameters of BitFit."""
+
+    sites: Annotated[list[Site], Field(min_length=1)] = Field(
+        ["attention", "feed-forward", "norm", "head"], description="where biases train; the default is LST's code"
+    )
+
+
+class Bitfit(Method[BitfitArchitecture]):
+    description = "biases only; added at zero where the backbone has none"
+    source = "Ben Zaken et al., arXiv 2106.10199, section 3; LST's code (arXiv 2206.06522) for T5"
+    Config = BitfitArchitecture
+
+    def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
+        freeze(model)
+        for module in list(self._modules(model, family)):
+            if getattr(module, "bias", None) is None:
+                _add_bias(module)
+            assert isinstance(module.bias, nn.Parameter)
+            module.bias.requires_grad_(True)
+        return model
+
+    def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
+        """One bias per output feature of every chosen map and norm."""
+        return sum(_features(module) for module in self._modules(model, family))
+
+    def _modules(self, model: PreTrainedModel, family: Family) -> Iterator[nn.Module]:
+        for site, module in _biased(model, family):
+            if site in self.config.sites:
+                yield module
+
+
+def _biased(model: PreTrainedModel, family: Family) -> Iterator[tuple[Site, nn.Module]]:
+    """Every module that has or can have a bias, with its site; the task head is left out."""
+    sites = list(family.attention_sites(model))
+    attention = {id(m) for site in sites for m in (*site.module.modules(), getattr(site.owner, site.o))}
+    blocks = {id(m) for stack in family.stacks(model) for m in stack.blocks.modules()}
+    head = tuple(f"{name}." for name in family.head_names(model))
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, Conv1D)) and not (head and f"{name}.".startswith(head)):
+            yield ("attention" if id(module) in attention else "feed-forward" if id(module) in blocks else "head"), module
+    for _, norm in family.norms(model):
+        yield "norm", norm
+
+
+def _features(module: nn.Module) -> int:
+    """Output features: rows of a Linear's weight, columns of GPT-2's Conv1D, length of a norm's scale."""
+    assert isinstance(module.weight, Tensor)
+    return module.weight.shape[-1 if isinstance(module, Conv1D) else 0]
+
+
+def _add_bias(module: nn.Module) -> None:
+    assert isinstance(module.weight, Tensor)
+    bias = nn.Parameter(torch.zeros(_features(module), dtype=module.weight.dtype, device=module.weight.device))
+    module.register_parameter("bias", bias)
+    if not isinstance(module, nn.Linear):  # a Linear adds its bias itself; an RMSNorm does not know of one
+        module.register_forward_hook(_shift)
+
+
+def _shift(module: Any, args: Any, output: Tensor) -> Tensor:
+    shifted: Tensor = output + module.bias
+    return shifted

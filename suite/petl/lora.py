@@ -1,0 +1,92 @@
+"""LoRA: a trained low-rank product beside chosen attention projections.
+
+Source: Hu et al., arXiv 2106.09685, section 4.1 (`W x + (alpha / rank) B A x`, A Kaiming-uniform, B zero); through `peft`.
+    Defaults rank 32, alpha 32, dropout 0.1 on q and v of every attention: the official code of LST (arXiv 2206.06522);
+    READ (arXiv 2305.15348, table 8) also ends at rank 32.
+Deviations:
+    - GPT-2 fuses q, k and v in one matrix. Naming any of the three there adapts the whole fused matrix with one rank-r
+      product, as `peft` does: k is adapted too and the three share A. For q and v the count is the same, 4 d r a layer.
+    - No bias trains with it; LST's code trains all biases beside LoRA, Hu et al. do not.
+    - READ prints 0.48 % for t5-base: 1,179,648 parameters, which is 24 matrices, not q and v of all 36 attentions
+      (3,538,944). It does not say which 24; `sites: [encoder-self]` is one reading that gives exactly this count
+      (`[decoder-self]` and `[decoder-cross]` are the others that keep q and v).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from pydantic import Field
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from suite.backbones.base import AttentionSite, Family
+from suite.errors import IncompatibleError
+from suite.petl.base import Architecture, Method, freeze
+
+Site = Literal["encoder-self", "decoder-self", "decoder-cross"]
+
+
+class LoraArchitecture(Architecture):
+    """Hyperparameters of LoRA."""
+
+    rank: Annotated[int, Field(ge=1)] = Field(32, description="r (READ table 8, LST's code: 32)")
+    alpha: Annotated[float, Field(gt=0)] = Field(32.0, description="the product is scaled by alpha / rank (LST's code: 32)")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="on the product's input (LST's code: 0.1)")
+    targets: Annotated[list[Literal["q", "k", "v", "o"]], Field(min_length=1)] = Field(
+        ["q", "v"], description="adapted projections (LST's code: q and v)"
+    )
+    sites: Annotated[list[Site], Field(min_length=1)] = Field(
+        ["encoder-self", "decoder-self", "decoder-cross"], description="adapted attentions, as far as the backbone has them"
+    )
+
+
+class Lora(Method[LoraArchitecture]):
+    description = "low-rank products beside attention projections"
+    source = "Hu et al., arXiv 2106.09685, section 4.1; READ, arXiv 2305.15348, table 8"
+    Config = LoraArchitecture
+
+    def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
+        targets = list(self._targets(model, family))
+        names = {id(module): name for name, module in model.named_modules()}
+        config = LoraConfig(
+            r=self.config.rank,
+            lora_alpha=self.config.alpha,  # type: ignore[arg-type]  # peft divides; a float is as good
+            lora_dropout=self.config.dropout,
+            target_modules=[names[id(module)] for module in targets],
+            fan_in_fan_out=isinstance(targets[0], Conv1D),
+        )
+        with torch.device(targets[0].weight.device):
+            inject_adapter_in_model(config, model)
+        freeze(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(".lora_" in name)
+        return model
+
+    def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
+        """r (in + out) per adapted matrix."""
+        return sum(self.config.rank * sum(module.weight.shape) for module in self._targets(model, family))
+
+    def _targets(self, model: PreTrainedModel, family: Family) -> Iterator[nn.Linear | Conv1D]:
+        """The adapted modules, each once (a fused q, k, v is one).
+
+        Raises:
+            IncompatibleError: No attention is chosen, or a projection is not a plain linear map.
+        """
+        modules = {id(m): m for site in family.attention_sites(model) if site.site in self.config.sites for m in self._projections(site)}
+        if not modules:
+            has = sorted({site.site for site in family.attention_sites(model)})
+            raise IncompatibleError(f"lora: sites {self.config.sites} do not exist in a {family.name} backbone, which has {has}")
+        for module in modules.values():
+            if not isinstance(module, (nn.Linear, Conv1D)):
+                raise IncompatibleError(f"lora: cannot adapt a {type(module).__name__}; leave this projection out of targets")
+            yield module
+
+    def _projections(self, site: AttentionSite) -> Iterator[nn.Module | None]:
+        for target in self.config.targets:
+            owner = site.owner if target == "o" else site.module
+            yield getattr(owner, getattr(site, target))

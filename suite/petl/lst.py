@@ -1,0 +1,176 @@
+"""LST (ladder side tuning): a narrow side network reads the frozen backbone's states through gated shortcuts.
+
+Source: LST, Ladder Side-Tuning for Parameter and Memory Efficient Transfer Learning (arXiv 2206.06522), section 3, and
+    its official code (github.com/ylsung/Ladder-Side-Tuning) for every default: reduction 8, gates sigmoid(alpha / 0.1)
+    from alpha 0, T5-base without side blocks 0, 4 and 8 of 12, biases in the down- and up-projections, no distillation.
+Deviations:
+    Encoder-only and decoder-only backbones: the same ladder on the one stack they have; the up-projection replaces the
+    state that the head (BERT: pooler and head) receives. BERT's side blocks end with their norm and get no second one.
+    Dropout after the side stack is the rate of the backbone's residual dropout, 0 for Llama.
+    Rows are pruned without regard to heads, as in the official code; Llama's rotary angles are those of the narrow heads.
+    Fisher importances are taken in evaluation mode, so that they do not depend on dropout.
+    The gates of blocks without side block are counted and stored (the official count has them) and change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from suite.backbones.base import Family, Stack
+from suite.errors import DataError, IncompatibleError
+from suite.petl._pruning import magnitude, prune_into_side, squared_gradients
+from suite.petl._side import SideNetwork, narrow_model, place
+from suite.petl.base import Architecture, Batch, Method, freeze
+
+_POSITION_TABLE = "relative_attention_bias"
+_RESIDUAL_DROPOUTS = ("dropout_rate", "hidden_dropout_prob", "resid_pdrop")
+
+
+class LstConfig(Architecture):
+    """The official code's flags."""
+
+    reduction: Annotated[int, Field(ge=1, le=256)] = Field(8, description="r: side width is d / r; official code")
+    drop_every: Annotated[int, Field(ge=0, le=256)] = Field(
+        4, description="blocks 0, m, 2m, ... get no side block; 0: all do; official: 4 for base, 2 for large"
+    )
+    layers: list[int] | None = Field(None, description="blocks that get a side block, in every stack; overrides drop_every")
+    temperature: Annotated[float, Field(gt=0, le=100)] = Field(0.1, description="T in the gates sigmoid(alpha / T); official code")
+    init: Literal["fisher", "magnitude", "random"] = Field("fisher", description="how side blocks start; official: fisher-v2")
+    fisher_examples: Annotated[int, Field(ge=1, le=1_000_000)] = Field(1024, description="examples for the importances; official code")
+
+
+class Lst(Method[LstConfig]):
+    description = "a narrow side network fed by gated shortcuts from the frozen backbone; no backward pass through the backbone"
+    source = "LST, arXiv 2206.06522, section 3; official code"
+    Config = LstConfig
+    needs_preparation = True  # for init: fisher; `prepare` reads no batch otherwise
+
+    def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
+        freeze(model)
+        stacks = family.stacks(model)
+        kept = [self._kept(stack) for stack in stacks]
+        narrow = family.stacks(narrow_model(model, family, reduction=self.config.reduction, kept=kept))
+        for stack, side, layers in zip(stacks, narrow, kept, strict=True):
+            last = stack is stacks[-1]
+            network = SideNetwork(
+                stack, side, kept=layers, to_head=last, dropout_frac=_residual_dropout(model), temperature=self.config.temperature
+            )
+            place(stack, network, hands_on=not last, receives=last and len(stacks) > 1)
+            _copy_position_table(stack, network)
+        if self.config.init == "magnitude" and not next(model.parameters()).is_meta:
+            prune_into_side(model, family, magnitude)
+        return model
+
+    def prepare(self, model: nn.Module, family: Family, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]) -> None:
+        """Prune by the squared gradients of the pre-trained model's own loss, example by example.
+
+        Raises:
+            DataError: There is no example.
+        """
+        if self.config.init != "fisher":
+            return
+        assert isinstance(model, PreTrainedModel)
+        examples = islice(_single(batches), self.config.fisher_examples)
+        weights = list(dict.fromkeys([*model.get_input_embeddings().parameters(), *_kept_weights(family.stacks(model))]))
+        with _as_pretrained(model, family, weights):
+            first = next(examples, None)
+            if first is None:
+                raise DataError("lst: got no training example, expected at least one for the Fisher importances (or set init: magnitude)")
+            importances = squared_gradients(weights, (loss(model, example) for example in chain([first], examples)))
+        prune_into_side(model, family, importances.__getitem__)
+
+    def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
+        """Per stack of N blocks, n of them kept, width d, k = d / r.
+
+        Every (a x b) matrix and (a)-vector of a kept block at 1/r in each dimension, one relative-position table, the final
+        norm at 1/r, (n + 1)(dk + k) for the down-projections and N gates; once kd + d for the up-projection.
+        """
+        total, stacks, r = 0, family.stacks(model), self.config.reduction
+        for stack in stacks:
+            d, k, kept = stack.width, stack.width // r, self._kept(stack)
+            for layer in kept:
+                total += sum(_narrow_size(w, r) for name, w in stack.blocks[layer].named_parameters() if _POSITION_TABLE not in name)
+            total += sum(w.numel() for name, w in stack.blocks.named_parameters() if _POSITION_TABLE in name)
+            total += sum(_narrow_size(w, r) for w in stack.final_norm.parameters()) if stack.final_norm is not None else 0
+            total += (len(kept) + 1) * (d * k + k) + len(stack.blocks)
+        return total + k * d + d
+
+    def _kept(self, stack: Stack) -> list[int]:
+        """Numbers of the blocks that get a side block.
+
+        Raises:
+            IncompatibleError: None is left, or a number is not that of a block.
+        """
+        depth, every = len(stack.blocks), self.config.drop_every
+        if self.config.layers is not None:
+            kept = sorted(set(self.config.layers))
+            if not kept or kept[0] < 0 or kept[-1] >= depth:
+                raise IncompatibleError(f"lst: layers {self.config.layers}: expected numbers from 0 to {depth - 1} for the {stack.role}")
+            return kept
+        kept = [i for i in range(depth) if every == 0 or i % every]
+        if not kept:
+            raise IncompatibleError(f"lst: drop_every {every} leaves none of the {stack.role}'s {depth} blocks; set drop_every: 0")
+        return kept
+
+
+def _narrow_size(weight: Tensor, reduction: int) -> int:
+    return math.prod(size // reduction for size in weight.shape)
+
+
+def _residual_dropout(model: PreTrainedModel) -> float:
+    return next((float(getattr(model.config, name)) for name in _RESIDUAL_DROPOUTS if hasattr(model.config, name)), 0.0)
+
+
+@torch.no_grad()
+def _copy_position_table(stack: Stack, side: SideNetwork) -> None:
+    """T5's relative positions keep their size (as many heads) and start as the backbone's, in the first side block."""
+    tables = [w for name, w in stack.blocks.named_parameters() if _POSITION_TABLE in name]
+    targets = [w for name, w in side.blocks.named_parameters() if _POSITION_TABLE in name]
+    for table, target in zip(tables, targets, strict=True):
+        target.copy_(table)
+
+
+def _kept_weights(stacks: Iterable[Stack]) -> Iterator[nn.Parameter]:
+    for stack in stacks:
+        side: Any = stack.module.side
+        for layer in side.kept:
+            yield from (w for w in stack.blocks[layer].parameters() if w.ndim > 1)
+
+
+def _single(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Batches of one: squares of single gradients, not of their sums."""
+    for batch in batches:
+        rows = len(next(iter(batch.values())))
+        yield from ({name: values[i : i + 1] for name, values in batch.items()} for i in range(rows))
+
+
+@contextmanager
+def _as_pretrained(model: PreTrainedModel, family: Family, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """The model without its side networks, in evaluation mode, with gradients for `weights`; all is put back afterwards."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    wirings: list[Any] = [stack.module.side_wiring for stack in family.stacks(model)]
+    training = model.training
+    freeze(model)
+    for weight in weights:
+        weight.requires_grad_(True)
+    for wiring in wirings:
+        wiring.bypassed = True
+    model.train(False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        model.train(training)
+        for wiring in wirings:
+            wiring.bypassed = False
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)

@@ -1,0 +1,182 @@
+"""Any method of the `peft` library by name: `peft:ia3`, `peft:vera`, `peft:ln-tuning`, ...
+
+Source: https://github.com/huggingface/peft; the paper of each method stands in peft's documentation.
+Deviations:
+    - peft's own defaults hold, also for the modules it adapts (`target_modules`), as far as it knows the backbone.
+    - peft's copy of the task head (`modules_to_save`) is taken out again; the suite trains the head itself, as for every method.
+    - Methods that lengthen the input (p-tuning, prompt-tuning) are refused for classification heads on GPT-2 and Llama: peft 0.21
+      then reads the last position, which is padding in a right-padded batch. `prompt` does not have this fault.
+    - The trained count is what peft reports; there is no formula of a paper behind it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import torch
+from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig, PeftModel, TaskType, get_peft_model
+from peft.utils import ModulesToSaveWrapper
+from pydantic import ConfigDict
+from torch import nn
+from transformers import PreTrainedModel
+
+from suite.backbones.base import Family
+from suite.errors import ConfigError, IncompatibleError, UnknownNameError
+from suite.petl.base import Architecture, Method, freeze, head_parameters
+
+OURS = frozenset(
+    {"peft_type", "task_type", "inference_mode", "base_model_name_or_path", "modules_to_save", "auto_mapping", "revision", "peft_version"}
+)
+REQUIRED = frozenset({"num_virtual_tokens", "token_indices"})
+"""Fields that peft leaves empty by default and misses only in training."""
+UNUSABLE = {
+    "ADALORA": "its ranks are allocated by calls in a training loop of its own",
+    "CARTRIDGE": "it starts from the cache of a long text",
+    "CPT": "it needs labelled examples as token ids with their types",
+    "MULTITASK_PROMPT_TUNING": "it needs task ids in every batch",
+    "POLY": "it needs task ids in every batch",
+    "XLORA": "it mixes LoRA adapters that have been trained before",
+}
+REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError)
+"""What peft's methods raise when a choice does not fit a backbone; it has no exception of its own."""
+
+
+class PeftArchitecture(Architecture):
+    """The fields of one of peft's configuration classes; they are checked against that class."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@cache
+def peft_types() -> dict[str, str]:
+    """Name of a method here -> its type in peft: `peft:ln-tuning` -> `LN_TUNING`."""
+    return {f"peft:{kind.value.lower().replace('_', '-')}": kind.value for kind in PEFT_TYPE_TO_CONFIG_MAPPING}
+
+
+@cache
+def peft_method(name: str, *, where: str = "") -> type[Method[Any]]:
+    """The method class of `peft:<type>`.
+
+    Raises:
+        UnknownNameError: peft has no such type; near names are offered.
+        IncompatibleError: It needs more than a backbone and batches.
+    """
+    types = peft_types()
+    if name not in types:
+        raise UnknownNameError("method", name, types, where=where)
+    if types[name] in UNUSABLE:
+        raise IncompatibleError(f"{where + ': ' if where else ''}{name} does not fit a sweep: {UNUSABLE[types[name]]}")
+    return _define(name, types[name])
+
+
+def _define(method_name: str, kind: str) -> type[Method[Any]]:
+    config_class = PEFT_TYPE_TO_CONFIG_MAPPING[kind]  # type: ignore[index]  # PeftType is a str enum
+
+    class FromPeft(Method[PeftArchitecture]):
+        name = method_name
+        description = f"{kind} of the peft library"
+        source = f"peft's documentation of {config_class.__name__}"
+        Config = PeftArchitecture
+
+        @classmethod
+        def configure(cls, architecture: Mapping[str, Any], *, where: str = "") -> Method[Any]:
+            given = _checked(config_class, architecture, where=where or f"architecture of {method_name}")
+            return cls(PeftArchitecture.model_validate(given))
+
+        def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
+            return _attach(model, family, config_class, self.config.model_dump(), name=method_name)
+
+        def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
+            shapes = _meta_copy(model)
+            head = {id(p) for p in head_parameters(shapes, family)}
+            trained = self.attach(shapes, family).parameters()
+            return sum(p.numel() for p in trained if p.requires_grad and id(p) not in head)
+
+    return FromPeft
+
+
+def _checked(config_class: type[PeftConfig], architecture: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """The complete plain-data form of peft's configuration: what was given, and peft's defaults.
+
+    Raises:
+        ConfigError: A key that the configuration class does not have, or a value that it refuses.
+    """
+    fields = {field.name for field in dataclasses.fields(config_class)} - OURS
+    for key in architecture:
+        if key not in fields:
+            raise UnknownNameError("key", key, fields, where=where)
+    config = _peft_config(config_class, dict(architecture), where=where)
+    for key in REQUIRED & fields:
+        if not getattr(config, key):
+            raise ConfigError(f"{where}: key {key!r} is missing")
+    return {key: value for key in sorted(fields) if _is_plain(value := _plain(getattr(config, key)))}
+
+
+def _peft_config(config_class: type[PeftConfig], options: dict[str, Any], *, where: str) -> PeftConfig:
+    try:
+        return config_class(**options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: peft's {config_class.__name__} refuses it: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return sorted(value) if isinstance(value, set) else value
+
+
+def _is_plain(value: Any) -> bool:
+    """Text, numbers, and lists and mappings of them: what a trial's specification can hold."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _attach(model: PreTrainedModel, family: Family, config_class: type[PeftConfig], options: dict[str, Any], *, name: str) -> nn.Module:
+    config = _peft_config(config_class, options, where=name)
+    head = bool(family.head_names(model))
+    if config.is_prompt_learning:
+        config.task_type = TaskType.SEQ_CLS if head else TaskType.SEQ_2_SEQ_LM if family.kind == "encoder-decoder" else TaskType.CAUSAL_LM
+        if head and family.kind == "decoder" and name != "peft:prefix-tuning":
+            raise IncompatibleError(f"{name}: with a classification head peft reads the wrong position of {family.name}; use method prompt")
+    freeze(model)
+    try:
+        wrapped = _wrap(model, config)
+    except REFUSALS as error:
+        raise IncompatibleError(f"{name}: peft cannot attach it to this {family.name} backbone: {type(error).__name__}: {error}") from error
+    for place, module in list(wrapped.named_modules()):
+        if isinstance(module, ModulesToSaveWrapper):  # peft's trained copy of the head; the suite trains the head itself
+            wrapped.set_submodule(place, module.original_module)
+    if not any(parameter.requires_grad for parameter in wrapped.parameters()):
+        raise IncompatibleError(f"{name}: nothing trains on this {family.name} backbone; it needs something peft does not get here")
+    return wrapped
+
+
+def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
+    """peft's model; on the meta device by way of random weights where peft computes with them (BOFT, FRoD, ...)."""
+    if next(model.parameters()).device.type != "meta":
+        return get_peft_model(model, config)
+    try:
+        with torch.device("meta"):
+            return get_peft_model(copy.deepcopy(model), copy.deepcopy(config))
+    except (NotImplementedError, RuntimeError):
+        filled = copy.deepcopy(model).to_empty(device="cpu")
+        filled.tie_weights()
+        for parameter in filled.parameters():
+            nn.init.normal_(parameter)
+        freeze(filled)
+        return get_peft_model(filled, config).to("meta")
+
+
+def _meta_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of `model` in shapes only: deepcopy finds every tensor's stand-in in its memo."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in model.parameters()}
+    memo |= {id(b): b.to("meta") for b in model.buffers()}
+    return copy.deepcopy(model, memo)

@@ -1,0 +1,183 @@
+"""READ: a recurrent network over the layers of a frozen backbone adds a correction to its last state.
+
+Source: Recurrent Adaptation of Large Transformers (arXiv 2305.15348), Algorithm 1, equations 1-8; final choice GRU/256: Table 8.
+    Cell input and output (norm on the inputs, projection with bias, PyTorch's initialisation, output scale): the
+    authors' code for image captioning (github.com/JohnlNguyen/READ); their T5 code is not public.
+Deviations:
+    Several heads: the paper writes one; the cross-attention probabilities are averaged over heads.
+    Algorithm 1's projection of the encoder's state is its network's output map; a third map would not give 0.80 %.
+    Without recurrence: one complete network per layer, each started from zero, outputs summed (the reading that gives 9.6 %).
+    Encoder-only and decoder-only backbones (not in the paper): the one stack they have, corrected like the T5 decoder
+    without attention; BERT's blocks end with their norm, so `merge` makes no difference there.
+    Dropout of the frozen backbone follows the model's train/eval mode, as in any other method; READ itself has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from suite.backbones.base import Family, Stack
+from suite.petl._frozen import Trace, join, override_forward, replace_states, split, traced
+from suite.petl._observe import observe
+from suite.petl.base import Architecture, Method, freeze
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+_CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+
+
+class ReadConfig(Architecture):
+    """READ, table 8 and Algorithm 1."""
+
+    cell: Literal["gru", "lstm", "rnn"] = Field("gru", description="recurrent cell; Table 8")
+    hidden: Annotated[int, Field(ge=1, le=8192)] = Field(256, description="width h of the recurrent state; Table 8")
+    recurrent: bool = Field(True, description="false: one complete network per layer; Table 2")
+    merge: Literal["before", "after"] = Field("before", description="add before the final norm (Algorithm 1) or after it (authors' code)")
+    state: Literal["last", "mean"] = Field("last", description="state that is projected: the last (Algorithm 1), or their mean (code)")
+    zero_init: bool = Field(False, description="start with a correction of exactly 0; authors: false")
+    output_scale: Annotated[float, Field(gt=0, le=100)] = Field(1.0, description="factor on the correction; authors' code: 1")
+
+
+class DepthNetwork(nn.Module):
+    """RMSNorm(d), one recurrent cell d -> h that walks through the layers, Linear(h -> d): every token is a sequence of its own."""
+
+    def __init__(self, width: int, config: ReadConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.state = config.state
+        self.norm = nn.RMSNorm(width, eps=1e-6, device=device, dtype=dtype)
+        self.cell = _CELLS[config.cell](width, config.hidden, device=device, dtype=dtype)
+        self.out = nn.Linear(config.hidden, width, device=device, dtype=dtype)
+        if config.zero_init:
+            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.out.bias)
+
+    def forward(self, layers: Tensor) -> Tensor:
+        """(N, B, T, d) to (B, T, d)."""
+        depth, *rows, width = layers.shape
+        states, _ = self.cell(self.norm(layers).view(depth, -1, width))  # (N, B·T, h)
+        state = states[-1] if self.state == "last" else states.mean(0)  # (B·T, h)
+        out: Tensor = self.out(state)
+        return out.view(*rows, width)
+
+
+class Correction(nn.Module):
+    """What READ adds to a stack: one network over all layers, or one network for each."""
+
+    def __init__(self, stack: Stack, config: ReadConfig) -> None:
+        super().__init__()
+        like = next(stack.module.parameters())
+        count = 1 if config.recurrent else len(stack.blocks)
+        self.networks = nn.ModuleList(DepthNetwork(stack.width, config, device=like.device, dtype=like.dtype) for _ in range(count))
+        self.scale = config.output_scale
+
+    def forward(self, layers: Sequence[Tensor]) -> Tensor:
+        """N states (B, T, d) to one correction (B, T, d)."""
+        stacked = torch.stack(tuple(layers))  # (N, B, T, d)
+        if len(self.networks) == 1:
+            parts = [self.networks[0](stacked)]
+        else:
+            parts = [network(stacked[i : i + 1]) for i, network in enumerate(self.networks)]
+        return torch.stack(parts).sum(0) * self.scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wiring:
+    """What a corrected stack must know of itself; no module, so that nothing is registered twice."""
+
+    stack: Stack
+    merge: Literal["before", "after"]
+    crosses: tuple[nn.Module, ...] = ()
+
+
+class Read(Method[ReadConfig]):
+    description = "a recurrent network over the frozen backbone's layers corrects its last state; no backward pass through the backbone"
+    source = "READ, arXiv 2305.15348, Algorithm 1"
+    Config = ReadConfig
+
+    def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
+        freeze(model)
+        *encoders, last = family.stacks(model)
+        for stack in encoders:
+            self._wire(stack, _encode)
+        crosses = tuple(site.module for site in family.attention_sites(model) if site.kind == "cross") if encoders else ()
+        for attention in crosses:
+            observe(attention)
+        self._wire(last, _correct, crosses)
+        return model
+
+    def _wire(self, stack: Stack, forward: Callable[..., Any], crosses: tuple[nn.Module, ...] = ()) -> None:
+        module: Any = stack.module
+        module.read = Correction(stack, self.config)
+        module.read_wiring = Wiring(stack, self.config.merge, crosses)
+        override_forward(module, forward)
+
+    def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
+        """Per stack d + g(dh + h² + 2h) + (hd + d), g gates; times the number of layers without recurrence."""
+        h, g = self.config.hidden, GATES[self.config.cell]
+        total = 0
+        for stack in family.stacks(model):
+            d = stack.width
+            network = d + g * (d * h + h * h + 2 * h) + (h * d + d)
+            total += network if self.config.recurrent else network * len(stack.blocks)
+        return total
+
+
+def _encode(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Encoder of an encoder-decoder: the decoder sees the uncorrected states; the correction cE travels beside them."""
+    with torch.no_grad(), traced(module.read_wiring.stack.blocks) as trace:
+        output = original(*args, **kwargs)
+    output.last_hidden_state = join(output.last_hidden_state, module.read(trace.states))
+    return output
+
+
+def _correct(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    """The stack that feeds the head: phi_N + correction, before or after the final norm."""
+    wiring: Wiring = module.read_wiring
+    received: Tensor | None = None
+    if wiring.crosses and kwargs.get("encoder_hidden_states") is not None:
+        kwargs["encoder_hidden_states"], received = split(kwargs["encoder_hidden_states"], wiring.stack.width)
+    norm, with_graph = wiring.stack.final_norm if wiring.merge == "before" else None, torch.is_grad_enabled()
+    with torch.no_grad(), traced(wiring.stack.blocks, wiring.crosses) as trace:
+
+        def correction() -> Tensor:
+            return cast(Tensor, module.read(cell_inputs(trace, received)))
+
+        if norm is not None:
+            with _added_before(norm, correction, with_graph=with_graph):
+                return original(*args, **kwargs)
+        output = original(*args, **kwargs)
+    return replace_states(module, output, output.last_hidden_state + correction())
+
+
+@contextmanager
+def _added_before(norm: nn.Module, correction: Callable[[], Tensor], *, with_graph: bool) -> Iterator[None]:
+    """Add a correction to what `norm` receives; from there to the end of the stack (its dropout) the graph is kept."""
+
+    def add(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        torch.set_grad_enabled(with_graph)
+        return (args[0] + correction(),)
+
+    handle = norm.register_forward_pre_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def cell_inputs(trace: Trace, received: Tensor | None) -> list[Tensor]:
+    """x_j = phi_j, plus the head mean of the cross-attention probabilities times the encoder's correction where there is one.
+
+    Args:
+        trace: N states (B, n, d) and, for a decoder that cross-attends, N probabilities (B, H, n, m).
+        received: cE (B, m, d).
+    """
+    if received is None:
+        return trace.states
+    return [phi + sigma.mean(1) @ received for phi, sigma in zip(trace.states, trace.scores, strict=True)]

@@ -1,0 +1,262 @@
+"""One cell in one line: everything a leaderboard row needs, computed from the trial records alone.
+
+What each number means, where there is a choice:
+
+- `score_mean`, `score_std`: test scores of the confirm runs at the chosen learning rate; sample standard deviation
+  (n - 1), null for a single seed.
+- `energy_kwh`, `train_s`, `samples_per_s`: per run, the mean over these confirm runs, train phase only (no loading,
+  evaluation or checkpoints); null if one of the runs could not measure it.
+- `peak_memory_bytes`: allocated memory of the train phase, the largest rank of the largest run.
+- `search_energy_kwh`, `search_s`: what the search cost, summed over its ended trials and all their phases.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from statistics import fmean, stdev
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from suite.config.hashing import canonical_json, short_hash
+from suite.config.space import LearningRateRange
+from suite.config.sweep import SweepConfig
+from suite.config.task import TaskConfig
+from suite.errors import TrackingError
+from suite.tracking.encode import is_number
+from suite.tracking.store import MAX_TAG_CHARS
+from suite.train.cells import Cell, Trial
+from suite.train.folder import Home
+from suite.train.result import TrialResult
+from suite.train.spec import Arm, Phase, TrialSpec
+
+EDGE_FRAC = 0.05
+"""Share of the range, in log learning rate, that counts as its edge."""
+NAMES = ("sweep", "backbone", "attention", "method", "task")
+
+
+class PlannedCell(BaseModel):
+    """A cell as the driver planned it."""
+
+    arm: Arm
+    task: TaskConfig
+    learning_rate: LearningRateRange
+
+
+class Plan(BaseModel):
+    """`sweeps/<name>.cells`: what the names in the definition stood for when it was last run."""
+
+    world_size: int
+    cells: list[PlannedCell]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a home stores of a sweep, as far as it decides which trials count and when a cell is done.
+
+    Attributes:
+        config: The sweep as given.
+        world_size: Workers per trial, None where the plan was not stored.
+        cells: Planned cells by key.
+    """
+
+    config: SweepConfig
+    world_size: int | None = None
+    cells: dict[str, PlannedCell] = field(default_factory=dict)
+
+    def includes(self, spec: TrialSpec) -> bool:
+        """Whether a trial belongs to the sweep as it now stands: a lowered budget or an edited task leaves others behind."""
+        config, planned = self.config, self.cells.get(spec.cell)
+        if spec.phase is Phase.SEARCH and spec.number >= config.search.trials:
+            return False
+        if spec.phase is Phase.CONFIRM and spec.seed not in config.confirm.seeds:
+            return False
+        if (spec.training, spec.limit, spec.decoder_objective) != (config.training, config.limit, config.decoder_objective):
+            return False
+        return (planned is None or spec.task == planned.task) and self.world_size in (None, spec.world_size)
+
+    def asks(self, cell: str) -> str:
+        """Changes when this cell's row may change although its trials did not."""
+        planned = self.cells.get(cell)
+        of_sweep = self.config.model_dump(mode="json", include={"search", "confirm", "training", "limit", "decoder_objective"})
+        return short_hash([of_sweep, self.world_size, None if planned is None else planned.model_dump(mode="json")])
+
+
+@dataclass(frozen=True, slots=True)
+class CellSummary:
+    """A row of the leaderboard; None is "not measured" or "not yet". `seed_scores` holds the test score by seed."""
+
+    sweep: str
+    backbone: str
+    attention: str
+    method: str
+    architecture: dict[str, Any]
+    task: str
+    arm: str
+    score_mean: float | None = None
+    score_std: float | None = None
+    seeds: int = 0
+    validation_score: float | None = None
+    learning_rate: float | None = None
+    trainable_parameters: int | None = None
+    total_parameters: int | None = None
+    energy_kwh: float | None = None
+    energy_source: str | None = None
+    peak_memory_bytes: int | None = None
+    train_s: float | None = None
+    samples_per_s: float | None = None
+    search_trials: int = 0
+    search_energy_kwh: float | None = None
+    status: str = "searching"
+    search_s: float | None = None
+    edge: bool | None = None
+    seed_scores: dict[str, float] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers, for MLflow's own pages; the leaderboard reads the tags, where a number can become null again."""
+        return {key: float(value) for key, value in asdict(self).items() if is_number(value)}
+
+    def tags(self) -> dict[str, str]:
+        """All but the cell's names as one JSON text that is replaced as a whole."""
+        rest = {key: value for key, value in asdict(self).items() if key not in (*NAMES, "architecture", "arm")}
+        if len(canonical_json(rest)) > MAX_TAG_CHARS:
+            rest["seed_scores"] = {}  # some 300 seeds; only the mean row's spread needs them
+        return {"status": self.status, "suite.summary": canonical_json(rest)}
+
+
+def from_tags(tags: dict[str, str]) -> CellSummary:
+    """A summary from the tags of a cell's run; unknown keys, from a later version, are passed over.
+
+    Raises:
+        TrackingError: The tags were not written by this project, or were cut.
+    """
+    try:
+        known = {f.name for f in fields(CellSummary)}
+        rest: dict[str, Any] = {key: value for key, value in json.loads(tags["suite.summary"]).items() if key in known}
+        names: dict[str, Any] = {key: tags[key] for key in NAMES}
+        return CellSummary(**names, arm=tags["suite.arm"], architecture=json.loads(tags["architecture"]), **rest)
+    except (KeyError, ValueError, TypeError) as error:
+        raise TrackingError(f"cell {tags.get('suite.cell', '?')}: its tags cannot be read ({error}); run: suite sync --verify") from error
+
+
+def read_definition(home: Home, sweep: str) -> Definition | None:
+    """The sweep as it was last run, or None where the home does not hold it.
+
+    Raises:
+        TrackingError: A file is not what this version writes.
+    """
+    path = home.sweep_definition(sweep)
+    try:
+        config = SweepConfig.model_validate_json(path.read_bytes())
+        cells = path.with_suffix(".cells")
+        plan = Plan.model_validate_json(cells.read_bytes()) if cells.exists() else None
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise TrackingError(f"{path.parent}/{sweep}: not a sweep definition of this version: {error.errors()[0]['msg']}") from error
+    if plan is None:
+        return Definition(config)
+    return Definition(config, plan.world_size, {f"{cell.arm.key}/{cell.task.name}": cell for cell in plan.cells})
+
+
+def summarise(cell: Cell, definition: Definition | None = None) -> CellSummary:
+    """The summary of a cell as far as it has come.
+
+    Args:
+        cell: With at least one trial.
+        definition: The sweep's; trials that it does not include are left out. None takes what was handed out for what was wanted.
+    """
+    spec = (cell.search or cell.confirm)[0].spec
+    if definition is not None:
+        cell = Cell(cell.arm, cell.task, *([t for t in ts if definition.includes(t.spec)] for ts in (cell.search, cell.confirm)))
+    best = cell.best_search()
+    confirmed = [] if best is None else [t for t in cell.confirm if t.spec.learning_rate == best.spec.learning_rate]
+    runs = [t.result for t in confirmed if t.result is not None and t.result.score is not None]
+    scores = {str(t.spec.seed): t.result.score for t in confirmed if t.result is not None and t.result.score is not None}
+    ended = [t.result for t in cell.search if t.result is not None]
+    parameters = next((r.parameters for r in (*runs, *reversed(ended)) if r.parameters is not None), None)
+    return CellSummary(
+        sweep=spec.sweep,
+        backbone=cell.arm.backbone.name,
+        attention=cell.arm.attention.name,
+        method=cell.arm.method,
+        architecture=cell.arm.architecture,
+        task=cell.task,
+        arm=cell.arm.key,
+        score_mean=mean(scores.values()),
+        score_std=stdev(scores.values()) if len(scores) > 1 else None,
+        seeds=len(scores),
+        validation_score=None if best is None or best.result is None else best.result.score,
+        learning_rate=None if best is None else best.spec.learning_rate,
+        trainable_parameters=None if parameters is None else parameters.trainable,
+        total_parameters=None if parameters is None else parameters.total,
+        search_trials=len(ended),
+        status=_status(cell, confirmed, definition),
+        edge=_edge(cell, best, definition),
+        seed_scores=scores,
+        **_run_cost(runs),
+        **_search_cost(ended),
+    )
+
+
+def _run_cost(runs: Sequence[TrialResult]) -> dict[str, Any]:
+    train = [r.phases.get("train") for r in runs]
+    peaks = [None if p is None else p.memory.allocated_max_bytes for p in train]
+    return {
+        "energy_kwh": mean(None if p is None else p.energy_kwh for p in train),
+        "energy_source": join(p.energy_source for p in train if p is not None),
+        "peak_memory_bytes": None if not peaks or None in peaks else max(p for p in peaks if p is not None),
+        "train_s": mean(None if p is None else p.seconds for p in train),
+        "samples_per_s": mean(None if r.timing is None else r.timing.samples_per_s for r in runs),
+    }
+
+
+def _search_cost(ended: Sequence[TrialResult]) -> dict[str, Any]:
+    """Trials that failed before they measured anything add nothing; one phase without energy makes the energy null."""
+    phases = [p for r in ended for p in r.phases.values()]
+    energies = [p.energy_kwh for p in phases]
+    return {
+        "search_energy_kwh": None if not energies or None in energies else math.fsum(e for e in energies if e is not None),
+        "search_s": math.fsum(p.seconds for p in phases) if phases else None,
+    }
+
+
+def _status(cell: Cell, confirmed: Sequence[Trial], definition: Definition | None) -> str:
+    """done: all seeds have a score; failed: nothing can get one; searching: trials left; else partial."""
+    trials = definition.config.search.trials if definition is not None else len(cell.search)
+    seeds = set(definition.config.confirm.seeds if definition is not None else (t.spec.seed for t in confirmed))
+    if sum(t.result is not None for t in cell.search) < trials:
+        return "searching"
+    if cell.best_search() is None:
+        return "failed"
+    ended = {t.spec.seed: t.result for t in confirmed if t.result is not None}
+    scored = {seed for seed, result in ended.items() if result.score is not None}
+    if seeds and scored >= seeds:
+        return "done"
+    return "failed" if seeds and not scored and ended.keys() >= seeds else "partial"
+
+
+def _edge(cell: Cell, best: Trial | None, definition: Definition | None) -> bool | None:
+    """Whether the chosen learning rate is the lowest or highest tried and lies at that end of the range: the best may lie beyond."""
+    planned = definition.cells.get(cell.key) if definition is not None else None
+    if best is None or planned is None:
+        return None
+    low, high = math.log(planned.learning_rate.low), math.log(planned.learning_rate.high)
+    tried = [t.spec.learning_rate for t in cell.search if t.result is not None]
+    chosen, margin = best.spec.learning_rate, EDGE_FRAC * (high - low)
+    at_low = chosen == min(tried) and math.log(chosen) - low <= margin
+    return at_low or (chosen == max(tried) and high - math.log(chosen) <= margin)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean, or None when there is no value or one of them is missing."""
+    kept = list(values)
+    return fmean(v for v in kept if v is not None) if kept and None not in kept else None
+
+
+def join(names: Iterable[str | None]) -> str | None:
+    """Distinct names, `nvml+rapl`; None when there is none."""
+    return "+".join(sorted({n for n in names if n})) or None

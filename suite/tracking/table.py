@@ -1,0 +1,162 @@
+"""The leaderboard: one row per cell and one mean row per arm, read from MLflow's cell runs and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from statistics import fmean, stdev
+from typing import Any
+
+import pandas as pd
+
+from suite.config.hashing import canonical_json
+from suite.errors import TrackingError, UnknownNameError
+from suite.tracking.store import Store, open_store, without_password
+from suite.tracking.summary import CellSummary, from_tags, join, mean
+
+COLUMNS = (
+    *("backbone", "attention", "method", "architecture", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate"),
+    *("trainable_parameters", "total_parameters", "energy_kwh", "energy_source", "peak_memory_bytes", "train_s", "samples_per_s"),
+    *("search_trials", "search_energy_kwh", "status"),
+)
+EXTRA = ("sweep", "arm", "edge", "search_s", "home")
+SORTS = {"score": "score_mean", "energy": "energy_kwh", "memory": "peak_memory_bytes", "trainable": "trainable_parameters"}
+MEAN = "mean"
+INTEGERS = ("seeds", "trainable_parameters", "total_parameters", "peak_memory_bytes", "search_trials")
+FLOATS = (
+    *("score_mean", "score_std", "validation_score", "learning_rate", "energy_kwh", "train_s", "samples_per_s"),
+    *("search_energy_kwh", "search_s"),
+)
+Row = tuple[CellSummary, str]
+"""A cell and the home it was run in: two homes may hold a sweep of the same name."""
+
+
+def leaderboard(
+    tracking_uri: str, *, sweep: str | None = None, task: str | None = None, method: str | None = None, sort: str = "score"
+) -> pd.DataFrame:
+    """The results so far, one row per cell, and one per arm over its tasks (`task` = "mean") where it has several.
+
+    A mean row averages every number over the arm's tasks, once each of them has one; its spread is that of the per-seed
+    means over tasks; its `status` is the least finished. It is null where a task of the sweep is missing.
+
+    Args:
+        tracking_uri: MLflow store, e.g. `sqlite:////abs/runs/mlflow.db` or `http://host:5000`.
+        sweep: Only this sweep; None = every sweep in the store.
+        task: Only this task, or "mean".
+        method: Only this method.
+        sort: Within each task: score (best first), energy, memory or trainable (least first); unknown values last.
+
+    Returns:
+        Columns `COLUMNS`, then sweep, arm, edge (the learning rate lies at the end of its range), search_s, home.
+        `architecture` is JSON text; units are in the names; what is not known is NaN or NA.
+
+    Raises:
+        TrackingError: The store cannot be read, has no results, or none of that sweep, task or method.
+
+    Example:
+        >>> leaderboard(tracking_uri="sqlite:////abs/runs/mlflow.db", sort="energy")  # doctest: +SKIP
+    """
+    if sort not in SORTS:
+        raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
+    rows = read_rows(open_store(tracking_uri, create=False), sweep)
+    rows = _having([*rows, *mean_rows(rows)], "method", method)
+    return to_frame(_sorted(_having(rows, "task", task), sort))
+
+
+def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
+    """Every cell of one or all sweeps in a store.
+
+    Raises:
+        TrackingError: There is none.
+    """
+    experiments = store.experiments()
+    if sweep is not None and experiments and sweep not in experiments:
+        raise TrackingError(str(UnknownNameError("sweep", sweep, experiments, where=without_password(store.uri))))
+    chosen = [id_ for name, id_ in experiments.items() if sweep in (None, name)]
+    newest: dict[tuple[str, ...], Row] = {}
+    runs = store.runs(chosen, {"suite.kind": "cell"}) if chosen else []
+    for run in sorted(runs, key=lambda r: int(r.tags.get("suite.revision", 0))):
+        if "suite.summary" in run.tags:  # a driver that is just creating the run has not come to it yet
+            cell, home = from_tags(run.tags), run.tags.get("suite.home", "")
+            newest[cell.sweep, cell.arm, cell.task, home] = (cell, home)
+    if not newest:
+        raise TrackingError(
+            f"no results yet in {without_password(store.uri)}; start with: suite run SWEEP.yaml, or suite sync for an existing home"
+        )
+    return [newest[key] for key in sorted(newest)]
+
+
+def _having(rows: list[Row], key: str, value: str | None) -> list[Row]:
+    kept = [row for row in rows if value in (None, getattr(row[0], key))]
+    if not kept:
+        raise TrackingError(str(UnknownNameError(key, str(value), {getattr(r[0], key) for r in rows}, where="in these results")))
+    return kept
+
+
+def mean_rows(rows: Sequence[Row]) -> list[Row]:
+    """One row per arm that has more than one task, in the order of the arms."""
+    tasks: dict[tuple[str, str], set[str]] = defaultdict(set)
+    arms: dict[tuple[str, str, str], list[CellSummary]] = defaultdict(list)
+    for cell, home in rows:
+        tasks[cell.sweep, home].add(cell.task)
+        arms[cell.sweep, home, cell.arm].append(cell)
+    return [
+        (_mean_cell(cells, complete=len(cells) == len(tasks[sweep, home])), home)
+        for (sweep, home, _), cells in arms.items()
+        if len(cells) > 1
+    ]
+
+
+def _mean_cell(cells: Sequence[CellSummary], *, complete: bool) -> CellSummary:
+    """Every number averaged over the tasks; nothing but names where a task is missing, for it could not be compared."""
+    first = cells[0]
+    means = {key: mean(getattr(c, key) for c in cells) if complete else None for key in (*FLOATS, *INTEGERS)}
+    numbers: dict[str, Any] = {key: round(value) if key in INTEGERS and value is not None else value for key, value in means.items()}
+    by_seed = _seed_means(cells) if complete else {}
+    numbers |= {"learning_rate": None, "score_std": stdev(by_seed.values()) if len(by_seed) > 1 else None}
+    numbers |= {"seeds": min(c.seeds for c in cells) if complete else 0, "search_trials": numbers["search_trials"] or 0}
+    names = {key: getattr(first, key) for key in ("sweep", "backbone", "attention", "method", "architecture", "arm")}
+    source, status = join(c.energy_source for c in cells), _least_finished([c.status for c in cells], complete)
+    return CellSummary(**names, task=MEAN, status=status, energy_source=source, seed_scores=by_seed, **numbers)
+
+
+def _seed_means(cells: Sequence[CellSummary]) -> dict[str, float]:
+    """The mean over tasks by seed; empty unless every task has the same seeds."""
+    seeds = cells[0].seed_scores.keys()
+    if any(c.seed_scores.keys() != seeds for c in cells):
+        return {}
+    return {seed: fmean(c.seed_scores[seed] for c in cells) for seed in seeds}
+
+
+def _least_finished(statuses: Sequence[str], complete: bool) -> str:
+    if len(set(statuses)) == 1 and complete:
+        return statuses[0]
+    return "searching" if "searching" in statuses or not complete else "partial"
+
+
+def _sorted(rows: Iterable[Row], sort: str) -> list[Row]:
+    """By sweep and task (mean rows last), then the sort key; equal rows keep their order."""
+    sign = -1 if sort == "score" else 1
+
+    def place(row: Row) -> tuple[str, bool, str, bool, float]:
+        value = getattr(row[0], SORTS[sort])
+        return row[0].sweep, row[0].task == MEAN, row[0].task, value is None, 0.0 if value is None else sign * value
+
+    return sorted(rows, key=place)
+
+
+def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a table whose columns have one type each; nullable integers stay integers."""
+    records = [{**asdict(cell), "architecture": canonical_json(cell.architecture), "home": home} for cell, home in rows]
+    frame = pd.DataFrame(records, columns=[*COLUMNS, *EXTRA])
+    kinds = {**dict.fromkeys(INTEGERS, "Int64"), **dict.fromkeys(FLOATS, "float64"), "edge": "boolean"}
+    return frame.astype(kinds)
+
+
+def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as JSON-ready mappings: null for what is not known, integers as integers, `architecture` as a mapping."""
+    plain = frame.astype(object).where(frame.notna(), None)
+    rows = [{str(key): value for key, value in row.items()} for row in plain.to_dict(orient="records")]
+    return [{**row, "architecture": json.loads(row["architecture"])} for row in rows]

@@ -1,0 +1,61 @@
+"""Tell a trial's own end (its numbers, its memory, its bug) from the machine's, and record it."""
+
+from __future__ import annotations
+
+import errno
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from suite.train.folder import TrialFolder
+from suite.train.result import FailureRecord, Status, TrialResult
+
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+_NETWORK = ("connection reset", "connection closed", "connection refused", "timed out", "timeout", "broken pipe", "nccl", "gloo")
+_CUDA_LOST = ("device-side assert", "unspecified launch failure", "ecc error", "device unavailable", "busy or unavailable")
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Whether another attempt on other machines may succeed: network, disk, lost device. Everything else is the trial's."""
+    if isinstance(error, OSError):
+        return True
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in (*_NETWORK, *_CUDA_LOST))
+
+
+def is_full_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL_DISK
+
+
+def status_of(error: BaseException) -> Status:
+    """OOM or failed: how a trial's own exception ends it."""
+    return (
+        Status.OOM if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error).lower() else Status.FAILED
+    )
+
+
+def failure_record(error: BaseException, *, log_path: str = "") -> FailureRecord:
+    text = "".join(traceback.format_exception(error))
+    return FailureRecord(type=type(error).__name__, message=str(error)[:2000], traceback=text[-20_000:], log_path=log_path)
+
+
+def write_failed(folder: TrialFolder, status: Status, failure: FailureRecord, *, started_at: float) -> TrialResult:
+    """End a trial without a score; an existing result is kept."""
+    existing = folder.result()
+    if existing is not None:
+        return existing
+    result = TrialResult(
+        trial=folder.hash,
+        status=status,
+        score=None,
+        failure=failure,
+        missing={"score": f"{status.value}: {failure.message[:200]}"},
+        started_at=started_at,
+        finished_at=time.time(),
+    )
+    folder.write_result(result)
+    return result

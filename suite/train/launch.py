@@ -1,0 +1,62 @@
+"""Train one trial without Ray: in this process, or with one process per rank on this machine."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.multiprocessing as mp
+
+from suite.errors import ResourceError
+from suite.train.engine import free_port
+from suite.train.folder import Workspace
+from suite.train.loop import Trainer, TrialEndedError
+from suite.train.result import TrialResult
+from suite.train.spec import TrialSpec
+
+
+def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
+    """Run a trial to its end, or go on with one that was cut off; a finished one is returned as it is.
+
+    Args:
+        spec: `world_size` says how many ranks; more than one are started as processes here, each with its share of the
+            CPUs or its own GPU.
+
+    Raises:
+        ResourceError: Fewer GPUs than ranks.
+    """
+    folder = workspace.home.trial(spec)
+    done = folder.result()
+    if done is not None:
+        return done
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and torch.cuda.device_count() < spec.world_size:
+        raise ResourceError(f"--ranks {spec.world_size}: this machine has {torch.cuda.device_count()} GPUs")
+    port = free_port()
+    if spec.world_size == 1:
+        _rank(0, spec, workspace, port, device)
+    else:
+        threads = max(1, (os.cpu_count() or 1) // spec.world_size)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        try:
+            mp.spawn(_rank, args=(spec, workspace, port, device), nprocs=spec.world_size)
+        except mp.ProcessRaisedException:
+            if folder.result() is None:
+                raise
+    result = folder.result()
+    assert result is not None, f"{folder.path}: the trial ended without a result"
+    return result
+
+
+def _rank(rank: int, spec: TrialSpec, workspace: Workspace, port: int, device: str) -> None:
+    trainer = Trainer(workspace, rank=rank, world_size=spec.world_size, local_rank=rank, master_port=port, device=device)
+    try:
+        trainer.start(spec)
+        while not trainer.epoch().done:
+            pass
+        trainer.finish()
+    except TrialEndedError:
+        if spec.world_size > 1:
+            raise
+    finally:
+        trainer.close()

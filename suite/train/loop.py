@@ -1,0 +1,472 @@
+"""The training loop of one trial on one rank. It knows nothing of Ray, Optuna or MLflow, and names no method or task.
+
+trainer = Trainer(workspace, rank=0, world_size=1, ...)
+trainer.start(spec)
+while not trainer.epoch().done:
+    pass
+result = trainer.finish()
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from suite.config.training import TrainingConfig
+from suite.meters import PhaseMeter, baseline_bytes, combine, hardware
+from suite.train.batches import TrainBatches
+from suite.train.checkpoint import Checkpoints
+from suite.train.engine import all_agree, close_process_group, gather_objects, init_process_group, micro_batching
+from suite.train.evaluate import Evaluation, evaluate
+from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
+from suite.train.folder import TrialFolder, Workspace, write_atomic
+from suite.train.provenance import git_state, versions
+from suite.train.result import EpochRecord, ParameterCount, Status, StepTiming, TrialResult
+from suite.train.spec import Phase, TrialSpec
+from suite.train.warm import Warm, build_warm
+
+UNSCORED_STEPS = 3
+"""Steps after a switch from evaluation to training that are not timed: caches and ZeRO's prefetch trace are cold."""
+DIVERGENCE_CHECK_STEPS = 10
+
+
+class TrialEndedError(RuntimeError):
+    """The trial ended without a score by its own doing; `result.json` says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """What an epoch brought, the same on every rank.
+
+    Attributes:
+        record: The epoch on the training curve; None where it diverged.
+        done: No further epoch follows.
+        status: Set when the trial has no score.
+    """
+
+    record: EpochRecord | None
+    done: bool
+    status: Status | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """What must survive a cut: stored with every committed epoch."""
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    best_epoch: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    best_score: float = -math.inf
+    step_s: list[float] = field(default_factory=list)
+    step_tokens: int = 0
+    meters: dict[str, Any] = field(default_factory=dict)
+    started_at: float = field(default_factory=time.time)
+    resumed_from: list[int] = field(default_factory=list)
+    checkpoint_bytes: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        return len(self.epochs)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {"best_score": None if math.isinf(self.best_score) else self.best_score}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Progress:
+        return cls(**(values | {"best_score": -math.inf if values["best_score"] is None else values["best_score"]}))
+
+
+@dataclass(slots=True)
+class Run:
+    """One trial while it is trained."""
+
+    spec: TrialSpec
+    folder: TrialFolder
+    warm: Warm
+    batches: TrainBatches
+    meter: PhaseMeter
+    checkpoints: Checkpoints
+    progress: Progress
+    status: Status | None = None
+
+    @property
+    def total_steps(self) -> int:
+        return len(self.batches) * self.spec.training.epochs
+
+    @property
+    def out_of_patience(self) -> bool:
+        patience = self.spec.training.patience
+        return patience is not None and self.progress.epoch - self.progress.best_epoch >= patience
+
+    @property
+    def done(self) -> bool:
+        return self.status is not None or self.progress.epoch >= self.spec.training.epochs or self.out_of_patience
+
+
+class Trainer:
+    """One rank of a group: joins the process group once, then trains trial after trial.
+
+    Args:
+        workspace: Where trial folders, data and caches are.
+        rank, world_size, local_rank: Place in the group.
+        master_addr, master_port: Rendezvous of this group alone.
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        local_rank: int = 0,
+        master_addr: str = "127.0.0.1",
+        master_port: int,
+        device: str = "cpu",
+    ) -> None:
+        self.workspace, self.rank, self.world_size, self.device = workspace, rank, world_size, device
+        if device == "cuda":
+            torch.cuda.set_device(local_rank)
+        init_process_group(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            address=master_addr,
+            port=master_port,
+            device=device,
+            timeout_s=workspace.collective_timeout_s,
+        )
+        self._warm: Warm | None = None
+        self._run: Run | None = None
+
+    # ---- the three calls of a trial -------------------------------------------------------------------------------
+
+    def start(self, spec: TrialSpec) -> int:
+        """Make the engine ready for a trial: built or reset, and taken up at the last committed epoch. Collective.
+
+        Returns:
+            Epochs already done.
+        """
+        folder = self.workspace.home.trial(spec)
+        if self.rank == 0:
+            folder.write_spec(spec)
+        started_at = time.time()
+        with self._boundary(folder, started_at):
+            self._seed(spec, epoch=0)
+            if spec.training.threads_per_worker is not None:
+                torch.set_num_threads(spec.training.threads_per_worker)
+            meter = PhaseMeter(torch.device(self.device))
+            with meter.phase("load"):
+                warm = self._warm_for(spec)
+                checkpoints = Checkpoints(folder.checkpoint)
+                state = checkpoints.load(warm.engine)
+                if state is None:
+                    warm.reset()
+                warm.pristine = False
+            progress = self._progress(state, meter)
+            progress.started_at = min(progress.started_at, started_at)
+            self._run = Run(spec, folder, warm, self._train_batches(spec, warm), meter, checkpoints, progress)
+            self._log(f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, seed {spec.seed}, {spec.phase}")
+            return progress.epoch
+        raise AssertionError("unreachable: the boundary raises")
+
+    def epoch(self) -> EpochReport:
+        """Train one epoch, validate, keep the best, commit a checkpoint. Collective."""
+        run = self._running()
+        with self._boundary(run.folder, run.progress.started_at):
+            if run.done:
+                return EpochReport(None, True, run.status)
+            number = run.progress.epoch + 1
+            before_s, before_kwh = run.meter.seconds("train"), self._train_energy_kwh(run)
+            self._seed(run.spec, epoch=number)
+            with run.meter.phase("train"):
+                loss = self._train_epoch(run, number)
+            if loss is None:
+                run.status = Status.DIVERGED
+                self._log(f"epoch {number}: loss is not finite")
+                return EpochReport(None, True, run.status)
+            with run.meter.phase("eval"):
+                evaluation = self._evaluate(run, "validation")
+            energy_kwh = self._train_energy_kwh(run)
+            record = EpochRecord(
+                epoch=number,
+                step=number * len(run.batches),
+                train_loss=loss,
+                validation_score=evaluation.score,
+                validation_scores=evaluation.scores,
+                learning_rate=self._learning_rate(run, number * len(run.batches) - 1),
+                seconds=run.meter.seconds("train") - before_s,
+                energy_kwh=None if energy_kwh is None else energy_kwh - (before_kwh or 0.0),
+            )
+            with run.meter.phase("checkpoint"):
+                self._keep(run, record, evaluation)
+            return EpochReport(record, run.done, None)
+        raise AssertionError("unreachable: the boundary raises")
+
+    def finish(self) -> TrialResult:
+        """Test (confirm phase only) with the best epoch's weights, measure, and write the result. Collective."""
+        run = self._running()
+        with self._boundary(run.folder, run.progress.started_at):
+            test = self._test(run) if run.spec.phase is Phase.CONFIRM and run.status is None else None
+            result = self._result(run, test)
+            if self.rank == 0:
+                run.folder.write_result(result)
+                run.checkpoints.clear()
+                self._log(f"{result.status}: score {result.score}")
+            dist.barrier()
+            self._run = None
+            return result
+        raise AssertionError("unreachable: the boundary raises")
+
+    def baseline_bytes(self) -> int:
+        """What this process holds now, to notice a group whose memory grows from trial to trial."""
+        return baseline_bytes(torch.device(self.device))
+
+    def close(self) -> None:
+        """Free the engine and leave the process group, waiting for nobody."""
+        if self._warm is not None:
+            self._warm.release()
+            self._warm = None
+        close_process_group()
+
+    # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _running(self) -> Run:
+        if self._run is None:
+            raise AssertionError("start() comes before epoch() and finish()")
+        return self._run
+
+    def _warm_for(self, spec: TrialSpec) -> Warm:
+        if self._warm is not None and self._warm.key != spec.engine_key:
+            self._warm.release()
+            self._warm = None
+        if self._warm is None:
+            self._warm = build_warm(spec, self.workspace, device=self.device)
+        return self._warm
+
+    def _progress(self, state: dict[str, Any] | None, meter: PhaseMeter) -> Progress:
+        if state is None:
+            return Progress()
+        progress = Progress.from_json(state)
+        meter.load_state(progress.meters[str(self.rank)])
+        progress.resumed_from.append(progress.epoch)
+        return progress
+
+    def _train_batches(self, spec: TrialSpec, warm: Warm) -> TrainBatches:
+        micro, _ = micro_batching(spec.training, self.world_size)
+        return TrainBatches(
+            warm.data.split("train", confirm=False),
+            warm.objective.collate,
+            batch_size=spec.training.batch_size,
+            micro_batch_size=micro,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+    def _train_epoch(self, run: Run, number: int) -> float | None:
+        """Mean loss over the epoch's steps and ranks, or None as soon as it is not finite anywhere."""
+        engine = run.warm.engine
+        engine.check_mask()
+        engine.module.train()
+        total, step = torch.zeros((), device=self.device), (number - 1) * len(run.batches)
+        for i, (parts, lengths) in enumerate(run.batches.epoch(run.spec.stream("order", number))):
+            began = self._now()
+            inputs = [({name: t.to(self.device, non_blocking=True) for name, t in part.items()}, weight) for part, weight in parts]
+            with run.meter.probe(int(lengths.max())) as watched:
+                total += engine.step(inputs, self._learning_rate(run, step + i))
+            if (i + 1) % DIVERGENCE_CHECK_STEPS == 0 and not all_agree(bool(torch.isfinite(total))):
+                return None
+            if i >= UNSCORED_STEPS and not watched:
+                run.progress.step_s.append(self._now() - began)
+                run.progress.step_tokens += int(lengths.sum())
+        dist.all_reduce(total)
+        mean = float(total) / len(run.batches) / self.world_size
+        return mean if math.isfinite(mean) else None
+
+    def _train_energy_kwh(self, run: Run) -> float | None:
+        """Energy of the group's training so far, every device once."""
+        train = combine(gather_objects(run.meter.local()))[0].get("train")
+        return None if train is None else train.energy_kwh
+
+    def _learning_rate(self, run: Run, step: int) -> float:
+        return run.spec.learning_rate * lr_multiplier(run.spec.training, step, run.total_steps)
+
+    def _evaluate(self, run: Run, split: Any) -> Evaluation:
+        spec, warm = run.spec, run.warm
+        data = warm.data.split(split, confirm=spec.phase is Phase.CONFIRM)
+        size = spec.training.eval_batch_size
+        return evaluate(
+            warm.engine, warm.objective, data, spec.task, run.meter, rank=self.rank, world_size=self.world_size, batch_size=size
+        )
+
+    def _keep(self, run: Run, record: EpochRecord, evaluation: Evaluation) -> None:
+        """Note the epoch; keep the best weights for the test; commit a checkpoint unless the trial ends here."""
+        progress = run.progress
+        progress.epochs.append(record.model_dump(mode="json"))
+        if record.validation_score > progress.best_score:
+            progress.best_epoch, progress.best_score, progress.best = record.epoch, record.validation_score, evaluation.scores
+            if self.rank == 0:
+                write_atomic(run.folder.predictions("validation"), evaluation.to_parquet())
+            if run.spec.phase is Phase.CONFIRM:
+                self._save_best(run)
+        if self.rank == 0:
+            with (run.folder.path / "epochs.jsonl").open("a") as file:
+                file.write(json.dumps(progress.epochs[-1]) + "\n")
+        self._log(f"epoch {record.epoch}: loss {record.train_loss:.4f}, validation {record.validation_score:.2f}")
+        if not run.done:
+            states = gather_objects(run.meter.state())
+            progress.meters = {str(rank): state for rank, state in enumerate(states)}
+            progress.checkpoint_bytes = run.checkpoints.save(run.warm.engine, record.epoch, progress.to_json())
+
+    def _save_best(self, run: Run) -> None:
+        state = run.warm.engine.trained_state()
+        if self.rank == 0:
+            temporary = run.folder.path / ".best.safetensors"
+            save_file(state, temporary)
+            temporary.replace(run.folder.best)
+
+    def _test(self, run: Run) -> Evaluation:
+        if run.progress.best_epoch != run.progress.epoch:
+            with run.meter.phase("load"):
+                state = load_file(run.folder.best) if self.rank == 0 else {}
+                run.warm.engine.load_trained(state)
+        with run.meter.phase("test"):
+            test = self._evaluate(run, "test")
+        if self.rank == 0:
+            write_atomic(run.folder.predictions("test"), test.to_parquet())
+        return test
+
+    def _result(self, run: Run, test: Evaluation | None) -> TrialResult:
+        progress, warm = run.progress, run.warm
+        frozen = warm.engine.digest(trained=False)
+        if frozen != warm.frozen_digest:
+            raise AssertionError("frozen weights changed during training")
+        phases, missing = combine(gather_objects(run.meter.local()))
+        completed = run.status is None
+        validation = progress.best_score if completed else None
+        shown = test or (None if not completed else progress)
+        timing = self._timing(run)
+        if timing.p50_s is None:
+            missing["timing"] = f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
+        if not completed:
+            missing["score"] = "the loss became NaN or infinite"
+        return TrialResult(
+            trial=run.folder.hash,
+            status=run.status or Status.COMPLETED,
+            score=test.score if test is not None else validation,
+            scores=test.scores if test is not None else (dict(progress.best) if shown is not None else {}),
+            validation_score=validation,
+            test_score=test.score if test is not None else None,
+            best_epoch=progress.best_epoch or None,
+            epochs=[EpochRecord(**e) for e in progress.epochs],
+            phases=phases,
+            timing=timing,
+            parameters=self._parameters(warm),
+            checkpoint_bytes=progress.checkpoint_bytes,
+            splits=warm.data.sizes,
+            data_hash=warm.data.data_hash,
+            frozen_sha256=frozen,
+            missing=missing,
+            resumed_from_epochs=progress.resumed_from,
+            provenance=self._provenance(run),
+            started_at=progress.started_at,
+            finished_at=time.time(),
+        )
+
+    def _timing(self, run: Run) -> StepTiming:
+        steps = np.asarray(run.progress.step_s)
+        if not len(steps):
+            return StepTiming(p50_s=None, p95_s=None, samples_per_s=None, tokens_per_s=None)
+        seconds = float(steps.sum())
+        return StepTiming(
+            p50_s=float(np.percentile(steps, 50)),
+            p95_s=float(np.percentile(steps, 95)),
+            samples_per_s=len(steps) * run.spec.training.batch_size / seconds,
+            tokens_per_s=run.progress.step_tokens / seconds,
+        )
+
+    def _parameters(self, warm: Warm) -> ParameterCount:
+        trainable = warm.engine.numel(trained_only=True)
+        return ParameterCount(
+            total=warm.engine.numel(), trainable=trainable, trainable_head=warm.head_parameters, stored_bytes=4 * trainable
+        )
+
+    def _provenance(self, run: Run) -> dict[str, Any]:
+        return {
+            "versions": versions(),
+            "git": git_state(),
+            "hardware": hardware(),
+            "backbone": run.warm.backbone,
+            "data_revision": run.warm.data.revision,
+            "engine": run.warm.engine.config,
+            "meter": run.meter.describe(),
+            "device": self.device,
+            "world_size": self.world_size,
+            "threads_per_worker": torch.get_num_threads(),
+            "streams": {name: run.spec.stream(name) for name in ("init", "order", "dropout")},
+        }
+
+    def _seed(self, spec: TrialSpec, *, epoch: int) -> None:
+        """Reseed every stream at every epoch, so that a resumed or warm trial draws what a cold one draws."""
+        seed = spec.stream("dropout", epoch, self.rank)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+    def _now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _log(self, message: str) -> None:
+        run = self._run
+        if run is not None:
+            _log_to(run.folder.log(self.rank), message)
+
+    @contextmanager
+    def _boundary(self, folder: TrialFolder, started_at: float) -> Iterator[None]:
+        """The one place where a trial's exception becomes its status; the machine's failures pass through.
+
+        A rank that fails alone writes the result and raises; the group then ends the others.
+        """
+        try:
+            yield
+        except Exception as error:
+            _log_to(folder.log(self.rank), f"{type(error).__name__}: {error}")
+            logging.getLogger("suite").debug("trial %s", folder.hash, exc_info=True)
+            if is_infrastructure(error):
+                raise
+            status = status_of(error)
+            write_failed(folder, status, failure_record(error, log_path=str(folder.log(self.rank))), started_at=started_at)
+            raise TrialEndedError(f"{status}: {type(error).__name__}: {error}") from error
+
+
+def lr_multiplier(training: TrainingConfig, step: int, total_steps: int) -> float:
+    """Factor on the learning rate at a 0-based step: linear warm-up from 0, then the schedule down to 0 at `total_steps`."""
+    warmup = math.ceil(training.warmup_frac * total_steps)
+    if step < warmup:
+        return step / warmup
+    if training.schedule == "constant":
+        return 1.0
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    return 1.0 - progress if training.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def _log_to(path: Path, message: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {message}\n")

@@ -1,0 +1,111 @@
+"""The engine of the current arm, kept from trial to trial and reset bit for bit in between."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from suite.backbones.loading import identity, load_tokenizer, resolve
+from suite.data.objective import Objective, make_objective
+from suite.data.prepare import Prepared, prepare
+from suite.meters import release_memory
+from suite.petl.arm import build_arm, task_head
+from suite.train.engine import Engine, gather_objects
+from suite.train.folder import Workspace
+from suite.train.spec import TrialSpec
+
+
+@dataclass(slots=True)
+class Warm:
+    """An engine with all that belongs to its arm and task.
+
+    Attributes:
+        initial: DeepSpeed checkpoint of step 0.
+        initial_digest: Of the trained weights at step 0; a reset must reproduce it.
+        frozen_digest: Of the frozen weights; no trial may change it.
+        pristine: Whether the engine still is at step 0.
+    """
+
+    key: str
+    engine: Engine
+    objective: Objective
+    data: Prepared
+    backbone: dict[str, str]
+    head_parameters: int
+    initial: Path
+    initial_digest: str
+    frozen_digest: str
+    pristine: bool = True
+
+    def reset(self) -> None:
+        """Back to step 0. Collective.
+
+        Raises:
+            AssertionError: The weights are not those of step 0: a result would be contaminated.
+        """
+        if not self.pristine:
+            self.engine.load(self.initial)
+            if self.engine.digest(trained=True) != self.initial_digest:
+                raise AssertionError("the engine's reset did not bring back the weights of step 0")
+            self.pristine = True
+
+    def release(self) -> None:
+        """Free the engine and its files."""
+        self.engine.release()
+        shutil.rmtree(self.initial.parent, ignore_errors=True)
+        release_memory()
+
+
+def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
+    """Load, convert, attach, initialise and partition the arm of a trial. Collective."""
+    resolved = resolve(spec.arm.backbone)
+    objective = make_objective(
+        spec.task,
+        kind=resolved.family.kind,
+        tokenizer=load_tokenizer(resolved),
+        training=spec.training,
+        decoder_objective=spec.decoder_objective,
+    )
+    data = prepare(spec.task, objective, limit=spec.limit, data_root=workspace.data_root, cache=workspace.home.cache)
+    torch.manual_seed(spec.stream("init"))
+    arm = spec.arm
+    model, method = build_arm(resolved, objective.head, attention=arm.attention, method=arm.method, architecture=arm.architecture)
+    if method.needs_preparation:
+        model.to(device)
+        method.prepare(model, resolved.family, _single_rows(data, objective, spec, device), _loss)
+    if spec.training.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    head_parameters = sum(p.numel() for p in task_head(model, resolved))
+    engine = Engine(model, spec.training, world_size=spec.world_size, device=device)
+    initial = workspace.home.cache / "engines" / gather_objects(uuid.uuid4().hex)[0] / "step-0"
+    engine.save(initial)
+    return Warm(
+        key=spec.engine_key,
+        engine=engine,
+        objective=objective,
+        data=data,
+        backbone=identity(resolved),
+        head_parameters=head_parameters,
+        initial=initial,
+        initial_digest=engine.digest(trained=True),
+        frozen_digest=engine.digest(trained=False),
+    )
+
+
+def _single_rows(data: Prepared, objective: Objective, spec: TrialSpec, device: str) -> Iterator[dict[str, torch.Tensor]]:
+    """Training examples one by one in a seeded order, the same on every rank (Fisher importance is per example)."""
+    rows = data.split("train", confirm=False)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(spec.stream("preparation")))
+    for index in order.tolist():
+        yield {name: tensor.to(device) for name, tensor in objective.collate([rows[index]]).items()}
+
+
+def _loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    loss: torch.Tensor = model(**batch).loss
+    return loss

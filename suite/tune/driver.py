@@ -1,0 +1,305 @@
+"""Run a sweep, or go on with it: the one process that hands out trials and tells the listeners what happens."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.experiment import Trial as TuneTrial
+
+from suite.config.sweep import SweepConfig
+from suite.errors import ResourceError
+from suite.train.folder import Home, Workspace
+from suite.train.result import EpochRecord, FailureRecord
+from suite.train.spec import TrialSpec
+from suite.tune.cluster import cluster, environment
+from suite.tune.definition import check_definition, known_plan, only_driver, store_definition
+from suite.tune.events import Listener, Listeners, Outcome
+from suite.tune.group import FULL_DISK, TRAINER, Settings
+from suite.tune.plan import Plan, make_plan, objectives
+from suite.tune.resources import Layout, lay_out
+from suite.tune.schedule import Progress, Schedule, read_states
+from suite.tune.searcher import SweepSearcher
+from suite.tune.status import cell_status
+from suite.tune.trainable import FULL_DISK_MARK, TrialTrainable
+
+MIN_FREE_BYTES = 256 * 2**20
+CHECK_EVERY_S = 5.0
+TUNE_ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C raises KeyboardInterrupt here, and trial folders are safe at any moment
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own state is not used to resume
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+class _Halt(BaseException):
+    """Leave Tune's loop at once; not an Exception, so that Tune does not wait for running trials."""
+
+
+def run_sweep(
+    config: SweepConfig,
+    *,
+    home: Home,
+    data_root: Path | None = None,
+    address: str | None = None,
+    listeners: Sequence[Listener] = (),
+    where: str = "sweep",
+    trainer: str = TRAINER,
+) -> Outcome:
+    """Run every trial of a sweep that has not finished.
+
+    Args:
+        config: The sweep.
+        home: Where its state lives; on a cluster, a folder that every node shares.
+        data_root: Local data root that replaces the hub.
+        address: A running Ray cluster; None = a local one, made here and ended here.
+        listeners: Told what happens, in this process.
+        where: The sweep's file, for errors.
+        trainer: `module:Class` that trains in each rank.
+
+    Raises:
+        SuiteError: Something is wrong with the sweep, its data, the home or the resources; no worker has started.
+    """
+    home, data_root = Home(home.path.resolve()), data_root.resolve() if data_root is not None else None
+    with only_driver(home, config.name):
+        known = known_plan(home, config.name)
+        plan = make_plan(config, where=where, world_size=config.resources.workers or (known.world_size if known else None))
+        check_definition(plan, home)
+        _check_disk(home)
+        told = Listeners(listeners)
+        if known is not None and all(s.progress is not Progress.OPEN for s in read_states(plan, home).values()):
+            store_definition(plan, home)
+            return _nothing_left(plan, home, told)
+        preflight(plan, home=home, data_root=data_root)
+        with cluster(address, threads=config.training.threads_per_worker or max(1, int(config.resources.cpus_per_worker))) as nodes:
+            layout = lay_out(config.resources, nodes, workers=known.world_size if known else None)
+            if layout.workers != plan.world_size:
+                plan = make_plan(config, where=where, world_size=layout.workers)
+            store_definition(plan, home)
+            workspace = Workspace(home, data_root, config.timeouts.collective_s)
+            return _run(plan, Settings(workspace, layout, config.timeouts, trainer), told)
+
+
+def preflight(plan: Plan, *, home: Home, data_root: Path | None) -> None:
+    """Read, check and tokenise the data of every task for every backbone, once, into the home's cache.
+
+    Raises:
+        DataError: Data that is absent, unreadable or not what the task says.
+        BackboneError: A backbone or tokenizer that cannot be read.
+    """
+    from suite.data.prepare import prepare  # torch is imported where data are checked, not to show a status
+
+    tasks = {cell.task.name: cell.task for cell in plan.cells}
+    for _, objective in objectives(plan.config, tasks.values(), where=plan.config.name):
+        prepare(objective.task, objective, limit=plan.config.limit, data_root=data_root, cache=home.cache)
+
+
+def _nothing_left(plan: Plan, home: Home, told: Listeners) -> Outcome:
+    states = read_states(plan, home)
+    told.on_start(plan, states)
+    cells = tuple(cell_status(state) for state in states.values())
+    outcome = Outcome(0, cells, failed=tuple(c.key for c in cells if c.progress is not Progress.DONE))
+    told.on_end(outcome)
+    return outcome
+
+
+def _run(plan: Plan, settings: Settings, told: Listeners) -> Outcome:
+    schedule = Schedule(plan, settings.workspace.home, slots=settings.layout.slots)
+    searcher = SweepSearcher(schedule)
+    watch = Watch(searcher, settings, told)
+    told.on_start(plan, schedule.states)
+    reason = _fit(plan, settings, searcher, watch)
+    cells = tuple(cell_status(state) for state in schedule.states.values())
+    failed = () if reason else tuple(c.key for c in cells if c.progress is not Progress.DONE)
+    outcome = Outcome(watch.finished, cells, failed, interrupted=bool(reason), reason=reason)
+    told.on_end(outcome)
+    return outcome
+
+
+def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) -> str:
+    """Run Tune until the schedule is empty; returns why it ended earlier, or nothing."""
+    home, layout = settings.workspace.home, settings.layout
+    resources = tune.PlacementGroupFactory([{}, *([layout.bundle] * layout.workers)])
+    scratch = home.path / ".tune" / plan.config.name  # in the home, which every node shares; we are the sweep's only driver
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        with environment(TUNE_ENVIRONMENT), _quiet(), _terminable():
+            tune.Tuner(
+                tune.with_resources(TrialTrainable, resources),
+                param_space={"settings": settings},
+                tune_config=tune.TuneConfig(
+                    search_alg=searcher,
+                    num_samples=-1,
+                    max_concurrent_trials=layout.slots,
+                    reuse_actors=True,
+                    trial_dirname_creator=_directory,
+                    trial_name_creator=_directory,
+                ),
+                run_config=tune.RunConfig(
+                    name="tune",
+                    storage_path=str(scratch),
+                    callbacks=[watch],
+                    verbose=0,
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+                    failure_config=tune.FailureConfig(max_failures=plan.config.failures.retries),
+                ),
+            ).fit()
+    except _Halt as halt:
+        return str(halt)
+    except KeyboardInterrupt as stop:
+        return str(stop) or "stopped by Ctrl-C"
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        return f"no space left under {home.path}"
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):  # other sweeps of this home keep theirs there
+            scratch.parent.rmdir()
+    return ""
+
+
+def _directory(trial: TuneTrial) -> str:
+    return str(trial.trial_id)
+
+
+class Watch(tune.Callback):
+    """Tune's events, passed on in the suite's words; also watches the disk and trials that nothing can place."""
+
+    def __init__(self, searcher: SweepSearcher, settings: Settings, told: Listeners) -> None:
+        self.searcher, self.settings, self.told = searcher, settings, told
+        self.finished = 0
+        self._started: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._pending_since: dict[str, float] = {}
+        self._checked = 0.0
+
+    def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
+        now = time.monotonic()
+        if now - self._checked < CHECK_EVERY_S:
+            return
+        self._checked = now
+        home = self.settings.workspace.home.path
+        if shutil.disk_usage(home).free < MIN_FREE_BYTES:
+            raise _Halt(_full(home))
+        pending = {t.trial_id for t in trials if t.status == TuneTrial.PENDING}
+        self._pending_since = {i: self._pending_since.get(i, now) for i in pending}
+        deadline_s = self.settings.timeouts.placement_s
+        if any(now - since > deadline_s for since in self._pending_since.values()):
+            raise _Halt(f"the cluster had no room for {_need(self.settings.layout)} within {deadline_s:g} s (timeouts.placement_s)")
+
+    def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        spec = self._spec(trial)
+        if spec.hash not in self._started:
+            self._started.add(spec.hash)
+            self._failures[spec.hash] = len(self.settings.workspace.home.trial(spec).failures())
+            self.told.on_trial_start(spec)
+
+    def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any) -> None:
+        if result.get("record") is not None:
+            self.told.on_epoch(self._spec(trial), EpochRecord.model_validate(result["record"]))
+
+    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        self._end(self._spec(trial))
+
+    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        self.told.on_trial_retry(self._spec(trial), self._failure(trial))
+
+    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        self._failure(trial)
+        self._end(self._spec(trial))
+
+    def _end(self, spec: TrialSpec) -> None:
+        result = self.settings.workspace.home.trial(spec).result()
+        self.finished += result is not None
+        self.told.on_trial_end(spec, result)
+
+    def _failure(self, trial: TuneTrial) -> FailureRecord:
+        """The record of an attempt's end; made here where the trial's own process died with its node.
+
+        Raises:
+            _Halt: There is no space left: trying again would only use up the retries.
+        """
+        spec, home = self._spec(trial), self.settings.workspace.home
+        error = _last_error(trial)
+        if FULL_DISK_MARK in error:
+            raise _Halt(_full(home.path))
+        folder = home.trial(spec)
+        if len(folder.failures()) <= self._failures.get(spec.hash, 0):
+            message = error.strip().splitlines()[-1] if error.strip() else "its process is gone"
+            record = FailureRecord(type="TrialProcessDied", message=message[:2000], traceback=error[-20_000:], log_path=str(folder.log(0)))
+            folder.add_failure(record)
+        self._failures[spec.hash] = len(folder.failures())
+        return folder.failures()[-1]
+
+    def _spec(self, trial: TuneTrial) -> TrialSpec:
+        return self.searcher.specs[trial.trial_id]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune stores its callbacks; listeners hold terminals and connections
+
+
+def _last_error(trial: TuneTrial) -> str:
+    """The text Tune keeps of a trial's latest failure (its own accessor reads a copy that is not made in time)."""
+    try:
+        return Path(trial.error_file).read_text(errors="replace").rpartition("Failure # ")[2]
+    except (OSError, TypeError):
+        return ""
+
+
+def _full(path: Path) -> str:
+    return f"less than {MIN_FREE_BYTES / 2**20:.0f} MiB left under {path}; free some space and run the same command again"
+
+
+def _need(layout: Layout) -> str:
+    return f"{layout.workers} workers of " + ", ".join(f"{amount:g} {name}" for name, amount in layout.bundle.items())
+
+
+def _check_disk(home: Home) -> None:
+    home.path.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home.path).free
+    if free < MIN_FREE_BYTES:
+        wanted = MIN_FREE_BYTES / 2**20
+        raise ResourceError(
+            f"{home.path}: {free / 2**20:.0f} MiB free, expected at least {wanted:.0f}; free some space or choose another --home"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray's loggers say nothing: the listeners do."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, which batch systems send before they kill, ends the sweep as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt("stopped by SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

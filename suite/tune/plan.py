@@ -1,0 +1,214 @@
+"""From a sweep to its cells and their trials; everything a person can get wrong is found here, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from suite.config.space import LearningRateRange, load_space
+from suite.config.sweep import MethodChoice, SweepConfig
+from suite.config.task import TaskConfig, load_task
+from suite.errors import ConfigError, IncompatibleError, SuiteError
+from suite.train.cells import Trial
+from suite.train.spec import Arm, Phase, TrialSpec
+from suite.tune.resources import DEFAULT_CPU_WORKERS
+
+if TYPE_CHECKING:  # torch is imported to check a plan, not to read one
+    from suite.backbones.loading import Head, ResolvedBackbone
+    from suite.data.objective import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """One arm on one task, and the range its learning rate is searched in."""
+
+    arm: Arm
+    task: TaskConfig
+    learning_rate: LearningRateRange
+
+    @property
+    def key(self) -> str:
+        """Equal to `TrialSpec.cell` of each of its trials."""
+        return f"{self.arm.key}/{self.task.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All cells of a sweep in the order they are run.
+
+    Attributes:
+        config: The sweep as given.
+        cells: Arms in the order backbone, attention, method, architecture; the tasks of an arm side by side.
+        world_size: Workers per trial; part of every trial's identity.
+    """
+
+    config: SweepConfig
+    cells: tuple[PlannedCell, ...]
+    world_size: int
+
+    @property
+    def trials_per_cell(self) -> int:
+        return self.config.search.trials + len(self.config.confirm.seeds)
+
+    @property
+    def total_trials(self) -> int:
+        return len(self.cells) * self.trials_per_cell
+
+    def search_spec(self, cell: PlannedCell, number: int, learning_rate: float) -> TrialSpec:
+        """The trial `number` of the cell's study."""
+        return self._spec(cell, Phase.SEARCH, learning_rate, number=number)
+
+    def confirm_spec(self, cell: PlannedCell, learning_rate: float, seed: int) -> TrialSpec:
+        """A run of the chosen learning rate with a fresh seed, tested at its end."""
+        return self._spec(cell, Phase.CONFIRM, learning_rate, seed=seed)
+
+    def includes(self, cell: PlannedCell, trial: Trial) -> bool:
+        """Whether a trial found on disk is one that this plan asks for.
+
+        Not of the plan: trials beyond a budget that was lowered (every arm gets the same), of a task file that was
+        edited since, of another number of workers. Confirm runs at a learning rate that is no longer the best are
+        recognised by `CellState`, which knows the best.
+        """
+        spec = trial.spec
+        if spec.phase is Phase.SEARCH:
+            return spec.number < self.config.search.trials and spec == self.search_spec(cell, spec.number, spec.learning_rate)
+        return spec.seed in self.config.confirm.seeds and spec == self.confirm_spec(cell, spec.learning_rate, spec.seed)
+
+    def _spec(self, cell: PlannedCell, phase: Phase, learning_rate: float, *, number: int = 0, seed: int = 0) -> TrialSpec:
+        config = self.config
+        return TrialSpec(
+            sweep=config.name,
+            arm=cell.arm,
+            task=cell.task,
+            training=config.training,
+            limit=config.limit,
+            decoder_objective=config.decoder_objective,
+            world_size=self.world_size,
+            phase=phase,
+            number=number,
+            learning_rate=learning_rate,
+            seed=seed,
+        )
+
+
+def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None) -> Plan:
+    """The cells of a sweep, each checked.
+
+    Args:
+        config: The sweep.
+        where: Its file, for errors.
+        world_size: Workers per trial once the cluster is known; None = as the sweep says, else two.
+
+    Raises:
+        ConfigError: A name that does not exist, a batch that does not divide, an axis with the same entry twice.
+        IncompatibleError: A method that does not work on a backbone's family.
+    """
+    world_size = world_size or config.resources.workers or DEFAULT_CPU_WORKERS
+    _check_batch(config, world_size, where=where)
+    tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]
+    cells = tuple(PlannedCell(arm, task, span) for arm, span in _arms(config, where=where) for task in tasks)
+    _check_distinct(cells, where=where)
+    _check_arms(config, cells, where=where)
+    return Plan(config, cells, world_size)
+
+
+def _arms(config: SweepConfig, *, where: str) -> Iterator[tuple[Arm, LearningRateRange]]:
+    choices = [_method(choice, config, where=where) for choice in config.methods]
+    for backbone in config.backbones:
+        for attention in config.attention:
+            for name, architectures, learning_rate in choices:
+                for architecture in architectures:
+                    yield Arm(backbone=backbone, attention=attention, method=name, architecture=architecture), learning_rate
+
+
+def _method(choice: MethodChoice, config: SweepConfig, *, where: str) -> tuple[str, list[dict[str, Any]], LearningRateRange]:
+    """A method's own name, its architectures complete with defaults, and its learning-rate range: the sweep's, else its search space's."""
+    from suite.petl import get_method
+    from suite.petl.arm import full_architecture
+
+    place = f"{where}: methods: {choice.name}"
+    name = get_method(choice.name, where=place).name
+    given = [choice.architecture] if choice.architecture is not None else []
+    learning_rate = choice.learning_rate
+    if not given or learning_rate is None:
+        space = load_space(name, where=place)
+        given, learning_rate = given or space.architectures, learning_rate or space.learning_rate
+    if config.architectures == "first":
+        given = given[:1]
+    with _placed(place):
+        return name, [full_architecture(name, a) for a in given], learning_rate
+
+
+def objectives(config: SweepConfig, tasks: Iterable[TaskConfig], *, where: str) -> Iterator[tuple[ResolvedBackbone, Objective]]:
+    """Every task put to every backbone of a sweep, checked: backbones outside, tasks inside.
+
+    Raises:
+        BackboneError: A backbone or its tokenizer cannot be found or read.
+        IncompatibleError: A task that this kind of backbone cannot answer.
+    """
+    from suite.backbones.loading import load_tokenizer, resolve
+    from suite.data.objective import make_objective
+
+    tasks = list(tasks)
+    for choice in config.backbones:
+        resolved = resolve(choice, where=f"{where}: backbones")
+        tokenizer = load_tokenizer(resolved)
+        for task in tasks:
+            with _placed(f"{where}: task {task.name} on {choice.name}"):
+                objective = make_objective(
+                    task,
+                    kind=resolved.family.kind,
+                    tokenizer=tokenizer,
+                    training=config.training,
+                    decoder_objective=config.decoder_objective,
+                )
+            yield resolved, objective
+
+
+def _check_arms(config: SweepConfig, cells: tuple[PlannedCell, ...], *, where: str) -> None:
+    """Build every arm without weights: what does not go together is found here. Tasks with the same head need one check."""
+    from suite.petl.arm import check_arm
+
+    tasks = {cell.task.name: cell.task for cell in cells}
+    arms = {cell.arm.key: cell.arm for cell in cells}
+    seen: set[tuple[str, Head]] = set()
+    for resolved, objective in objectives(config, tasks.values(), where=where):
+        for key, arm in arms.items():
+            if arm.backbone == resolved.choice and (key, objective.head) not in seen:
+                seen.add((key, objective.head))
+                with _placed(f"{where}: {arm.method} on {arm.backbone.name}"):
+                    check_arm(resolved, objective.head, attention=arm.attention, method=arm.method, architecture=arm.architecture)
+
+
+@contextmanager
+def _placed(place: str) -> Iterator[None]:
+    """Say where in the sweep an error belongs."""
+    try:
+        yield
+    except SuiteError as error:
+        kind = IncompatibleError if isinstance(error, IncompatibleError) else ConfigError
+        raise kind(f"{place}: {error}") from None
+
+
+def _check_batch(config: SweepConfig, world_size: int, *, where: str) -> None:
+    training = config.training
+    micro = training.micro_batch_size
+    unit = world_size * (micro or 1)
+    if training.batch_size % unit:
+        parts = f"{world_size} workers" + (f" x micro_batch_size {micro}" if micro else "")
+        near = unit * max(1, round(training.batch_size / unit))
+        raise IncompatibleError(
+            f"{where}: training.batch_size: got {training.batch_size}, expected a multiple of {unit} ({parts}); "
+            f"set training.batch_size={near}, or change resources.workers{' or training.micro_batch_size' if micro else ''}"
+        )
+
+
+def _check_distinct(cells: tuple[PlannedCell, ...], *, where: str) -> None:
+    seen: set[str] = set()
+    for cell in cells:
+        if cell.key in seen:
+            what = f"{cell.arm.method} on {cell.arm.backbone.name} with task {cell.task.name}"
+            raise ConfigError(f"{where}: {what} is asked for twice; remove one of the entries")
+        seen.add(cell.key)

@@ -1,0 +1,183 @@
+"""Which trial comes next: the sweep's state machine over trial folders, without Ray.
+
+State is rebuilt from the folders at start. Search trials of a study follow one another, because a Bayesian search that
+runs side by side degrades to a random one; only when there are fewer open cells than slots does a study get more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from suite.train.cells import Cell, Trial, read_cells
+from suite.train.folder import Home
+from suite.train.result import TrialResult
+from suite.train.spec import Phase, TrialSpec
+from suite.tune.plan import Plan, PlannedCell
+from suite.tune.proposer import propose
+
+
+class Progress(StrEnum):
+    """Where a cell stands. `FAILED`: nothing is left to run, yet a confirm run lacks a score."""
+
+    OPEN = "open"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class CellState:
+    """The trials of one planned cell by their place in it; `given_up` holds those that used up their retries in this run."""
+
+    plan: Plan
+    cell: PlannedCell
+    search: dict[int, Trial] = field(default_factory=dict)
+    confirm: dict[tuple[float, int], Trial] = field(default_factory=dict)
+    live: set[str] = field(default_factory=set)
+    given_up: set[str] = field(default_factory=set)
+
+    def add(self, trial: Trial) -> None:
+        """Take in a trial, or its newer state."""
+        spec = trial.spec
+        if spec.phase is Phase.SEARCH:
+            self.search[spec.number] = trial
+        else:
+            self.confirm[spec.learning_rate, spec.seed] = trial
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All of the plan's trials that exist: search by number, then the confirm runs of the best learning rate by seed."""
+        return [self.search[n] for n in sorted(self.search)] + [t for t in self._confirm_trials() if t is not None]
+
+    @property
+    def search_done(self) -> bool:
+        return sum(t.result is not None for t in self.search.values()) == self.plan.config.search.trials
+
+    def best(self) -> Trial | None:
+        """The search trial with the best validation score; the lowest number wins a tie."""
+        return Cell(self.cell.arm, self.cell.task.name, search=[self.search[n] for n in sorted(self.search)]).best_search()
+
+    @property
+    def confirmed(self) -> list[Trial]:
+        """Finished confirm runs of the best learning rate."""
+        return [t for t in self._confirm_trials() if t is not None and t.result is not None]
+
+    @property
+    def progress(self) -> Progress:
+        if self.search_done and self.best() is None:
+            return Progress.FAILED
+        confirmed = self.confirmed
+        if not self.search_done or len(confirmed) < len(self.plan.config.confirm.seeds):
+            return Progress.OPEN
+        return Progress.DONE if all(t.result is not None and t.result.status.has_score for t in confirmed) else Progress.FAILED
+
+    def handed_out(self) -> TrialSpec | None:
+        """A trial that an earlier driver handed out and nobody is running."""
+        return next((t.spec for t in self.trials if self._is_free(t)), None)
+
+    def next_spec(self) -> TrialSpec | None:
+        """The next trial to hand out, or None when the cell has none (for now)."""
+        if self.given_up and not self.search_done:  # the study waits for a trial that this run could not finish
+            return None
+        return self.handed_out() or self._next_search() or self._next_confirm()
+
+    def _is_free(self, trial: Trial) -> bool:
+        return trial.result is None and trial.spec.hash not in self.live | self.given_up
+
+    def _next_search(self) -> TrialSpec | None:
+        search = self.plan.config.search
+        number = next((n for n in range(search.trials) if n not in self.search), None)
+        if number is None:
+            return None
+        learning_rate = propose(
+            self.cell.key,
+            self.cell.learning_rate,
+            sampler=search.sampler,
+            seed=search.seed,
+            startup_trials=search.startup_trials,
+            finished=[(n, t.spec.learning_rate, t.result.score) for n, t in self.search.items() if t.result is not None],
+            running=[(n, t.spec.learning_rate) for n, t in self.search.items() if t.result is None],
+            number=number,
+        )
+        return self.plan.search_spec(self.cell, number, learning_rate)
+
+    def _next_confirm(self) -> TrialSpec | None:
+        best = self.best()
+        if best is None or not self.search_done:
+            return None
+        learning_rate = best.spec.learning_rate
+        seeds = [s for s in self.plan.config.confirm.seeds if (learning_rate, s) not in self.confirm]
+        return self.plan.confirm_spec(self.cell, learning_rate, seeds[0]) if seeds else None
+
+    def _confirm_trials(self) -> list[Trial | None]:
+        best = self.best() if self.search_done else None
+        if best is None:
+            return []
+        return [self.confirm.get((best.spec.learning_rate, seed)) for seed in self.plan.config.confirm.seeds]
+
+
+def read_states(plan: Plan, home: Home) -> dict[str, CellState]:
+    """The state of every planned cell, from its trial folders, in the plan's order."""
+    found = read_cells(home, plan.config.name)
+    states = {cell.key: CellState(plan, cell) for cell in plan.cells}
+    for key, state in states.items():
+        if key in found:
+            for trial in (*found[key].search, *found[key].confirm):
+                if plan.includes(state.cell, trial):
+                    state.add(trial)
+    return states
+
+
+class Schedule:
+    """Hands out trials, one cell at a time per slot.
+
+    Args:
+        plan: The sweep.
+        home: Where specifications are written at hand-out and results are read.
+        slots: Trials at a time.
+    """
+
+    def __init__(self, plan: Plan, home: Home, *, slots: int) -> None:
+        self.plan, self.home, self.slots = plan, home, slots
+        self.states = read_states(plan, home)
+        self._last: str | None = None  # cell of the trial that ended last: its engine is warm
+
+    @property
+    def live(self) -> int:
+        return sum(len(state.live) for state in self.states.values())
+
+    def next(self) -> TrialSpec | None:
+        """Hand out a trial: its specification is on disk when this returns. None = nothing for now."""
+        spec = self._choose() if self.live < self.slots else None
+        if spec is not None:
+            folder = self.home.trial(spec)
+            folder.write_spec(spec)
+            state = self.states[spec.cell]
+            state.add(Trial(folder, spec, None))
+            state.live.add(spec.hash)
+        return spec
+
+    def ended(self, spec: TrialSpec) -> TrialResult | None:
+        """Take in the end of a trial: its result, or (no result file) the end of its retries."""
+        folder = self.home.trial(spec)
+        result, state = folder.result(), self.states[spec.cell]
+        state.live.discard(spec.hash)
+        state.add(Trial(folder, spec, result))
+        if result is None:
+            state.given_up.add(spec.hash)
+        self._last = spec.cell
+        return result
+
+    def _choose(self) -> TrialSpec | None:
+        """The warm cell first, then begun cells, then fresh ones, all in the plan's order; last, cells that have a live trial already."""
+        idle = [s for s in self.states.values() if not s.live]
+        begun = [s for s in idle if s.search or s.confirm]
+        fresh = [s for s in idle if not (s.search or s.confirm)]
+        busy = sorted((s for s in self.states.values() if s.live), key=lambda s: len(s.live))
+        warm = [s for s in idle if s.cell.key == self._last]
+        return _first(state.next_spec() for state in (*warm, *begun, *fresh, *busy))
+
+
+def _first(specs: Iterable[TrialSpec | None]) -> TrialSpec | None:
+    return next((spec for spec in specs if spec is not None), None)

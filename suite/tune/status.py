@@ -1,0 +1,105 @@
+"""Where a sweep stands, read from its home without Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.train.cells import Trial
+from suite.train.folder import Home
+from suite.train.result import FailureRecord
+from suite.tune.definition import driver_pid, read_plan
+from suite.tune.schedule import CellState, Progress, read_states
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFailure:
+    """A trial without a score: why, and where its log is."""
+
+    trial: str
+    status: str
+    type: str
+    message: str
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CellStatus:
+    """One cell: counts of trials, its best so far, its failures.
+
+    Attributes:
+        running: Handed out and not finished; without a live driver these go on first at the next run.
+        left: Not handed out yet.
+        failures: Trials that ended without a score, and attempts of unfinished trials that their machine ended.
+    """
+
+    key: str
+    backbone: str
+    attention: str
+    method: str
+    architecture: dict[str, object]
+    task: str
+    progress: Progress
+    search_done: int
+    confirm_done: int
+    running: int
+    left: int
+    total: int
+    best_validation_score: float | None
+    best_learning_rate: float | None
+    failures: tuple[TrialFailure, ...]
+
+    @property
+    def done(self) -> int:
+        return self.search_done + self.confirm_done
+
+
+def status(home: Home, sweep: str) -> list[CellStatus]:
+    """Every cell of a sweep in the plan's order.
+
+    Raises:
+        ConfigError: This home holds no sweep of that name.
+    """
+    return [cell_status(state) for state in read_states(read_plan(home, sweep), home).values()]
+
+
+def is_running(home: Home, sweep: str) -> bool:
+    """Whether a driver of this sweep is alive (on this machine)."""
+    return driver_pid(home, sweep) is not None
+
+
+def cell_status(state: CellState) -> CellStatus:
+    """The summary of one cell."""
+    arm, best, trials, progress = state.cell.arm, state.best(), state.trials, state.progress
+    total = state.plan.trials_per_cell
+    finished = [t for t in trials if t.result is not None]
+    search_done = sum(t.result is not None for t in state.search.values())
+    return CellStatus(
+        key=state.cell.key,
+        backbone=arm.backbone.name,
+        attention=arm.attention.name,
+        method=arm.method,
+        architecture=arm.architecture,
+        task=state.cell.task.name,
+        progress=progress,
+        search_done=search_done,
+        confirm_done=len(finished) - search_done,
+        running=len(trials) - len(finished),
+        left=0 if progress is Progress.FAILED else total - len(trials),
+        total=total,
+        best_validation_score=best.result.score if best is not None and best.result is not None else None,
+        best_learning_rate=best.spec.learning_rate if best is not None else None,
+        failures=tuple(f for t in trials if (f := _failure(t)) is not None),
+    )
+
+
+def _failure(trial: Trial) -> TrialFailure | None:
+    """Why a trial has no score: its own result says so, or else the last attempt that its machine ended."""
+    if trial.result is not None and trial.result.status.has_score:
+        return None
+    attempts = trial.folder.failures() if trial.result is None else []
+    ending = trial.result.status.value if trial.result is not None else "interrupted"
+    record: FailureRecord | None = trial.result.failure if trial.result is not None else (attempts[-1] if attempts else None)
+    if trial.result is None and record is None:
+        return None
+    record = record or FailureRecord(type=ending, message=f"the trial ended as {ending}")
+    return TrialFailure(trial.folder.hash, ending, record.type, record.message, record.log_path or str(trial.folder.log(0)))

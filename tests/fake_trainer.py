@@ -1,0 +1,132 @@
+"""A trainer without training: the interface of `suite.train.loop.Trainer`, for tests of what surrounds it.
+
+The score of a learning rate is a parabola on the log scale. Faults are asked for by files in the home:
+`fault-<what>` holds the hash of a trial, is removed when it strikes, and strikes on rank 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.train.folder import Workspace, write_json
+from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.train.spec import Phase, TrialSpec
+
+BEST_LEARNING_RATE = 3e-4
+
+
+def score_of(spec: TrialSpec, epoch: int) -> float:
+    return 90.0 - 5.0 * math.log10(spec.learning_rate / BEST_LEARNING_RATE) ** 2 + 0.1 * spec.seed + epoch
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    record: EpochRecord | None
+    done: bool
+    status: Status | None = None
+
+
+class FakeTrainer:
+    """Commits an epoch by a file, as the real one does by a checkpoint; `calls.jsonl` in the home tells what ran in which process."""
+
+    seconds_per_epoch = 0.0
+
+    def __init__(
+        self, workspace: Workspace, *, rank: int, world_size: int, local_rank: int, master_addr: str, master_port: int, device: str
+    ) -> None:
+        assert 0 <= rank < world_size and master_port > 0 and device == "cpu" and local_rank == rank and master_addr == "127.0.0.1"
+        self.workspace, self.rank = workspace, rank
+
+    def start(self, spec: TrialSpec) -> int:
+        self.spec, self.folder = spec, self.workspace.home.trial(spec)
+        self.done = self._committed()
+        self._note("start", epoch=self.done)
+        self._strike("kill-start")
+        return self.done
+
+    def epoch(self) -> EpochReport:
+        if self.spec.learning_rate > 0.5:
+            return EpochReport(None, True, Status.DIVERGED)
+        self.done += 1
+        time.sleep(self.seconds_per_epoch)
+        for fault in ("kill", "stop", "disk", "bug"):
+            if self.done > 1:
+                self._strike(fault)
+        if self.rank == 0:
+            write_json(self.folder.checkpoint / "epoch.json", self.done)
+        record = EpochRecord(
+            epoch=self.done,
+            step=self.done,
+            train_loss=1.0,
+            validation_score=score_of(self.spec, self.done),
+            validation_scores={},
+            learning_rate=self.spec.learning_rate,
+            seconds=0.0,
+        )
+        self.record = record
+        return EpochReport(record, self.done >= self.spec.training.epochs)
+
+    def finish(self) -> TrialResult:
+        diverged = self.spec.learning_rate > 0.5
+        score = None if diverged else score_of(self.spec, self.done)
+        confirm = self.spec.phase is Phase.CONFIRM
+        result = TrialResult(
+            trial=self.spec.hash,
+            status=Status.DIVERGED if diverged else Status.COMPLETED,
+            score=score,
+            validation_score=score,
+            test_score=score if confirm else None,
+            started_at=0.0,
+            finished_at=1.0,
+        )
+        if self.rank == 0:
+            self.folder.write_result(result)
+        self._note("finish", epoch=self.done)
+        return result
+
+    def baseline_bytes(self) -> int:
+        path = self.workspace.home.path / "baseline"
+        return int(path.read_text()) if path.exists() else 1_000_000
+
+    def close(self) -> None:
+        pass
+
+    def _committed(self) -> int:
+        path = self.folder.checkpoint / "epoch.json"
+        return int(json.loads(path.read_text())) if path.exists() else 0
+
+    def _note(self, call: str, *, epoch: int) -> None:
+        line = json.dumps({"call": call, "trial": self.spec.hash, "rank": self.rank, "pid": os.getpid(), "epoch": epoch})
+        with (self.workspace.home.path / "calls.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    def _strike(self, fault: str) -> None:
+        path = Path(self.workspace.home.path / f"fault-{fault}")
+        if self.rank != 1 or not path.exists() or path.read_text() not in (self.spec.hash, "any"):
+            return
+        path.unlink()
+        if fault.startswith("kill"):
+            print("about to die", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "disk":
+            raise OSError(28, "No space left on device")
+        elif fault == "bug":
+            failure = FailureRecord(type="ValueError", message="a bug of the trial's own")
+            self.folder.write_result(
+                TrialResult(trial=self.spec.hash, status=Status.FAILED, score=None, failure=failure, started_at=0.0, finished_at=1.0)
+            )
+            raise RuntimeError("failed: ValueError")
+
+
+class SlowTrainer(FakeTrainer):
+    """Long enough to be killed in the middle."""
+
+    seconds_per_epoch = 0.1

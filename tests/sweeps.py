@@ -1,0 +1,58 @@
+"""A small sweep on a task and data of its own, for tests of planning and running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from suite.config.sweep import SweepConfig
+from tests.tiny import tiny_choice
+
+TASK = """
+description: a toy
+source: ours
+data: {hub: toy/words}
+inputs: [text]
+label: {column: label, words: [low, high]}
+text_to_text: "classify: {text}"
+metrics: [accuracy]
+splits: {rule: named, test: test}
+"""
+
+
+def toy_sweep(**changes: Any) -> SweepConfig:
+    """Two cells (full and lora on one task) of five search trials and two seeds, three epochs each."""
+    values: dict[str, Any] = {
+        "name": "toy",
+        "backbones": [tiny_choice("bert")],
+        "methods": ["full", "lora"],
+        "tasks": ["toy"],
+        "search": {"trials": 5, "startup_trials": 3},
+        "confirm": {"seeds": [1, 2]},
+        "training": {"epochs": 3, "batch_size": 8},
+        "timeouts": {"setup_s": 60.0, "epoch_s": 30.0},
+    }
+    return SweepConfig.model_validate(values | changes)
+
+
+@pytest.fixture
+def toy_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes the task `toy` known; returns a data root with its rows."""
+    return make_roots(tmp_path, monkeypatch)
+
+
+def make_roots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tasks = folder / "user" / "tasks"
+    tasks.mkdir(parents=True)
+    for name in ("toy", "toy2"):
+        (tasks / f"{name}.yaml").write_text(TASK)
+    monkeypatch.setenv("SUITE_PATH", str(folder / "user"))
+    root = folder / "data" / "toy" / "words" / "default"
+    root.mkdir(parents=True)
+    for split in ("train", "validation", "test"):
+        pq.write_table(pa.table({"text": [f"word {i}" for i in range(16)], "label": [i % 2 for i in range(16)]}), root / f"{split}.parquet")
+    return folder / "data"

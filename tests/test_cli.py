@@ -1,0 +1,438 @@
+"""The command line as a user meets it: what is printed where, which exit code, which words."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from suite.cli import main, render, run
+from suite.cli.app import COMMANDS
+from suite.cli.live import Board
+from suite.cli.options import Format
+from suite.cli.render import Column, column
+from suite.cli.trial import build_spec
+from suite.config.sweep import SweepConfig, load_sweep
+from suite.errors import ConfigError, IncompatibleError, SuiteError, UnknownNameError
+from suite.meters.record import PhaseRecord
+from suite.train.folder import Home
+from suite.train.result import FailureRecord, Status, TrialResult
+from suite.train.spec import Phase, TrialSpec
+from suite.tune.plan import make_plan
+from suite.tune.schedule import read_states
+
+ROOT = Path(__file__).parents[1]
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}
+TINY_SET = [text for key, value in TINY.items() for text in ("--set", f"backbone.config.{key}={value}")]
+Suite = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def suite(capsys: pytest.CaptureFixture[str]) -> Suite:
+    """Runs one command in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def shell(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs one command in a process of its own, as from a shell, from another folder than the checkout."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, "-m", "suite", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=200, check=False)
+
+
+# Help, errors and exit codes
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_its_example(suite: Suite, name: str) -> None:
+    code, out, _ = suite(name, "--help")
+    assert code == 0
+    assert f"Example: suite {name} " in " ".join(out.split())
+
+
+def test_the_commands_are_these(suite: Suite) -> None:
+    assert list(COMMANDS) == ["run", "trial", "status", "leaderboard", "sync", "params", "list"]
+    assert all(f" {name} " in suite("--help")[1] for name in COMMANDS)
+
+
+def test_help_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
+    code = "import sys; from suite.cli.app import app; print(sorted({'torch', 'ray', 'pandas', 'mlflow', 'rich'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() in ("[]", "['rich']")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("params", "--backbone", "t5-base", "--method", "lorra"), "unknown method 'lorra'; did you mean lora?"),
+        (("params", "--backbone", "t5-bas", "--method", "lora"), "unknown backbone 't5-bas'; did you mean t5-base"),
+        (("params", "--backbone", "t5-base", "--method", "lora", "--set", "rnk=4"), "--set: unknown key 'rnk'; did you mean rank?"),
+        (("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank"), "expected key=value"),
+        (("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=0"), "rank: Input should be greater than or equal to 1"),
+        (("params", "--backbone", "t5-base", "--method", "lora", "--attention", "mqqa"), "unknown attention variant 'mqqa'"),
+        (
+            ("trial", "--backbone", "minilm", "--method", "lora", "--task", "acceptabilty"),
+            "unknown task 'acceptabilty'; did you mean acceptability",
+        ),
+        (("run", "quickstrat"), "unknown sweep 'quickstrat'; did you mean quickstart?"),
+        (
+            ("run", str(ROOT / "sweeps" / "quickstart.yaml"), "--dry-run", "--set", "search.trails=2"),
+            "did you mean startup_trials or trials?",
+        ),
+        (("status", "--home", "nowhere"), "--home nowhere: holds no sweep"),
+        (("leaderboard", "--home", "nowhere"), "--home nowhere: holds no trials"),
+        (("sync", "--home", "nowhere"), "--home nowhere: holds no trials"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_users_mistake_is_one_error_on_stderr_with_exit_code_2(suite: Suite, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = suite(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("suite.cli.arms.make_arm", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        main(["params", "--backbone", "t5-base", "--method", "lora"])
+
+
+def test_an_unknown_option_is_a_usage_error(suite: Suite) -> None:
+    code, out, err = suite("list", "methods", "--fromat", "json")
+    assert (code, out) == (2, "")
+    assert "--fromat" in err
+
+
+# Tables
+
+
+ROWS = [{"name": "a|b", "size": 2048, "tags": ["x"]}, {"name": "c", "size": None, "tags": []}]
+COLUMNS = [column("name"), column("size", show=render.size, rank=1), column("tags", rank=2)]
+
+
+def test_the_same_rows_print_as_table_json_csv_and_md(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(fmt: Format) -> str:
+        render.render(ROWS, COLUMNS, fmt, keys=["name", "size", "tags"])
+        return capsys.readouterr().out
+
+    assert json.loads(printed(Format.JSON)) == ROWS
+    assert list(csv.DictReader(io.StringIO(printed(Format.CSV)))) == [
+        {"name": "a|b", "size": "2048", "tags": '["x"]'},
+        {"name": "c", "size": "", "tags": "[]"},
+    ]
+    assert printed(Format.MD).splitlines() == ["| name | size | tags |", "| --- | --: | --- |", "| a\\|b | 2.0 KiB | x |", "| c | - | - |"]
+    table = printed(Format.TABLE)
+    assert "2.0 KiB" in table
+    assert "\x1b" not in table, "no colours where there is no terminal"
+    assert all(line == line.rstrip() for line in table.splitlines())
+
+
+def test_csv_without_rows_still_has_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    render.render([], COLUMNS, Format.CSV, keys=["name", "size"])
+    assert capsys.readouterr().out == "name,size\n"
+
+
+def test_a_narrow_terminal_loses_the_least_important_columns_first() -> None:
+    heads = [[c.head for c in render.fitting(ROWS, COLUMNS, width)] for width in (80, 15, 8, 1)]
+    assert heads == [["name", "size", "tags"], ["name", "size"], ["name"], ["name"]]
+
+
+@pytest.mark.parametrize(
+    ("show", "value", "said"),
+    [
+        (render.size, 0, "0 B"),
+        (render.size, 1536, "1.5 KiB"),
+        (render.size, 5 * 1024**4, "5.0 TiB"),
+        (render.duration, 59.94, "59.9 s"),
+        (render.duration, 200, "3 min 20 s"),
+        (render.duration, 7500, "2 h 05 min"),
+        (render.energy, 0.00012, "0.12 Wh"),
+        (render.brief, 3.1e-6, "3.1e-06"),
+        (render.count, 1972224, "1,972,224"),
+        (render.score, None, "-"),
+        (render.text, frozenset({"b", "a"}), "a, b"),
+    ],
+)
+def test_values_are_written_for_reading(show: Callable[[Any], str], value: object, said: str) -> None:
+    assert show(value) == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        ("methods", "lora"),
+        ("tasks", "acceptability"),
+        ("backbones", "t5-base"),
+        ("search-spaces", "read"),
+        ("attention", "pretrained"),
+        ("sweeps", "quickstart"),
+    ],
+)
+def test_list_says_what_there_is(suite: Suite, kind: str, known: str) -> None:
+    code, out, _ = suite("list", kind, "--format", "json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    assert set(rows[known]) == {"name", "description", "source", "families"}
+    assert all(row["description"] and row["source"] for row in rows.values())
+    assert known in suite("list", kind)[1]
+
+
+# Parameters
+
+
+def test_params_counts_lora_by_its_formula(suite: Suite) -> None:
+    code, out, _ = suite("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=8", "--format", "json")
+    counted = json.loads(out)
+    projections, width, rank = 3 * 12 * 2, 768, 8  # q and v of the encoder's, the decoder's and the cross attention of 12 layers
+    assert code == 0
+    assert counted["trainable"] == counted["method_trainable"] == projections * rank * 2 * width
+    assert counted["total"] == 222_903_552 + counted["trainable"]
+    assert counted["architecture"]["rank"] == 8
+
+
+def test_params_counts_the_tasks_head_apart(suite: Suite) -> None:
+    counted = json.loads(suite("params", "--backbone", "bert-base", "--method", "lora", "--num-labels", "5", "--format", "json")[1])
+    assert counted["head_trainable"] == 5 * 768 + 5
+    assert counted["trainable"] == counted["method_trainable"] + counted["head_trainable"]
+    assert counted["trainable_percent"] == pytest.approx(100 * counted["trainable"] / counted["total"])
+
+
+# Trials by hand
+
+
+def test_a_trial_by_hand_searches_and_with_test_confirms() -> None:
+    assert build_spec("minilm", "lora", "acceptability").phase is Phase.SEARCH
+    assert build_spec("minilm", "lora", "acceptability", test=True).phase is Phase.CONFIRM
+    assert build_spec("minilm", "lora", "acceptability", overrides=["phase=confirm"]).phase is Phase.CONFIRM
+
+
+def test_set_reaches_every_part_of_a_trial() -> None:
+    items = ["learning_rate=2e-3", "seed=4", "training.epochs=2", "limit.train=32", "rank=4", "architecture.alpha=8"]
+    spec = build_spec("minilm", "lora", "acceptability", overrides=[*items, "backbone.revision=abc"], ranks=2)
+    assert (spec.learning_rate, spec.seed, spec.training.epochs, spec.limit.train, spec.world_size) == (0.002, 4, 2, 32, 2)
+    assert (spec.arm.architecture["rank"], spec.arm.architecture["alpha"], spec.arm.backbone.revision) == (4, 8.0, "abc")
+    assert spec.arm.architecture["targets"] == ["q", "v"], "what is not set is filled in"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "error", "said"),
+    [
+        (["learning_rat=1"], 1, UnknownNameError, "did you mean learning_rate"),
+        (["learning_rate=0"], 1, ConfigError, "learning_rate"),
+        (["training.epoch=1"], 1, ConfigError, "did you mean epochs"),
+        (["phase=test"], 1, UnknownNameError, "known: confirm, search"),
+        (["training.batch_size=15"], 2, IncompatibleError, "batch_size 15 is not divisible by 2"),
+    ],
+)
+def test_a_faulty_trial_is_refused_before_it_starts(overrides: list[str], ranks: int, error: type[SuiteError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        build_spec("minilm", "lora", "acceptability", overrides=overrides, ranks=ranks)
+
+
+def test_trial_trains_and_prints_nothing_but_the_record_on_stdout(tmp_path: Path) -> None:
+    small = ["--set", "training.epochs=1", "--set", "training.batch_size=16", "--set", "limit.train=32", "--set", "limit.validation=16"]
+    command = [
+        "trial",
+        "--backbone",
+        "bert-base",
+        "--method",
+        "bitfit",
+        "--task",
+        "acceptability",
+        *TINY_SET,
+        *small,
+        "--home",
+        tmp_path / "h",
+    ]
+    done = shell(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["status"] == "completed"
+    assert record["score"] == record["validation_score"]
+    assert record["test_score"] is None, "test data are not read without --test"
+    assert record["scores"]["accuracy"] == record["score"]
+    stored = tmp_path / "h" / "trials" / record["trial"] / "result.json"
+    assert json.loads(stored.read_text()) == record
+
+
+# Sweeps
+
+
+def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(suite: Suite, tmp_path: Path) -> None:
+    config = load_sweep(ROOT / "sweeps" / "quickstart.yaml")
+    code, out, _ = suite("run", "quickstart", "--dry-run", "--home", tmp_path / "h", "--format", "json")
+    told = json.loads(out)
+    assert code == 0
+    assert {cell["method"] for cell in told["cells"]} == {"full", "lora", "prompt", "adapter", "bitfit", "lst", "read"}
+    assert len(told["cells"]) == told["cost"]["cells"] == 14
+    assert told["cost"]["trials_left"] == 14 * (config.search.trials + len(config.confirm.seeds))
+    steps = config.training.epochs * (config.limit.train or 0) // config.training.batch_size
+    assert {cell["steps_at_most"] for cell in told["cells"]} == {steps}
+    assert told["cost"]["mean_trial_s"] is None, "no trial ran here, so no time is guessed"
+    assert not (tmp_path / "h").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("suite.tune.driver.run_sweep", interrupted)
+    code, _, err = suite("run", "quickstart", "--home", tmp_path / "my home", "--set", "search.trials=2")
+    assert code == 130
+    assert f"suite run quickstart --home '{tmp_path}/my home' --set search.trials=2" in err
+
+
+def test_a_sweep_is_found_by_path_and_by_name() -> None:
+    assert run.find_sweep("quickstart") == run.find_sweep(str(ROOT / "sweeps" / "quickstart.yaml"))
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        run.find_sweep(str(ROOT / "sweeps" / "quickstat.yaml"))
+
+
+SWEEP = {
+    "name": "tiny",
+    "backbones": [{"name": "bert-base", "config": TINY}],
+    "methods": ["bitfit"],
+    "tasks": ["acceptability"],
+    "search": {"trials": 1, "startup_trials": 1},
+    "confirm": {"seeds": [1]},
+    "limit": {"train": 32, "validation": 16, "test": 16},
+    "training": {"epochs": 1, "batch_size": 16},
+}
+
+
+def sweep_of(**changes: Any) -> SweepConfig:
+    return SweepConfig.model_validate({**SWEEP, **changes})
+
+
+def result_of(spec: TrialSpec, status: Status = Status.COMPLETED) -> TrialResult:
+    failed = FailureRecord(type="Diverged", message="loss is nan at step 3", log_path="rank0.log")
+    return TrialResult(
+        trial=spec.hash,
+        status=status,
+        score=75.0 if status.has_score else None,
+        phases={"train": PhaseRecord(seconds=1.0, energy_kwh=0.001), "eval": PhaseRecord(seconds=1.0)},
+        failure=None if status.has_score else failed,
+        started_at=100.0,
+        finished_at=104.2,
+    )
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_board_counts_trials_energy_and_time_left(tmp_path: Path, terminal: bool) -> None:
+    plan = make_plan(sweep_of(methods=["bitfit", "lora"]), where="tiny.yaml")
+    states, clock, out = read_states(plan, Home(tmp_path)), Clock(), io.StringIO()
+    shown = Board(Console(file=out, force_terminal=terminal, width=200, height=40, color_system=None), clock)
+    shown.on_start(plan, states)
+    assert (shown.done, shown.left, shown.eta_s()) == (0, 4, None)
+
+    def finish(index: int, status: Status) -> None:
+        cell, clock.now = plan.cells[index], clock.now + 10
+        spec = plan.search_spec(cell, 0, 0.01)
+        folder, result = Home(tmp_path).trial(spec), result_of(spec, status)
+        folder.write_spec(spec)
+        shown.on_trial_start(spec)
+        folder.write_result(result)
+        states.update(read_states(plan, Home(tmp_path)))
+        shown.on_trial_end(spec, result)
+
+    finish(0, Status.COMPLETED)
+    assert (shown.done, shown.left, shown.eta_s()) == (1, 3, 30.0)
+    line = "[1/4] bitfit on acceptability, search 0 at 0.01: validation score 75.0, 4.2 s; 3 left, about 30.0 s"
+    assert (line in out.getvalue()) is not terminal, "a terminal has the table instead of lines"
+    finish(1, Status.DIVERGED)
+    assert (
+        "lora on acceptability, search 0 at 0.01: diverged after 4.2 s: Diverged: loss is nan at step 3 (log: rank0.log)" in out.getvalue()
+    )
+    out.truncate(0)
+    shown.console.print(shown)
+    picture = out.getvalue()
+    assert "sweep tiny: 2 of 4 trials done, 20.0 s so far, energy 2 Wh" in picture
+    assert "bitfit" in picture and "1/2" in picture and "75.0" in picture
+
+
+def test_a_board_larger_than_the_terminal_shows_the_cells_at_work(tmp_path: Path) -> None:
+    plan = make_plan(sweep_of(methods=["bitfit", "lora", "full", "adapter"]), where="tiny.yaml")
+    shown = Board(Console(file=io.StringIO(), force_terminal=True, width=120, height=8, color_system=None))
+    shown.on_start(plan, read_states(plan, Home(tmp_path)))
+    shown.on_trial_start(plan.search_spec(plan.cells[3], 0, 0.01))
+    with shown.console.capture() as captured:
+        shown.console.print(shown)
+    picture = captured.get()
+    assert "adapter" in picture
+    assert "2 more cells" in picture
+
+
+def test_one_command_runs_a_sweep_and_the_others_read_it(tmp_path: Path) -> None:
+    """The whole way on real processes: run, run again, leaderboard, status, sync."""
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))
+    first = shell("run", "tiny.yaml", "--format", "json", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    (row,) = json.loads(first.stdout)
+    assert (row["method"], row["task"], row["seeds"], row["status"]) == ("bitfit", "acceptability", 1, "done")
+    assert "suite leaderboard --sweep tiny --sort energy" in first.stderr
+    assert "[2/2] bitfit on acceptability, seed 1" in first.stderr
+    results = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs" / "trials").glob("*/result.json")}
+    assert len(results) == 2
+
+    again = shell("run", "tiny.yaml", "--format", "json", cwd=tmp_path)
+    assert json.loads(again.stdout) == [row]
+    assert {p: p.stat().st_mtime_ns for p in results} == results, "nothing that finished runs again"
+
+    (cell,) = json.loads(shell("status", "--format", "json", cwd=tmp_path).stdout)
+    assert (cell["search_done"], cell["confirm_done"], cell["running"], cell["left"], cell["failures"]) == (1, 1, 0, 0, [])
+    assert shell("sync", cwd=tmp_path).stdout.startswith("0 trials written, 2 were there already")
+    table = shell("leaderboard", cwd=tmp_path).stdout
+    assert f"{row['score_mean']:.1f}" in table
+    assert "\x1b" not in table
+
+
+def test_column_of_a_callable_is_aligned_as_told() -> None:
+    assert Column("n", str, right=True).right
+    assert not column("name").right
+    assert column("n", show=render.count).right
+
+
+def test_the_method_in_the_docs_works_as_it_is_written(tmp_path: Path) -> None:
+    """docs/adding.md, taken literally: a folder of the user's own, no file of the project touched."""
+    blocks = re.findall(r"```(python|yaml)\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)
+    for folder, name, (_, text) in zip(("petl", "search_spaces"), ("scale_norms.py", "scale-norms.yaml"), blocks, strict=False):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text)
+    counted = shell("params", "--backbone", "minilm", "--method", "scale-norms", "--format", "json", cwd=tmp_path, SUITE_PATH=str(tmp_path))
+    assert counted.returncode == 0, counted.stderr
+    assert json.loads(counted.stdout)["method_trainable"] == 13 * 384  # two norms in each of 6 blocks, one after the embeddings
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**SWEEP, "methods": ["scale-norms"]}))
+    dry = shell("run", "own.yaml", "--dry-run", "--format", "json", cwd=tmp_path, SUITE_PATH=str(tmp_path))
+    assert json.loads(dry.stdout)["cells"][0]["learning_rate"] == [1e-4, 3e-2]

@@ -1,0 +1,169 @@
+"""What the engine promises beyond training: resets and resumes bit for bit, refuses what is not whole, leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from suite.config.training import TrainingConfig
+from suite.errors import IncompatibleError
+from suite.train.checkpoint import MARKER, Checkpoints
+from suite.train.engine import Engine, engine_config, micro_batching
+from tests.ranks import on_ranks
+from tests.test_parity import batch_of, model_of
+
+TRAINING = TrainingConfig(batch_size=8)
+Found = dict[str, list[Any]]
+
+
+def steps(engine: Engine, rank: int, which: range, learning_rate: float = 1e-2) -> list[float]:
+    engine.module.train()
+    losses = []
+    for step in which:
+        mine = {name: tensor[rank::2] for name, tensor in batch_of("bert", step).items()}
+        losses.append(float(engine.step([(mine, 1.0)], learning_rate)))
+    return losses
+
+
+def reset_and_resume(rank: int, stage: int, folder: Path) -> dict[str, Any]:
+    engine = Engine(model_of("lora", "bert"), TRAINING.model_copy(update={"zero_stage": stage}), world_size=2, device="cpu")
+    engine.save(folder / "step-0")
+    frozen, start = engine.digest(trained=False), engine.digest(trained=True)
+    first = steps(engine, rank, range(3))
+    engine.save(folder / "step-3")
+    rest, end = steps(engine, rank, range(3, 6)), engine.digest(trained=True)
+    state = engine.trained_state()
+    engine.load(folder / "step-0")
+    found = {"reset": engine.digest(trained=True) == start, "again": steps(engine, rank, range(3)) == first}
+    steps(engine, rank, range(10, 12), learning_rate=0.5)
+    engine.load(folder / "step-3")
+    found |= {"resumed": steps(engine, rank, range(3, 6)) == rest, "end": engine.digest(trained=True) == end}
+    engine.load(folder / "step-0")
+    engine.load_trained(state)
+    found |= {"best": engine.digest(trained=True) == end, "frozen": engine.digest(trained=False) == frozen, "moved": start != end}
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_reset_resume_and_best_weights_are_bit_exact(stage: int, found: Found) -> None:
+    for on_rank in found[f"stage {stage}"]:
+        assert on_rank == dict.fromkeys(on_rank, True)
+
+
+def checkpoint_files_hold_no_frozen_weights(rank: int, folder: Path) -> list[str]:
+    engine = Engine(model_of("lora", "bert"), TRAINING, world_size=2, device="cpu")
+    Checkpoints(folder).save(engine, 1, {})
+    saved = torch.load(folder / "epoch-1" / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", weights_only=False)
+    frozen = {name for name, p in engine.module.named_parameters() if not p.requires_grad}
+    return sorted(frozen & set(saved["module"]))
+
+
+def test_frozen_weights_are_not_written(found: Found) -> None:
+    assert found["files"] == [[], []]
+
+
+def damaged_generations(rank: int, folder: Path) -> list[Any]:
+    engine = Engine(model_of("lora", "bert"), TRAINING, world_size=2, device="cpu")
+    checkpoints = Checkpoints(folder)
+    for epoch in (1, 2, 3):
+        checkpoints.save(engine, epoch, {"epoch": epoch})
+    found: list[Any] = [sorted(p.name for p in folder.glob("epoch-*")), checkpoints.load(engine)]
+    for damage in (_truncate_shard, _delete_marker):
+        torch.distributed.barrier()
+        if rank == 0:
+            damage(folder)
+        torch.distributed.barrier()
+        found.append(checkpoints.load(engine))
+    return found
+
+
+def _truncate_shard(folder: Path) -> None:
+    shard = next((folder / "epoch-3").glob("*optim_states.pt"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def _delete_marker(folder: Path) -> None:
+    (folder / "epoch-2" / MARKER).unlink()
+
+
+def test_a_damaged_checkpoint_falls_back_a_generation_and_then_to_the_start(found: Found) -> None:
+    for on_rank in found["damage"]:
+        assert on_rank == [["epoch-2", "epoch-3"], {"epoch": 3}, {"epoch": 2}, None]
+
+
+def six_arms(rank: int) -> tuple[int, list[int]]:
+    import psutil
+
+    from suite.meters import release_memory
+
+    alive, sizes = 0, []
+    for method in ("full", "lora", "adapter", "bitfit", "prompt", "read"):
+        engine = Engine(model_of(method, "bert"), TRAINING, world_size=2, device="cpu")
+        steps(engine, rank, range(2))
+        model = weakref.ref(engine.module)
+        engine.release()
+        del engine
+        gc.collect()
+        alive += model() is not None
+        release_memory()
+        sizes.append(psutil.Process().memory_info().rss)
+    return alive, sizes
+
+
+def test_six_arms_in_one_group_leave_its_memory_flat(found: Found) -> None:
+    for alive, sizes in found["six arms"]:
+        assert alive == 0
+        # 8 MiB: code that the first use of a method imports; one leaked tiny engine would hold its model alive above
+        assert sizes[-1] - sizes[1] < 8 * 2**20, sizes
+
+
+def unfreeze_later(rank: int) -> str:
+    engine = Engine(model_of("lora", "bert"), TRAINING, world_size=2, device="cpu")
+    engine.check_mask()
+    next(p for p in engine.module.parameters() if not p.requires_grad).requires_grad_(True)
+    try:
+        engine.check_mask()
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def test_what_is_unfrozen_after_the_start_is_noticed(found: Found) -> None:
+    assert all("requires_grad changed" in text for text in found["unfreeze"])
+
+
+def everything(rank: int, folder: Path) -> dict[str, Any]:
+    """All of the above in one pair of processes: starting them costs more than what they do."""
+    return {
+        "six arms": six_arms(rank),
+        "stage 0": reset_and_resume(rank, 0, folder / "0"),
+        "stage 3": reset_and_resume(rank, 3, folder / "3"),
+        "files": checkpoint_files_hold_no_frozen_weights(rank, folder / "files"),
+        "damage": damaged_generations(rank, folder / "damage"),
+        "unfreeze": unfreeze_later(rank),
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    first, second = on_ranks(everything, tmp_path_factory.mktemp("engine"))
+    return {name: [first[name], second[name]] for name in first}
+
+
+def test_every_setting_that_changes_numbers_is_written_out() -> None:
+    config = engine_config(TRAINING, world_size=2, device="cpu")
+    assert config["gradient_clipping"] == 1.0
+    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2 == config["train_batch_size"] == 8
+    assert config["zero_optimization"]["stage3_param_persistence_threshold"] == 0
+
+
+def test_a_batch_that_cannot_be_cut_is_refused() -> None:
+    with pytest.raises(IncompatibleError, match="not divisible by 3 workers"):
+        micro_batching(TRAINING, 3)
+    with pytest.raises(IncompatibleError, match="does not divide a worker's share"):
+        micro_batching(TrainingConfig(batch_size=12, micro_batch_size=4), 2)

@@ -1,0 +1,190 @@
+"""The architecture, kept: who may import whom, what an import may do, and what every file must say."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from suite.attention import variants
+from suite.data.generators import generators
+from suite.petl import methods
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted((ROOT / "suite").rglob("*.py"))
+LAYERS = (
+    {"errors", "registry", "config", "__init__"},
+    {"backbones"},
+    {"attention", "petl"},
+    {"data", "metrics", "meters"},
+    {"train"},
+    {"tune", "tracking"},
+    {"cli", "__main__"},
+)
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+HOMES = {
+    "ray": "suite/tune/",
+    "optuna": "suite/tune/",
+    "mlflow": "suite/tracking/",
+    "deepspeed": "suite/train/engine.py",
+    "typer": "suite/cli/",
+}
+PUBLISHED = ("suite", "tests", "tasks", "search_spaces", "sweeps", "benchmarks", "docs", ".ci")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def part_of(path: Path) -> str:
+    """`suite/petl/lora.py` -> petl; `suite/errors.py` -> errors."""
+    return path.relative_to(ROOT / "suite").parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Full dotted names of every import, also those inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imports_of(path: Path) -> set[str]:
+    return imported(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_point_one_way(path: Path) -> None:
+    own = LEVEL[part_of(path)]
+    used = {name.split(".")[1] for name in imports_of(path) if name.startswith("suite.")}
+    upward = {part for part in used if LEVEL.get(part, 0) > own}
+    assert not upward, f"{relative(path)} imports {upward}, which stand above it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_each_heavy_library_has_one_home(path: Path) -> None:
+    used = {name.split(".")[0] for name in imports_of(path)}
+    strays = {library for library, home in HOMES.items() if library in used and not relative(path).startswith(home)}
+    assert not strays, f"{relative(path)} imports {strays}"
+
+
+def test_training_names_no_method_variant_or_task() -> None:
+    names = {*methods.names(), *variants.names(), *(p.stem for p in (ROOT / "tasks").glob("*.yaml"))}
+    names -= {"full", "read", "pretrained"}  # also plain words of the code
+    for path in (p for p in MODULES if part_of(p) == "train"):
+        tree = ast.parse(path.read_text())
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        assert not texts & names, f"{relative(path)} names {texts & names}"
+
+
+PROBE = """
+import json, os, sys, threading
+root = sys.argv[1]
+reads = []
+original = type(os.environ).__getitem__
+
+def spy(self, key):
+    frame = sys._getframe(1)
+    for _ in range(3):  # os.environ.get and os.path.expanduser add frames of their own
+        if frame is None:
+            break
+        if frame.f_code.co_filename.startswith(root) and frame.f_code.co_name == "<module>":
+            reads.append(f"{frame.f_code.co_filename}:{frame.f_lineno} reads {key}")
+        frame = frame.f_back
+    return original(self, key)
+
+type(os.environ).__getitem__ = spy
+handlers = lambda: len(__import__("logging").getLogger().handlers)
+found = {}
+for name in sys.argv[2:]:
+    before = set(sys.modules)
+    __import__(name)
+    heavy = {"ray", "mlflow", "deepspeed", "optuna"} & (set(sys.modules) - before)
+    if heavy:
+        found[name] = sorted(heavy)
+children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+import torch
+print(json.dumps({"heavy": found, "reads": reads, "threads": threading.active_count(), "children": children,
+                  "handlers": handlers(), "distributed": torch.distributed.is_initialized()}))
+"""
+
+
+def test_importing_any_module_does_nothing() -> None:
+    """One fresh process imports every module; those that may hold ray, optuna or mlflow come last."""
+    names = [relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in MODULES]
+    late = ("suite.tune", "suite.tracking", "suite.cli", "suite.__main__")
+    names = sorted((n for n in names if n != "suite.__main__"), key=lambda n: (n.startswith(late), n))
+    command = [sys.executable, "-c", PROBE, str(ROOT / "suite"), *names]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    strays = {name: libraries for name, libraries in seen["heavy"].items() if not name.startswith(("suite.tune", "suite.tracking"))}
+    assert not strays
+    assert seen["reads"] == []
+    assert seen["threads"] == 1
+    assert seen["children"] == []
+    assert seen["handlers"] == 0
+    assert seen["distributed"] is False
+    assert done.stdout.count("\n") == 1, "an import printed something"
+
+
+def plug_ins() -> list[type]:
+    return [registry.get(name) for registry in (methods, variants, generators) for name in registry.names()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("plug_in", plug_ins(), ids=lambda cls: cls.__module__)
+def test_a_plug_ins_file_says_where_it_comes_from(plug_in: type) -> None:
+    docstring = sys.modules[plug_in.__module__].__doc__ or ""
+    for heading in ("Source:", "Deviations:"):
+        assert re.search(rf"^{heading} \S", docstring, re.MULTILINE), f"{plug_in.__module__} lacks {heading}"
+
+
+def test_all_seven_methods_are_there_with_a_search_space() -> None:
+    seven = {"full", "lora", "prompt", "adapter", "bitfit", "lst", "read"}
+    assert seven <= set(methods.names())
+    assert seven <= {path.stem for path in (ROOT / "search_spaces").glob("*.yaml")}
+
+
+def published_files() -> list[Path]:
+    inside = [p for folder in PUBLISHED for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return inside + [p for p in ROOT.iterdir() if p.is_file() and p.name != ".git"]
+
+
+def test_no_file_names_a_folder_of_the_machine_it_was_written_on() -> None:
+    pattern = re.compile(r"(?<![\w.~])/(?:" + "|".join(("work", "root", r"home/\w+", r"Users/\w+")) + r")/")
+    for path in published_files():
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        assert not (found := pattern.findall(text)), f"{relative(path)}: {found}"
+
+
+def test_every_dependency_is_locked_to_one_version() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.!]*", line) for line in lines), "pinned, without local version labels"
+    locked = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"], *project["optional-dependencies"]["demo"]]
+    names = {re.sub(r"[-_.]+", "-", re.split(r"[\[<>=~! ]", item)[0]).lower() for item in wanted}
+    assert names <= locked, f"not in constraints.txt: {names - locked}"
+    assert "torch==2.13.0" in lines
+
+
+def test_the_cluster_file_is_valid_for_rays_launcher_and_asks_for_a_token() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    validate_config(prepare_config(dict(config)))
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        starts = [command for command in config[key] if "ray start" in command]
+        assert starts and all(command.startswith("RAY_AUTH_MODE=token ") for command in starts)
+    assert "~/.ray/auth_token" in config["file_mounts"]

@@ -1,0 +1,337 @@
+"""The leaderboard: what each number of a row is made of, what counts as finished, and what the mean rows may say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+from suite.errors import TrackingError
+from suite.meters.record import PhaseRecord
+from suite.tracking import COLUMNS, leaderboard, open_store, sync, to_rows
+from suite.tracking.summary import CellSummary, Definition, from_tags, read_definition, summarise
+from suite.tracking.table import mean_rows
+from suite.train.cells import Cell, read_cells
+from suite.train.folder import Home
+from suite.train.result import Status
+from suite.train.spec import TrialSpec
+from tests.records import RATES, make_home, make_result, make_spec, make_store, write_cell, write_definition, write_trial
+
+KEYS = [
+    *["backbone", "attention", "method", "architecture", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate"],
+    *["trainable_parameters", "total_parameters", "energy_kwh", "energy_source", "peak_memory_bytes", "train_s", "samples_per_s"],
+    *["search_trials", "search_energy_kwh", "status"],
+]
+
+
+@pytest.fixture(scope="module")
+def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
+    """A synced home, read only: two methods on two tasks, all done."""
+    home = make_home(tmp_path_factory.mktemp("finished"))
+    shutil.copy(empty_db, home.path)
+    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
+    return home
+
+
+@pytest.fixture
+def home(tmp_path: Path, empty_db: Path) -> Home:
+    """An empty home with a ready database."""
+    shutil.copy(empty_db, tmp_path)
+    return Home(tmp_path)
+
+
+def rows(home: Home, **options: Any) -> list[dict[str, Any]]:
+    return to_rows(leaderboard(home.tracking_uri, **options))
+
+
+def only_cell(home: Home) -> Cell:
+    (cell,) = read_cells(home, "demo").values()
+    return cell
+
+
+def definition(home: Home) -> Definition:
+    found = read_definition(home, "demo")
+    assert found is not None
+    return found
+
+
+def test_the_columns_are_the_documented_ones_in_order(finished: Home) -> None:
+    assert list(COLUMNS) == KEYS
+    assert list(leaderboard(finished.tracking_uri).columns[: len(KEYS)]) == KEYS
+
+
+def test_a_row_is_made_of_its_trials(finished: Home) -> None:
+    (row,) = [r for r in rows(finished, method="lora") if r["task"] == "entailment"]
+    confirm = [make_result(make_spec("lora", "entailment", seed=s, learning_rate=RATES[2])) for s in (1, 2, 3)]
+    scores = [r.score for r in confirm]
+    expected = {
+        "backbone": "tiny-bert",
+        "attention": "pretrained",
+        "method": "lora",
+        "architecture": {"rank": 8},
+        "task": "entailment",
+        "score_mean": pytest.approx(mean(scores), abs=1e-12),
+        "score_std": pytest.approx(stdev(scores), abs=1e-12),
+        "seeds": 3,
+        "validation_score": make_result(make_spec("lora", "entailment", number=2)).score,
+        "learning_rate": RATES[2],
+        "trainable_parameters": 50_000,
+        "total_parameters": 4_050_000,
+        "energy_kwh": pytest.approx(2.2e-5, abs=1e-12),
+        "energy_source": "cpu-time-estimate",
+        "peak_memory_bytes": 10_000_003,
+        "train_s": 22.0,
+        "samples_per_s": 82.0,
+        "search_trials": 4,
+        "search_energy_kwh": pytest.approx(4 * 2.3e-5, abs=1e-12),
+        "status": "done",
+        "sweep": "demo",
+        "edge": False,
+        "search_s": 100.0,
+    }
+    assert {key: row[key] for key in expected} == expected
+
+
+def test_rows_are_strict_json_with_whole_numbers_and_null(home: Home) -> None:
+    write_cell(home, trials=2, seeds=[1])
+    sync(home, tracking_uri=home.tracking_uri)
+    (row,) = json.loads(json.dumps(rows(home), allow_nan=False))
+    assert row["score_std"] is None
+    assert isinstance(row["trainable_parameters"], int)
+    assert isinstance(row["seeds"], int)
+
+
+def test_the_leaderboard_needs_mlflow_only(finished: Home, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(finished.path / "mlflow.db")) as source, closing(sqlite3.connect(tmp_path / "elsewhere.db")) as copy:
+        source.backup(copy)
+    assert to_rows(leaderboard(f"sqlite:///{tmp_path}/elsewhere.db")) == rows(finished)
+
+
+def test_only_confirm_runs_of_the_chosen_learning_rate_count(home: Home) -> None:
+    write_cell(home, trials=4, seeds=[1, 2])
+    stale = make_spec("lora", seed=3, learning_rate=RATES[1])
+    write_trial(home, stale, make_result(stale, score=0.1))
+    assert summarise(only_cell(home)).seed_scores.keys() == {"1", "2"}
+
+
+def test_trials_beyond_a_lowered_budget_or_of_an_edited_task_do_not_count(home: Home) -> None:
+    write_cell(home, trials=4, seeds=[1, 2, 3])
+    write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1, 2])
+    summary = summarise(only_cell(home), definition(home))
+    assert (summary.search_trials, summary.learning_rate, summary.status) == (2, RATES[1], "partial")
+    known = definition(home)
+    ((key, cell),) = known.cells.items()
+    edited = cell.model_copy(update={"task": cell.task.model_copy(update={"version": 2})})
+    assert summarise(only_cell(home), replace(known, cells={key: edited})).search_trials == 0
+    assert summarise(only_cell(home), replace(known, world_size=4)).search_trials == 0
+
+
+def end(home: Home, *specs: TrialSpec, status: Status = Status.COMPLETED) -> None:
+    for spec in specs:
+        write_trial(home, spec, make_result(spec, status=status))
+
+
+SEARCH = [make_spec("lora", number=n) for n in range(2)]
+CONFIRM = [make_spec("lora", seed=s, learning_rate=RATES[1]) for s in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("scored", "without", "status", "seeds"),
+    [
+        (SEARCH[:1], [], "searching", 0),
+        (SEARCH, [], "partial", 0),
+        ([*SEARCH, CONFIRM[0]], [], "partial", 1),
+        ([*SEARCH, CONFIRM[0]], [CONFIRM[1]], "partial", 1),
+        ([*SEARCH, *CONFIRM], [], "done", 2),
+        ([SEARCH[1], *CONFIRM], [SEARCH[0]], "done", 2),
+        (SEARCH, CONFIRM, "failed", 0),
+        ([], SEARCH, "failed", 0),
+        ([], SEARCH[:1], "searching", 0),
+    ],
+)
+def test_the_status_says_what_is_left(home: Home, scored: list[TrialSpec], without: list[TrialSpec], status: str, seeds: int) -> None:
+    write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1, 2])
+    end(home, *scored)
+    end(home, *without, status=Status.DIVERGED)
+    summary = summarise(only_cell(home), definition(home))
+    assert (summary.status, summary.seeds) == (status, seeds)
+
+
+def test_a_cell_of_which_nothing_has_ended_has_a_row_of_nulls(home: Home) -> None:
+    write_definition(home, ["lora"], ["agreement"])
+    write_trial(home, make_spec("lora"))
+    sync(home, tracking_uri=home.tracking_uri)
+    (row,) = rows(home)
+    assert (row["status"], row["search_trials"], row["score_mean"], row["trainable_parameters"]) == ("searching", 0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("learning_rates", "edge"),
+    [((1e-4, 1.0), False), ((1e-6, 1e-3), True), ((1e-6, 1.1e-3), True), ((1e-6, 3e-3), False), ((1e-3, 1.0), False)],
+)
+def test_the_edge_is_the_end_of_the_range_and_of_what_was_tried(home: Home, learning_rates: tuple[float, float], edge: bool) -> None:
+    """The best of the three rates is the highest tried, 1e-3."""
+    write_definition(home, ["lora"], ["agreement"], trials=3, learning_rates=learning_rates)
+    write_cell(home, trials=3)
+    assert summarise(only_cell(home), definition(home)).edge is edge
+    assert summarise(only_cell(home)).edge is None
+
+
+def test_a_missing_measurement_makes_its_mean_or_sum_null_and_nothing_else(home: Home) -> None:
+    write_cell(home, trials=3, seeds=[1])
+    for spec in (make_spec("lora", seed=2, learning_rate=RATES[2]), make_spec("lora", number=3)):
+        write_trial(home, spec, make_result(spec, phases={"train": PhaseRecord(seconds=10.0)}, timing=None))
+    summary = summarise(only_cell(home))
+    assert (summary.energy_kwh, summary.peak_memory_bytes, summary.samples_per_s, summary.search_energy_kwh) == (None, None, None, None)
+    assert (summary.train_s, summary.search_s, summary.seeds) == (15.5, 85.0, 2)
+
+
+def test_trials_that_failed_before_measuring_leave_the_search_cost_known(home: Home) -> None:
+    write_cell(home, trials=3, seeds=[1])
+    spec = make_spec("lora", number=3)
+    write_trial(home, spec, make_result(spec, status=Status.FAILED, phases={}, parameters=None))
+    summary = summarise(only_cell(home))
+    assert (summary.search_trials, summary.search_energy_kwh) == (4, pytest.approx(3 * 2.3e-5, abs=1e-12))
+
+
+def test_a_number_can_become_null_again(home: Home) -> None:
+    write_definition(home, ["lora"], ["agreement"])
+    write_cell(home)
+    sync(home, tracking_uri=home.tracking_uri)
+    assert rows(home)[0]["status"] == "done"
+    for seed in (1, 2, 3):
+        shutil.rmtree(home.trial(make_spec("lora", seed=seed, learning_rate=RATES[2])).path)
+    sync(home, tracking_uri=home.tracking_uri)
+    assert (rows(home)[0]["status"], rows(home)[0]["score_mean"]) == ("partial", None)
+
+
+def test_the_cells_metrics_in_mlflow_are_those_of_the_last_sync(home: Home) -> None:
+    write_cell(home, seeds=[1])
+    sync(home, tracking_uri=home.tracking_uri)
+    spec = make_spec("lora", seed=2, learning_rate=RATES[2])
+    write_trial(home, spec, make_result(spec, score=0.1))
+    sync(home, tracking_uri=home.tracking_uri)
+    store = open_store(home.tracking_uri)
+    (run,) = store.runs([store.experiment("demo")], {"suite.kind": "cell"})
+    assert store.client.get_run(run.id).data.metrics["score_mean"] == rows(home)[0]["score_mean"] < 0.6
+    assert run.status == "FINISHED"
+
+
+def test_a_summary_survives_its_tags() -> None:
+    summary = make_summary("a", 0.5, seed_scores={"1": 0.25, "2": 0.75}, energy_kwh=1e-9, edge=True)
+    names = {key: getattr(summary, key) for key in ("sweep", "backbone", "attention", "method", "task")}
+    tags = {**names, "suite.arm": summary.arm, "architecture": '{"rank":8}', **summary.tags()}
+    assert from_tags(tags) == summary
+    with pytest.raises(TrackingError, match="suite sync --verify"):
+        from_tags({**tags, "suite.summary": tags["suite.summary"][:50]})
+
+
+def make_summary(task: str, score: float | None, *, arm: str = "x", status: str = "done", **fields: Any) -> CellSummary:
+    names = {"sweep": "demo", "backbone": "b", "attention": "pretrained", "method": "lora", "architecture": {"rank": 8}}
+    return CellSummary(**names, task=task, arm=arm, score_mean=score, status=status, **fields)
+
+
+def mean_of(*cells: CellSummary) -> list[CellSummary]:
+    return [cell for cell, _ in mean_rows([(cell, "home") for cell in cells])]
+
+
+def test_a_mean_row_averages_tasks_and_spreads_over_the_seeds_means() -> None:
+    left = make_summary("a", 0.5, seed_scores={"1": 0.4, "2": 0.6}, seeds=2, energy_kwh=1.0, peak_memory_bytes=10, learning_rate=1e-3)
+    right = make_summary("b", 0.8, seed_scores={"1": 0.9, "2": 0.7}, seeds=2, energy_kwh=3.0, peak_memory_bytes=13, learning_rate=1e-4)
+    (row,) = mean_of(left, right)
+    assert (row.task, row.status, row.seeds, row.energy_kwh, row.learning_rate) == ("mean", "done", 2, 2.0, None)
+    assert row.score_mean == pytest.approx(0.65, abs=1e-12)
+    assert row.score_std == pytest.approx(0.0, abs=1e-12)  # 0.65 with either seed, though each task varies
+    assert row.peak_memory_bytes == 12
+
+
+def test_a_mean_row_is_null_where_a_task_has_no_score_and_has_no_spread_where_seeds_differ() -> None:
+    (row,) = mean_of(make_summary("a", 0.5), make_summary("b", None, status="partial", energy_kwh=1.0))
+    assert (row.score_mean, row.energy_kwh, row.status) == (None, None, "partial")
+    left, right = make_summary("a", 0.5, seed_scores={"1": 0.4, "2": 0.6}), make_summary("b", 0.9, seed_scores={"1": 0.9})
+    assert mean_of(left, right)[0].score_std is None
+
+
+def test_a_mean_row_needs_several_tasks_and_all_tasks_of_the_sweep() -> None:
+    assert mean_of(make_summary("a", 0.5)) == []
+    cells = [make_summary(task, 0.5, arm="x") for task in "ab"] + [make_summary(task, 0.7, arm="y") for task in "abc"]
+    lacking, whole = mean_of(*cells)
+    assert (lacking.score_mean, lacking.status) == (None, "searching")
+    assert (whole.score_mean, whole.status) == (pytest.approx(0.7, abs=1e-12), "done")
+
+
+def test_mean_rows_of_real_cells(finished: Home) -> None:
+    board = rows(finished, method="lora")
+    assert [row["task"] for row in board] == ["agreement", "entailment", "mean"]
+    assert board[2]["score_mean"] == pytest.approx((board[0]["score_mean"] + board[1]["score_mean"]) / 2, abs=1e-12)
+    by_seed = [
+        mean(make_result(make_spec("lora", task, seed=seed, learning_rate=RATES[2])).score for task in ("agreement", "entailment"))
+        for seed in (1, 2, 3)
+    ]
+    assert board[2]["score_std"] == pytest.approx(stdev(by_seed), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sort", "key", "best_first"),
+    [("score", "score_mean", True), ("trainable", "trainable_parameters", False), ("energy", "energy_kwh", False)],
+)
+def test_rows_are_sorted_within_tasks_and_mean_rows_come_last(finished: Home, sort: str, key: str, best_first: bool) -> None:
+    board = rows(finished, sort=sort)
+    assert [row["task"] for row in board] == ["agreement"] * 2 + ["entailment"] * 2 + ["mean"] * 2
+    for task in ("agreement", "entailment", "mean"):
+        values = [row[key] for row in board if row["task"] == task]
+        assert values == sorted(values, reverse=best_first)
+
+
+def test_unknown_values_sort_last_and_ties_keep_their_order(home: Home) -> None:
+    for method in ("full", "lora", "read"):
+        write_cell(home, method, trials=3, seeds=[1])
+    write_trial(home, make_spec("adapter"))
+    sync(home, tracking_uri=home.tracking_uri)
+    assert [row["method"] for row in rows(home, sort="energy")] == ["full", "lora", "read", "adapter"]
+    assert [row["method"] for row in rows(home, sort="trainable")] == ["read", "lora", "full", "adapter"]
+    assert rows(home, sort="score")[-1]["method"] == "adapter"
+
+
+def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:
+    write_cell(home, trials=1, seeds=[1])
+    write_cell(home, "read", "entailment", trials=1, seeds=[1], sweep="other")
+    sync(home, tracking_uri=home.tracking_uri)
+    assert [row["sweep"] for row in rows(home)] == ["demo", "other"]
+    assert [row["task"] for row in rows(home, sweep="other")] == ["entailment"]
+    assert [row["method"] for row in rows(home, task="agreement")] == ["lora"]
+    assert [row["sweep"] for row in rows(home, method="read")] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sweep": "dmeo"}, "unknown sweep 'dmeo'; did you mean demo"),
+        ({"method": "lore"}, "unknown method 'lore'; did you mean lora"),
+        ({"task": "cola"}, "unknown task 'cola'"),
+        ({"sort": "energie"}, "unknown sort key 'energie'; did you mean energy"),
+    ],
+)
+def test_names_that_do_not_exist_are_answered_with_near_ones(finished: Home, options: dict[str, str], message: str) -> None:
+    with pytest.raises(TrackingError, match=message):
+        leaderboard(finished.tracking_uri, **options)
+
+
+def test_no_results_yet_is_said_and_nothing_is_created(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match=r"no results yet: .*absent\.db does not exist"):
+        leaderboard(f"sqlite:///{tmp_path}/absent.db")
+    assert not (tmp_path / "absent.db").exists()
+    with pytest.raises(TrackingError, match=r"no results yet in .*suite run"):
+        leaderboard(home.tracking_uri)

@@ -1,0 +1,124 @@
+"""Learning rates that a study proposes."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from suite.config.space import LearningRateRange
+from suite.tune.proposer import Finished, Running, Sampler, propose
+
+RANGE = LearningRateRange(low=1e-6, high=3e-3)
+SAMPLERS: tuple[Sampler, ...] = ("gp", "tpe", "random", "grid")
+
+
+def ask(
+    sampler: Sampler, number: int, finished: list[Finished], running: Sequence[Running] = (), *, study: str = "a/b", seed: int = 0
+) -> float:
+    return propose(study, RANGE, sampler=sampler, seed=seed, startup_trials=4, finished=finished, running=running, number=number)
+
+
+def parabola(learning_rate: float) -> float:
+    return -(math.log10(learning_rate / 2e-4) ** 2)
+
+
+def study(sampler: Sampler, trials: int, *, seed: int = 0, noise: float = 0.0) -> list[Finished]:
+    finished: list[Finished] = []
+    draw = random.Random(1)
+    for number in range(trials):
+        learning_rate = ask(sampler, number, finished, seed=seed)
+        finished.append((number, learning_rate, parabola(learning_rate) + noise * draw.gauss(0, 1)))
+    return finished
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_proposals_lie_in_the_range_differ_and_depend_on_study_and_seed(sampler: Sampler) -> None:
+    rates = [learning_rate for _, learning_rate, _ in study(sampler, 12)]
+    assert all(RANGE.low <= r <= RANGE.high for r in rates)
+    assert len(set(rates)) == 12
+    assert rates == [r for _, r, _ in study(sampler, 12)]
+    if sampler != "grid":
+        assert ask(sampler, 0, []) != ask(sampler, 0, [], study="a/c") and ask(sampler, 0, []) != ask(sampler, 0, [], seed=1)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_another_process_proposes_the_same(sampler: Sampler) -> None:
+    finished, running = study(sampler, 6), [(6, 1e-4)]
+    code = (
+        "import json, sys; from suite.config.space import LearningRateRange; from suite.tune.proposer import propose\n"
+        "a = json.load(sys.stdin); r = LearningRateRange(**a.pop('range'))\n"
+        "print(repr(propose('a/b', r, seed=0, startup_trials=4, **a)))"
+    )
+    given = {"range": RANGE.model_dump(), "sampler": sampler, "finished": finished, "running": running, "number": 7}
+    root = Path(__file__).parents[1]
+    out = subprocess.run([sys.executable, "-c", code], input=json.dumps(given), capture_output=True, text=True, check=True, cwd=root)
+    assert float(out.stdout) == ask(sampler, 7, finished, running)
+
+
+def test_the_gaussian_process_finds_the_optimum() -> None:
+    best = max(study("gp", 10, noise=0.01), key=lambda trial: trial[2] or 0.0)
+    assert abs(math.log10(best[1] / 2e-4)) < 0.15
+
+
+def test_the_first_trials_cover_the_range_evenly() -> None:
+    """Four points of a Sobol sequence: one in each quarter of the log range."""
+    span = math.log(RANGE.high / RANGE.low)
+    quarters = [int(4 * math.log(learning_rate / RANGE.low) / span) for _, learning_rate, _ in study("gp", 4)]
+    assert sorted(quarters) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("sampler", ["gp", "tpe"])
+def test_trials_without_a_score_push_the_sampler_away(sampler: Sampler) -> None:
+    """Upper half of the range diverged: fewer of the next proposals lie there than when it scored best."""
+    edge = math.sqrt(RANGE.low * RANGE.high)
+    rates = [1e-6 * 10 ** (0.28 * i) for i in range(12)]
+    diverged: list[Finished] = [(i, r, None if r > edge else 1.0 + 0.1 * i) for i, r in enumerate(rates)]
+    good: list[Finished] = [(i, r, 3.0 + 0.1 * i if r > edge else 1.0) for i, r in enumerate(rates)]
+    above = lambda history: sum(ask(sampler, n, history, study=f"s{n}") > edge for n in range(12, 16))  # noqa: E731
+    assert above(diverged) < above(good)
+
+
+def test_while_no_trial_has_a_score_the_quasi_random_sequence_goes_on() -> None:
+    nothing: list[Finished] = [(i, ask("gp", i, []), None) for i in range(6)]
+    assert ask("gp", 6, nothing) == ask("random", 6, nothing)
+
+
+def test_running_trials_are_not_proposed_again() -> None:
+    finished = study("gp", 8)
+    first = ask("gp", 8, finished)
+    second = ask("gp", 9, finished, [(8, first)])
+    assert second != first and second not in {r for _, r, _ in finished}
+
+
+def test_a_learning_rate_is_never_tried_twice() -> None:
+    """The optimum on the edge draws the sampler to the edge again and again."""
+    finished: list[Finished] = []
+    for number in range(10):
+        learning_rate = ask("gp", number, finished)
+        finished.append((number, learning_rate, math.log(learning_rate)))
+    assert len({r for _, r, _ in finished}) == 10 and RANGE.high in {r for _, r, _ in finished}
+
+
+def test_a_larger_grid_refines_a_smaller_one() -> None:
+    logs = sorted(math.log(r) for _, r, _ in study("grid", 9))
+    gaps = [b - a for a, b in pairwise(logs)]
+    assert max(gaps) - min(gaps) < 1e-3, "rates are rounded to four digits"
+    assert min(r for _, r, _ in study("grid", 2)) == RANGE.low
+
+
+def test_asking_stays_quick_in_a_long_study() -> None:
+    draw = random.Random(0)
+    rates = [math.exp(draw.uniform(math.log(RANGE.low), math.log(RANGE.high))) for _ in range(400)]
+    finished: list[Finished] = [(i, r, parabola(r) + draw.gauss(0, 0.1)) for i, r in enumerate(rates)]
+    began = time.process_time()
+    ask("gp", 400, finished)
+    assert time.process_time() - began < 5.0  # about 0.3 s measured; slow machines are slow

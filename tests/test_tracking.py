@@ -1,0 +1,351 @@
+"""MLflow as a view of trial folders: written once, completed after any interruption, rebuilt from nothing, never in a sweep's way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.errors import TrackingError
+from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows
+from suite.tracking.store import Store, StoredRun, key_name
+from suite.tracking.writer import Syncer
+from suite.train.folder import Home, TrialFolder
+from suite.train.result import Status
+from tests.records import START_S, make_home, make_result, make_spec, make_store, write_cell, write_definition, write_trial
+
+
+@pytest.fixture(scope="module")
+def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
+
+
+@pytest.fixture
+def home(tmp_path: Path, empty_db: Path) -> Home:
+    """Two methods on one task, three search trials and two seeds each: ten trials."""
+    home = make_home(tmp_path / "runs", tasks=["agreement"], trials=3, seeds=(1, 2))
+    shutil.copy(empty_db, home.path / "mlflow.db")
+    return home
+
+
+def runs(uri: str, kind: str, sweep: str = "demo", **tags: str) -> list[StoredRun]:
+    store = open_store(uri)
+    return store.runs([store.experiments()[sweep]], {"suite.kind": kind, **tags})
+
+
+def points(uri: str) -> int:
+    with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection:
+        return int(connection.execute("SELECT count(*) FROM metrics").fetchone()[0])
+
+
+def assert_each_once(uri: str, home: Home) -> None:
+    """One complete run per trial folder with a result, under the one run of its cell."""
+    cells = {run.tags["suite.cell"]: run.id for run in runs(uri, "cell")}
+    assert len(cells) == len(runs(uri, "cell"))
+    trials = runs(uri, "trial")
+    assert Counter(run.tags["suite.trial"] for run in trials) == Counter(f.hash for f in home.trials() if f.result() is not None)
+    assert {run.tags.get("suite.complete") for run in trials} == {"true"}
+    assert all(run.tags["mlflow.parentRunId"] == cells[run.tags["suite.cell"]] for run in trials)
+    assert not [run for run in (*trials, *runs(uri, "cell")) if run.status == "RUNNING"]
+
+
+def test_a_trial_is_written_with_its_names_choices_and_numbers(home: Home) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    spec = make_spec("lora", number=1)
+    (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": spec.hash})
+    stored = open_store(home.tracking_uri).client.get_run(run.id)
+    expected = {"sweep": "demo", "backbone": "tiny-bert", "attention": "pretrained", "method": "lora", "task": "agreement"}
+    expected |= {"phase": "search", "seed": "0", "number": "1", "status": "completed", "architecture": '{"rank":8}'}
+    assert expected.items() <= stored.data.tags.items()
+    assert {"learning_rate": "0.0003", "architecture.rank": "8", "training.batch_size": "8"}.items() <= stored.data.params.items()
+    result = make_result(spec)
+    numbers = {"score": result.score, "phases.train.energy_kwh": 2e-5, "parameters.trainable": 50_000, "timing.p50_s": 0.1}
+    assert numbers.items() <= stored.data.metrics.items()
+    assert (stored.info.status, stored.info.end_time) == ("FINISHED", int(result.finished_at * 1000))
+
+
+def test_the_training_curve_has_the_times_of_the_record(home: Home) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": make_spec("lora").hash})
+    curve = open_store(home.tracking_uri).client.get_metric_history(run.id, "epoch.train_loss")
+    assert [(m.step, m.value, m.timestamp) for m in curve] == [(0, 0.7, (START_S + 10) * 1000), (1, 0.6, (START_S + 20) * 1000)]
+
+
+def test_a_trial_without_a_score_says_why(home: Home) -> None:
+    spec = make_spec("read")
+    write_trial(home, spec, make_result(spec, status=Status.DIVERGED))
+    sync(home, tracking_uri=home.tracking_uri)
+    (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": spec.hash})
+    assert (run.status, run.tags["status"], run.tags["failure.message"]) == ("FAILED", "diverged", "loss is nan")
+
+
+def test_a_second_sync_reads_no_result_and_writes_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = sync(home, tracking_uri=home.tracking_uri)
+    assert (first.written, first.already, first.cells, first.unreachable) == (10, 0, 2, None)
+    before = points(home.tracking_uri)
+    verified = sync(home, tracking_uri=home.tracking_uri, verify=True)
+    assert (verified.written, verified.already) == (0, 10)
+    monkeypatch.setattr(TrialFolder, "result", lambda self: pytest.fail("a result was read"))
+    again = sync(home, tracking_uri=home.tracking_uri)
+    assert (again.written, again.already, again.cells) == (0, 10, 0)
+    monkeypatch.undo()
+    assert_each_once(home.tracking_uri, home)
+    cell_metrics = len(
+        {k for run in runs(home.tracking_uri, "cell") for k in open_store(home.tracking_uri).client.get_run(run.id).data.metrics}
+    )
+    assert points(home.tracking_uri) == before + 2 * cell_metrics  # a verified cell is summed up anew, trials stay as they are
+
+
+def test_handing_out_a_trial_changes_nothing_and_its_end_changes_one_cell(home: Home) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    spec = write_trial(home, make_spec("lora", number=3))
+    assert sync(home, tracking_uri=home.tracking_uri).cells == 0
+    home.trial(spec).write_result(make_result(spec))
+    report = sync(home, tracking_uri=home.tracking_uri)
+    assert (report.written, report.already, report.cells) == (1, 10 - 5 + 5, 1)
+
+
+class FailingStore(Store):
+    """Fails at the n-th call that writes, before or after MLflow has done it: what a kill or a lost answer leaves."""
+
+    def __init__(self, store: Store, at: int, *, after: bool) -> None:
+        super().__init__(store.client, store.uri, store.page_size)
+        self.left, self.after = at, after
+
+    def _counted(self, call: str, /, *args: Any, **kwargs: Any) -> Any:
+        self.left -= 1
+        if self.left < 0 and not self.after:
+            raise TrackingError("cut off")
+        done = getattr(Store, call)(self, *args, **kwargs)
+        if self.left < 0:
+            raise TrackingError("cut off")
+        return done
+
+    def create_run(self, *args: Any, **kwargs: Any) -> StoredRun:
+        return self._counted("create_run", *args, **kwargs)
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        self._counted("log", *args, **kwargs)
+
+    def finish(self, *args: Any, **kwargs: Any) -> None:
+        self._counted("finish", *args, **kwargs)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_sync_cut_off_at_any_call_is_completed_by_the_next_without_duplicates(tmp_path: Path, empty_db: Path, after: bool) -> None:
+    home = Home(tmp_path)
+    write_cell(home, trials=1, seeds=[])
+    expected = None
+    for at in range(20):
+        shutil.copy(empty_db, tmp_path / "mlflow.db")
+        report = Syncer(home, FailingStore(open_store(home.tracking_uri), at, after=after)).run()
+        assert (report.unreachable is None) == (at >= 7)  # create the cell; a trial in four calls; the summary in two
+        sync(home, tracking_uri=home.tracking_uri)
+        assert_each_once(home.tracking_uri, home)
+        rows = to_rows(leaderboard(home.tracking_uri))
+        expected = expected or rows
+        assert rows == expected
+        if report.unreachable is None:
+            return
+        for path in tmp_path.glob("mlflow.db*"):
+            path.unlink()
+    pytest.fail("the sync was never let through")
+
+
+def test_mlflow_is_rebuilt_from_nothing_in_silence(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    before = to_rows(leaderboard(home.tracking_uri))
+    for path in home.path.glob("mlflow.db*"):
+        path.unlink()
+    assert sync(home, tracking_uri=home.tracking_uri).written == 10
+    assert capfd.readouterr() == ("", "")
+    assert to_rows(leaderboard(home.tracking_uri)) == before
+    assert_each_once(home.tracking_uri, home)
+
+
+def test_a_trial_that_was_run_again_replaces_its_run(home: Home) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    spec = make_spec("lora", number=0)
+    shutil.rmtree(home.trial(spec).path)
+    write_trial(home, spec, make_result(spec, score=0.99))
+    assert sync(home, tracking_uri=home.tracking_uri).written == 1
+    assert_each_once(home.tracking_uri, home)
+    (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": spec.hash})
+    assert open_store(home.tracking_uri).client.get_run(run.id).data.metrics["score"] == 0.99
+
+
+def test_runs_deleted_by_hand_come_back_and_duplicates_go(home: Home) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    store = open_store(home.tracking_uri)
+    cells, trials = runs(home.tracking_uri, "cell"), runs(home.tracking_uri, "trial")
+    store.delete_run(cells[0].id)
+    store.delete_run(trials[-1].id)
+    twin = trials[0]
+    store.create_run(store.experiment("demo"), name=twin.tags["mlflow.runName"], start_s=time.time(), tags=twin.tags)
+    assert sync(home, tracking_uri=home.tracking_uri, verify=True).written == 1
+    assert_each_once(home.tracking_uri, home)
+
+
+def test_a_deleted_experiment_comes_back(home: Home) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    store = open_store(home.tracking_uri)
+    store.client.delete_experiment(store.experiment("demo"))
+    sync(home, tracking_uri=home.tracking_uri)
+    assert_each_once(home.tracking_uri, home)
+
+
+def test_two_homes_with_a_sweep_of_one_name_stay_apart_in_one_store(home: Home, tmp_path: Path) -> None:
+    other = make_home(tmp_path / "other", tasks=["agreement"], trials=3, seeds=(1, 2))
+    for _ in range(2):
+        sync(home, tracking_uri=home.tracking_uri)
+        sync(other, tracking_uri=home.tracking_uri)
+    assert len(runs(home.tracking_uri, "cell")) == 4
+    assert len(runs(home.tracking_uri, "trial")) == 20
+    assert leaderboard(home.tracking_uri)["home"].nunique() == 2
+
+
+def test_searches_go_over_all_pages(home: Home) -> None:
+    paged = open_store(home.tracking_uri, page_size=3)
+    for sweep in ("second", "third", "fourth"):
+        write_cell(home, trials=1, seeds=[], sweep=sweep)
+    assert Syncer(home, paged).run().written == 13
+    assert Syncer(home, paged).run(verify=True).written == 0
+    assert set(paged.experiments()) == {"demo", "second", "third", "fourth"}
+    found = paged.runs(list(paged.experiments().values()), {"suite.kind": "trial"})
+    assert Counter(run.tags["suite.trial"] for run in found) == Counter(folder.hash for folder in home.trials())
+
+
+def test_one_sweep_of_a_home_can_be_synced_alone(home: Home) -> None:
+    write_cell(home, trials=1, seeds=[1], sweep="second")
+    assert sync(home, tracking_uri=home.tracking_uri, sweep="second").written == 2
+    assert list(open_store(home.tracking_uri).experiments()) == ["second"]
+    with pytest.raises(TrackingError, match="did you mean second"):
+        sync(home, tracking_uri=home.tracking_uri, sweep="secnd")
+
+
+def test_a_home_that_does_not_exist_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="no trials here"):
+        sync(Home(tmp_path / "typo"), tracking_uri=f"sqlite:///{tmp_path}/x.db")
+    assert not (tmp_path / "typo").exists()
+
+
+def test_names_and_texts_that_mlflow_refuses_or_cuts_are_stored_visibly(home: Home) -> None:
+    spec = make_spec("read")
+    result = make_result(spec)
+    write_trial(home, spec, result.model_copy(update={"scores": {"eval[0]": 0.5}, "missing": {"x": "y" * 9000}}))
+    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
+    (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": spec.hash})
+    assert open_store(home.tracking_uri).client.get_run(run.id).data.metrics["scores.eval_0_"] == 0.5
+    assert run.tags["missing.x"].endswith("y...")
+    assert key_name("a" * 300) == "a" * 250
+
+
+def test_a_server_that_is_away_is_reported_within_seconds(home: Home) -> None:
+    start = time.monotonic()
+    report = sync(home, tracking_uri=f"http://user:secret@127.0.0.1:{free_port()}")
+    assert report.unreachable is not None
+    assert "does not answer" in report.unreachable
+    assert "secret" not in report.unreachable
+    assert time.monotonic() - start < 40  # one retry; MLflow's own settings would take four minutes
+
+
+def test_a_listener_follows_a_sweep_into_sqlite(home: Home) -> None:
+    said: list[str] = []
+    listener = TrackingListener(home, home.tracking_uri, say=said.append)
+    listener.on_start(None, {})
+    for number in range(3, 6):
+        spec = make_spec("lora", number=number, learning_rate=1e-4 * number)
+        listener.on_trial_start(spec)
+        write_trial(home, spec, make_result(spec))
+        listener.on_trial_end(spec, make_result(spec))
+    listener.on_trial_end(make_spec("read"), None)  # ran out of retries: no result
+    listener.on_end(None)
+    assert (listener.behind, said) == (0, [])
+    assert_each_once(home.tracking_uri, home)
+    assert len(runs(home.tracking_uri, "trial")) == 13
+
+
+def test_a_silent_server_delays_nothing_and_the_listener_says_what_is_left(home: Home) -> None:
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
+        listener = TrackingListener(home, f"http://127.0.0.1:{deaf.getsockname()[1]}", say=said.append, patience_s=0.5)
+        start = time.monotonic()
+        listener.on_start(None, {})
+        for number in range(2):
+            spec = make_spec("lora", number=number)
+            listener.on_trial_end(spec, make_result(spec))
+        assert time.monotonic() - start < 1
+        listener.on_end(None)
+        assert time.monotonic() - start < 5
+    assert said[-1] == "MLflow is behind by 2 trials; run: suite sync"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start_server(db: Path, port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{db}", "--port", str(port), "--workers", "1"]
+    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command += ["--artifacts-destination", str(db.parent / "artifacts")]
+    with (db.parent / "server.log").open("ab") as log:
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def kill_server(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made: the server and its worker
+    process.wait()
+
+
+def wait_until(condition: Any, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.1)
+
+
+def test_a_server_that_comes_late_and_is_killed_in_the_middle_delays_nothing_and_misses_nothing(tmp_path: Path, empty_db: Path) -> None:
+    home, port, said = Home(tmp_path / "runs"), free_port(), []
+    write_definition(home, ["lora"], ["agreement"], trials=4, seeds=[1, 2])
+    db = tmp_path / "server" / "mlflow.db"
+    db.parent.mkdir()
+    shutil.copy(empty_db, db)
+    listener = TrackingListener(home, f"http://127.0.0.1:{port}", say=said.append, patience_s=2, retry_s=(0.2, 1.0))
+
+    def end_trial(number: int) -> None:
+        spec = make_spec("lora", number=number)
+        write_trial(home, spec, make_result(spec))
+        start = time.monotonic()
+        listener.on_trial_end(spec, make_result(spec))
+        assert time.monotonic() - start < 1
+
+    listener.on_start(None, {})
+    end_trial(0)
+    end_trial(1)
+    wait_until(lambda: said)
+    server = start_server(db, port)
+    try:
+        wait_until(lambda: listener.behind == 0)
+    finally:
+        kill_server(server)
+    end_trial(2)
+    end_trial(3)
+    listener.on_end(None)
+    assert len(said) == 2
+    assert "does not answer" in said[0] and "the sweep goes on" in said[0]
+    assert said[1] == "MLflow is behind by 2 trials; run: suite sync"
+    report = sync(home, tracking_uri=f"sqlite:///{db}")
+    assert (report.written, report.already) == (2, 2)
+    assert_each_once(f"sqlite:///{db}", home)

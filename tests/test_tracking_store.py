@@ -1,0 +1,101 @@
+"""The MLflow store: which one is used, made and migrated by one process at a time, and clear words when it cannot be."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from suite.errors import TrackingError
+from suite.tracking import open_store, resolve_uri, sync
+from suite.train.folder import Home
+from tests.records import write_cell
+
+
+def test_the_uri_is_the_given_one_then_the_environments_then_the_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_uri(Home(Path("runs"))) == f"sqlite:///{tmp_path}/runs/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mine.db")
+    assert resolve_uri(Home(Path("runs"))) == f"sqlite:///{tmp_path}/mine.db"
+    assert resolve_uri(Home(Path("runs")), "http://host:5000") == "http://host:5000"
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"])
+def test_stores_that_cannot_work_are_refused(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="sqlite:///PATH"):
+        resolve_uri(Home(tmp_path), uri)
+
+
+def test_a_file_that_is_no_database_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("hello " * 100)
+    start = time.monotonic()
+    with pytest.raises(TrackingError, match=r"mlflow\.db: not a usable sqlite database"):
+        open_store(f"sqlite:///{tmp_path}/mlflow.db")
+    assert time.monotonic() - start < 5
+
+
+def test_a_folder_that_cannot_be_written_is_reported_not_raised(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    write_cell(home, trials=1, seeds=[1])
+    (tmp_path / "file").touch()
+    report = sync(home, tracking_uri=f"sqlite:///{tmp_path}/file/mlflow.db")
+    assert report.unreachable is not None
+    assert "cannot be opened" in report.unreachable
+
+
+def test_a_database_of_an_older_mlflow_is_migrated_by_a_writer_only_and_kept_beside(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    old = make_old_database(path)
+    with pytest.raises(TrackingError, match="schema of another MLflow; bring it up to date with: suite sync"):
+        open_store(f"sqlite:///{path}", create=False)
+    assert schema(path) == old
+    assert open_store(f"sqlite:///{path}").experiments() == {}
+    assert schema(path) != old
+    assert schema(Path(f"{path}.before-migration")) == old
+
+
+def make_old_database(path: Path) -> str:
+    """A database as MLflow was one migration ago, through its own migrations."""
+    from alembic import command
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db.utils import InitialBase, _get_alembic_config, create_sqlalchemy_engine_with_retry
+
+    engine, config = create_sqlalchemy_engine_with_retry(f"sqlite:///{path}"), _get_alembic_config(f"sqlite:///{path}")
+    InitialBase.metadata.create_all(engine)
+    revision = ScriptDirectory.from_config(config).get_revision("head").down_revision
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    engine.dispose()
+    return str(revision)
+
+
+def schema(path: Path) -> str:
+    with closing(sqlite3.connect(path)) as connection:
+        return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
+
+
+RACE = """
+import os, sys
+import mlflow.store.tracking.sqlalchemy_store  # imported once, so that the processes meet at the file and not on the way to it
+from suite.tracking import open_store
+children = [pid for _ in range(4) if (pid := os.fork()) or (open_store(sys.argv[1]).experiment("x"), os._exit(0))]
+sys.exit(sum(os.waitpid(pid, 0)[1] != 0 for pid in children))
+"""
+
+
+def test_processes_that_open_a_fresh_database_together_all_succeed(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", RACE, f"sqlite:///{tmp_path}/mlflow.db"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert list(open_store(f"sqlite:///{tmp_path}/mlflow.db").experiments()) == ["x"]
+
+
+def test_importing_the_package_imports_neither_mlflow_nor_pandas() -> None:
+    code = "import sys, suite.tracking; sys.exit(bool({'mlflow', 'pandas'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,259 @@
+"""Sweeps through real Ray: one local cluster for the module, two CPU workers, training replaced by `tests.fake_trainer`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from suite.errors import ResourceError, SweepConflictError
+from suite.train.folder import Home, Workspace
+from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.train.spec import Phase, TrialSpec
+from suite.tune.cluster import PASSED_ON, cluster, worker_environment
+from suite.tune.driver import run_sweep
+from suite.tune.events import Listener, Outcome
+from suite.tune.group import Group, Settings
+from suite.tune.plan import Plan, make_plan
+from suite.tune.resources import Layout
+from suite.tune.status import status
+from tests.fake_trainer import score_of
+from tests.sweeps import make_roots, toy_sweep
+
+ROOT = Path(__file__).parents[1]
+FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        roots = make_roots(tmp_path_factory.mktemp("roots"), patch)
+        with cluster(None, threads=1):
+            yield roots
+
+
+@pytest.fixture
+def data_root(local_cluster: Path) -> Path:
+    return local_cluster
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    path = tmp_path / "home"
+    path.mkdir()
+    return Home(path)
+
+
+class Recorder(Listener):
+    """Everything that a listener is told, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def on_start(self, plan: Plan, cells: Any) -> None:
+        self.events.append(("start", list(cells)))
+
+    def on_trial_start(self, spec: TrialSpec) -> None:
+        self.events.append(("trial", spec))
+
+    def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
+        self.events.append(("epoch", spec, record.epoch))
+
+    def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
+        self.events.append(("trial end", spec, result))
+
+    def on_trial_retry(self, spec: TrialSpec, failure: FailureRecord) -> None:
+        self.events.append(("retry", spec, failure))
+
+    def on_end(self, outcome: Outcome) -> None:
+        self.events.append(("end", outcome))
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        return [event[1:] for event in self.events if event[0] == name]
+
+
+class Broken(Listener):
+    def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
+        raise RuntimeError("a table that cannot be drawn")
+
+
+def calls(home: Home, call: str = "start") -> list[dict[str, Any]]:
+    path = home.path / "calls.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [c for c in map(json.loads, lines) if c["call"] == call and c["rank"] == 0]
+
+
+def small(**changes: Any) -> Any:
+    """One cell, two search trials, one seed."""
+    return toy_sweep(**{"methods": ["full"], "search": {"trials": 2}, "confirm": {"seeds": [1]}} | changes)
+
+
+def test_a_sweep_runs_through_and_tells_its_listeners(home: Home, data_root: Path) -> None:
+    recorder = Recorder()
+    outcome = run_sweep(toy_sweep(), home=home, data_root=data_root, listeners=[Broken(), recorder], trainer=FAKE)
+    assert outcome.ok and outcome.finished == 14 and not outcome.failed
+    started = [spec for (spec,) in recorder.named("trial")]
+    assert [s.phase for s in started] == ([Phase.SEARCH] * 5 + [Phase.CONFIRM] * 2) * 2
+    assert [e for spec, e in recorder.named("epoch") if spec == started[0]] == [1, 2, 3]
+    assert [(spec, result.score) for spec, result in recorder.named("trial end")] == [(s, score_of(s, 3)) for s in started]
+    assert recorder.events[0][0] == "start" and recorder.named("end") == [(outcome,)]
+    assert len({c["pid"] for c in calls(home)}) == 1, "one warm group served every trial"
+    assert not (home.path / ".tune").exists()
+
+    again = Recorder()
+    assert run_sweep(toy_sweep(), home=home, data_root=data_root, listeners=[again], trainer=FAKE).ok
+    assert not again.named("trial") and len(calls(home)) == 14, "nothing runs twice"
+    with pytest.raises(SweepConflictError, match=r"training\.epochs: 3 -> 2"):
+        run_sweep(toy_sweep(training={"epochs": 2, "batch_size": 8}), home=home, data_root=data_root, trainer=FAKE)
+
+    more = run_sweep(toy_sweep(confirm={"seeds": [1, 2, 3]}), home=home, data_root=data_root, trainer=FAKE)
+    assert more.ok and more.finished == 2, "a new seed only adds its runs"
+
+
+@pytest.mark.parametrize(("fault", "type_"), [("kill", "RankDied"), ("stop", "Timeout")])
+def test_a_rank_that_dies_or_hangs_costs_one_attempt_and_no_epoch(home: Home, data_root: Path, fault: str, type_: str) -> None:
+    (home.path / f"fault-{fault}").write_text("any")
+    recorder = Recorder()
+    config = small(timeouts={"setup_s": 60.0, "epoch_s": 4.0})
+    outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
+    assert outcome.ok and outcome.finished == 3
+    ((spec, failure),) = recorder.named("retry")
+    assert failure.type == type_ and "rank 1" in failure.message.replace("[1]", "1")
+    assert Path(failure.log_path) == home.trial(spec).log(1)
+    assert [f.type for f in home.trial(spec).failures()] == [type_]
+    if fault == "kill":
+        assert "about to die" in failure.traceback, "the end of the rank's log is kept"
+    first, second, *_ = calls(home)
+    assert (first["trial"], first["epoch"], second["trial"]) == (spec.hash, 0, spec.hash)
+    assert second["epoch"] in (1, 2), "taken up at the last epoch that rank 0 had committed"
+    assert first["pid"] != second["pid"]
+    assert _gone(first["pid"]), "every rank of the broken group was ended"
+
+
+def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(home: Home, data_root: Path) -> None:
+    (home.path / "fault-kill-start").write_text("any")
+    config = toy_sweep(search={"trials": 1}, confirm={"seeds": [1]}, failures={"retries": 0})
+    outcome = run_sweep(config, home=home, data_root=data_root, trainer=FAKE)
+    assert not outcome.ok and not outcome.interrupted
+    broken, fine = status(home, "toy")
+    assert outcome.failed == (broken.key,) and fine.done == 2
+    (failure,) = broken.failures
+    assert (failure.type, failure.status) == ("RankDied", "interrupted") and failure.log_path.endswith("rank1.log")
+    assert run_sweep(config, home=home, data_root=data_root, trainer=FAKE).ok, "the same command tries again"
+
+
+def test_a_trials_own_end_is_a_result_and_is_not_tried_again(home: Home, data_root: Path) -> None:
+    (home.path / "fault-bug").write_text("any")
+    choice = {"name": "full", "learning_rate": {"low": 0.1, "high": 1.0}}
+    recorder = Recorder()
+    config = small(methods=[choice], search={"trials": 3, "sampler": "grid"})
+    outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
+    assert outcome.ok and not recorder.named("retry")
+    ends = [(round(spec.learning_rate, 2), result.status) for spec, result in recorder.named("trial end")]
+    assert ends == [(0.1, Status.FAILED), (1.0, Status.DIVERGED), (0.32, Status.COMPLETED), (0.32, Status.COMPLETED)]
+
+
+def test_a_full_disk_pauses_the_sweep_and_costs_no_trial(home: Home, data_root: Path) -> None:
+    (home.path / "fault-disk").write_text("any")
+    outcome = run_sweep(small(), home=home, data_root=data_root, trainer=FAKE)
+    assert outcome.interrupted and not outcome.ok and "free some space" in outcome.reason
+    assert status(home, "toy")[0].done == 0
+    assert run_sweep(small(), home=home, data_root=data_root, trainer=FAKE).ok, "after that it goes on"
+
+
+def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(home: Home, data_root: Path) -> None:
+    with pytest.raises(ResourceError, match="64 workers of 1 CPU each never fit"):
+        run_sweep(small(resources={"workers": 64}, training={"batch_size": 64}), home=home, data_root=data_root, trainer=FAKE)
+    assert not calls(home) and not (home.path / "trials").exists()
+
+
+def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(home: Home) -> None:
+    config = small()
+    plan = make_plan(config, where="toy")
+    settings = Settings(Workspace(home), Layout(workers=2, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE)
+    group = Group(settings, None, max_trials=3)
+    try:
+        for number in range(2):
+            group.start(plan.search_spec(plan.cells[0], number, 1e-3))
+        (home.path / "baseline").write_text(str(500_000_000))
+        group.start(plan.search_spec(plan.cells[0], 2, 1e-3))  # notices the growth
+        group.start(plan.search_spec(plan.cells[0], 3, 1e-3))  # on new processes
+        os.kill(calls(home)[-1]["pid"], signal.SIGKILL)
+        for number in range(4, 8):
+            group.start(plan.search_spec(plan.cells[0], number, 1e-3))
+    finally:
+        group.close()
+    pids = [c["pid"] for c in calls(home)]
+    generations = [pids.index(p) for p in pids]
+    assert generations == [0, 0, 0, 3, 4, 4, 4, 7]
+    assert all(_gone(p) for p in set(pids))
+
+
+def test_workers_get_the_listed_variables_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    monkeypatch.setenv("SUITE_PATH", "/somewhere")
+    environment = worker_environment(3)
+    assert environment["SUITE_PATH"] == "/somewhere" and environment["OMP_NUM_THREADS"] == "3"
+    assert "canary" not in environment.values() and not [name for name in PASSED_ON if "TOKEN" in name]
+
+
+def test_a_killed_driver_loses_nothing_and_reruns_nothing(home: Home, data_root: Path) -> None:
+    """SIGKILL in the middle; the next run must end as an uninterrupted one. The subprocess has a cluster of its own."""
+    code = (
+        "import sys; from pathlib import Path; from suite.train.folder import Home; from suite.tune.driver import run_sweep\n"
+        "from tests.sweeps import toy_sweep\n"
+        f"run_sweep(toy_sweep(), home=Home(Path(sys.argv[1])), data_root=Path(sys.argv[2]), trainer={SLOW!r})"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("RAY_ADDRESS", None)
+    driver = subprocess.Popen([sys.executable, "-c", code, str(home.path), str(data_root)], env=environment, cwd=ROOT)
+    try:
+        _wait_for(lambda: len(calls(home, "finish")) >= 2, driver)
+    finally:
+        driver.kill()
+        driver.wait()
+    done = {c["trial"] for c in calls(home, "finish")}
+    _wait_for(lambda: all(_gone(c["pid"]) for c in calls(home)))
+    outcome = run_sweep(toy_sweep(), home=home, data_root=data_root, trainer=FAKE)
+    assert outcome.ok
+    finished = [c["trial"] for c in calls(home, "finish")]
+    assert len(finished) == len(set(finished)) == 14 and done < set(finished)
+    whole = Home(home.path / "whole")
+    whole.path.mkdir()
+    assert run_sweep(toy_sweep(), home=whole, data_root=data_root, trainer=FAKE).ok
+    assert {(t.hash, t.result().score) for t in home.trials()} == {(t.hash, t.result().score) for t in whole.trials()}  # type: ignore[union-attr]
+
+
+def test_the_cluster_is_free_after_all(home: Home) -> None:
+    """Placement groups are gone and every CPU is back."""
+    _wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources().get("CPU"))
+
+
+def _wait_for(condition: Any, process: subprocess.Popen[bytes] | None = None, *, deadline_s: float = 90.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert process is None or process.poll() is None, "the driver ended early"
+        assert time.monotonic() < end, "nothing happened within the deadline"
+        time.sleep(0.05)
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process ends within a few seconds; a zombie has ended."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
