@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from suite.config.sweep import SweepConfig
+from suite.train.folder import Home
+from suite.train.result import Status, TrialResult
+from suite.train.spec import TrialSpec
+from suite.tune.schedule import Schedule
+from tests.fake_trainer import score_of
 from tests.tiny import tiny_choice
 
 TASK = """
@@ -56,3 +62,21 @@ def make_roots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for split in ("train", "validation", "test"):
         pq.write_table(pa.table({"text": [f"word {i}" for i in range(16)], "label": [i % 2 for i in range(16)]}), root / f"{split}.parquet")
     return folder / "data"
+
+
+def finish(home: Home, spec: TrialSpec, score: float | None, status: Status = Status.COMPLETED) -> None:
+    home.trial(spec).write_result(
+        TrialResult(trial=spec.hash, status=status, score=score, validation_score=score, started_at=0.0, finished_at=1.0)
+    )
+
+
+def run_all(
+    schedule: Schedule, home: Home, *, at_most: int = 10_000, score: Callable[[TrialSpec], float | None] | None = None
+) -> list[TrialSpec]:
+    """Run trials one after another, each finished at once."""
+    ran: list[TrialSpec] = []
+    while len(ran) < at_most and (spec := schedule.next()) is not None:
+        finish(home, spec, score(spec) if score is not None else score_of(spec, 3))
+        schedule.ended(spec)
+        ran.append(spec)
+    return ran

@@ -29,6 +29,7 @@ from suite.meters.record import PhaseRecord
 from suite.train.folder import Home
 from suite.train.result import FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
+from suite.tune.events import Outcome
 from suite.tune.plan import make_plan
 from suite.tune.schedule import read_states
 
@@ -289,7 +290,7 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(suite: Su
     assert {cell["method"] for cell in told["cells"]} == {"full", "lora", "prompt", "adapter", "bitfit", "lst", "read"}
     assert len(told["cells"]) == told["cost"]["cells"] == 14
     assert told["cost"]["trials_left"] == 14 * (config.search.trials + len(config.confirm.seeds))
-    steps = config.training.epochs * (config.limit.train or 0) // config.training.batch_size
+    steps = config.training.epochs * ((config.limit.train or 0) // config.training.batch_size)
     assert {cell["steps_at_most"] for cell in told["cells"]} == {steps}
     assert told["cost"]["mean_trial_s"] is None, "no trial ran here, so no time is guessed"
     assert not (tmp_path / "h").exists()
@@ -300,9 +301,31 @@ def test_ctrl_c_says_how_to_go_on(suite: Suite, tmp_path: Path, monkeypatch: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr("suite.tune.driver.run_sweep", interrupted)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/secret.db")
     code, _, err = suite("run", "quickstart", "--home", tmp_path / "my home", "--set", "search.trials=2")
     assert code == 130
     assert f"suite run quickstart --home '{tmp_path}/my home' --set search.trials=2" in err
+    assert "secret" not in err, "what the environment holds is not printed"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "said"),
+    [
+        (Outcome(3, (), failed=("a/b",)), 1, "cells without a result: 1; causes and logs: suite status --home h --sweep quickstart"),
+        (Outcome(1, (), interrupted=True, reason="stopped by Ctrl-C"), 130, "Go on with: suite run quickstart --home h"),
+        (Outcome(1, (), interrupted=True, reason="less than 256 MiB left"), 1, "less than 256 MiB left; nothing that finished is lost"),
+        (Outcome(4, ()), 0, "suite leaderboard --home h --sweep quickstart --sort energy"),
+    ],
+    ids=["failed", "ctrl-c", "disk", "done"],
+)
+def test_the_exit_code_says_how_a_sweep_ended(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, code: int, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("suite.tune.driver.run_sweep", lambda *_, **__: outcome)
+    ended, out, err = suite("run", "quickstart", "--home", "h")
+    assert (ended, out) == (code, "")
+    assert said in err
 
 
 def test_a_sweep_is_found_by_path_and_by_name() -> None:
@@ -394,8 +417,8 @@ def test_a_board_larger_than_the_terminal_shows_the_cells_at_work(tmp_path: Path
     assert "2 more cells" in picture
 
 
-def test_one_command_runs_a_sweep_and_the_others_read_it(tmp_path: Path) -> None:
-    """The whole way on real processes: run, run again, leaderboard, status, sync."""
+def test_one_command_runs_a_sweep_and_the_others_read_it(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way, with real workers: run, run again, leaderboard, status, sync."""
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))
     first = shell("run", "tiny.yaml", "--format", "json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
@@ -406,16 +429,14 @@ def test_one_command_runs_a_sweep_and_the_others_read_it(tmp_path: Path) -> None
     results = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs" / "trials").glob("*/result.json")}
     assert len(results) == 2
 
-    again = shell("run", "tiny.yaml", "--format", "json", cwd=tmp_path)
-    assert json.loads(again.stdout) == [row]
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = suite("run", "tiny.yaml", "--format", "json")
+    assert (code, json.loads(out)) == (0, [row])
     assert {p: p.stat().st_mtime_ns for p in results} == results, "nothing that finished runs again"
-
-    (cell,) = json.loads(shell("status", "--format", "json", cwd=tmp_path).stdout)
+    (cell,) = json.loads(suite("status", "--format", "json")[1])
     assert (cell["search_done"], cell["confirm_done"], cell["running"], cell["left"], cell["failures"]) == (1, 1, 0, 0, [])
-    assert shell("sync", cwd=tmp_path).stdout.startswith("0 trials written, 2 were there already")
-    table = shell("leaderboard", cwd=tmp_path).stdout
-    assert f"{row['score_mean']:.1f}" in table
-    assert "\x1b" not in table
+    assert suite("sync")[1].startswith("0 trials written, 2 were there already")
+    assert f"{row['score_mean']:.1f}" in suite("leaderboard")[1]
 
 
 def test_column_of_a_callable_is_aligned_as_told() -> None:
@@ -424,15 +445,15 @@ def test_column_of_a_callable_is_aligned_as_told() -> None:
     assert column("n", show=render.count).right
 
 
-def test_the_method_in_the_docs_works_as_it_is_written(tmp_path: Path) -> None:
+def test_the_method_in_the_docs_works_as_it_is_written(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/adding.md, taken literally: a folder of the user's own, no file of the project touched."""
-    blocks = re.findall(r"```(python|yaml)\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)
-    for folder, name, (_, text) in zip(("petl", "search_spaces"), ("scale_norms.py", "scale-norms.yaml"), blocks, strict=False):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text(text)
-    counted = shell("params", "--backbone", "minilm", "--method", "scale-norms", "--format", "json", cwd=tmp_path, SUITE_PATH=str(tmp_path))
-    assert counted.returncode == 0, counted.stderr
-    assert json.loads(counted.stdout)["method_trainable"] == 13 * 384  # two norms in each of 6 blocks, one after the embeddings
+    (_, code), (_, space) = re.findall(r"```(python|yaml)\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)
+    for name, text in (("petl/scale_norms.py", code), ("search_spaces/scale-norms.yaml", space)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("SUITE_PATH", str(tmp_path))
+    counted = json.loads(suite("params", "--backbone", "minilm", "--method", "scale-norms", "--format", "json")[1])
+    assert counted["method_trainable"] == 13 * 384  # two norms in each of 6 blocks, one after the embeddings
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({**SWEEP, "methods": ["scale-norms"]}))
-    dry = shell("run", "own.yaml", "--dry-run", "--format", "json", cwd=tmp_path, SUITE_PATH=str(tmp_path))
-    assert json.loads(dry.stdout)["cells"][0]["learning_rate"] == [1e-4, 3e-2]
+    planned = json.loads(suite("run", tmp_path / "own.yaml", "--dry-run", "--home", tmp_path / "h", "--format", "json")[1])
+    assert planned["cells"][0]["learning_rate"] == [1e-4, 3e-2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,14 @@ from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import ConfigError, IncompatibleError, ResourceError, SweepConflictError, UnknownNameError
 from suite.train.folder import Home
 from suite.train.result import FailureRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
+from suite.train.spec import Phase
 from suite.tune.definition import check_definition, driver_pid, only_driver, read_plan, store_definition, sweeps
 from suite.tune.plan import Plan, make_plan
 from suite.tune.resources import lay_out
 from suite.tune.schedule import Progress, Schedule, read_states
 from suite.tune.status import status
 from tests.fake_trainer import score_of
-from tests.sweeps import toy_roots, toy_sweep
+from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 from tests.tiny import tiny_choice
 
 __all__ = ["toy_roots"]
@@ -35,24 +34,6 @@ def home(tmp_path: Path) -> Home:
 
 def planned(**changes: object) -> Plan:
     return make_plan(toy_sweep(**changes), where="toy.yaml")
-
-
-def finish(home: Home, spec: TrialSpec, score: float | None, status: Status = Status.COMPLETED) -> None:
-    home.trial(spec).write_result(
-        TrialResult(trial=spec.hash, status=status, score=score, validation_score=score, started_at=0.0, finished_at=1.0)
-    )
-
-
-def run_all(
-    schedule: Schedule, home: Home, *, at_most: int = 10_000, score: Callable[[TrialSpec], float | None] | None = None
-) -> list[TrialSpec]:
-    """Run trials one after another, each finished at once."""
-    ran: list[TrialSpec] = []
-    while len(ran) < at_most and (spec := schedule.next()) is not None:
-        finish(home, spec, score(spec) if score is not None else score_of(spec, 3))
-        schedule.ended(spec)
-        ran.append(spec)
-    return ran
 
 
 # ---- plan --------------------------------------------------------------------------------------------------------------

@@ -20,14 +20,16 @@ from suite.train.folder import Home, Workspace
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
 from suite.tune.cluster import PASSED_ON, cluster, worker_environment
+from suite.tune.definition import driver_pid
 from suite.tune.driver import run_sweep
 from suite.tune.events import Listener, Outcome
 from suite.tune.group import Group, Settings
 from suite.tune.plan import Plan, make_plan
 from suite.tune.resources import Layout
+from suite.tune.schedule import Schedule
 from suite.tune.status import status
 from tests.fake_trainer import score_of
-from tests.sweeps import make_roots, toy_sweep
+from tests.sweeps import make_roots, run_all, toy_sweep
 
 ROOT = Path(__file__).parents[1]
 FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
@@ -120,24 +122,23 @@ def test_a_sweep_runs_through_and_tells_its_listeners(home: Home, data_root: Pat
     assert more.ok and more.finished == 2, "a new seed only adds its runs"
 
 
-@pytest.mark.parametrize(("fault", "type_"), [("kill", "RankDied"), ("stop", "Timeout")])
-def test_a_rank_that_dies_or_hangs_costs_one_attempt_and_no_epoch(home: Home, data_root: Path, fault: str, type_: str) -> None:
-    (home.path / f"fault-{fault}").write_text("any")
+def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(home: Home, data_root: Path) -> None:
+    for fault in ("kill", "stop"):
+        (home.path / f"fault-{fault}").write_text("any")
     recorder = Recorder()
     config = small(timeouts={"setup_s": 60.0, "epoch_s": 4.0})
     outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
     assert outcome.ok and outcome.finished == 3
-    ((spec, failure),) = recorder.named("retry")
-    assert failure.type == type_ and "rank 1" in failure.message.replace("[1]", "1")
-    assert Path(failure.log_path) == home.trial(spec).log(1)
-    assert [f.type for f in home.trial(spec).failures()] == [type_]
-    if fault == "kill":
-        assert "about to die" in failure.traceback, "the end of the rank's log is kept"
-    first, second, *_ = calls(home)
-    assert (first["trial"], first["epoch"], second["trial"]) == (spec.hash, 0, spec.hash)
-    assert second["epoch"] in (1, 2), "taken up at the last epoch that rank 0 had committed"
-    assert first["pid"] != second["pid"]
-    assert _gone(first["pid"]), "every rank of the broken group was ended"
+    (spec, died), (same, hung) = recorder.named("retry")
+    assert spec == same and home.trial(spec).failures() == [died, hung]
+    assert (died.type, hung.type) == ("RankDied", "Timeout")
+    assert "rank 1" in died.message and "from rank [1]" in hung.message
+    assert {died.log_path, hung.log_path} == {str(home.trial(spec).log(1))}
+    assert "about to die" in died.traceback, "the end of the rank's log is kept"
+    first, second, third, *_ = calls(home)
+    assert {c["trial"] for c in (first, second, third)} == {spec.hash}
+    assert 0 == first["epoch"] < second["epoch"] <= third["epoch"], "taken up at the last committed epoch"
+    assert len({c["pid"] for c in (first, second, third)}) == 3 and _gone(first["pid"]) and _gone(second["pid"])
 
 
 def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(home: Home, data_root: Path) -> None:
@@ -149,7 +150,6 @@ def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(home: Home
     assert outcome.failed == (broken.key,) and fine.done == 2
     (failure,) = broken.failures
     assert (failure.type, failure.status) == ("RankDied", "interrupted") and failure.log_path.endswith("rank1.log")
-    assert run_sweep(config, home=home, data_root=data_root, trainer=FAKE).ok, "the same command tries again"
 
 
 def test_a_trials_own_end_is_a_result_and_is_not_tried_again(home: Home, data_root: Path) -> None:
@@ -168,7 +168,18 @@ def test_a_full_disk_pauses_the_sweep_and_costs_no_trial(home: Home, data_root: 
     outcome = run_sweep(small(), home=home, data_root=data_root, trainer=FAKE)
     assert outcome.interrupted and not outcome.ok and "free some space" in outcome.reason
     assert status(home, "toy")[0].done == 0
-    assert run_sweep(small(), home=home, data_root=data_root, trainer=FAKE).ok, "after that it goes on"
+    assert not [t for t in home.trials() if t.result() is not None]
+
+
+def test_ctrl_c_stops_cleanly_and_says_so(home: Home, data_root: Path) -> None:
+    class Impatient(Listener):
+        def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    outcome = run_sweep(small(), home=home, data_root=data_root, listeners=[Impatient()], trainer=FAKE)
+    assert outcome.interrupted and outcome.reason == "stopped by Ctrl-C" and outcome.finished == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert driver_pid(home, "toy") is None
 
 
 def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(home: Home, data_root: Path) -> None:
@@ -180,7 +191,7 @@ def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(home:
 def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(home: Home) -> None:
     config = small()
     plan = make_plan(config, where="toy")
-    settings = Settings(Workspace(home), Layout(workers=2, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE)
+    settings = Settings(Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE)
     group = Group(settings, None, max_trials=3)
     try:
         for number in range(2):
@@ -228,10 +239,8 @@ def test_a_killed_driver_loses_nothing_and_reruns_nothing(home: Home, data_root:
     assert outcome.ok
     finished = [c["trial"] for c in calls(home, "finish")]
     assert len(finished) == len(set(finished)) == 14 and done < set(finished)
-    whole = Home(home.path / "whole")
-    whole.path.mkdir()
-    assert run_sweep(toy_sweep(), home=whole, data_root=data_root, trainer=FAKE).ok
-    assert {(t.hash, t.result().score) for t in home.trials()} == {(t.hash, t.result().score) for t in whole.trials()}  # type: ignore[union-attr]
+    uninterrupted = run_all(Schedule(make_plan(toy_sweep(), where="toy"), whole := Home(home.path / "whole"), slots=1), whole)
+    assert {t.hash for t in home.trials()} == {spec.hash for spec in uninterrupted}
 
 
 def test_the_cluster_is_free_after_all(home: Home) -> None:

@@ -124,12 +124,18 @@ def _lines(cost: dict[str, Any], address: str | None) -> list[str]:
     trials = f"{cost['search_trials']} search + {cost['confirm_runs']} confirm runs"
     slots = f"{cost['trials_at_a_time']} at a time" if cost["trials_at_a_time"] else f"as many at a time as fit on {address}"
     steps = render.count(cost["optimizer_steps_at_most"]) if cost["optimizer_steps_at_most"] else "unknown before the data are read"
-    basis = f"a trial took {render.duration(cost['mean_trial_s'])} on average"
-    time = f"about {render.duration(cost['left_s'])} left ({basis})"
     return [
         f"cells      {cost['cells']}",
         f"trials     {trials}; {cost['trials_done']} done, {cost['trials_left']} left",
         f"resources  {cost['workers_per_trial']} workers a trial, {slots}",
         f"steps      {steps} optimizer steps at most",
-        f"time       {time}",
+        f"time       {_time(cost)}",
     ]
+
+
+def _time(cost: dict[str, Any]) -> str:
+    if not cost["trials_left"]:
+        return "nothing is left to run"
+    if cost["left_s"] is None:
+        return "unknown: none of its trials ran in this home yet"
+    return f"about {render.duration(cost['left_s'])} left; a trial took {render.duration(cost['mean_trial_s'])} on average"

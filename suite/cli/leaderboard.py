@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
@@ -37,7 +38,8 @@ def leaderboard(
     from suite.tracking.store import resolve_uri
     from suite.train.folder import Home
 
-    uri = resolve_uri(Home(home if tracking_uri else existing_home(home)), tracking_uri)
+    elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    uri = resolve_uri(Home(home if elsewhere else existing_home(home)), tracking_uri)
     show(uri, sweep=sweep, task=task, method=method, sort=sort, fmt=fmt)
 
 

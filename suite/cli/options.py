@@ -26,9 +26,7 @@ DataRootOption: TypeAlias = Annotated[
 ]
 TrackingOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--tracking-uri", metavar="URI", envvar="MLFLOW_TRACKING_URI", help="MLflow server or store.  [default: mlflow.db in --home]"
-    ),
+    typer.Option("--tracking-uri", metavar="URI", help="MLflow store. (default: $MLFLOW_TRACKING_URI, else mlflow.db in --home)"),
 ]
 SetOption: TypeAlias = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given often.")]
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print it.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
     from suite.config.sweep import SweepConfig
     from suite.tune.events import Outcome
 
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
 
 def run(
     sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep file, or the name of a known one (suite list sweeps).")],
     home: HomeOption = DEFAULT_HOME,
     data_root: DataRootOption = None,
-    address: Annotated[str | None, typer.Option(metavar="ADDR", help="A running Ray cluster, or auto.  [default: this machine]")] = None,
+    address: Annotated[str | None, typer.Option(metavar="ADDR", help="A running Ray cluster, or auto (default: this machine).")] = None,
     tracking_uri: TrackingOption = None,
     overrides: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, resources and cost; start nothing.")] = False,
@@ -37,16 +41,36 @@ def run(
         from suite.cli.estimate import show_plan
 
         return show_plan(config, where=str(path), home=home, address=address, fmt=fmt)
-    options = {
-        "--home": home if home != DEFAULT_HOME else None,
-        "--data-root": data_root,
-        "--address": address,
-        "--tracking-uri": tracking_uri,
-    }
-    command = ["suite", "run", sweep, *(text for key, value in options.items() if value for text in (key, str(value)))]
-    command += [text for item in overrides or () for text in ("--set", item)]
-    outcome = _run(config, where=str(path), home=home, data_root=data_root, address=address, tracking_uri=tracking_uri, command=command)
-    _finish(config, outcome, home=home, tracking_uri=tracking_uri, command=command, fmt=fmt)
+    asked = Asked(sweep, path, home, data_root, address, tracking_uri, tuple(overrides or ()))
+    outcome = _run(config, asked)
+    if any(cell.done for cell in outcome.cells):
+        _show_leaderboard(config, asked, fmt)
+    _say_how_it_ended(config, outcome, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was typed after `suite run`, for running and for saying how to go on; `sweep` as typed, `path` its file."""
+
+    sweep: str
+    path: Path
+    home: Path
+    data_root: Path | None
+    address: str | None
+    tracking_uri: str | None
+    overrides: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The same command again, quoted for a shell."""
+        options = {"--data-root": self.data_root, "--address": self.address, "--tracking-uri": self.tracking_uri}
+        given = [text for key, value in options.items() if value is not None for text in (key, str(value))]
+        changes = [text for item in self.overrides for text in ("--set", item)]
+        return shlex.join(["suite", "run", self.sweep, *self.home_option, *given, *changes])
+
+    @property
+    def home_option(self) -> list[str]:
+        return [] if self.home == DEFAULT_HOME else ["--home", str(self.home)]
 
 
 def find_sweep(given: str) -> Path:
@@ -66,16 +90,7 @@ def find_sweep(given: str) -> Path:
     raise UnknownNameError("sweep", given, [*known, *(str(p) for p in path.parent.glob("*.yaml"))], where="SWEEP (a file or a known name)")
 
 
-def _run(
-    config: SweepConfig,
-    *,
-    where: str,
-    home: Path,
-    data_root: Path | None,
-    address: str | None,
-    tracking_uri: str | None,
-    command: list[str],
-) -> Outcome:
+def _run(config: SweepConfig, asked: Asked) -> Outcome:
     """The sweep, with the live table and MLflow listening."""
     from suite.cli.live import board
     from suite.tracking.store import resolve_uri
@@ -83,42 +98,42 @@ def _run(
     from suite.train.folder import Home
     from suite.tune.driver import run_sweep
 
-    place = Home(home)
-    tracking = TrackingListener(place, resolve_uri(place, tracking_uri), sweep=config.name)
+    home = Home(asked.home)
+    tracking = TrackingListener(home, resolve_uri(home, asked.tracking_uri), sweep=config.name)
     try:
         with render.stdout_for_result(), board() as shown:
             listeners: list[Any] = [shown, tracking]  # the tracking package stands beside tune and does not import its Listener
-            return run_sweep(config, home=place, data_root=data_root, address=address, listeners=listeners, where=where)
+            where = str(asked.path)
+            return run_sweep(config, home=home, data_root=asked.data_root, address=asked.address, listeners=listeners, where=where)
     except KeyboardInterrupt:
-        print(f"\nstopped; go on with: {shlex.join(command)}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        print(f"\nstopped by Ctrl-C. Go on with: {asked.command}", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
 
 
-def _finish(config: SweepConfig, outcome: Outcome, *, home: Path, tracking_uri: str | None, command: list[str], fmt: Format) -> None:
-    """Print the leaderboard, what went wrong and what to type next; leave with 1 if any cell has no result."""
+def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
     from suite.errors import TrackingError
     from suite.tracking.store import resolve_uri
     from suite.train.folder import Home
 
-    if any(cell.done for cell in outcome.cells):
-        try:
-            leaderboard.show(resolve_uri(Home(home), tracking_uri), sweep=config.name, fmt=fmt)
-        except TrackingError as error:
-            print(f"no leaderboard: {error}", file=sys.stderr)
-    where = "" if home == DEFAULT_HOME else f" --home {shlex.quote(str(home))}"
+    try:
+        leaderboard.show(resolve_uri(Home(asked.home), asked.tracking_uri), sweep=config.name, fmt=fmt)
+    except TrackingError as error:
+        print(f"no leaderboard: {error}", file=sys.stderr)
+
+
+def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> None:
+    """What went wrong, or what to type next; leaves with another code than 0 if anything has no result."""
+    here = shlex.join([*asked.home_option, "--sweep", config.name])
     if outcome.interrupted:
-        print(f"stopped ({outcome.reason}); nothing that finished is lost. Go on with: {shlex.join(command)}", file=sys.stderr)
-        raise typer.Exit(130 if "ctrl-c" in outcome.reason.lower() else 1)
+        print(f"{outcome.reason}; nothing that finished is lost. Go on with: {asked.command}", file=sys.stderr)
+        raise typer.Exit(STOPPED if "ctrl-c" in outcome.reason.lower() else 1)
     if outcome.failed:
-        print(
-            f"{len(outcome.failed)} cells ended without a result; causes and logs: suite status{where} --sweep {config.name}",
-            file=sys.stderr,
-        )
+        print(f"cells without a result: {len(outcome.failed)}; causes and logs: suite status {here}", file=sys.stderr)
         raise typer.Exit(1)
-    hints = (
-        (f"suite leaderboard{where} --sweep {config.name} --sort energy", "the same by cost; also memory, trainable"),
-        ("suite list tasks", "what else there is; also methods, backbones, sweeps"),
-        ("suite run my-sweep.yaml --dry-run", "a sweep of your own; docs/quickstart.md shows how"),
-    )
-    width = max(len(hint) for hint, _ in hints)
-    print("\nnext:\n" + "\n".join(f"  {hint:<{width}}  {what}" for hint, what in hints), file=sys.stderr)
+    hints = {
+        f"suite leaderboard {here} --sort energy": "the same by cost; also memory, trainable",
+        "suite list tasks": "what else there is; also methods, backbones, sweeps",
+        "suite run my-sweep.yaml --dry-run": "a sweep of your own; docs/quickstart.md shows how",
+    }
+    width = max(map(len, hints))
+    print("\nnext:\n" + "\n".join(f"  {hint:<{width}}  {what}" for hint, what in hints.items()), file=sys.stderr)

@@ -35,7 +35,7 @@ MIN_FREE_BYTES = 256 * 2**20
 CHECK_EVERY_S = 5.0
 TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C raises KeyboardInterrupt here, and trial folders are safe at any moment
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `_stoppable` has its own
     "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own state is not used to resume
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
@@ -43,8 +43,8 @@ TUNE_ENVIRONMENT = {
 }
 
 
-class _Halt(BaseException):
-    """Leave Tune's loop at once; not an Exception, so that Tune does not wait for running trials."""
+class _HaltError(Exception):
+    """Leave Tune's loop: Tune gives running trials a few seconds and then kills them, which their folders survive."""
 
 
 def run_sweep(
@@ -134,7 +134,7 @@ def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) 
     scratch = home.path / ".tune" / plan.config.name  # in the home, which every node shares; we are the sweep's only driver
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        with environment(TUNE_ENVIRONMENT), _quiet(), _terminable():
+        with environment(TUNE_ENVIRONMENT), _quiet(), _stoppable(watch):
             tune.Tuner(
                 tune.with_resources(TrialTrainable, resources),
                 param_space={"settings": settings},
@@ -155,10 +155,8 @@ def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) 
                     failure_config=tune.FailureConfig(max_failures=plan.config.failures.retries),
                 ),
             ).fit()
-    except _Halt as halt:
-        return str(halt)
-    except KeyboardInterrupt as stop:
-        return str(stop) or "stopped by Ctrl-C"
+    except _HaltError:
+        return watch.reason
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
@@ -175,11 +173,16 @@ def _directory(trial: TuneTrial) -> str:
 
 
 class Watch(tune.Callback):
-    """Tune's events, passed on in the suite's words; also watches the disk and trials that nothing can place."""
+    """Tune's events, passed on in the suite's words; also watches the disk and trials that nothing can place.
+
+    Attributes:
+        finished: Trials that ended.
+        reason: Why the sweep is to be cut short; acted upon at Tune's next step.
+    """
 
     def __init__(self, searcher: SweepSearcher, settings: Settings, told: Listeners) -> None:
         self.searcher, self.settings, self.told = searcher, settings, told
-        self.finished = 0
+        self.finished, self.reason = 0, ""
         self._started: set[str] = set()
         self._failures: dict[str, int] = {}
         self._pending_since: dict[str, float] = {}
@@ -187,17 +190,22 @@ class Watch(tune.Callback):
 
     def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
         now = time.monotonic()
-        if now - self._checked < CHECK_EVERY_S:
-            return
-        self._checked = now
+        if now - self._checked >= CHECK_EVERY_S:
+            self._checked = now
+            self._check(now, trials)
+        if self.reason:
+            raise _HaltError
+
+    def _check(self, now: float, trials: list[TuneTrial]) -> None:
+        """Room on the disk, room in the cluster."""
         home = self.settings.workspace.home.path
         if shutil.disk_usage(home).free < MIN_FREE_BYTES:
-            raise _Halt(_full(home))
+            self.reason = _full(home)
         pending = {t.trial_id for t in trials if t.status == TuneTrial.PENDING}
         self._pending_since = {i: self._pending_since.get(i, now) for i in pending}
         deadline_s = self.settings.timeouts.placement_s
         if any(now - since > deadline_s for since in self._pending_since.values()):
-            raise _Halt(f"the cluster had no room for {_need(self.settings.layout)} within {deadline_s:g} s (timeouts.placement_s)")
+            self.reason = f"the cluster had no room for {_need(self.settings.layout)} within {deadline_s:g} s (timeouts.placement_s)"
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         spec = self._spec(trial)
@@ -214,27 +222,29 @@ class Watch(tune.Callback):
         self._end(self._spec(trial))
 
     def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        self.told.on_trial_retry(self._spec(trial), self._failure(trial))
+        failure = self._failure(trial)
+        if failure is not None:
+            self.told.on_trial_retry(self._spec(trial), failure)
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        self._failure(trial)
-        self._end(self._spec(trial))
+        if self._failure(trial) is not None:
+            self._end(self._spec(trial))
 
     def _end(self, spec: TrialSpec) -> None:
         result = self.settings.workspace.home.trial(spec).result()
         self.finished += result is not None
         self.told.on_trial_end(spec, result)
 
-    def _failure(self, trial: TuneTrial) -> FailureRecord:
+    def _failure(self, trial: TuneTrial) -> FailureRecord | None:
         """The record of an attempt's end; made here where the trial's own process died with its node.
 
-        Raises:
-            _Halt: There is no space left: trying again would only use up the retries.
+        None where there was no space left: the sweep is to stop then, because trying again would only use up the retries.
         """
         spec, home = self._spec(trial), self.settings.workspace.home
         error = _last_error(trial)
         if FULL_DISK_MARK in error:
-            raise _Halt(_full(home.path))
+            self.reason = _full(home.path)
+            return None
         folder = home.trial(spec)
         if len(folder.failures()) <= self._failures.get(spec.hash, 0):
             message = error.strip().splitlines()[-1] if error.strip() else "its process is gone"
@@ -289,17 +299,24 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, which batch systems send before they kill, ends the sweep as Ctrl-C does."""
+def _stoppable(watch: Watch) -> Iterator[None]:
+    """Ctrl-C, and SIGTERM, which batch systems send before they kill, end the sweep in order; a second one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt("stopped by SIGTERM")
+        watch.reason = "stopped by Ctrl-C" if number == signal.SIGINT else "stopped by SIGTERM"
+        restore()
 
-    before = signal.signal(signal.SIGTERM, stop)
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        restore()
