@@ -29,7 +29,15 @@ LocalBatch = tuple[Mapping[str, torch.Tensor], float]
 
 
 def init_process_group(*, rank: int, world_size: int, local_rank: int, address: str, port: int, device: str, timeout_s: float) -> None:
-    """Join the group's own rendezvous; every later collective has the deadline `timeout_s`.
+    """Join the group's own rendezvous; every later collective has the deadline `timeout_s`."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank), MASTER_ADDR=address, MASTER_PORT=str(port))
+    backend, timeout = "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=world_size, timeout=timeout)
+    adopt_process_group(backend, timeout_s=timeout_s)
+
+
+def adopt_process_group(backend: str, *, timeout_s: float) -> None:
+    """Let DeepSpeed use the process group that this process has joined.
 
     DeepSpeed's shared-memory all-reduce for CPUs is left out: it wants a compiler at run time, waits without a deadline and
     leaves 66 MiB of /dev/shm behind when a rank is killed; training's collectives go through gloo in any case.
@@ -37,15 +45,10 @@ def init_process_group(*, rank: int, world_size: int, local_rank: int, address: 
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # torch 2.13 renamed collectives that DeepSpeed 0.19.8 still calls by their old names, thousands of times an epoch
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank), MASTER_ADDR=address, MASTER_PORT=str(port))
-    backend = "nccl" if device == "cuda" else "gloo"
-    timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=world_size, timeout=timeout)
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout_s))
 
 
 def free_port() -> int:

@@ -157,11 +157,18 @@ class Workspace:
         home: The sweep's home.
         data_root: Local data root that replaces the hub, or None.
         collective_timeout_s: Deadline of every collective operation.
+        scratch: Shared by the ranks, for files that no later process wants; whoever starts the ranks removes it.
     """
 
     home: Home
     data_root: Path | None = None
     collective_timeout_s: float = 600.0
+    scratch: Path | None = None
+
+    @property
+    def engines(self) -> Path:
+        """Where warm engines keep their step 0."""
+        return (self.scratch or self.home.path / ".tune") / "engines"
 
 
 def same_json(left: Any, right: Any) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -180,7 +181,7 @@ class Trainer:
             progress = self._progress(state, meter)
             progress.started_at = min(progress.started_at, started_at)
             self._run = Run(spec, folder, warm, self._train_batches(spec, warm), meter, checkpoints, progress)
-            self._log(f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, seed {spec.seed}, {spec.phase}")
+            self._log(f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, seed {spec.seed}, {spec.phase}, pid {os.getpid()}")
             return progress.epoch
         raise AssertionError("unreachable: the boundary raises")
 

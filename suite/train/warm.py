@@ -83,7 +83,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
     head_parameters = sum(p.numel() for p in task_head(model, resolved))
     engine = Engine(model, spec.training, world_size=spec.world_size, device=device)
-    initial = workspace.home.cache / "engines" / gather_objects(uuid.uuid4().hex)[0] / "step-0"
+    initial = workspace.engines / gather_objects(uuid.uuid4().hex)[0] / "step-0"
     engine.save(initial)
     return Warm(
         key=spec.engine_key,

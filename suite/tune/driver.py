@@ -87,7 +87,7 @@ def run_sweep(
             if layout.workers != plan.world_size:
                 plan = make_plan(config, where=where, world_size=layout.workers)
             store_definition(plan, home)
-            workspace = Workspace(home, data_root, config.timeouts.collective_s)
+            workspace = Workspace(home, data_root, config.timeouts.collective_s, scratch=home.path / ".tune" / config.name)
             return _run(plan, Settings(workspace, layout, config.timeouts, trainer), told)
 
 
@@ -131,7 +131,8 @@ def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) 
     """Run Tune until the schedule is empty; returns why it ended earlier, or nothing."""
     home, layout = settings.workspace.home, settings.layout
     resources = tune.PlacementGroupFactory([{}, *([layout.bundle] * layout.workers)])
-    scratch = home.path / ".tune" / plan.config.name  # in the home, which every node shares; we are the sweep's only driver
+    scratch = settings.workspace.scratch  # in the home, which every node shares; we are the sweep's only driver
+    assert scratch is not None
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         with environment(TUNE_ENVIRONMENT), _quiet(), _stoppable(watch):

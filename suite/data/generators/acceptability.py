@@ -1,7 +1,7 @@
 """Acceptability of word order: which of two orders of the same words is a sentence.
 
 Source: ours; minimal pairs after BLiMP (Warstadt et al. 2020, arXiv 1912.00582), the question of CoLA (1805.12471).
-Deviations: in the bad twin content words of different parts of speech have changed places. No noun, adjective or verb
+Deviations: in the bad twin noun and verb have changed places. No noun, adjective or verb
 of one split occurs in another, so neither words nor word pairs seen in training tell the twins of the test set apart:
 the part of speech of new words does, which pretraining has taught.
 """
@@ -29,10 +29,7 @@ sang danced slept waited laughed smiled worked arrived returned prayed cried sho
 """Past tense, without object."""
 PREPOSITIONS = ("near", "behind", "with")
 TWINS = (
-    ("the {adjective} {noun} {near} the {other} {verb}", "the {noun} {adjective} {near} the {other} {verb}"),
-    ("the {noun} {near} the {adjective} {other} {verb}", "the {noun} {near} the {other} {adjective} {verb}"),
     ("the {noun} {verb} {near} the {adjective} {other}", "the {verb} {noun} {near} the {adjective} {other}"),
-    ("the {noun} {near} the {other} {verb}", "the {verb} {near} the {noun} {other}"),
     ("the {adjective} {noun} {verb} {near} the {other}", "the {adjective} {verb} {noun} {near} the {other}"),
 )
 """Acceptable, and the same words in an order that is not."""

@@ -1,0 +1,175 @@
+"""The training loop: a warm trial equals a cold one bit for bit, a resumed one equals an uninterrupted one, and how trials end."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from suite.config.sweep import LimitConfig
+from suite.config.task import load_task
+from suite.config.training import TrainingConfig
+from suite.data.prepare import Prepared
+from suite.petl.arm import full_architecture
+from suite.train.engine import free_port
+from suite.train.folder import Home, Workspace
+from suite.train.loop import Trainer, TrialEndedError, lr_multiplier
+from suite.train.result import Status, TrialResult
+from suite.train.spec import Arm, Phase, TrialSpec
+from tests.tiny import tiny_choice
+
+TRAINING = TrainingConfig(epochs=3, batch_size=16, eval_batch_size=16, patience=None, max_length=64)
+
+
+def make_spec(learning_rate: float = 1e-2, *, method: str = "lora", phase: Phase = Phase.SEARCH, **changes: Any) -> TrialSpec:
+    values: dict[str, Any] = {
+        "sweep": "test",
+        "arm": Arm(backbone=tiny_choice("bert", dropout=0.1), method=method, architecture=full_architecture(method, {})),
+        "task": load_task("entailment"),
+        "training": TRAINING,
+        "limit": LimitConfig(train=64, validation=20, test=20),
+        "phase": phase,
+        "learning_rate": learning_rate,
+        "seed": 0 if phase is Phase.SEARCH else 1,
+    }
+    return TrialSpec(**(values | changes))
+
+
+def run(trainer: Trainer, spec: TrialSpec) -> TrialResult:
+    trainer.start(spec)
+    while not trainer.epoch().done:
+        pass
+    return trainer.finish()
+
+
+def curve(result: TrialResult) -> list[tuple[float, float]]:
+    return [(epoch.train_loss, epoch.validation_score) for epoch in result.epochs]
+
+
+def everything(folder: Path) -> None:
+    """All runs in one process, as they share a process group; what they gave goes to files."""
+    found: dict[str, Any] = {}
+    home = Home(folder / "home")
+    trainer = Trainer(Workspace(home), master_port=free_port())
+    cold = run(trainer, make_spec())
+    run(trainer, make_spec(3e-2))
+    home.trial(make_spec()).path.rename(folder / "cold")
+    warm = run(trainer, make_spec())
+    found["warm"] = [curve(cold), curve(warm)]
+    found["no test"] = [cold.test_score, home.trial(make_spec()).predictions("test").exists()]
+
+    other = make_spec(phase=Phase.CONFIRM)
+    full = run(trainer, other)
+    found["confirm"] = full.model_dump(mode="json")
+    table = pq.read_table(home.trial(other).predictions("test")).to_pydict()
+    found["items"] = [len(table["index"]), 100.0 * sum(a == b for a, b in zip(table["gold"], table["prediction"], strict=True)) / 20]
+    found["kept"] = sorted(p.name for p in home.trial(other).path.iterdir())
+
+    home.trial(other).path.rename(folder / "whole")
+    trainer.start(other)
+    trainer.epoch()
+    run(trainer, make_spec(4e-2, method="bitfit"))  # another arm takes the engine's place: only the committed epoch is left
+    found["done before"] = trainer.start(other)
+    while not trainer.epoch().done:
+        pass
+    resumed = trainer.finish()
+    found["resumed"] = [curve(full), curve(resumed), full.test_score, resumed.test_score, resumed.resumed_from_epochs]
+
+    found["diverged"] = run(trainer, make_spec(1e37, method="full")).model_dump(mode="json")
+    try:
+        trainer.start(make_spec(training=TRAINING.model_copy(update={"batch_size": 65})))
+    except TrialEndedError as error:
+        found["failed"] = [str(error), home.trial(make_spec(training=TRAINING.model_copy(update={"batch_size": 65}))).result().status]
+    trainer.close()
+    found["engines left"] = [str(p) for p in (home.path / ".tune").rglob("step-0")]
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("loop")
+    code = f"from pathlib import Path; from tests.test_loop import everything; everything(Path({str(folder)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    read: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return read
+
+
+def test_a_warm_trial_equals_a_cold_one_bit_for_bit(found: dict[str, Any]) -> None:
+    cold, warm = found["warm"]
+    assert cold == warm
+    assert len(cold) == TRAINING.epochs
+
+
+def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(found: dict[str, Any]) -> None:
+    whole, resumed, whole_test, resumed_test, resumed_from = found["resumed"]
+    assert found["done before"] == 1
+    assert resumed == whole
+    assert resumed_test == whole_test
+    assert resumed_from == [1]
+
+
+def test_the_search_phase_writes_nothing_about_test_data(found: dict[str, Any]) -> None:
+    assert found["no test"] == [None, False]
+
+
+def test_a_search_trial_cannot_read_test_data(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="confirm"):
+        Prepared(tmp_path, {"test": 1}, "", None).split("test", confirm=False)
+
+
+def test_a_result_holds_what_tables_need(found: dict[str, Any]) -> None:
+    result = found["confirm"]
+    assert result["status"] == Status.COMPLETED
+    assert result["score"] == result["test_score"] == pytest.approx(found["items"][1])
+    assert found["items"][0] == result["splits"]["test"] == 20
+    assert set(result["phases"]) == {"load", "train", "eval", "test", "checkpoint"}
+    assert result["phases"]["train"]["energy_kwh"] > 0
+    assert result["phases"]["train"]["memory"]["allocated_max_bytes"] > 0
+    assert result["parameters"]["trainable_head"] == 2 * 32 + 2
+    assert sum(epoch["energy_kwh"] for epoch in result["epochs"]) == pytest.approx(result["phases"]["train"]["energy_kwh"], rel=0.05)
+
+
+def test_nothing_is_left_of_checkpoints_and_engines(found: dict[str, Any]) -> None:
+    assert found["kept"] == [
+        "best.safetensors",
+        "epochs.jsonl",
+        "predictions-test.parquet",
+        "predictions-validation.parquet",
+        "rank0.log",
+        "result.json",
+        "spec.json",
+    ]
+    assert found["engines left"] == []
+
+
+def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(found: dict[str, Any]) -> None:
+    assert found["diverged"]["status"] == Status.DIVERGED
+    assert found["diverged"]["score"] is None
+    assert "NaN" in found["diverged"]["missing"]["score"]
+
+
+def test_a_trials_own_error_is_recorded_as_failed(found: dict[str, Any]) -> None:
+    message, status = found["failed"]
+    assert "only 64 training rows" in message
+    assert status == Status.FAILED
+
+
+def test_the_schedule_is_hugging_faces() -> None:
+    import torch
+    from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+    for name, make in (("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)):
+        training = TRAINING.model_copy(update={"schedule": name, "warmup_frac": 0.1})
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        schedule = make(optimizer, math.ceil(0.1 * 37), 37)
+        for step in range(37):
+            assert lr_multiplier(training, step, 37) == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
+            optimizer.step()
+            schedule.step()
