@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 format: setup
 	$(BIN)/ruff check --fix .
