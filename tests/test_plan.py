@@ -78,6 +78,8 @@ def test_specs_differ_by_what_they_are_and_share_an_engine_where_they_can() -> N
         ({"tasks": ["toyy"]}, UnknownNameError, "toy"),
         ({"training": {"batch_size": 9}}, IncompatibleError, "multiple of 2"),
         ({"training": {"batch_size": 12, "micro_batch_size": 4}}, IncompatibleError, "micro_batch_size"),
+        ({"training": {"batch_size": 8, "max_length": 129}}, IncompatibleError, "128 positions"),
+        ({"methods": ["prompt"], "training": {"batch_size": 8, "max_length": 120}}, IncompatibleError, "at most 108"),
         ({"methods": ["full", "full"]}, ConfigError, "twice"),
         ({"methods": [{"name": "lora", "architecture": {"rnk": 3}}]}, ConfigError, "rnk"),
         ({"backbones": ["no-such-backbone"]}, UnknownNameError, "no-such-backbone"),

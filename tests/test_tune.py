@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import ray
 
-from suite.errors import ResourceError, SweepConflictError
+from suite.errors import DataError, ResourceError, SweepConflictError
 from suite.train.folder import Home, Workspace
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
@@ -186,6 +186,12 @@ def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(home:
     with pytest.raises(ResourceError, match="64 workers of 1 CPU each never fit"):
         run_sweep(small(resources={"workers": 64}, training={"batch_size": 64}), home=home, data_root=data_root, trainer=FAKE)
     assert not calls(home) and not (home.path / "trials").exists()
+
+
+def test_fewer_rows_than_a_batch_are_an_error_before_any_worker(home: Home, data_root: Path) -> None:
+    with pytest.raises(DataError, match=r"toy: training.batch_size is 4096, but there are only \d+ training rows"):
+        run_sweep(small(training={"batch_size": 4096}), home=home, data_root=data_root, trainer=FAKE)
+    assert not calls(home)
 
 
 def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(home: Home) -> None:

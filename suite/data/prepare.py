@@ -116,6 +116,12 @@ def _build(task: TaskConfig, objective: Objective, source: Source, limit: LimitC
     return Prepared(folder, sizes, digest.hexdigest(), source.revision)
 
 
+def check_batch_fits(rows: int, batch_size: int, *, where: str) -> None:
+    """Raise DataError unless an epoch holds at least one whole batch (an incomplete last one is dropped)."""
+    if rows < batch_size:
+        raise DataError(f"{where}: training.batch_size is {batch_size}, but there are only {rows} training rows; use a smaller batch_size")
+
+
 def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
     """Every source split that the task uses, checked.
 

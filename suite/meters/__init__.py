@@ -8,14 +8,37 @@
 >>> records, missing = combine([meter.local()])
 """
 
-from suite.meters.clock import Ticker, Unavailable, synchronise
-from suite.meters.combine import combine
-from suite.meters.energy import WATTS_PER_CORE, EnergySource
-from suite.meters.hardware import hardware
-from suite.meters.local import LocalPhase
-from suite.meters.memory import TensorPeak, baseline_bytes, release_memory
-from suite.meters.phases import PhaseMeter
-from suite.meters.record import MemoryPeak, PhaseRecord
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from suite.meters.clock import Ticker, Unavailable, synchronise
+    from suite.meters.combine import combine
+    from suite.meters.energy import WATTS_PER_CORE, EnergySource
+    from suite.meters.hardware import hardware
+    from suite.meters.local import LocalPhase
+    from suite.meters.memory import TensorPeak, baseline_bytes, release_memory
+    from suite.meters.phases import PhaseMeter
+    from suite.meters.record import MemoryPeak, PhaseRecord
+
+_MODULES = {
+    "WATTS_PER_CORE": "energy",
+    "EnergySource": "energy",
+    "LocalPhase": "local",
+    "MemoryPeak": "record",
+    "PhaseMeter": "phases",
+    "PhaseRecord": "record",
+    "TensorPeak": "memory",
+    "Ticker": "clock",
+    "Unavailable": "clock",
+    "baseline_bytes": "memory",
+    "combine": "combine",
+    "hardware": "hardware",
+    "release_memory": "memory",
+    "synchronise": "clock",
+}
 
 __all__ = [
     "WATTS_PER_CORE",
@@ -33,3 +56,10 @@ __all__ = [
     "release_memory",
     "synchronise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a meter when it is first used: whoever only reads records does not wait for torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

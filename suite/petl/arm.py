@@ -72,9 +72,28 @@ def check_family(resolved: ResolvedBackbone, kind: str, name: str, families: Col
         )
 
 
-def check_arm(resolved: ResolvedBackbone, head: Head, *, attention: AttentionChoice, method: str, architecture: Mapping[str, Any]) -> None:
-    """Everything `build_arm` would refuse, found without reading weights."""
-    build_arm(resolved, head, attention=attention, method=method, architecture=architecture, meta=True)
+def check_arm(
+    resolved: ResolvedBackbone,
+    head: Head,
+    *,
+    attention: AttentionChoice,
+    method: str,
+    architecture: Mapping[str, Any],
+    max_length: int | None = None,
+) -> None:
+    """Everything `build_arm` would refuse, found without reading weights.
+
+    Args:
+        max_length: Longest input in tokens, where it is known: it must fit the backbone's positions.
+    """
+    _, petl = build_arm(resolved, head, attention=attention, method=method, architecture=architecture, meta=True)
+    positions, needed = getattr(resolved.config, "max_position_embeddings", None), (max_length or 0) + petl.extra_positions()
+    if positions is not None and needed > positions:
+        extra = f" and the {petl.extra_positions()} positions of {petl.name}" if petl.extra_positions() else ""
+        raise IncompatibleError(
+            f"inputs of {max_length} tokens{extra} exceed the backbone's {positions} positions; "
+            f"set training.max_length to at most {positions - petl.extra_positions()}"
+        )
 
 
 def count(model: nn.Module, head: Collection[nn.Parameter]) -> ArmCount:

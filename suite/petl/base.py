@@ -69,6 +69,10 @@ class Method(ABC, Generic[C]):
             IncompatibleError: This backbone cannot take this architecture.
         """
 
+    def extra_positions(self) -> int:
+        """Positions that the method puts in front of the input, where the backbone has a table of them."""
+        return 0
+
     def prepare(self, model: nn.Module, family: Family, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], torch.Tensor]) -> None:
         """Initialise from training data; only called when `needs_preparation` (same batches on every rank)."""
 

@@ -55,6 +55,9 @@ class Prompt(Method[PromptArchitecture]):
             stack.module.register_forward_pre_hook(_WidenCrossMask(self.config.length), with_kwargs=True)
         return model
 
+    def extra_positions(self) -> int:
+        return self.config.length
+
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
         """length x d."""
         return self.config.length * family.stacks(model)[0].width

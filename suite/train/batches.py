@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from suite.errors import DataError
+from suite.data.prepare import check_batch_fits
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
 
@@ -29,8 +29,7 @@ class TrainBatches:
     """
 
     def __init__(self, data: Dataset, collate: Collate, *, batch_size: int, micro_batch_size: int, rank: int, world_size: int) -> None:
-        if len(data) < batch_size:
-            raise DataError(f"training.batch_size is {batch_size}, but there are only {len(data)} training rows; use a smaller batch_size")
+        check_batch_fits(len(data), batch_size, where="training data")
         self.data, self.collate = data, collate
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.rank, self.world_size = rank, world_size

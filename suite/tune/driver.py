@@ -95,14 +95,15 @@ def preflight(plan: Plan, *, home: Home, data_root: Path | None) -> None:
     """Read, check and tokenise the data of every task for every backbone, once, into the home's cache.
 
     Raises:
-        DataError: Data that is absent, unreadable or not what the task says.
+        DataError: Data that is absent, unreadable, not what the task says, or too few for one batch.
         BackboneError: A backbone or tokenizer that cannot be read.
     """
-    from suite.data.prepare import prepare  # torch is imported where data are checked, not to show a status
+    from suite.data.prepare import check_batch_fits, prepare  # torch is imported where data are checked, not to show a status
 
     tasks = {cell.task.name: cell.task for cell in plan.cells}
     for _, objective in objectives(plan.config, tasks.values(), where=plan.config.name):
-        prepare(objective.task, objective, limit=plan.config.limit, data_root=data_root, cache=home.cache)
+        data = prepare(objective.task, objective, limit=plan.config.limit, data_root=data_root, cache=home.cache)
+        check_batch_fits(data.sizes["train"], plan.config.training.batch_size, where=f"{plan.config.name}: task {objective.task.name}")
 
 
 def _nothing_left(plan: Plan, home: Home, told: Listeners) -> Outcome:

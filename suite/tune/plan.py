@@ -179,7 +179,14 @@ def _check_arms(config: SweepConfig, cells: tuple[PlannedCell, ...], *, where: s
             if arm.backbone == resolved.choice and (key, objective.head) not in seen:
                 seen.add((key, objective.head))
                 with _placed(f"{where}: {arm.method} on {arm.backbone.name}"):
-                    check_arm(resolved, objective.head, attention=arm.attention, method=arm.method, architecture=arm.architecture)
+                    check_arm(
+                        resolved,
+                        objective.head,
+                        attention=arm.attention,
+                        method=arm.method,
+                        architecture=arm.architecture,
+                        max_length=config.training.max_length,
+                    )
 
 
 @contextmanager
