@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,24 +45,28 @@ def train(
     method: str,
     lora: Mapping[str, Any],
     learning_rate: float,
-    epochs: int,
     batch_size: int,
     seed: int,
+    orders: Sequence[Sequence[int]],
     clip: float = 1.0,
 ) -> PlainRun:
-    """Train on tokenised splits with columns `input_ids` and `gold`; evaluate each epoch, test with the best epoch's weights."""
+    """Train on tokenised splits with columns `input_ids` and `gold`; evaluate each epoch, test with the best epoch's weights.
+
+    Args:
+        orders: Per epoch, the training rows in the order in which they are seen.
+    """
     torch.manual_seed(seed)
     model = make_model(folder, method, num_labels=len(set(splits["train"]["gold"])), lora=lora)
     collate = DataCollatorWithPadding(AutoTokenizer.from_pretrained(folder), pad_to_multiple_of=8)
     rows = [{"input_ids": ids, "labels": gold} for ids, gold in zip(splits["train"]["input_ids"], splits["train"]["gold"], strict=True)]
-    loader = DataLoader(rows, batch_size=batch_size, shuffle=True, drop_last=True, collate_fn=collate)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
-    total = len(loader) * epochs
-    schedule = get_linear_schedule_with_warmup(optimizer, round(WARMUP_FRAC * total), total)
+    total = len(rows) // batch_size * len(orders)
+    schedule = get_linear_schedule_with_warmup(optimizer, math.ceil(WARMUP_FRAC * total), total)
     validation, best, seconds, samples = [], {}, 0.0, 0
-    for _ in range(epochs):
+    for order in orders:
         model.train()
+        loader = DataLoader(rows, batch_size=batch_size, sampler=order, drop_last=True, collate_fn=collate)
         for step, batch in enumerate(loader):
             began = time.perf_counter()
             optimizer.zero_grad()

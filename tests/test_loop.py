@@ -19,8 +19,9 @@ from suite.data.prepare import Prepared
 from suite.petl.arm import full_architecture
 from suite.train.engine import free_port
 from suite.train.folder import Home, Workspace
-from suite.train.loop import Trainer, TrialEndedError, lr_multiplier
+from suite.train.loop import Trainer, TrialEndedError
 from suite.train.result import Status, TrialResult
+from suite.train.run import lr_multiplier
 from suite.train.spec import Arm, Phase, TrialSpec
 from tests.tiny import tiny_choice
 

@@ -183,8 +183,8 @@ def test_ctrl_c_stops_cleanly_and_says_so(home: Home, data_root: Path) -> None:
 
 
 def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(home: Home, data_root: Path) -> None:
-    with pytest.raises(ResourceError, match="64 workers of 1 CPU each never fit"):
-        run_sweep(small(resources={"workers": 64}, training={"batch_size": 64}), home=home, data_root=data_root, trainer=FAKE)
+    with pytest.raises(ResourceError, match="16 workers of 1 CPU each never fit"):
+        run_sweep(small(resources={"workers": 16}, training={"batch_size": 16}), home=home, data_root=data_root, trainer=FAKE)
     assert not calls(home) and not (home.path / "trials").exists()
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from suite.meters.clock import Ticker, Unavailable, synchronise
-    from suite.meters.combine import combine
     from suite.meters.energy import WATTS_PER_CORE, EnergySource
-    from suite.meters.hardware import hardware
     from suite.meters.local import LocalPhase
+    from suite.meters.machine import hardware
     from suite.meters.memory import TensorPeak, baseline_bytes, release_memory
     from suite.meters.phases import PhaseMeter
     from suite.meters.record import MemoryPeak, PhaseRecord
+    from suite.meters.totals import combine
 
 _MODULES = {
     "WATTS_PER_CORE": "energy",
@@ -34,8 +34,8 @@ _MODULES = {
     "Ticker": "clock",
     "Unavailable": "clock",
     "baseline_bytes": "memory",
-    "combine": "combine",
-    "hardware": "hardware",
+    "combine": "totals",
+    "hardware": "machine",
     "release_memory": "memory",
     "synchronise": "clock",
 }

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from suite.meters.clock import Ticker, Unavailable, synchronise
-from suite.meters.combine import phase_energy
 from suite.meters.energy import WATTS_PER_CORE, CpuTime, EnergySource, Rapl, Reading
 from suite.meters.local import LocalPhase
 from suite.meters.memory import CudaPeak, ResidentPeak, TensorPeak
 from suite.meters.nvml import Gpu, gpu_sources
+from suite.meters.totals import phase_energy
 
 
 class PhaseMeter:

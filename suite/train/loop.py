@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,19 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from suite.config.training import TrainingConfig
-from suite.meters import PhaseMeter, baseline_bytes, combine, hardware
+from suite.meters import PhaseMeter, baseline_bytes, combine
 from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints
 from suite.train.engine import all_agree, close_process_group, gather_objects, init_process_group, micro_batching
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
 from suite.train.folder import TrialFolder, Workspace, write_atomic
-from suite.train.provenance import git_state, versions
-from suite.train.result import EpochRecord, ParameterCount, Status, StepTiming, TrialResult
+from suite.train.record import build_result
+from suite.train.result import EpochRecord, Status, TrialResult
+from suite.train.run import UNSCORED_STEPS, Progress, Run
 from suite.train.spec import Phase, TrialSpec
 from suite.train.warm import Warm, build_warm
 
-UNSCORED_STEPS = 3
-"""Steps after a switch from evaluation to training that are not timed: caches and ZeRO's prefetch trace are cold."""
 DIVERGENCE_CHECK_STEPS = 10
 
 
@@ -61,61 +59,6 @@ class EpochReport:
     record: EpochRecord | None
     done: bool
     status: Status | None = None
-
-
-@dataclass(slots=True)
-class Progress:
-    """What must survive a cut: stored with every committed epoch."""
-
-    epochs: list[dict[str, Any]] = field(default_factory=list)
-    best_epoch: int = 0
-    best: dict[str, float] = field(default_factory=dict)
-    best_score: float = -math.inf
-    step_s: list[float] = field(default_factory=list)
-    step_tokens: int = 0
-    meters: dict[str, Any] = field(default_factory=dict)
-    started_at: float = field(default_factory=time.time)
-    resumed_from: list[int] = field(default_factory=list)
-    checkpoint_bytes: int | None = None
-
-    @property
-    def epoch(self) -> int:
-        return len(self.epochs)
-
-    def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return values | {"best_score": None if math.isinf(self.best_score) else self.best_score}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Progress:
-        return cls(**(values | {"best_score": -math.inf if values["best_score"] is None else values["best_score"]}))
-
-
-@dataclass(slots=True)
-class Run:
-    """One trial while it is trained."""
-
-    spec: TrialSpec
-    folder: TrialFolder
-    warm: Warm
-    batches: TrainBatches
-    meter: PhaseMeter
-    checkpoints: Checkpoints
-    progress: Progress
-    status: Status | None = None
-
-    @property
-    def total_steps(self) -> int:
-        return len(self.batches) * self.spec.training.epochs
-
-    @property
-    def out_of_patience(self) -> bool:
-        patience = self.spec.training.patience
-        return patience is not None and self.progress.epoch - self.progress.best_epoch >= patience
-
-    @property
-    def done(self) -> bool:
-        return self.status is not None or self.progress.epoch >= self.spec.training.epochs or self.out_of_patience
 
 
 class Trainer:
@@ -209,7 +152,7 @@ class Trainer:
                 train_loss=loss,
                 validation_score=evaluation.score,
                 validation_scores=evaluation.scores,
-                learning_rate=self._learning_rate(run, number * len(run.batches) - 1),
+                learning_rate=run.learning_rate(number * len(run.batches) - 1),
                 seconds=run.meter.seconds("train") - before_s,
                 energy_kwh=None if energy_kwh is None else energy_kwh - (before_kwh or 0.0),
             )
@@ -223,7 +166,7 @@ class Trainer:
         run = self._running()
         with self._boundary(run.folder, run.progress.started_at):
             test = self._test(run) if run.spec.phase is Phase.CONFIRM and run.status is None else None
-            result = self._result(run, test)
+            result = build_result(run, test)
             if self.rank == 0:
                 run.folder.write_result(result)
                 run.checkpoints.clear()
@@ -288,7 +231,7 @@ class Trainer:
             began = self._now()
             inputs = [({name: t.to(self.device, non_blocking=True) for name, t in part.items()}, weight) for part, weight in parts]
             with run.meter.probe(int(lengths.max())) as watched:
-                total += engine.step(inputs, self._learning_rate(run, step + i))
+                total += engine.step(inputs, run.learning_rate(step + i))
             if (i + 1) % DIVERGENCE_CHECK_STEPS == 0 and not all_agree(bool(torch.isfinite(total))):
                 return None
             if i >= UNSCORED_STEPS and not watched:
@@ -302,9 +245,6 @@ class Trainer:
         """Energy of the group's training so far, every device once."""
         train = combine(gather_objects(run.meter.local()))[0].get("train")
         return None if train is None else train.energy_kwh
-
-    def _learning_rate(self, run: Run, step: int) -> float:
-        return run.spec.learning_rate * lr_multiplier(run.spec.training, step, run.total_steps)
 
     def _evaluate(self, run: Run, split: Any) -> Evaluation:
         spec, warm = run.spec, run.warm
@@ -351,76 +291,6 @@ class Trainer:
             write_atomic(run.folder.predictions("test"), test.to_parquet())
         return test
 
-    def _result(self, run: Run, test: Evaluation | None) -> TrialResult:
-        progress, warm = run.progress, run.warm
-        frozen = warm.engine.digest(trained=False)
-        if frozen != warm.frozen_digest:
-            raise AssertionError("frozen weights changed during training")
-        phases, missing = combine(gather_objects(run.meter.local()))
-        completed = run.status is None
-        validation = progress.best_score if completed else None
-        shown = test or (None if not completed else progress)
-        timing = self._timing(run)
-        if timing.p50_s is None:
-            missing["timing"] = f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
-        if not completed:
-            missing["score"] = "the loss became NaN or infinite"
-        return TrialResult(
-            trial=run.folder.hash,
-            status=run.status or Status.COMPLETED,
-            score=test.score if test is not None else validation,
-            scores=test.scores if test is not None else (dict(progress.best) if shown is not None else {}),
-            validation_score=validation,
-            test_score=test.score if test is not None else None,
-            best_epoch=progress.best_epoch or None,
-            epochs=[EpochRecord(**e) for e in progress.epochs],
-            phases=phases,
-            timing=timing,
-            parameters=self._parameters(warm),
-            checkpoint_bytes=progress.checkpoint_bytes,
-            splits=warm.data.sizes,
-            data_hash=warm.data.data_hash,
-            frozen_sha256=frozen,
-            missing=missing,
-            resumed_from_epochs=progress.resumed_from,
-            provenance=self._provenance(run),
-            started_at=progress.started_at,
-            finished_at=time.time(),
-        )
-
-    def _timing(self, run: Run) -> StepTiming:
-        steps = np.asarray(run.progress.step_s)
-        if not len(steps):
-            return StepTiming(p50_s=None, p95_s=None, samples_per_s=None, tokens_per_s=None)
-        seconds = float(steps.sum())
-        return StepTiming(
-            p50_s=float(np.percentile(steps, 50)),
-            p95_s=float(np.percentile(steps, 95)),
-            samples_per_s=len(steps) * run.spec.training.batch_size / seconds,
-            tokens_per_s=run.progress.step_tokens / seconds,
-        )
-
-    def _parameters(self, warm: Warm) -> ParameterCount:
-        trainable = warm.engine.numel(trained_only=True)
-        return ParameterCount(
-            total=warm.engine.numel(), trainable=trainable, trainable_head=warm.head_parameters, stored_bytes=4 * trainable
-        )
-
-    def _provenance(self, run: Run) -> dict[str, Any]:
-        return {
-            "versions": versions(),
-            "git": git_state(),
-            "hardware": hardware(),
-            "backbone": run.warm.backbone,
-            "data_revision": run.warm.data.revision,
-            "engine": run.warm.engine.config,
-            "meter": run.meter.describe(),
-            "device": self.device,
-            "world_size": self.world_size,
-            "threads_per_worker": torch.get_num_threads(),
-            "streams": {name: run.spec.stream(name) for name in ("init", "order", "dropout")},
-        }
-
     def _seed(self, spec: TrialSpec, *, epoch: int) -> None:
         """Reseed every stream at every epoch, so that a resumed or warm trial draws what a cold one draws."""
         seed = spec.stream("dropout", epoch, self.rank)
@@ -454,17 +324,6 @@ class Trainer:
             status = status_of(error)
             write_failed(folder, status, failure_record(error, log_path=str(folder.log(self.rank))), started_at=started_at)
             raise TrialEndedError(f"{status}: {type(error).__name__}: {error}") from error
-
-
-def lr_multiplier(training: TrainingConfig, step: int, total_steps: int) -> float:
-    """Factor on the learning rate at a 0-based step: linear warm-up from 0, then the schedule down to 0 at `total_steps`."""
-    warmup = math.ceil(training.warmup_frac * total_steps)
-    if step < warmup:
-        return step / warmup
-    if training.schedule == "constant":
-        return 1.0
-    progress = (step - warmup) / max(1, total_steps - warmup)
-    return 1.0 - progress if training.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def _log_to(path: Path, message: str) -> None:

@@ -1,0 +1,101 @@
+"""Put the record of an ended trial together: scores, cost, size, timing and where all of it comes from."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from suite.meters import combine, hardware
+from suite.train.engine import gather_objects
+from suite.train.evaluate import Evaluation
+from suite.train.provenance import git_state, versions
+from suite.train.result import EpochRecord, ParameterCount, Status, StepTiming, TrialResult
+from suite.train.run import UNSCORED_STEPS, Run
+from suite.train.warm import Warm
+
+
+def build_result(run: Run, test: Evaluation | None) -> TrialResult:
+    """The result of a trial that has ended. Collective.
+
+    Args:
+        test: What the best epoch's weights score on test; None in the search phase and without a score.
+
+    Raises:
+        AssertionError: Frozen weights changed: the result would not be the method's.
+    """
+    progress, warm = run.progress, run.warm
+    frozen = warm.engine.digest(trained=False)
+    if frozen != warm.frozen_digest:
+        raise AssertionError("frozen weights changed during training")
+    phases, missing = combine(gather_objects(run.meter.local()))
+    timing = _timing(run)
+    if timing.p50_s is None:
+        missing["timing"] = f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
+    if run.status is not None:
+        missing["score"] = "the loss became NaN or infinite"
+    return TrialResult(
+        trial=run.folder.hash,
+        status=run.status or Status.COMPLETED,
+        **_scores(run, test),
+        best_epoch=progress.best_epoch or None,
+        epochs=[EpochRecord(**epoch) for epoch in progress.epochs],
+        phases=phases,
+        timing=timing,
+        parameters=_parameters(warm),
+        checkpoint_bytes=progress.checkpoint_bytes,
+        splits=warm.data.sizes,
+        data_hash=warm.data.data_hash,
+        frozen_sha256=frozen,
+        missing=missing,
+        resumed_from_epochs=progress.resumed_from,
+        provenance=_provenance(run),
+        started_at=progress.started_at,
+        finished_at=time.time(),
+    )
+
+
+def _scores(run: Run, test: Evaluation | None) -> dict[str, Any]:
+    """The headline is the test score where there is one, else the best validation score; a diverged trial has none."""
+    if run.status is not None:
+        return {"score": None}
+    progress = run.progress
+    shown = (progress.best_score, dict(progress.best)) if test is None else (test.score, test.scores)
+    test_score = None if test is None else test.score
+    return {"score": shown[0], "scores": shown[1], "validation_score": progress.best_score, "test_score": test_score}
+
+
+def _timing(run: Run) -> StepTiming:
+    steps = np.asarray(run.progress.step_s)
+    if not len(steps):
+        return StepTiming(p50_s=None, p95_s=None, samples_per_s=None, tokens_per_s=None)
+    seconds = float(steps.sum())
+    return StepTiming(
+        p50_s=float(np.percentile(steps, 50)),
+        p95_s=float(np.percentile(steps, 95)),
+        samples_per_s=len(steps) * run.spec.training.batch_size / seconds,
+        tokens_per_s=run.progress.step_tokens / seconds,
+    )
+
+
+def _parameters(warm: Warm) -> ParameterCount:
+    trainable = warm.engine.numel(trained_only=True)
+    return ParameterCount(total=warm.engine.numel(), trainable=trainable, trainable_head=warm.head_parameters, stored_bytes=4 * trainable)
+
+
+def _provenance(run: Run) -> dict[str, Any]:
+    return {
+        "versions": versions(),
+        "git": git_state(),
+        "hardware": hardware(),
+        "backbone": run.warm.backbone,
+        "data_revision": run.warm.data.revision,
+        "engine": run.warm.engine.config,
+        "meter": run.meter.describe(),
+        "device": run.warm.engine.device,
+        "world_size": run.warm.engine.world_size,
+        "threads_per_worker": torch.get_num_threads(),
+        "streams": {name: run.spec.stream(name) for name in ("init", "order", "dropout")},
+    }

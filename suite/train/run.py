@@ -1,0 +1,90 @@
+"""One trial while it is trained: what it is, how far it is, and what must survive a cut."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from suite.config.training import TrainingConfig
+from suite.meters import PhaseMeter
+from suite.train.batches import TrainBatches
+from suite.train.checkpoint import Checkpoints
+from suite.train.folder import TrialFolder
+from suite.train.result import Status
+from suite.train.spec import TrialSpec
+from suite.train.warm import Warm
+
+UNSCORED_STEPS = 3
+"""Steps after a switch from evaluation to training that are not timed: caches and ZeRO's prefetch trace are cold."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What must survive a cut: stored with every committed epoch."""
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    best_epoch: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    best_score: float = -math.inf
+    step_s: list[float] = field(default_factory=list)
+    step_tokens: int = 0
+    meters: dict[str, Any] = field(default_factory=dict)
+    started_at: float = field(default_factory=time.time)
+    resumed_from: list[int] = field(default_factory=list)
+    checkpoint_bytes: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        return len(self.epochs)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {"best_score": None if math.isinf(self.best_score) else self.best_score}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Progress:
+        return cls(**(values | {"best_score": -math.inf if values["best_score"] is None else values["best_score"]}))
+
+
+@dataclass(slots=True)
+class Run:
+    """One trial while it is trained."""
+
+    spec: TrialSpec
+    folder: TrialFolder
+    warm: Warm
+    batches: TrainBatches
+    meter: PhaseMeter
+    checkpoints: Checkpoints
+    progress: Progress
+    status: Status | None = None
+
+    @property
+    def total_steps(self) -> int:
+        return len(self.batches) * self.spec.training.epochs
+
+    def learning_rate(self, step: int) -> float:
+        """At a 0-based step of the trial."""
+        return self.spec.learning_rate * lr_multiplier(self.spec.training, step, self.total_steps)
+
+    @property
+    def out_of_patience(self) -> bool:
+        patience = self.spec.training.patience
+        return patience is not None and self.progress.epoch - self.progress.best_epoch >= patience
+
+    @property
+    def done(self) -> bool:
+        return self.status is not None or self.progress.epoch >= self.spec.training.epochs or self.out_of_patience
+
+
+def lr_multiplier(training: TrainingConfig, step: int, total_steps: int) -> float:
+    """Factor on the learning rate at a 0-based step: linear warm-up from 0, then the schedule down to 0 at `total_steps`."""
+    warmup = math.ceil(training.warmup_frac * total_steps)
+    if step < warmup:
+        return step / warmup
+    if training.schedule == "constant":
+        return 1.0
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    return 1.0 - progress if training.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
