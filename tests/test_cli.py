@@ -290,8 +290,10 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(suite: Su
     assert {cell["method"] for cell in told["cells"]} == {"full", "lora", "prompt", "adapter", "bitfit", "lst", "read"}
     assert len(told["cells"]) == told["cost"]["cells"] == 14
     assert told["cost"]["trials_left"] == 14 * (config.search.trials + len(config.confirm.seeds))
-    steps = config.training.epochs * ((config.limit.train or 0) // config.training.batch_size)
-    assert {cell["steps_at_most"] for cell in told["cells"]} == {steps}
+    assert {(cell["task"], cell["steps_at_most"]) for cell in told["cells"]} == {
+        ("acceptability", 2 * (224 // 32)),
+        ("entailment", 2 * (352 // 32)),
+    }
     assert told["cost"]["mean_trial_s"] is None, "no trial ran here, so no time is guessed"
     assert not (tmp_path / "h").exists()
 

@@ -9,6 +9,7 @@ result = trainer.finish()
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -96,6 +97,9 @@ class Trainer:
         )
         self._warm: Warm | None = None
         self._run: Run | None = None
+        # the half a million objects of the imported libraries stay: no later collection need walk over them
+        gc.collect()
+        gc.freeze()
 
     # ---- the three calls of a trial -------------------------------------------------------------------------------
 
