@@ -76,7 +76,7 @@ def kill_driver(root: Path, alone_s: float, chance: random.Random) -> None:
     for attempt in range(1, 4):
         before = results(root, "killed")
         driver = start(root, "killed")
-        pause_s = chance.uniform(0.35, 0.75) * alone_s
+        pause_s = chance.uniform(0.2, 0.5) * alone_s
         time.sleep(pause_s)
         os.kill(driver.pid, signal.SIGKILL)
         driver.communicate()
