@@ -291,8 +291,8 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(suite: Su
     assert len(told["cells"]) == told["cost"]["cells"] == 14
     assert told["cost"]["trials_left"] == 14 * (config.search.trials + len(config.confirm.seeds))
     assert {(cell["task"], cell["steps_at_most"]) for cell in told["cells"]} == {
-        ("acceptability", 2 * (224 // 32)),
-        ("entailment", 2 * (352 // 32)),
+        ("acceptability", 576 // 48),
+        ("entailment", 768 // 48),
     }
     assert told["cost"]["mean_trial_s"] is None, "no trial ran here, so no time is guessed"
     assert not (tmp_path / "h").exists()

@@ -27,6 +27,7 @@ class TrainingConfig(Strict):
     eval_batch_size: Positive = Field(96, description="examples per worker and forward pass in evaluation")
     max_length: Positive = Field(128, description="tokens kept of an input (LST's code: 128)")
     target_max_length: Positive = Field(16, description="tokens kept of a text target (ours; GLUE label words are shorter)")
+    pad_to_multiple: Positive = Field(8, description="tokens that the length of a batch is rounded up to (8: for tensor cores)")
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="learning rate after warm-up (ours; READ is silent)")
     warmup_frac: Fraction = Field(0.06, description="share of steps with a rising learning rate (ours)")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's decoupled decay (ours)")

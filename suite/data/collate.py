@@ -7,31 +7,31 @@ from typing import Any
 
 import torch
 
-MULTIPLE = 8
-"""Lengths are rounded up to this, for tensor cores and fewer distinct shapes."""
 IGNORED = -100
 """Label that the loss skips."""
 
 
-def padded_length(longest: int, *, at_most: int) -> int:
-    """`longest` rounded up to a multiple of 8, but not beyond `at_most` tokens (a model may have no more positions)."""
-    return max(longest, min(-(-longest // MULTIPLE) * MULTIPLE, at_most))
+def padded_length(longest: int, *, at_most: int, multiple: int) -> int:
+    """`longest` rounded up to a multiple, but not beyond `at_most` tokens (a model may have no more positions)."""
+    return max(longest, min(-(-longest // multiple) * multiple, at_most))
 
 
-def pad(sequences: Sequence[Sequence[int]], value: int, *, at_most: int) -> torch.Tensor:
+def pad(sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multiple: int) -> torch.Tensor:
     """Sequences padded on the right, (rows, length), int64."""
-    length = padded_length(max(len(sequence) for sequence in sequences), at_most=at_most)
+    length = padded_length(max(len(sequence) for sequence in sequences), at_most=at_most, multiple=multiple)
     return torch.tensor([[*sequence, *[value] * (length - len(sequence))] for sequence in sequences], dtype=torch.long)
 
 
-def collate_padded(rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int], *, at_most: int) -> dict[str, torch.Tensor]:
+def collate_padded(rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int], *, at_most: int, multiple: int) -> dict[str, torch.Tensor]:
     """The columns named in `fill`, as far as the rows have them, padded; with `attention_mask` for `input_ids`.
 
     Args:
         rows: Encoded rows.
         fill: Column -> padding value.
         at_most: Longest padded length, tokens.
+        multiple: What lengths are rounded up to, tokens.
     """
-    batch = {name: pad([row[name] for row in rows], value, at_most=at_most) for name, value in fill.items() if name in rows[0]}
-    batch["attention_mask"] = pad([[1] * len(row["input_ids"]) for row in rows], 0, at_most=at_most)
+    size = {"at_most": at_most, "multiple": multiple}
+    batch = {name: pad([row[name] for row in rows], value, **size) for name, value in fill.items() if name in rows[0]}
+    batch["attention_mask"] = pad([[1] * len(row["input_ids"]) for row in rows], 0, **size)
     return batch

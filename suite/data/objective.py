@@ -46,7 +46,7 @@ class Objective(ABC):
 
     @abstractmethod
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Encoded rows to padded inputs of the model's forward, with `labels`; lengths are multiples of 8."""
+        """Encoded rows to padded inputs of the model's forward, with `labels`; lengths are rounded up to `training.pad_to_multiple`."""
 
     @abstractmethod
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
@@ -63,6 +63,9 @@ class Objective(ABC):
         training = {"max_length": self.training.max_length, "target_max_length": self.training.target_max_length}
         template = self.task.model_dump(mode="json", include={"inputs", "label", "text_to_text"})
         return {"objective": type(self).__name__, **template, **training, "tokenizer": tokenizer_fingerprint(self.tokenizer)}
+
+    def _padded(self, rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int]) -> Batch:
+        return collate_padded(rows, fill, at_most=self.training.max_length, multiple=self.training.pad_to_multiple)
 
     def _prompts(self, columns: Columns) -> list[str]:
         rows = zip(*(columns[column] for column in self.task.inputs), strict=True)
@@ -90,7 +93,7 @@ class HeadObjective(Objective):
         return {**features, "gold": self._gold(columns), "length": [len(i) for i in ids], "units": [1] * len(ids)}
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        batch = collate_padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0}, at_most=self.training.max_length)
+        batch = self._padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0})
         dtype = torch.float32 if self.task.is_regression else torch.long
         return {**batch, "labels": torch.tensor([row["gold"] for row in rows], dtype=dtype)}
 

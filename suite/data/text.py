@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from suite.backbones.loading import Head
 from suite.config.task import TaskConfig
 from suite.config.training import TrainingConfig
-from suite.data.collate import IGNORED, collate_padded, pad
+from suite.data.collate import IGNORED, pad
 from suite.data.labels import LabelWords
 from suite.data.objective import Batch, Columns, Features, Objective
 from suite.errors import IncompatibleError
@@ -46,8 +46,10 @@ class TextToTextObjective(Objective):
         return {"input_ids": ids, "labels": labels, "gold": gold, "length": lengths, "units": units}
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        batch = collate_padded(rows, {"input_ids": self.pad_id}, at_most=self.training.max_length)
-        return {**batch, "labels": pad([row["labels"] for row in rows], IGNORED, at_most=self.training.target_max_length)}
+        batch = self._padded(rows, {"input_ids": self.pad_id})
+        training = self.training
+        labels = pad([row["labels"] for row in rows], IGNORED, at_most=training.target_max_length, multiple=training.pad_to_multiple)
+        return {**batch, "labels": labels}
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
         written = model.generate(
@@ -101,7 +103,7 @@ class DecoderTextObjective(Objective):
         }
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        return collate_padded(rows, {"input_ids": self.pad_id, "labels": IGNORED}, at_most=self.training.max_length)
+        return self._padded(rows, {"input_ids": self.pad_id, "labels": IGNORED})
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
         """One forward pass per label, the same number on every rank, so `synced` changes nothing."""
@@ -116,9 +118,7 @@ class DecoderTextObjective(Objective):
     def _score(self, model: Any, prompts: list[list[int]], label: list[int], device: torch.device) -> torch.Tensor:
         """Log likelihood of `label` after each prompt, summed over its tokens, (rows,)."""
         rows = [{"input_ids": prompt + label} for prompt in prompts]
-        inputs = {
-            name: t.to(device) for name, t in collate_padded(rows, {"input_ids": self.pad_id}, at_most=self.training.max_length).items()
-        }
+        inputs = {name: t.to(device) for name, t in self._padded(rows, {"input_ids": self.pad_id}).items()}
         logits = model(**inputs).logits[:, -inputs["input_ids"].shape[1] :]  # prompt tuning puts its own positions in front
         first = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)[:, None]
         places = first + torch.arange(len(label), device=device)  # (rows, label tokens): where each token is predicted

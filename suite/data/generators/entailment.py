@@ -1,9 +1,9 @@
 """Entailment by what things are and by what "no" denies, with things that training never shows.
 
 Source: ours; hypernymy and negation as in the diagnostic set of GLUE (Wang et al. 2019, arXiv 1804.07461, appendix).
-Deviations: rows come in fours in which every word occurs twice with either label. "Anna saw a rose" entails "Anna saw
-a flower" and not "Anna saw a tool". If asked for, premises also deny: "Anna saw a rose but no hammer" entails the first
-and "Anna saw a hammer but no rose" the second. Things of one split do not occur in another; the kinds do.
+Deviations: rows come in fours in which every word occurs twice with either label. "her rose" entails "her flower" and not
+"her tool". If asked for, premises also deny: "her rose but no hammer" entails the first, "no rose but her hammer" the
+second. Things of one split do not occur in another; the kinds do.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ KINDS = {
     "gem": "diamond ruby emerald sapphire pearl opal topaz garnet amethyst turquoise",
 }
 """Kinds that share no thing."""
-SUBJECTS = ("she", "he", "Anna", "Tom")
-VERBS = ("saw", "found", "bought", "drew")
-DENIALS = ("{who} {verb} {thing} but no {other}", "{who} {verb} no {other} but {thing}")
+DETERMINERS = ("a", "the", "my", "your", "his", "her", "our", "their", "this", "that", "one", "some", "another")
+"""Under which a thing is one of its kind; "every rose" would not entail "every flower"."""
+DENIALS = ("{thing} but no {other}", "no {other} but {thing}")
 ENTAILED, NOT_ENTAILED = 0, 1
 
 
@@ -50,12 +50,12 @@ class Entailment(Generator[EntailmentOptions]):
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
         kinds = rng.sample(sorted(KINDS), 2)
         things = [rng.choice(self.share(KINDS[kind], split)) for kind in kinds]
-        who, verb = rng.choice(SUBJECTS), rng.choice(VERBS)
-        form = rng.choice(DENIALS) if rng.random() < self.options.denied_frac else "{who} {verb} {thing}"
+        determiner = rng.choice(DETERMINERS)
+        form = rng.choice(DENIALS) if rng.random() < self.options.denied_frac else "{thing}"
         return [
             {
-                "premise": form.format(who=who, verb=verb, thing=_one(things[had]), other=things[1 - had]),
-                "hypothesis": f"{who} {verb} {_one(kinds[asked])}",
+                "premise": form.format(thing=_noun_phrase(determiner, things[had]), other=things[1 - had]),
+                "hypothesis": _noun_phrase(determiner, kinds[asked]),
                 "label": ENTAILED if had == asked else NOT_ENTAILED,
             }
             for had in (0, 1)
@@ -63,5 +63,5 @@ class Entailment(Generator[EntailmentOptions]):
         ]
 
 
-def _one(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+def _noun_phrase(determiner: str, noun: str) -> str:
+    return f"{'an' if determiner == 'a' and noun[0] in 'aeiou' else determiner} {noun}"
