@@ -18,7 +18,8 @@ from suite.meters.clock import Unavailable
 
 
 def baseline_bytes(device: torch.device) -> int:
-    """What this process holds now: tensors on a GPU, the resident set on a CPU."""
+    """What this process holds and uses now: tensors on a GPU, the resident set on a CPU."""
+    release_memory()
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     return int(psutil.Process().memory_info().rss)

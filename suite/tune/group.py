@@ -154,7 +154,7 @@ class Group:
         self._ranks: list[ActorHandle[Rank]] = []
         self._folder: TrialFolder | None = None
         self._trials = 0
-        self._baselines: dict[str, int] = {}
+        self._baselines: dict[str, list[int]] = {}
         self._worn = False
 
     def start(self, spec: TrialSpec) -> int:
@@ -212,10 +212,13 @@ class Group:
                 self._call("ping", PING_S)
 
     def _watch_memory(self, kind: str) -> None:
-        """Ranks whose memory at the start of a trial grew since the first trial of the same cell are not used again."""
-        baseline = max(self._call("baseline_bytes", PING_S))
-        first = self._baselines.setdefault(kind, baseline)
-        self._worn = baseline > first * (1 + GROWTH_FRAC) + GROWTH_SLACK_BYTES
+        """Ranks whose memory at the start of a trial grew since the second trial of the same cell are not used again.
+
+        Not since the first: what training fills once (arenas, kernels' caches, buffers of ZeRO) is there from then on.
+        """
+        seen = self._baselines.setdefault(kind, [])
+        seen.append(max(self._call("baseline_bytes", PING_S)))
+        self._worn = seen[-1] > seen[:2][-1] * (1 + GROWTH_FRAC) + GROWTH_SLACK_BYTES
 
     def _build(self) -> None:
         """New processes, joined to one process group; another port is tried if the one picked was taken meanwhile."""
