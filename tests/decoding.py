@@ -38,7 +38,7 @@ def both_ways(model: Any, family: str) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def check_beams(model: Any, family: str) -> None:
     """The score of the best beam is the mean log-probability that one pass gives to it: caches were reordered rightly."""
-    ids = torch.randint(10, 50, (2, 5), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(10, 50, (4, 5), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     found = model.generate(
         input_ids=ids,
@@ -56,4 +56,4 @@ def check_beams(model: Any, family: str) -> None:
         logits = model(input_ids=found.sequences, attention_mask=torch.ones_like(found.sequences)).logits[:, -6:-1]
     chosen = logits.log_softmax(-1).gather(-1, new[..., None])[..., 0]
     assert torch.allclose(found.sequences_scores, chosen.mean(1), atol=1e-5)
-    assert len({tuple(row) for row in found.sequences.tolist()}) == 2
+    assert len({tuple(row) for row in found.sequences.tolist()}) > 1  # else rows could not have been mixed up

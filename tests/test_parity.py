@@ -1,4 +1,5 @@
-"""Two ZeRO-3 ranks train what one process trains in plain PyTorch: every method on every family, clipping on and off."""
+"""Two ZeRO-3 ranks train what one process trains in plain PyTorch: every method on every family, clipping on and off, and
+attention variants that keep parameters where no projection is (those across layers: `test_attention_layers.py`)."""
 
 from __future__ import annotations
 
@@ -23,17 +24,24 @@ ADAM_EPS = 1e-3
 """AdamW divides a gradient by its own size: with a small epsilon, rounding where the true gradient is 0 (key biases) becomes a step."""
 TOLERANCE = 1e-5
 ARCHITECTURES: dict[str, dict[str, Any]] = {"lora": {"rank": 4, "dropout": 0.0}, "lst": {"reduction": 2}, "read": {"hidden": 8}}
-Case = tuple[str, str, float, int]
+Case = tuple[str, str, float, int, str]
+"""Method, family, clipping norm (0 = none), persistence threshold in elements, attention variant."""
 PAIRS = [(method, family) for method in methods.names() for family in FAMILIES if family in get_method(method).families]
-CASES: list[Case] = [(*pair, 0.05, 0) for pair in PAIRS] + [(method, "t5", 0.0, 100_000) for method in methods.names()]
+ATTENTION: list[Case] = [("lora", "t5", 0.05, 0, "wgqa"), ("full", "gpt2", 0.05, 0, "row-wgqa"), ("full", "llama", 0.05, 0, "mhe-mul")]
+CASES: list[Case] = [
+    *((*pair, 0.05, 0, "pretrained") for pair in PAIRS),
+    *((method, "t5", 0.0, 100_000, "pretrained") for method in methods.names()),
+    *ATTENTION,
+]
 """Clipped with all parameters partitioned; unclipped with small ones kept gathered, another code path of DeepSpeed."""
 
 
-def model_of(method: str, family: str) -> nn.Module:
+def model_of(method: str, family: str, attention: str = "pretrained") -> nn.Module:
     resolved = resolve(tiny_choice(family))
     head = Head("text") if family == "t5" else Head("classification", 2)
     torch.manual_seed(3)
-    model, petl = build_arm(resolved, head, attention=AttentionChoice(), method=method, architecture=ARCHITECTURES.get(method, {}))
+    choice = AttentionChoice(name=attention)
+    model, petl = build_arm(resolved, head, attention=choice, method=method, architecture=ARCHITECTURES.get(method, {}))
     if petl.needs_preparation:
         batch = batch_of(family, 99)
         rows = [{name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(4)]
@@ -54,8 +62,8 @@ def batch_of(family: str, step: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
 
 
-def train_plainly(method: str, family: str, clip: float) -> tuple[list[float], dict[str, torch.Tensor]]:
-    model = model_of(method, family).train()
+def train_plainly(method: str, family: str, clip: float, attention: str = "pretrained") -> tuple[list[float], dict[str, torch.Tensor]]:
+    model = model_of(method, family, attention).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, eps=ADAM_EPS)
     losses = []
@@ -74,9 +82,11 @@ def train_on_rank(rank: int, cases: list[Case]) -> list[tuple[list[float], Mappi
     return [train_case(rank, *case) for case in cases]
 
 
-def train_case(rank: int, method: str, family: str, clip: float, threshold: int) -> tuple[list[float], Mapping[str, torch.Tensor]]:
+def train_case(
+    rank: int, method: str, family: str, clip: float, threshold: int, attention: str
+) -> tuple[list[float], Mapping[str, torch.Tensor]]:
     training = TrainingConfig(batch_size=BATCH, gradient_clipping=clip, adam_eps=ADAM_EPS, persistence_threshold_elements=threshold)
-    engine = Engine(model_of(method, family), training, world_size=2, device="cpu")
+    engine = Engine(model_of(method, family, attention), training, world_size=2, device="cpu")
     engine.module.train()
     losses = []
     for step in range(STEPS):
@@ -94,10 +104,12 @@ def two_ranks() -> dict[Case, tuple[list[float], Mapping[str, torch.Tensor]]]:
     return {case: ([(a + b) / 2 for a, b in zip(x[0], y[0], strict=True)], x[1]) for case, x, y in zip(CASES, first, second, strict=True)}
 
 
-@pytest.mark.parametrize(("method", "family", "clip", "threshold"), CASES)
-def test_two_zero3_ranks_equal_one_plain_process(method: str, family: str, clip: float, threshold: int, two_ranks: Any) -> None:
-    losses, state = two_ranks[method, family, clip, threshold]
-    expected_losses, expected_state = train_plainly(method, family, clip)
+@pytest.mark.parametrize(("method", "family", "clip", "threshold", "attention"), CASES)
+def test_two_zero3_ranks_equal_one_plain_process(
+    method: str, family: str, clip: float, threshold: int, attention: str, two_ranks: Any
+) -> None:
+    losses, state = two_ranks[method, family, clip, threshold, attention]
+    expected_losses, expected_state = train_plainly(method, family, clip, attention)
     assert losses == pytest.approx(expected_losses, abs=TOLERANCE)
     assert set(state) == set(expected_state)
     for name, tensor in expected_state.items():

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from suite.attention._route import probabilities
 from suite.backbones.loading import Head, build, resolve
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.petl import methods
 from suite.petl._frozen import Trace, traced
-from suite.petl._observe import probabilities
 from suite.petl.arm import count_arm
 from suite.petl.read import Correction, DepthNetwork, ReadConfig, cell_inputs
 from tests.decoding import both_ways, check_beams
@@ -218,8 +218,8 @@ def test_probabilities_repeat_grouped_keys_and_read_both_kinds_of_mask() -> None
     allowed = torch.tensor([True, True, False, True, False]).expand(2, 1, 3, 5)
     additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
     bias = torch.randn(1, 4, 3, 5)
-    found = probabilities(query, key, allowed, scaling=0.5, position_bias=bias)
-    assert torch.equal(found, probabilities(query, key, additive, scaling=0.5, position_bias=bias))
+    found = probabilities(nn.Module(), query, key, allowed, scaling=0.5, position_bias=bias)
+    assert torch.equal(found, probabilities(nn.Module(), query, key, additive, scaling=0.5, position_bias=bias))
     for head in range(4):
         scores = 0.5 * query[:, head] @ key[:, head // 2].transpose(-1, -2) + bias[:, head]
         expected = scores.masked_fill(~allowed[:, 0], -torch.inf).softmax(-1)

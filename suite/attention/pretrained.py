@@ -20,7 +20,7 @@ class NoOptions(Strict):
 class Pretrained(Variant[NoOptions]):
     description = "the checkpoint's own attention, unchanged"
     source = "the backbone's paper"
-    families = frozenset({"t5", "bert", "gpt2", "llama"})
+    keeps_projections = True
     Config = NoOptions
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
@@ -41,8 +42,10 @@ class Stack:
 class AttentionSite:
     """One attention sublayer and the names of its projections on `module`.
 
-    GPT-2 fuses q, k and v: there `q == k == v == "c_attn"` and `fused` is True. `owner` names the module that holds `o`
-    (BERT keeps it beside the attention, in `BertSelfOutput`).
+    GPT-2 fuses q, k and v: there `q == k == v == "c_attn"` and `fused` is True, until an attention variant cuts them apart
+    (`SplitProjection`): then they are `c_attn.q`, `c_attn.k`, `c_attn.v`. Names are to be read with `get_submodule`.
+    `owner` is the module that holds `o` (BERT keeps it beside the attention, in `BertSelfOutput`); `kv_heads` are the
+    checkpoint's, whatever a variant has made of them.
     """
 
     role: Role
@@ -55,6 +58,7 @@ class AttentionSite:
     owner: nn.Module
     o: str
     heads: int
+    kv_heads: int
     head_dim: int
     fused: bool = False
 
@@ -74,6 +78,31 @@ class Sublayer:
     output: nn.Module
 
 
+class Absent(nn.Module):
+    """Stands where a projection was that an attention variant does without; methods pass over it.
+
+    Gives zeros of `out_features` per token, without memory of their own, as the attention's code wants something to reshape.
+    """
+
+    def __init__(self, out_features: int) -> None:
+        super().__init__()
+        self.out_features = out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(1).expand(*x.shape[:-1], self.out_features)
+
+
+class SplitProjection(nn.Module):
+    """GPT-2's fused projection in three parts; gives them side by side, (B, L, d_q + d_k + d_v)."""
+
+    def __init__(self, q: nn.Module, k: nn.Module, v: nn.Module) -> None:
+        super().__init__()
+        self.q, self.k, self.v = q, k, v
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.q(x), self.k(x), self.v(x)], dim=-1)
+
+
 class Family(ABC):
     """One file per family; `name` is the file's stem.
 
@@ -81,12 +110,16 @@ class Family(ABC):
         kind: What the family is.
         model_types: `config.model_type` values it serves.
         description: One line for `suite list backbones`.
+        rotates: Whether queries and keys are turned by their position between projection and cache (rotary positions).
+        position_bias: Whether every head adds a position bias of its own to its scores.
     """
 
     name: ClassVar[str]
     kind: ClassVar[Kind]
     model_types: ClassVar[tuple[str, ...]]
     description: ClassVar[str]
+    rotates: ClassVar[bool] = False
+    position_bias: ClassVar[bool] = False
 
     @abstractmethod
     def stacks(self, model: PreTrainedModel) -> tuple[Stack, ...]:

@@ -1,4 +1,4 @@
-"""BERT: encoder with post-norm blocks; the task head is `classifier`.
+"""BERT: encoder with post-norm blocks; the task head is `classifier`, and `cls` (masked language modelling) while it is pre-trained.
 
 The pooler belongs to the backbone, as it is pre-trained with it. Where a checkpoint lacks it (RoBERTa-style or masked-LM
 exports) its weights are new and count as task head: `suite.backbones.loading.build` marks such a pooler with `is_new`.
@@ -30,8 +30,10 @@ class Bert(Family):
     def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
         for i, block in numbered(self.stacks(model)[0].blocks):
             inner, output = block.attention.self, block.attention.output
+            if not hasattr(inner, "query"):  # a token mixer stands there
+                continue
             heads, head_dim = inner.num_attention_heads, inner.attention_head_size
-            yield AttentionSite("encoder", "self", i, inner, "query", "key", "value", output, "dense", heads, head_dim)
+            yield AttentionSite("encoder", "self", i, inner, "query", "key", "value", output, "dense", heads, heads, head_dim)
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
         for i, block in numbered(self.stacks(model)[0].blocks):
@@ -42,7 +44,7 @@ class Bert(Family):
         return modules_of(model, self.model_types, (nn.LayerNorm, nn.RMSNorm))
 
     def head_names(self, model: PreTrainedModel) -> tuple[str, ...]:
-        names = present_names(model, self.model_types, ("classifier",))
+        names = present_names(model, self.model_types, ("classifier", "cls"))
         pooler = base_model(model, self.model_types).pooler
         return (*names, *self._names_of(model, pooler)) if getattr(pooler, "is_new", False) else names
 

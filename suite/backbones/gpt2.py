@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from suite.backbones._find import base_model, check_heads, divide, modules_of, numbered, present_names
-from suite.backbones.base import AttentionSite, Family, Stack, Sublayer
+from suite.backbones.base import AttentionSite, Family, SplitProjection, Stack, Sublayer
 
 
 class GPT2(Family):
@@ -26,8 +26,10 @@ class GPT2(Family):
 
     def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
         for i, block in numbered(self.stacks(model)[0].blocks):
-            a, fused = block.attn, "c_attn"
-            yield AttentionSite("decoder", "self", i, a, fused, fused, fused, a, "c_proj", a.num_heads, a.head_dim, fused=True)
+            a = block.attn
+            fused = not isinstance(a.c_attn, SplitProjection)
+            q, k, v = ("c_attn",) * 3 if fused else ("c_attn.q", "c_attn.k", "c_attn.v")
+            yield AttentionSite("decoder", "self", i, a, q, k, v, a, "c_proj", a.num_heads, a.num_heads, a.head_dim, fused=fused)
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
         for i, block in numbered(self.stacks(model)[0].blocks):

@@ -21,16 +21,18 @@ class Llama(Family):
     kind = "decoder"
     model_types = ("llama",)
     description = "Llama 2 and 3: causal decoder with a head on the last token, or text"
+    rotates = True
 
     def stacks(self, model: PreTrainedModel) -> tuple[Stack, ...]:
         base = base_model(model, self.model_types)
         return (Stack("decoder", base, base.layers, base.norm, base.config.hidden_size),)
 
     def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
-        heads = base_model(model, self.model_types).config.num_attention_heads
+        config = base_model(model, self.model_types).config
+        heads, few = config.num_attention_heads, config.num_key_value_heads
         for i, block in numbered(self.stacks(model)[0].blocks):
             a = block.self_attn
-            yield AttentionSite("decoder", "self", i, a, "q_proj", "k_proj", "v_proj", a, "o_proj", heads, a.head_dim)
+            yield AttentionSite("decoder", "self", i, a, "q_proj", "k_proj", "v_proj", a, "o_proj", heads, few, a.head_dim)
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
         for i, block in numbered(self.stacks(model)[0].blocks):

@@ -21,6 +21,7 @@ class T5(Family):
     kind = "encoder-decoder"
     model_types = ("t5",)
     description = "T5 v1.0 and v1.1: encoder-decoder, text to text"
+    position_bias = True
 
     def stacks(self, model: PreTrainedModel) -> tuple[Stack, ...]:
         base = base_model(model, self.model_types)
@@ -57,4 +58,4 @@ class T5(Family):
     @staticmethod
     def _site(role: Role, kind: AttentionKind, layer: int, attention: Any) -> AttentionSite:
         heads, head_dim = attention.n_heads, attention.key_value_proj_dim
-        return AttentionSite(role, kind, layer, attention, "q", "k", "v", attention, "o", heads, head_dim)
+        return AttentionSite(role, kind, layer, attention, "q", "k", "v", attention, "o", heads, heads, head_dim)

@@ -68,12 +68,10 @@ class Adapter(Method[AdapterArchitecture]):
         if self.config.norms:
             for _, norm in family.norms(model):
                 norm.requires_grad_(True)
-        width = family.stacks(model)[0].width
+        width, like = family.stacks(model)[0].width, next(model.parameters())  # the output itself may be a token mixer's, without weights
         for sublayer in self._sublayers(model, family):
-            weight = sublayer.output.weight
-            assert isinstance(weight, Tensor)
-            with torch.device(weight.device):
-                adapter = Bottleneck(width, self.config.bottleneck, self.config.activation).to(weight.dtype)
+            with torch.device(like.device):
+                adapter = Bottleneck(width, self.config.bottleneck, self.config.activation).to(like.dtype)
             sublayer.output.add_module("adapter", adapter)  # beside the weight that T5's code reads, and seen by ZeRO-3
             sublayer.output.register_forward_hook(_adapt)
         return model

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from suite.attention import variants
+from suite.attention.base import Variant
 from suite.backbones.loading import Head, ResolvedBackbone, build
+from suite.backbones.weights import load_weights
 from suite.config.sweep import AttentionChoice
 from suite.errors import IncompatibleError
 from suite.petl import get_method
@@ -25,7 +28,7 @@ class ArmCount:
         total: All.
         trainable: Those that train, with the task head.
         head: Part of `trainable` that is the task head.
-        method: The rest of `trainable`: what papers report for a method.
+        method: The rest of `trainable`, what papers report for a method, with what the attention variant adds.
     """
 
     total: int
@@ -35,9 +38,21 @@ class ArmCount:
 
 
 def build_arm(
-    resolved: ResolvedBackbone, head: Head, *, attention: AttentionChoice, method: str, architecture: Mapping[str, Any], meta: bool = False
+    resolved: ResolvedBackbone,
+    head: Head,
+    *,
+    attention: AttentionChoice,
+    method: str,
+    architecture: Mapping[str, Any],
+    meta: bool = False,
+    pretrained: bool = False,
+    weights: Path | None = None,
+    random_start: bool = False,
 ) -> tuple[nn.Module, Method[Any]]:
     """The model to train and the method that shaped it.
+
+    What the attention variant adds to the checkpoint trains with every method that sends gradients through the backbone,
+    unless `weights` hold it: then it is part of the backbone like any other weight.
 
     Args:
         resolved: Which backbone.
@@ -46,6 +61,9 @@ def build_arm(
         method: Name, alias or `peft:<type>`.
         architecture: The method's hyperparameters; what is left out takes its default.
         meta: Shapes only: no weights are read or made.
+        pretrained: Whether the converted backbone's weights come from a pretrain stage (or it is only to be counted).
+        weights: File of these weights; None on the meta device, and for the pretrain run itself.
+        random_start: New weights everywhere, although the backbone has others: for a pretrain run.
 
     Raises:
         ConfigError: Unknown names or keys, or values out of range.
@@ -54,21 +72,51 @@ def build_arm(
     petl = get_method(method).configure(architecture)
     variant = variants.get(attention.name).configure(attention.options)
     check_family(resolved, "method", petl.name, petl.families)
-    check_family(resolved, "attention variant", variant.name, variant.families)
-    model, family = build(resolved, head, meta=meta), resolved.family
+    check_family(resolved, "attention variant", variant.name, variant.families, why=variant.families_why)
+    check_pair(resolved, variant, petl, pretrained=pretrained)
+    model, family = build(resolved, head, meta=meta, random_start=random_start), resolved.family
     variant.convert(model, family)
+    if weights is not None:
+        load_weights(model, family, weights)
+    new = [] if weights is not None else variant.new_parameters(model, family)
+    if new and not petl.backward_through_backbone:
+        check_trained(variant, petl, pretrained=pretrained)
+        new = []
     trained = petl.attach(model, family)
-    for parameter in task_head(trained, resolved):
+    for parameter in (*new, *task_head(trained, resolved)):
         parameter.requires_grad_(True)
     return trained, petl
 
 
-def check_family(resolved: ResolvedBackbone, kind: str, name: str, families: Collection[str]) -> None:
-    """Raise IncompatibleError unless `families` holds the backbone's."""
-    if resolved.family.name not in families:
-        known = ", ".join(sorted(families))
+def check_pair(resolved: ResolvedBackbone, variant: Variant[Any], petl: Method[Any], *, pretrained: bool) -> None:
+    """Raise IncompatibleError for a variant without the weights it needs, or a method without the projections it needs."""
+    if variant.start == "scratch" and resolved.origin != "random" and not pretrained:
         raise IncompatibleError(
-            f"{kind} {name} does not work on {resolved.choice.name}, a {resolved.family.name} backbone; it works on {known}"
+            f"attention {variant.name} starts from scratch: in the checkpoint of {resolved.choice.name} its new weights mean nothing; "
+            f"add a pretrain stage (pretrain: ...) or take random weights (backbones: [{{name: {resolved.choice.name}, config: {{}}}}])"
+        )
+    if petl.needs_projections and not variant.keeps_projections:
+        raise IncompatibleError(
+            f"method {petl.name} does not go with attention {variant.name}: {petl.needs_projections}, "
+            "and this variant changes the projections; use another method, or attention pretrained"
+        )
+
+
+def check_trained(variant: Variant[Any], petl: Method[Any], *, pretrained: bool) -> None:
+    """Raise IncompatibleError where nothing ever trains what a variant adds; a pretrain stage has done it, and it stays frozen."""
+    if not pretrained:
+        raise IncompatibleError(
+            f"method {petl.name} does not go with attention {variant.name}: the method runs the backbone without a backward pass, "
+            "so that the variant's new parameters would never train; add a pretrain stage (pretrain: ...) or use another method"
+        )
+
+
+def check_family(resolved: ResolvedBackbone, kind: str, name: str, families: Collection[str], *, why: str = "") -> None:
+    """Raise IncompatibleError, which says `why`, unless `families` holds the backbone's."""
+    if resolved.family.name not in families:
+        known, reason = ", ".join(sorted(families)), f", {why}" if why else ""
+        raise IncompatibleError(
+            f"{kind} {name} does not work on {resolved.choice.name}, a {resolved.family.name} backbone{reason}; it works on {known}"
         )
 
 
@@ -80,19 +128,21 @@ def check_arm(
     method: str,
     architecture: Mapping[str, Any],
     max_length: int | None = None,
+    pretrained: bool = False,
 ) -> None:
     """Everything `build_arm` would refuse, found without reading weights.
 
     Args:
-        max_length: Longest input in tokens, where it is known: it must fit the backbone's positions.
+        pretrained: As in `build_arm`.
+        max_length: Longest sequence in tokens, where it is known: it must fit the backbone's positions.
     """
-    _, petl = build_arm(resolved, head, attention=attention, method=method, architecture=architecture, meta=True)
+    _, petl = build_arm(resolved, head, attention=attention, method=method, architecture=architecture, meta=True, pretrained=pretrained)
     positions, needed = getattr(resolved.config, "max_position_embeddings", None), (max_length or 0) + petl.extra_positions()
     if positions is not None and needed > positions:
         extra = f" and the {petl.extra_positions()} positions of {petl.name}" if petl.extra_positions() else ""
         raise IncompatibleError(
-            f"inputs of {max_length} tokens{extra} exceed the backbone's {positions} positions; "
-            f"set training.max_length to at most {positions - petl.extra_positions()}"
+            f"sequences of {max_length} tokens{extra} exceed the backbone's {positions} positions; set training.max_length "
+            f"(where a decoder writes text: and training.target_max_length, together) to at most {positions - petl.extra_positions()}"
         )
 
 
@@ -115,14 +165,23 @@ def count(model: nn.Module, head: Collection[nn.Parameter]) -> ArmCount:
 
 
 def count_arm(
-    resolved: ResolvedBackbone, head: Head, *, attention: AttentionChoice, method: str, architecture: Mapping[str, Any]
+    resolved: ResolvedBackbone,
+    head: Head,
+    *,
+    attention: AttentionChoice,
+    method: str,
+    architecture: Mapping[str, Any],
+    pretrained: bool = False,
 ) -> ArmCount:
     """Count an arm on the meta device: no weights are read.
+
+    Args:
+        pretrained: As in `build_arm`; True also counts what could not train without a pretrain stage.
 
     Raises:
         As `build_arm`.
     """
-    model, _ = build_arm(resolved, head, attention=attention, method=method, architecture=architecture, meta=True)
+    model, _ = build_arm(resolved, head, attention=attention, method=method, architecture=architecture, meta=True, pretrained=pretrained)
     return count(model, task_head(model, resolved))
 
 

@@ -34,6 +34,8 @@ class Method(ABC, Generic[C]):
         families: Names of the backbone families it works on.
         Config: Its hyperparameters.
         needs_preparation: Whether `prepare` must run (LST's Fisher pruning).
+        needs_projections: Why q, k and v must be the checkpoint's own; "" = they need not, any attention variant will do.
+        backward_through_backbone: Whether gradients pass through the backbone, so that new parameters inside it can train.
     """
 
     name: ClassVar[str]
@@ -43,6 +45,8 @@ class Method(ABC, Generic[C]):
     families: ClassVar[frozenset[str]] = ALL_FAMILIES
     Config: ClassVar[type[Any]]
     needs_preparation: ClassVar[bool] = False
+    needs_projections: ClassVar[str] = ""
+    backward_through_backbone: ClassVar[bool] = True
 
     def __init__(self, config: C) -> None:
         self.config = config

@@ -14,6 +14,7 @@ Deviations:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -24,7 +25,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from suite.backbones.base import AttentionSite, Family
+from suite.backbones.base import Absent, AttentionSite, Family
 from suite.errors import IncompatibleError
 from suite.petl.base import Architecture, Method, freeze
 
@@ -60,7 +61,10 @@ class Lora(Method[LoraArchitecture]):
             target_modules=[names[id(module)] for module in targets],
             fan_in_fan_out=isinstance(targets[0], Conv1D),
         )
-        with torch.device(targets[0].weight.device):
+        with torch.device(targets[0].weight.device), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="fan_in_fan_out is set"
+            )  # a GPT-2 cut in part holds both kinds; peft tells them apart
             inject_adapter_in_model(config, model)
         freeze(model)
         for name, parameter in model.named_parameters():
@@ -80,13 +84,17 @@ class Lora(Method[LoraArchitecture]):
         modules = {id(m): m for site in family.attention_sites(model) if site.site in self.config.sites for m in self._projections(site)}
         if not modules:
             has = sorted({site.site for site in family.attention_sites(model)})
+            if not has:
+                raise IncompatibleError("lora: this attention variant left no attention projections to adapt; use another method")
             raise IncompatibleError(f"lora: sites {self.config.sites} do not exist in a {family.name} backbone, which has {has}")
         for module in modules.values():
             if not isinstance(module, (nn.Linear, Conv1D)):
                 raise IncompatibleError(f"lora: cannot adapt a {type(module).__name__}; leave this projection out of targets")
             yield module
 
-    def _projections(self, site: AttentionSite) -> Iterator[nn.Module | None]:
+    def _projections(self, site: AttentionSite) -> Iterator[nn.Module]:
         for target in self.config.targets:
             owner = site.owner if target == "o" else site.module
-            yield getattr(owner, getattr(site, target))
+            projection = owner.get_submodule(getattr(site, target))
+            if not isinstance(projection, Absent):  # an attention variant does without it
+                yield projection

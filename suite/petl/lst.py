@@ -53,6 +53,8 @@ class Lst(Method[LstConfig]):
     source = "LST, arXiv 2206.06522, section 3; official code"
     Config = LstConfig
     needs_preparation = True  # for init: fisher; `prepare` reads no batch otherwise
+    needs_projections = "its side blocks are pruned copies of the backbone's own"
+    backward_through_backbone = False
 
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
         freeze(model)

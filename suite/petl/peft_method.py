@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig, PeftModel, TaskType, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from pydantic import ConfigDict
 from torch import nn
@@ -82,6 +83,7 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
         description = f"{kind} of the peft library"
         source = f"peft's documentation of {config_class.__name__}"
         Config = PeftArchitecture
+        needs_projections = "its prefix is put into the cache as keys and values of their shape" if kind == "PREFIX_TUNING" else ""
 
         @classmethod
         def configure(cls, architecture: Mapping[str, Any], *, where: str = "") -> Method[Any]:
@@ -154,9 +156,34 @@ def _attach(model: PreTrainedModel, family: Family, config_class: type[PeftConfi
     for place, module in list(wrapped.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):  # peft's trained copy of the head; the suite trains the head itself
             wrapped.set_submodule(place, module.original_module)
+    _check_folded(wrapped, name=name)
     if not any(parameter.requires_grad for parameter in wrapped.parameters()):
         raise IncompatibleError(f"{name}: nothing trains on this {family.name} backbone; it needs something peft does not get here")
     return wrapped
+
+
+def _check_folded(wrapped: nn.Module, *, name: str) -> None:
+    """Raise IncompatibleError for a method that computes with the weight of a map which gives fewer features than its weight has rows.
+
+    Attention variants with learned weights over heads have such maps. Looked at in shapes only, as every arm is before it runs.
+    """
+    layers: list[tuple[str, Any]] = [(place, module) for place, module in wrapped.named_modules() if isinstance(module, BaseTunerLayer)]
+    for place, layer in layers:
+        base = layer.get_base_layer()
+        if isinstance(base, nn.Linear) and base.weight.shape[0] != base.out_features and base.weight.is_meta and not _keeps_width(layer):
+            what = f"at {place} it computes with a weight of {base.weight.shape[0]} rows, which are folded to {base.out_features} features"
+            raise IncompatibleError(f"{name}: {what}; use a method that leaves the weight alone (lora, peft:ia3), or attention gqa")
+
+
+def _keeps_width(layer: Any) -> bool:
+    """Whether a layer of peft's gives as many features as the map inside of it; True where shapes alone do not tell."""
+    base = layer.get_base_layer()
+    try:
+        return bool(layer(torch.empty(1, 1, base.in_features, device="meta")).shape[-1] == base.out_features)
+    except NotImplementedError:
+        return True
+    except REFUSALS:
+        return False
 
 
 def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:

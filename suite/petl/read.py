@@ -24,9 +24,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from suite.attention._route import observe
 from suite.backbones.base import Family, Stack
 from suite.petl._frozen import Trace, join, override_forward, replace_states, split, traced
-from suite.petl._observe import observe
 from suite.petl.base import Architecture, Method, freeze
 
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
@@ -100,6 +100,7 @@ class Read(Method[ReadConfig]):
     description = "a recurrent network over the frozen backbone's layers corrects its last state; no backward pass through the backbone"
     source = "READ, arXiv 2305.15348, Algorithm 1"
     Config = ReadConfig
+    backward_through_backbone = False
 
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
         freeze(model)

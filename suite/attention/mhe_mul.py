@@ -1,0 +1,28 @@
+"""Multi-head embedding, multiplicative: one projected head, whose queries, keys and values each head scales by 1 + an embedding.
+
+Source: MHE, arXiv 2310.07911, section 3.4, eq. 6: Q_i = X W_q * (1 + e_i^q), element by element, and so for keys and values.
+Deviations: as `_mhe`, and
+    - Embeddings start from N(0, 0.02) (ours, as BERT's do; the paper does not say).
+    - The cache holds the one projected head, and heads are made of it at each step; the paper does not say. Under Llama that
+      head is rotated already, so the embeddings act after the rotation.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from suite.attention._mhe import HeadEmbeddings, MultiHeadEmbedding
+
+
+class ScalingEmbeddings(HeadEmbeddings):
+    """x (1 + e_i)."""
+
+    @staticmethod
+    def combine(x: Tensor, embedding: Tensor) -> Tensor:
+        return x * (1 + embedding)[:, None]
+
+
+class MheMul(MultiHeadEmbedding):
+    description = "one projected head; each head scales queries, keys and values by 1 + its own embedding"
+    source = "MHE, arXiv 2310.07911, section 3.4, eq. 6"
+    Embeddings = ScalingEmbeddings

@@ -1,0 +1,15 @@
+"""Row-weighted multi-query attention: as `row-wgqa`, with one group of all heads.
+
+Source: WGQA, arXiv 2407.10855, section 3 (ROWWMQA).
+Deviations: those of `_weighted`.
+"""
+
+from __future__ import annotations
+
+from suite.attention._weighted import WeightedToOne
+
+
+class RowWmqa(WeightedToOne):
+    description = "multi-query attention; each input feature of a head enters the shared one with a learned weight"
+    source = "WGQA, arXiv 2407.10855, section 3"
+    form = "row"

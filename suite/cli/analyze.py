@@ -1,0 +1,237 @@
+"""`suite analyze`: what a model's attention looks like, layer by layer, and where learned head weights went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.cli.options import AttentionOption, BackboneOption, DataRootOption, Format, FormatOption, SetOption
+from suite.cli.render import brief, column, render, stdout_for_result
+from suite.errors import ConfigError
+
+if TYPE_CHECKING:
+    from suite.attention.weights import WeightChange
+    from suite.backbones.base import Family
+    from suite.backbones.loading import ResolvedBackbone
+    from suite.config.task import TaskConfig
+    from suite.config.training import TrainingConfig
+    from suite.data.objective import Batch, Objective
+    from suite.data.prepare import Prepared
+    from suite.metrics.attention_maps import MapStatistics
+    from suite.train.spec import Arm
+
+BATCH_ROWS = 4
+SEED = 0
+GROUPS = ("backbone", "attention", "training")
+MAP_KEYS = ("site", "layer", "padded_next", "valid_next", "centred_next", "variance", "downstream_sum", "downstream_mean")
+WEIGHT_KEYS = ("site", "layer", "projection", "start", "mean_difference", "mean_abs_difference", "t", "p_value")
+
+
+def attention(
+    backbone: BackboneOption,
+    task: Annotated[str, typer.Option("--task", metavar="T", help="Whose validation inputs are read (suite list tasks).")],
+    variant: AttentionOption = "pretrained",
+    rows: Annotated[int, typer.Option(min=1, help="How many inputs.")] = 64,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write. (default: analysis/BACKBONE-VARIANT-TASK)")] = None,
+    data_root: DataRootOption = None,
+    overrides: SetOption = None,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """How alike the layers' self-attention probabilities are, and how much they vary: numbers (parquet, JSON) and figures (PNG).
+
+    The table shows each layer's similarity to the next one by three measures: zero-padded and averaged over data (the Shared
+    Attention paper's), on each input's valid pairs, and there less uniform attention. --set takes backbone.config.*,
+    attention.options.* and training.max_length.
+    """
+    with stdout_for_result():
+        found, facts = measure(backbone, task, variant, rows=rows, data_root=data_root, overrides=overrides or ())
+        folder = out or Path("analysis") / f"{Path(backbone).name}-{variant}-{task}"
+        write_analysis(found, facts, folder)
+    typer.echo(f"written to {folder}", err=True)
+    shown = [column(key) for key in MAP_KEYS[:2]] + [column(key, key.replace("_", " "), brief) for key in MAP_KEYS[2:]]
+    render([row for site, statistics in found.items() for row in layer_rows(site, statistics)], shown, fmt, keys=MAP_KEYS)
+
+
+def weights(
+    trial: Annotated[Path, typer.Option("--trial", metavar="DIR", help="A finished trial of the confirm phase: HOME/trials/HASH.")],
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """How far the learned head weights of a WGQA trial moved from their start, per layer and map.
+
+    The one-sample test asks whether their mean moved; the weights of a map are not independent draws, so it describes, and proves nothing.
+    """
+    changes = [asdict(change) for change in trained_changes(trial)]
+    shown = [column(key) for key in WEIGHT_KEYS[:3]] + [column(key, key.replace("_", " "), brief) for key in WEIGHT_KEYS[3:]]
+    render(changes, shown, fmt, keys=(*WEIGHT_KEYS, "mean_abs_difference_by_head"))
+
+
+def measure(
+    backbone: str, task: str, variant: str, *, rows: int, data_root: Path | None, overrides: Sequence[str]
+) -> tuple[dict[str, MapStatistics], dict[str, Any]]:
+    """Statistics of every site, and what they were taken from.
+
+    Raises:
+        ConfigError: Choices that cannot be used, or a variant without attention probabilities.
+        DataError: Data that cannot be read.
+    """
+    import tempfile
+
+    import torch
+
+    from suite.backbones.loading import identity
+    from suite.config.sweep import LimitConfig
+    from suite.data.prepare import prepare
+    from suite.data.vocabulary import open_backbone
+    from suite.petl.arm import build_arm
+
+    arm, config, training = _chosen(backbone, task, variant, overrides)
+    with tempfile.TemporaryDirectory() as cache:
+        resolved = open_backbone(arm.backbone, data_root=data_root, cache=Path(cache), where="--backbone")
+        objective = _objective(resolved, config, training)
+        torch.manual_seed(SEED)
+        model, _ = build_arm(resolved, objective.head, attention=arm.attention, method="full", architecture={})
+        data = prepare(config, objective, limit=LimitConfig(train=rows, validation=rows), data_root=data_root, cache=Path(cache))
+        found = observed(model.eval(), resolved.family, batches(data, objective))
+    facts = {"task": task, "split": "validation", "data_hash": data.data_hash, "data_revision": data.revision}
+    settings = {"max_length_tokens": training.max_length, "seed": SEED}
+    return found, {
+        "backbone": identity(resolved),
+        "arm": arm.model_dump(mode="json", include={"backbone", "attention"}),
+        **facts,
+        **settings,
+    }
+
+
+def _chosen(backbone: str, task: str, variant: str, overrides: Sequence[str]) -> tuple[Arm, TaskConfig, TrainingConfig]:
+    from suite.cli.arms import make_arm, read_overrides
+    from suite.config.loader import validate
+    from suite.config.task import load_task
+    from suite.config.training import TrainingConfig
+
+    given = read_overrides({}, overrides, method="full", groups=GROUPS)
+    training = validate(TrainingConfig, given.pop("training", {}), where="--set training")
+    return make_arm(backbone, "full", variant, given), load_task(task, where="--task"), training
+
+
+def _objective(resolved: ResolvedBackbone, task: TaskConfig, training: TrainingConfig) -> Objective:
+    from suite.backbones.loading import load_tokenizer
+    from suite.data.objective import make_objective
+
+    kind, tokenizer = resolved.family.kind, load_tokenizer(resolved)
+    return make_objective(task, kind=kind, tokenizer=tokenizer, training=training, decoder_objective="head")
+
+
+def batches(data: Prepared, objective: Objective) -> Iterator[Batch]:
+    """The validation inputs in order."""
+    split = data.split("validation", confirm=False)
+    for start in range(0, len(split), BATCH_ROWS):
+        yield objective.collate([split[index] for index in range(start, min(start + BATCH_ROWS, len(split)))])
+
+
+def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, MapStatistics]:
+    """Run a model over inputs and summarise the self-attention of each of its stacks."""
+    import torch
+
+    from suite.attention.maps import self_attentions, watched
+    from suite.metrics.attention_maps import AttentionMaps
+
+    sites = self_attentions(model, family)
+    taken = {name: AttentionMaps(causal=of_stack[0].role == "decoder") for name, of_stack in sites.items()}
+    with torch.no_grad(), watched(sites) as seen:
+        for batch in inputs:
+            model(**batch)
+            for name, maps in seen.items():
+                answers = family.kind == "encoder-decoder" and name == "decoder-self"  # the decoder reads the target
+                taken[name].add(maps, batch["labels"] != -100 if answers else batch["attention_mask"] != 0)
+                maps.clear()
+    return {name: maps.statistics() for name, maps in taken.items()}
+
+
+def trained_changes(path: Path) -> list[WeightChange]:
+    """The head weights of a trial's best epoch against those it started with.
+
+    Raises:
+        ConfigError: The folder is not a finished trial's, it kept no weights, or there are no head weights among them.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    from suite.attention.weights import weight_changes
+    from suite.backbones.loading import resolve
+    from suite.petl.arm import build_arm, load_trained_state
+    from suite.train.folder import Home, TrialFolder
+
+    folder = TrialFolder(path)
+    spec = folder.spec()
+    if spec is None or not folder.best.exists():
+        raise ConfigError(f"--trial {path}: no spec.json and best.safetensors there; expected a finished trial of the confirm phase")
+    arm, resolved = spec.arm, resolve(spec.arm.backbone)
+    head = _objective(resolved, spec.task, spec.training).head
+    torch.manual_seed(spec.stream("init"))  # as the trial did, so that weights from a random start are those it had
+    weights = None if arm.pretrain is None else Home(path.resolve().parents[1]).pretrained(arm.pretrain).weights
+    choices: dict[str, Any] = {"attention": arm.attention, "method": arm.method, "architecture": arm.architecture}
+    model, _ = build_arm(resolved, head, **choices, pretrained=weights is not None, weights=weights)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if name.endswith("head_weight")}
+    load_trained_state(model, load_file(folder.best))
+    changes = weight_changes(model, resolved.family, start)  # type: ignore[arg-type]  # families look inside wrappers
+    if not changes:
+        raise ConfigError(f"--trial {path}: attention {arm.attention.name} learns no head weights; expected one of the WGQA family")
+    return changes
+
+
+def layer_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, Any]]:
+    """One row for each layer: its likeness to the next one (head mean), and its variance."""
+    depth = len(statistics.variance)
+    for layer in range(depth):
+        nearby = {
+            f"{name}_next": float(matrix[layer, layer + 1]) if layer + 1 < depth else None for name, matrix in statistics.head_mean.items()
+        }
+        yield {
+            "site": site,
+            "layer": layer,
+            **nearby,
+            "variance": float(statistics.variance[layer].mean()),
+            "downstream_sum": float(statistics.downstream_sum[layer]),
+            "downstream_mean": float(statistics.downstream_mean[layer]),
+        }
+
+
+def similarity_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, Any]]:
+    """One row for each measure, head (null = maps averaged over heads first) and pair of layers."""
+    for name, by_head in statistics.by_head.items():
+        for head, matrix in (*enumerate(by_head), (None, statistics.head_mean[name])):
+            for first, line in enumerate(matrix.tolist()):
+                for second, cosine in enumerate(line):
+                    yield {"site": site, "measure": name, "head": head, "layer": first, "other": second, "cosine": cosine}
+
+
+def write_analysis(found: dict[str, MapStatistics], facts: dict[str, Any], folder: Path) -> None:
+    """`similarity.parquet`, `variance.parquet`, `analysis.json` and three figures for each site."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from suite.cli.figures import heads_figure, similarity_figure, variance_figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    similarity = [row for site, statistics in found.items() for row in similarity_rows(site, statistics)]
+    variance = [
+        {"site": site, "layer": layer, "head": head, "variance": value}
+        for site, statistics in found.items()
+        for layer, heads in enumerate(statistics.variance.tolist())
+        for head, value in enumerate(heads)
+    ]
+    pq.write_table(pa.Table.from_pylist(similarity), folder / "similarity.parquet")
+    pq.write_table(pa.Table.from_pylist(variance), folder / "variance.parquet")
+    sites = {site: {"inputs": statistics.inputs, "layers": list(layer_rows(site, statistics))} for site, statistics in found.items()}
+    (folder / "analysis.json").write_text(json.dumps({**facts, "sites": sites}, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    for site, statistics in found.items():
+        arm = facts["arm"]
+        title = f"{arm['backbone']['name']}, {arm['attention']['name']}, {site}: {statistics.inputs} inputs of {facts['task']}"
+        similarity_figure(statistics, folder / f"similarity-{site}.png", title=title)
+        heads_figure(statistics, folder / f"similarity-heads-{site}.png", title=title)
+        variance_figure(statistics, folder / f"variance-{site}.png", title=title)

@@ -1,0 +1,129 @@
+"""How alike the attention probabilities of layers are, and how much they vary.
+
+Source: Shared Attention (arXiv 2407.12866), figure 2 (similarity) and figure 5 (variance).
+    `padded` is the paper's similarity: maps are zero-padded to a common length and averaged over the data; the cosine is
+    that between the averages of two layers. Whether heads are averaged first is not said there, hence both.
+Deviations:
+    Averages hide what differs from input to input, and every map of a causal model falls off alike. So two more, ours:
+    `valid` is the cosine on each input's own pairs of tokens (no padding; for causal models the lower triangle), averaged
+    over inputs; `centred` is the same after each query's uniform attention is taken away, so that layers which merely
+    spread out are not alike: 1 for the same pattern, 0 for unrelated ones.
+    The paper weights its sums of variances "by the average of these summed variances" without a formula; here are the
+    plain sums over this and all later layers, and their means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MEASURES = ("padded", "valid", "centred")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MapStatistics:
+    """What the maps of L layers with H heads tell.
+
+    Attributes:
+        inputs: How many inputs were seen.
+        by_head: Measure -> similarity of the same head in two layers, (H, L, L).
+        head_mean: Measure -> similarity of two layers' maps averaged over heads, (L, L).
+        variance: Variance of the probabilities over an input's valid pairs, averaged over inputs, (L, H).
+        downstream_sum: Sum over this and all later layers of the head mean of `variance`, (L,).
+        downstream_mean: `downstream_sum` by the number of its terms, (L,).
+    """
+
+    inputs: int
+    by_head: dict[str, Tensor]
+    head_mean: dict[str, Tensor]
+    variance: Tensor
+    downstream_sum: Tensor
+    downstream_mean: Tensor
+
+
+class AttentionMaps:
+    """Takes maps in batch by batch and keeps sums only.
+
+    Args:
+        causal: Whether queries attend to nothing behind them.
+    """
+
+    def __init__(self, *, causal: bool) -> None:
+        self.causal, self.inputs = causal, 0
+        self._padded = torch.zeros(0, 0)  # sum over inputs, (L, H, M, M), M the longest input so far
+        self._cosines: dict[str, tuple[Tensor, Tensor]] = {}
+        self._variance = torch.zeros(())
+
+    def add(self, maps: Sequence[Tensor], mask: Tensor) -> None:
+        """Take in one batch.
+
+        Args:
+            maps: Probabilities of each layer, (B, H, T, T).
+            mask: Which positions hold tokens, (B, T).
+        """
+        stacked = torch.stack([layer.detach().float() for layer in maps], dim=1)  # (B, L, H, T, T)
+        valid = valid_pairs(mask, causal=self.causal)  # (B, T, T)
+        kept = stacked * valid[:, None, None]
+        self._padded = sum_padded(self._padded, kept.double().sum(0))
+        self._add_cosines("valid", kept)
+        self._add_cosines("centred", centred(kept, valid))
+        self._variance = self._variance + variances(kept, valid).double().sum(0)  # (L, H)
+        self.inputs += len(mask)
+
+    def statistics(self) -> MapStatistics:
+        """All that was seen, as means over inputs.
+
+        Raises:
+            ValueError: Nothing was.
+        """
+        if not self.inputs:
+            raise ValueError("got no attention maps, expected those of at least one input")
+        by_head = {name: heads / self.inputs for name, (heads, _) in self._cosines.items()}
+        head_mean = {name: mean / self.inputs for name, (_, mean) in self._cosines.items()}
+        by_head["padded"], head_mean["padded"] = cosines(self._padded.transpose(0, 1)), cosines(self._padded.mean(1))
+        variance = self._variance / self.inputs
+        sums = variance.mean(1).flip(0).cumsum(0).flip(0)  # (L,)
+        return MapStatistics(self.inputs, by_head, head_mean, variance, sums, sums / torch.arange(len(sums), 0, -1))
+
+    def _add_cosines(self, name: str, kept: Tensor) -> None:
+        heads = cosines(kept.transpose(1, 2)).double().sum(0)  # (H, L, L)
+        mean = cosines(kept.mean(2)).double().sum(0)  # (L, L)
+        before = self._cosines.get(name, (torch.zeros(()), torch.zeros(())))
+        self._cosines[name] = before[0] + heads, before[1] + mean
+
+
+def valid_pairs(mask: Tensor, *, causal: bool) -> Tensor:
+    """Which (query, key) pairs are tokens and may attend: (B, T) to (B, T, T)."""
+    pairs = mask.bool()[:, :, None] & mask.bool()[:, None, :]
+    return pairs.tril() if causal else pairs
+
+
+def cosines(maps: Tensor) -> Tensor:
+    """Cosine between the maps of every two layers: (..., L, n, m) to (..., L, L); 0 where a map is all zeros."""
+    unit = torch.nn.functional.normalize(maps.flatten(-2), dim=-1)  # (..., L, n·m)
+    return unit @ unit.transpose(-1, -2)
+
+
+def centred(maps: Tensor, valid: Tensor) -> Tensor:
+    """Maps (B, ..., T, T) less uniform attention over each query's valid keys (B, T, T); zero elsewhere."""
+    keys = valid.sum(-1, keepdim=True)  # (B, T, 1)
+    uniform = valid / keys.clamp(min=1)
+    return maps - uniform[(slice(None), *[None] * (maps.ndim - 3))]
+
+
+def variances(maps: Tensor, valid: Tensor) -> Tensor:
+    """Population variance over valid pairs: (B, L, H, T, T), zero elsewhere, and (B, T, T) to (B, L, H)."""
+    pairs = valid.sum((-2, -1))[:, None, None]  # (B, 1, 1)
+    mean = maps.sum((-2, -1)) / pairs
+    deviations = (maps - mean[..., None, None]) * valid[:, None, None]
+    return deviations.square().sum((-2, -1)) / pairs
+
+
+def sum_padded(one: Tensor, other: Tensor) -> Tensor:
+    """Sum of maps of different sizes, the smaller one filled with zeros behind its last query and key."""
+    size = max(one.shape[-1], other.shape[-1])
+    first, second = (torch.nn.functional.pad(maps, (0, size - maps.shape[-1], 0, size - maps.shape[-1])) for maps in (one, other))
+    return first + second
