@@ -47,6 +47,10 @@ class BackboneError(SuiteError):
     """A backbone that cannot be found, read or used."""
 
 
+class HubUnreachableError(BackboneError):
+    """Files that the hub has, perhaps, and this machine cannot get."""
+
+
 class ResourceError(SuiteError):
     """More workers, memory or disk asked for than the machine or cluster can ever give."""
 

@@ -12,7 +12,7 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from suite.config.sweep import LimitConfig
-from suite.config.task import SplitConfig, TaskConfig, load_task
+from suite.config.task import SplitConfig, TaskConfig, load_task, make_task
 from suite.config.training import TrainingConfig
 from suite.data.objective import Objective, make_objective
 from suite.data.prepare import Prepared, prepare
@@ -33,7 +33,7 @@ def task(**changes: Any) -> TaskConfig:
         "text_to_text": "a: {a} b: {b}",
         "metrics": ["accuracy"],
     }
-    return TaskConfig.model_validate({**fields, **changes})
+    return make_task({**fields, **changes}, where="test")
 
 
 def rows(count: int, start: int = 0) -> dict[str, list[Any]]:

@@ -17,7 +17,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationE
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
 
-from suite.errors import BackboneError
+from suite.errors import BackboneError, HubUnreachableError
 
 CONFIG_FILES = ("config.json",)
 WEIGHT_FILES = ("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
@@ -86,7 +86,7 @@ def hub_folder(repo: str, revision: str, files: Sequence[str], *, where: str = "
     except HFValidationError as error:
         raise BackboneError(f"{where}{repo!r} is not a hub id: {error}") from error
     except (OSError, HfHubHTTPError) as error:
-        raise BackboneError(
+        raise HubUnreachableError(
             f"{where}{repo} (revision {revision}) is not in the local cache and the hub cannot be reached ({str(error).splitlines()[0]}); "
             "give a folder path instead, or fill the cache on a machine with network and set HF_HOME to it"
         ) from error

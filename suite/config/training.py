@@ -19,6 +19,10 @@ class TrainingConfig(Strict):
     """
 
     epochs: Positive = Field(30, description="upper bound on epochs (READ: 30)")
+    epoch_steps: Positive | None = Field(
+        None,
+        description="steps from one validation and checkpoint to the next, over pass after pass; null = one pass over the data",
+    )
     patience: Positive | None = Field(
         3, description="epochs without a better validation score before stopping; null = never (READ: 'stops improving', number ours)"
     )
@@ -27,6 +31,8 @@ class TrainingConfig(Strict):
     eval_batch_size: Positive = Field(96, description="examples per worker and forward pass in evaluation")
     max_length: Positive = Field(128, description="tokens kept of an input (LST's code: 128)")
     target_max_length: Positive = Field(16, description="tokens kept of a text target (ours; GLUE label words are shorter)")
+    stride: Positive | None = Field(None, description="tokens from one scored window of running text to the next; null = the task's")
+    beams: Positive | None = Field(None, description="beams where text is generated, 1 = greedy; null = the task's")
     pad_to_multiple: Positive = Field(8, description="tokens that the length of a batch is rounded up to (8: for tensor cores)")
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="learning rate after warm-up (ours; READ is silent)")
     warmup_frac: Fraction = Field(0.06, description="share of steps with a rising learning rate (ours)")

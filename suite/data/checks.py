@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from suite.config.task import TaskConfig
+from suite.config.task import ClassificationTask, TaskConfig
 from suite.errors import DataError
 
 
@@ -24,14 +24,15 @@ def check_rows(table: pa.Table, task: TaskConfig, *, where: str) -> None:
     for column in task.columns:
         if table[column].null_count:
             raise DataError(f"{where}: column {column!r} is null in row {_first(pc.is_null(table[column]))}; every row must have it")
-    for column in task.inputs:
+    for column in task.text_columns:
         kind = table[column].type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise DataError(f"{where}: column {column!r} holds {kind}, expected text")
-    _check_labels(table[task.label.column], task, where=f"{where}, column {task.label.column!r}")
+    if isinstance(task, ClassificationTask):
+        _check_labels(table[task.label.column], task, where=f"{where}, column {task.label.column!r}")
 
 
-def _check_labels(labels: pa.ChunkedArray, task: TaskConfig, *, where: str) -> None:
+def _check_labels(labels: pa.ChunkedArray, task: ClassificationTask, *, where: str) -> None:
     regression, kind = task.is_regression, labels.type
     if not (pa.types.is_integer(kind) or (regression and pa.types.is_floating(kind))):
         expected = "numbers" if regression else f"whole numbers, the positions in label.words {task.label.words}"

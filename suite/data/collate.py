@@ -22,6 +22,11 @@ def pad(sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multipl
     return torch.tensor([[*sequence, *[value] * (length - len(sequence))] for sequence in sequences], dtype=torch.long)
 
 
+def pad_left(sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multiple: int) -> torch.Tensor:
+    """Sequences padded on the left, so that a model can write on after them, (rows, length), int64."""
+    return pad([sequence[::-1] for sequence in sequences], value, at_most=at_most, multiple=multiple).flip(1)
+
+
 def collate_padded(rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int], *, at_most: int, multiple: int) -> dict[str, torch.Tensor]:
     """The columns named in `fill`, as far as the rows have them, padded; with `attention_mask` for `input_ids`.
 

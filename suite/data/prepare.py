@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset
-from filelock import FileLock, Timeout
 
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.sweep import LimitConfig
 from suite.config.task import TaskConfig
 from suite.data.checks import check_rows
-from suite.data.objective import Objective
+from suite.data.objective import Columns, Features, Objective
+from suite.data.once import make_once
 from suite.data.source import Source, open_source
 from suite.data.splits import Part, SplitName, plan_splits, source_splits
 from suite.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
 """Raise when the files change."""
 CHUNK_ROWS = 1000
-LOCK_TIMEOUT_S = 3600.0
 MANIFEST = "prepared.json"
 
 
@@ -73,53 +70,34 @@ def prepare(task: TaskConfig, objective: Objective, *, limit: LimitConfig, data_
         DataError: Data that are absent, unreadable or not what the task says.
     """
     source = open_source(task, data_root)
-    keep = task.model_dump(mode="json", include={"name", "inputs", "label", "splits", "version"})
+    keep = task.model_dump(mode="json", include={"name", "kind", "inputs", "label", "target", "splits", "version", "data"})
     parts = {"format": FORMAT, "task": keep, "source": source.identity(), "limit": limit.model_dump(), "objective": objective.fingerprint()}
     folder = cache / "data" / f"{task.name}-{short_hash(parts)}"
-    if (found := _open(folder)) is not None:
-        return found
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_name(folder.name + ".lock")
-    try:
-        with FileLock(lock, timeout=LOCK_TIMEOUT_S):
-            return _open(folder) or _build(task, objective, source, limit, folder)
-    except Timeout:
-        raise DataError(f"{lock}: another process has prepared {task.name} for over {LOCK_TIMEOUT_S:.0f} s; is it alive?") from None
-
-
-def _open(folder: Path) -> Prepared | None:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
+    make_once(folder, lambda temporary: _build(task, objective, source, limit, temporary))
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return Prepared(folder, manifest["sizes"], manifest["data_hash"], manifest["revision"])
 
 
-def _build(task: TaskConfig, objective: Objective, source: Source, limit: LimitConfig, folder: Path) -> Prepared:
-    """Write into a folder beside the final one, then rename: a crash leaves no half-made data. The caller holds the lock."""
-    for stale in folder.parent.glob(f"{folder.name}.tmp-*"):
-        shutil.rmtree(stale)
+def _build(task: TaskConfig, objective: Objective, source: Source, limit: LimitConfig, folder: Path) -> None:
     tables = read_splits(task, source)
-    plan = plan_splits(
-        task.splits, {split: table.num_rows for split, table in tables.items()}, limit, where=f"task {task.name}, {source.where}"
-    )
-    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
-    temporary.mkdir()
+    where, rows = f"task {task.name}, {source.where}", {split: table.num_rows for split, table in tables.items()}
+    plan = plan_splits(task.splits, rows, limit, where=where, in_order=task.in_order)
     digest = hashlib.sha256()
+    sizes: dict[str, int] = {}
     for name, part in plan.items():
+        if name not in objective.splits:
+            continue
         digest.update(f"{name}\n".encode())
-        _write(temporary / f"{name}.arrow", tables[part.source], part, task, objective, digest)
-    sizes: dict[str, int] = {name: len(part.rows) for name, part in plan.items()}
+        chunks = _chunks(tables[part.source], part, task, digest)
+        sizes[name] = _write(folder / f"{name}.arrow", objective.features(chunks, name), where=f"{where}, split {name!r}")
     manifest = {"sizes": sizes, "data_hash": digest.hexdigest(), "revision": source.revision}
-    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    temporary.rename(folder)
-    return Prepared(folder, sizes, digest.hexdigest(), source.revision)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def check_batch_fits(rows: int, batch_size: int, *, where: str) -> None:
+def check_batch_fits(rows: int, batch_size: int, *, where: str, key: str = "training.batch_size") -> None:
     """Raise DataError unless an epoch holds at least one whole batch (an incomplete last one is dropped)."""
     if rows < batch_size:
-        raise DataError(f"{where}: training.batch_size is {batch_size}, but there are only {rows} training rows; use a smaller batch_size")
+        raise DataError(f"{where}: {key} is {batch_size}, but there are only {rows} training rows; use a smaller batch_size")
 
 
 def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
@@ -134,23 +112,29 @@ def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
     return tables
 
 
-def _write(path: Path, table: pa.Table, part: Part, task: TaskConfig, objective: Objective, digest: Any) -> None:
-    """Encode the rows of `part` in chunks; `digest` takes in their content."""
+def _chunks(table: pa.Table, part: Part, task: TaskConfig, digest: Any) -> Iterator[tuple[list[str], Columns]]:
+    """The rows of `part` with their names, some at a time; `digest` takes in their content."""
+    for start in range(0, len(part.rows), CHUNK_ROWS):
+        rows = part.rows[start : start + CHUNK_ROWS]
+        columns = table.take(pa.array(rows)).to_pydict()
+        for row in zip(*(columns[column] for column in task.columns), strict=True):
+            digest.update(canonical_json(row).encode() + b"\n")
+        yield [f"{part.source}/{row}" for row in rows], columns
+
+
+def _write(path: Path, features: Iterable[Features], *, where: str) -> int:
+    """Write the items of a split; returns how many there are."""
     writer: pa.RecordBatchStreamWriter | None = None
     schema: pa.Schema | None = None
+    items = 0
     with pa.OSFile(str(path), "wb") as file:
-        for start in range(0, len(part.rows), CHUNK_ROWS):
-            rows = part.rows[start : start + CHUNK_ROWS]
-            columns = table.take(pa.array(rows)).to_pydict()
-            for row in zip(*(columns[column] for column in task.columns), strict=True):
-                digest.update(canonical_json(row).encode() + b"\n")
-            chunk = _encoded(objective, columns, [f"{part.source}/{row}" for row in rows])
+        for part in features:
+            chunk = pa.table(part)
             schema = schema or chunk.schema
             writer = writer or pa.ipc.new_stream(file, schema)
             writer.write_table(chunk.cast(schema))
-        assert writer is not None  # plan_splits refuses empty splits
+            items += chunk.num_rows
+        if writer is None:
+            raise DataError(f"{where}: the text is too short for a single example; lower training.max_length or raise limit")
         writer.close()
-
-
-def _encoded(objective: Objective, columns: Mapping[str, list[Any]], index: list[str]) -> pa.Table:
-    return pa.table({"index": index, **objective.encode(columns)})
+    return items

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from suite.config.hashing import canonical_json
@@ -19,6 +20,7 @@ from suite.data.splits import source_splits
 from suite.errors import DataError, SuiteError
 
 HUB_TIMEOUT_S = 10.0
+CONVERTED = "refs/convert/parquet"
 
 
 class Source(ABC):
@@ -27,10 +29,12 @@ class Source(ABC):
     Attributes:
         where: Name for errors.
         revision: The commit that was read; None where there is none.
+        names: The task's name of a column: the data's, where they differ.
     """
 
     where: str
     revision: str | None = None
+    names: Mapping[str, str] = {}
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -45,10 +49,25 @@ class Source(ABC):
         """
 
     def _columns(self, split: str, found: Sequence[str], wanted: Sequence[str]) -> list[str]:
-        missing = [column for column in wanted if column not in found]
+        """The columns of the data that hold the wanted ones, each once."""
+        columns = [self.names.get(column, column).partition(".")[0] for column in wanted]
+        missing = [column for column in columns if column not in found]
         if missing:
             raise DataError(f"{self.where}, split {split!r}: no column {', '.join(map(repr, missing))}; the data have {sorted(found)}")
-        return list(wanted)
+        return list(dict.fromkeys(columns))
+
+    def _renamed(self, split: str, table: pa.Table, wanted: Sequence[str]) -> pa.Table:
+        """The wanted columns by the task's names, also from inside structs."""
+        arrays = []
+        for column in wanted:
+            name, *inside = self.names.get(column, column).split(".")
+            try:
+                arrays.append(pc.struct_field(table[name], inside) if inside else table[name])
+            except (pa.ArrowException, TypeError) as error:
+                raise DataError(
+                    f"{self.where}, split {split!r}: column {name!r} ({table[name].type}) holds no {'.'.join(inside)}"
+                ) from error
+        return pa.table(arrays, names=list(wanted))
 
 
 def open_source(task: TaskConfig, data_root: Path | None) -> Source:
@@ -88,7 +107,7 @@ class LocalSource(Source):
     """`<root>/<hub id>/<config>/<split>.parquet`, with the hub's column names."""
 
     def __init__(self, data: HubData, task: TaskConfig, root: Path) -> None:
-        self.where = f"{data.hub} ({data.config})"
+        self.where, self.names = f"{data.hub} ({data.config})", data.columns
         for part in (data.hub, data.config, *source_splits(task.splits)):
             if Path(part).is_absolute() or ".." in Path(part).parts:
                 raise DataError(f"task {task.name}: {part!r} must name something inside the data root, not a path out of it")
@@ -106,7 +125,7 @@ class LocalSource(Source):
         path = self._path(split)
         try:
             with pq.ParquetFile(path) as file:
-                return file.read(columns=self._columns(split, file.schema_arrow.names, columns))
+                return self._renamed(split, file.read(columns=self._columns(split, file.schema_arrow.names, columns)), columns)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a readable parquet file ({path.stat().st_size:,} bytes): {error}; copy it again") from error
 
@@ -123,7 +142,7 @@ class HubSource(Source):
     """A data set of the Hugging Face hub, downloaded once into the Hugging Face cache."""
 
     def __init__(self, data: HubData) -> None:
-        self.data, self.where = data, f"{data.hub} ({data.config}) on the hub"
+        self.data, self.where, self.names = data, f"{data.hub} ({data.config}) on the hub", data.columns
 
     def identity(self) -> dict[str, Any]:
         return self.data.model_dump()
@@ -133,14 +152,15 @@ class HubSource(Source):
 
         self.revision = self.revision or self._resolve()
         try:
-            loaded = load_dataset(self.data.hub, self.data.config, revision=self.revision)
+            # the hub's own conversion of old data sets that came as a script keeps each configuration in a folder
+            name, folder = (None, self.data.config) if self.data.revision == CONVERTED else (self.data.config, None)
+            loaded = load_dataset(self.data.hub, name, data_dir=folder, revision=self.revision)
         except Exception as error:  # the library raises many kinds, from network to builder errors
             raise DataError(f"{self._advice('cannot be loaded', error)}") from error
         if split not in loaded:
             raise DataError(f"{self.where}: no split {split!r}; it has {', '.join(map(str, loaded))}")
         chosen = loaded[split].select_columns(self._columns(split, loaded[split].column_names, columns))
-        table: pa.Table = chosen.with_format("arrow")[:]
-        return table
+        return self._renamed(split, chosen.with_format("arrow")[:], columns)
 
     def _resolve(self) -> str:
         """The commit behind the revision: one short request, so that a hub out of reach is known at once."""

@@ -36,13 +36,16 @@ def source_splits(config: SplitConfig) -> list[str]:
     return list(dict.fromkeys(name for name in (config.train, config.validation, config.test) if name is not None))
 
 
-def plan_splits(config: SplitConfig, sizes: Mapping[str, int], limit: LimitConfig, *, where: str) -> dict[SplitName, Part]:
+def plan_splits(
+    config: SplitConfig, sizes: Mapping[str, int], limit: LimitConfig, *, where: str, in_order: bool = False
+) -> dict[SplitName, Part]:
     """The rows of each split, after `limit`.
 
     Args:
         sizes: Rows of every source split that `source_splits` names.
         limit: At most so many rows; a smaller limit draws a subset of what a larger one draws.
         where: For errors.
+        in_order: Rows are one running text: a limit takes the first ones.
 
     Raises:
         DataError: A split would be empty.
@@ -51,7 +54,7 @@ def plan_splits(config: SplitConfig, sizes: Mapping[str, int], limit: LimitConfi
     for name, part in parts.items():
         if not len(part.rows):
             raise DataError(f"{where}: split {name!r} is empty (from {part.source!r} with {sizes[part.source]:,} rows); use other splits")
-    return {name: Part(part.source, _limited(part.rows, getattr(limit, name), name)) for name, part in parts.items()}
+    return {name: Part(part.source, _limited(part.rows, getattr(limit, name), name, in_order)) for name, part in parts.items()}
 
 
 def _named(config: SplitConfig, sizes: Mapping[str, int]) -> dict[SplitName, Part]:
@@ -81,8 +84,10 @@ def _by_read(config: SplitConfig, sizes: Mapping[str, int], where: str) -> dict[
     }
 
 
-def _limited(rows: Rows, limit: int | None, name: str) -> Rows:
-    return rows if limit is None else np.sort(rows[_shuffled(len(rows), "limit", name)[:limit]])
+def _limited(rows: Rows, limit: int | None, name: str, in_order: bool) -> Rows:
+    if limit is None or in_order:
+        return rows[:limit]
+    return np.sort(rows[_shuffled(len(rows), "limit", name)[:limit]])
 
 
 def _shuffled(count: int, *stream: str) -> Rows:

@@ -13,20 +13,20 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.loading import Head
-from suite.config.task import TaskConfig
+from suite.config.task import ClassificationTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, pad
 from suite.data.labels import LabelWords
-from suite.data.objective import Batch, Columns, Features, Objective
+from suite.data.objective import Batch, Columns, Features, LabelObjective
 from suite.errors import IncompatibleError
 
 
-class TextToTextObjective(Objective):
+class TextToTextObjective(LabelObjective):
     """Prompt in, label text out (T5); answers are generated greedily."""
 
     head = Head("text")
 
-    def __init__(self, task: TaskConfig, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
         super().__init__(task, tokenizer, training)
         self.words = LabelWords(task.label, tokenizer, where=f"task {task.name}")
         lengths = {text: len(ids) for text, ids in zip(self.words.texts(), self._targets(self.words.texts()), strict=True)}
@@ -67,7 +67,7 @@ class TextToTextObjective(Objective):
         return targets
 
 
-class DecoderTextObjective(Objective):
+class DecoderTextObjective(LabelObjective):
     """Prompt and label word in one sequence, loss on the label's tokens; the likeliest label is the answer.
 
     A label ends with the end-of-text token where the tokenizer has one, so that no label is a prefix of another.
@@ -77,13 +77,13 @@ class DecoderTextObjective(Objective):
     CUE = " answer:"
     """Ours; stands between the T5 prompt and the label and is never cut off."""
 
-    def __init__(self, task: TaskConfig, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
         super().__init__(task, tokenizer, training)
         if task.label.words is None:
             raise IncompatibleError(f"task {task.name}: a number cannot be scored as label words; use decoder_objective: head")
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.cue = self._plain(self.CUE)
-        self.labels: list[list[int]] = [self._plain(" " + word) + end for word in task.label.words]
+        self.cue = plain_ids(tokenizer, self.CUE)
+        self.labels: list[list[int]] = [plain_ids(tokenizer, " " + word) + end for word in task.label.words]
         if len(set(map(tuple, self.labels))) < len(self.labels):
             raise IncompatibleError(f"task {task.name}: to this backbone's tokenizer label.words {task.label.words} are not distinct")
         self.room = training.max_length - len(self.cue) - max(map(len, self.labels))
@@ -128,11 +128,16 @@ class DecoderTextObjective(Objective):
         return scores
 
     def _prompt(self, text: str) -> list[int]:
-        """The prompt, cut to leave room for cue and label, with the tokenizer's start but not its end token."""
-        ids = [*self.tokenizer(text)["input_ids"]]
-        if ids and ids[-1] == self.tokenizer.eos_token_id:
-            ids.pop()
-        return [*ids[: self.room], *self.cue]
+        """The prompt, cut to leave room for cue and label."""
+        return [*prompt_ids(self.tokenizer, text)[: self.room], *self.cue]
 
-    def _plain(self, text: str) -> list[int]:
-        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Tokens to write on after: with the tokenizer's start but not its end token."""
+    ids = [*tokenizer(text, verbose=False)["input_ids"]]
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Tokens without any special ones."""
+    return [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]

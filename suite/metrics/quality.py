@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,6 @@ def score(metrics: Sequence[str], predictions: Sequence[float], golds: Sequence[
         raise ValueError(f"{len(predictions)} predictions for {len(golds)} golds; expected the same number, at least one")
     predicted, gold = np.asarray(predictions, dtype=np.float64), np.asarray(golds, dtype=np.float64)
     return {name: 100.0 * _METRICS[name](predicted, gold) for name in metrics}
-
-
-def headline(scores: Mapping[str, float], metrics: Sequence[str]) -> float:
-    """The one number of a task: the mean of its metrics, in percent (GLUE: MRPC and QQP of F1 and accuracy, STS-B of both correlations)."""
-    return float(np.mean([scores[name] for name in metrics]))
 
 
 def _accuracy(predicted: Values, gold: Values) -> float:

@@ -1,0 +1,65 @@
+"""Backbones whose tokenizer is trained on a task's text (`bpe:SIZE:TASK`): trained once into the cache, then found there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import tokenizers
+
+from suite.backbones.bpe import Bpe, parse_bpe, train_bpe
+from suite.backbones.loading import ResolvedBackbone, resolve
+from suite.config.hashing import short_hash
+from suite.config.sweep import BackboneChoice, LimitConfig
+from suite.config.task import TaskConfig, load_task
+from suite.data.once import make_once
+from suite.data.prepare import read_splits
+from suite.data.source import Source, open_source
+from suite.data.splits import plan_splits
+
+FORMAT = 1
+"""Raise when the same text would give another tokenizer."""
+CHUNK_ROWS = 1000
+
+
+def open_backbone(choice: BackboneChoice, *, data_root: Path | None, cache: Path, where: str = "") -> ResolvedBackbone:
+    """As `resolve`, with a tokenizer that is trained first where it has to be.
+
+    Args:
+        data_root: Local data instead of the hub.
+        cache: Where trained tokenizers are kept, shared by all workers of a machine.
+
+    Raises:
+        As `resolve`; DataError: the text to train a tokenizer on cannot be had.
+    """
+    bpe = parse_bpe(choice.tokenizer, where=where)
+    folder = None if bpe is None else bpe_folder(bpe, data_root=data_root, cache=cache, where=where)
+    return resolve(choice, where=where, tokenizer=folder)
+
+
+def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = "") -> Path:
+    """The folder of a trained tokenizer; trained by the first process that asks.
+
+    It sees the task's whole training split, whatever the sweep's limit, so that sweeps of any size share it.
+    """
+    task = load_task(bpe.task, where=where)
+    source = open_source(task, data_root)
+    kept = task.model_dump(mode="json", include={"inputs", "target", "splits", "data", "version"})
+    parts = {"format": FORMAT, "task": kept, "source": source.identity(), "size": bpe.size, "tokenizers": tokenizers.__version__}
+    folder = cache / "tokenizers" / f"bpe-{bpe.size}-{task.name}-{short_hash(parts)}"
+    make_once(folder, lambda temporary: _train(bpe, task, source, temporary))
+    return folder
+
+
+def _train(bpe: Bpe, task: TaskConfig, source: Source, folder: Path) -> None:
+    tables = read_splits(task, source)
+    rows = {split: table.num_rows for split, table in tables.items()}
+    part = plan_splits(task.splits, rows, LimitConfig(), where=f"task {task.name}, {source.where}")["train"]
+    train_bpe(_texts(tables[part.source].take(pa.array(part.rows)), task), bpe.size).save_pretrained(folder)
+
+
+def _texts(table: pa.Table, task: TaskConfig) -> Iterator[str]:
+    for batch in table.to_batches(max_chunksize=CHUNK_ROWS):
+        for column in task.text_columns:
+            yield from batch.column(column).to_pylist()
