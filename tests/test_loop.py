@@ -134,6 +134,8 @@ def test_a_result_holds_what_tables_need(found: dict[str, Any]) -> None:
     assert result["phases"]["train"]["energy_kwh"] > 0
     assert result["phases"]["train"]["memory"]["allocated_max_bytes"] > 0
     assert result["parameters"]["trainable_head"] == 2 * 32 + 2
+    assert result["parameters"]["attention_parameters"] == 2 * 4 * 32 * 32  # weights of two layers' q, k, v and output maps
+    assert result["parameters"]["kv_bytes_per_token"] is None  # an encoder caches nothing
     assert sum(epoch["energy_kwh"] for epoch in result["epochs"]) == pytest.approx(result["phases"]["train"]["energy_kwh"], rel=0.05)
 
 

@@ -42,7 +42,7 @@ def planned(**changes: object) -> Plan:
 def test_a_plan_is_arms_by_tasks_in_a_fixed_order() -> None:
     plan = planned(tasks=["toy", "toy2"])
     assert [(c.arm.method, c.task.name) for c in plan.cells] == [("full", "toy"), ("full", "toy2"), ("lora", "toy"), ("lora", "toy2")]
-    assert plan.trials_per_cell == 7 and plan.total_trials == 28 and plan.world_size == 2
+    assert {plan.trials_of(cell) for cell in plan.cells} == {7} and plan.total_trials == 28 and plan.world_size == 2
     assert plan.cells[2].arm.architecture["rank"] > 0, "architectures are complete"
 
 
@@ -51,6 +51,15 @@ def test_all_architectures_make_an_arm_each() -> None:
 
     plan = planned(methods=["lora"], architectures="all")
     assert len(plan.cells) == len(load_space("lora").architectures) > 1
+
+
+def test_a_number_is_a_fixed_learning_rate_that_is_tried_once_and_confirmed(home: Home) -> None:
+    plan = planned(methods=["full", {"name": "lora", "learning_rate": 0.003}], search={"trials": 4}, confirm={"seeds": [1, 2]})
+    assert plan.total_trials == (4 + 2) + (1 + 2)
+    ran = [spec for spec in run_all(Schedule(plan, home, slots=1), home) if spec.arm.method == "lora"]
+    assert [(spec.phase, spec.learning_rate) for spec in ran] == [(Phase.SEARCH, 0.003), (Phase.CONFIRM, 0.003), (Phase.CONFIRM, 0.003)]
+    store_definition(plan, home)
+    assert read_plan(home, plan.config.name) == plan and all(cell.left == 0 for cell in status(home, plan.config.name))
 
 
 def test_what_the_sweep_says_of_a_method_hides_its_search_space() -> None:

@@ -12,14 +12,26 @@ from suite.registry import yaml_names
 
 
 class LearningRateRange(Strict):
-    """A closed range, searched on a log scale (READ, appendix D: [1e-6, 3e-3])."""
+    """A closed range, searched on a log scale (READ, appendix D: [1e-6, 3e-3]); a plain number is a fixed rate, tried once."""
 
     low: Annotated[float, Field(gt=0, le=10)]
     high: Annotated[float, Field(gt=0, le=10)]
+    fixed: bool = Field(False, description="nothing is searched: low is high")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, given: Any) -> Any:
+        return {"low": given, "high": given, "fixed": True} if isinstance(given, float) else given
+
+    def trials(self, budget: int) -> int:
+        """Search trials that a study gets of a sweep's budget."""
+        return 1 if self.fixed else budget
 
     @model_validator(mode="after")
     def _ordered(self) -> LearningRateRange:
-        if self.low >= self.high:
+        if self.fixed and self.low != self.high:
+            raise ValueError(f"fixed, but low {self.low} is not high {self.high}; leave fixed out")
+        if self.low >= self.high and not self.fixed:
             raise ValueError(f"low {self.low} must be below high {self.high}")
         return self
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from suite.config.loader import Strict, apply_overrides, load_yaml, validate
+from suite.config.pretrain import PretrainConfig
 from suite.config.space import LearningRateRange
 from suite.config.training import TrainingConfig
 
@@ -24,7 +25,9 @@ class BackboneChoice(Strict):
     name: str = Field(description="a known name (suite list backbones), a hub id, a folder, or package:NAME/FOLDER")
     revision: str = Field("main", description="commit or branch on the hub; recorded as resolved")
     config: dict[str, Any] | None = Field(None, description="start from random weights: changes to the named preset's configuration")
-    tokenizer: str | None = Field(None, description="another tokenizer: a hub id, a folder, package:NAME/FOLDER, or bytes")
+    tokenizer: str | None = Field(
+        None, description="another tokenizer: a hub id, a folder, package:NAME/FOLDER, bytes, or bpe:SIZE:TASK, trained on a task's text"
+    )
     trust_remote_code: Literal[False] = False
 
 
@@ -111,6 +114,7 @@ class SweepConfig(Strict):
     decoder_objective: Literal["head", "text"] = Field(
         "head", description="decoder-only backbones: classification head, or scoring of label words"
     )
+    pretrain: PretrainConfig | None = Field(None, description="a model first, for variants that have none")
     search: SearchConfig = SearchConfig()
     confirm: ConfirmConfig = ConfirmConfig()
     limit: LimitConfig = LimitConfig()

@@ -18,6 +18,12 @@ class Trial:
     spec: TrialSpec
     result: TrialResult | None
 
+    @property
+    def utility(self) -> float | None:
+        """The score on the scale on which more is better; None without a score."""
+        score = None if self.result is None else self.result.score
+        return None if score is None else self.spec.task.utility(score)
+
 
 @dataclass(slots=True)
 class Cell:
@@ -34,8 +40,8 @@ class Cell:
 
     def best_search(self) -> Trial | None:
         """The finished search trial with the best validation score; the lowest number wins a tie."""
-        scored = [t for t in self.search if t.result is not None and t.result.score is not None]
-        return max(scored, key=lambda t: (t.result.score, -t.spec.number), default=None)  # type: ignore[union-attr]
+        scored = [(utility, -t.spec.number, t) for t in self.search if (utility := t.utility) is not None]
+        return max(scored, key=lambda found: found[:2], default=(0.0, 0, None))[2]
 
 
 def read_cells(home: Home, sweep: str) -> dict[str, Cell]:

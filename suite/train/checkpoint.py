@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from suite.train.engine import Engine, gather_objects
-from suite.train.folder import write_json
+from suite.train.folder import replacing, write_json
 
 MARKER = "COMMIT.json"
 GENERATIONS = 2
@@ -97,6 +100,12 @@ def _verified(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return marker
+
+
+def write_tensors(path: Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Replace a safetensors file, whole or not at all."""
+    with replacing(path) as temporary:
+        save_file(dict(state), temporary)
 
 
 def sha256(path: Path) -> str:

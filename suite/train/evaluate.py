@@ -4,43 +4,51 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
 
-from suite.config.task import TaskConfig
 from suite.data.objective import Objective
 from suite.meters import PhaseMeter
-from suite.metrics.quality import headline, score
 from suite.train.batches import eval_batches
 from suite.train.engine import Engine, gather_objects
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Per-item predictions of a split and what they score (0 to 100)."""
+    """Per-item predictions of a split and what they score.
+
+    Attributes:
+        index: Names of the items.
+        gold: Classes, numbers or texts; of running text, how many tokens of the item are scored.
+        prediction: The same as the model answers it; of running text, the negative log-likelihood of these tokens.
+        columns: What the two are called in the file.
+        scores: Every metric of the task.
+        score: The task's one number.
+    """
 
     index: list[str]
-    gold: list[float]
-    prediction: list[float]
+    gold: list[Any]
+    prediction: list[Any]
+    columns: tuple[str, str]
     scores: dict[str, float]
     score: float
 
     def to_parquet(self) -> bytes:
-        """One row per item: `index`, `gold`, `prediction`; the input of paired tests."""
+        """One row per item: `index`, `gold`, `prediction` (running text: `tokens`, `nll`); the input of paired tests."""
         buffer = io.BytesIO()
-        table = pa.table({"index": self.index, "gold": self.gold, "prediction": self.prediction})
-        pq.write_table(table, buffer)
+        pq.write_table(pa.table({"index": self.index, **dict(zip(self.columns, (self.gold, self.prediction), strict=True))}), buffer)
         return buffer.getvalue()
 
 
 def evaluate(
-    engine: Engine, objective: Objective, data: Dataset, task: TaskConfig, meter: PhaseMeter, *, rank: int, world_size: int, batch_size: int
+    engine: Engine, objective: Objective, data: Dataset, meter: PhaseMeter, *, rank: int, world_size: int, batch_size: int
 ) -> Evaluation:
     """Predict every row of `data` once. Collective: every rank runs the same number of batches."""
-    model, mine = engine.module, {}
+    model, mine = engine.module, dict[int, Any]()
     model.eval()
     synced = world_size > 1 and engine.training.zero_stage == 3
     with torch.no_grad():
@@ -48,8 +56,8 @@ def evaluate(
             inputs = {name: tensor.to(engine.device) for name, tensor in batch.items()}
             with meter.probe(inputs["input_ids"].numel()):
                 predictions = objective.predict(model, inputs, synced=synced)
-            mine.update({row: float(p) for row, p in zip(rows, predictions, strict=True) if row is not None})
+            mine.update({row: p for row, p in zip(rows, predictions, strict=True) if row is not None})
     merged = {row: p for part in gather_objects(mine) for row, p in part.items()}
-    prediction, gold = [merged[row] for row in range(len(data))], [float(g) for g in data["gold"]]
-    scores = score(task.metrics, prediction, gold)
-    return Evaluation([str(i) for i in data["index"]], gold, prediction, scores, headline(scores, task.metrics))
+    prediction, gold = [merged[row] for row in range(len(data))], list(data["gold"])
+    scores = objective.score(prediction, gold)
+    return Evaluation(list(data["index"]), gold, prediction, objective.item_columns, scores, objective.task.score_of(scores))

@@ -11,6 +11,8 @@ HOME/
     best.safetensors        the trained tensors of the best epoch (confirm phase)
     predictions-<split>.parquet
     rank<k>.log
+  pretrained/<hash>/        the same of a pretrain run, shared by all sweeps of the home
+    model.safetensors       its weights, written before result.json
   cache/                    tokenised data
   mlflow.db
 """
@@ -29,26 +31,32 @@ from typing import Any
 from pydantic import ValidationError
 
 from suite.config.hashing import canonical_json
-from suite.train.result import FailureRecord, TrialResult
-from suite.train.spec import TrialSpec
+from suite.train.result import EpochRecord, FailureRecord, TrialResult
+from suite.train.spec import Phase, TrialSpec
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` so that a reader, or a crash at any moment, sees the old or the new file, whole."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file to write, which then replaces `path`: a reader, or a crash at any time, sees the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield Path(name)
+        _fsync(Path(name))
         os.chmod(name, 0o644)
         os.replace(name, path)
-        _fsync_folder(path.parent)
+        _fsync(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, as `replacing` does."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -56,8 +64,8 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -82,6 +90,11 @@ class TrialFolder:
     def best(self) -> Path:
         return self.path / "best.safetensors"
 
+    @property
+    def weights(self) -> Path:
+        """What a pretrain run is for."""
+        return self.path / "model.safetensors"
+
     def log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"
 
@@ -89,8 +102,8 @@ class TrialFolder:
         return self.path / f"predictions-{split}.parquet"
 
     def write_spec(self, spec: TrialSpec) -> None:
-        """Idempotent: the hash is the folder's name, so an existing spec is the same."""
-        if not (self.path / "spec.json").exists():
+        """Idempotent: the hash is the folder's name, so an existing spec is the same (of a pretrain run, but for its workers)."""
+        if self.spec() != spec:
             write_json(self.path / "spec.json", spec.model_dump(mode="json"))
 
     def spec(self) -> TrialSpec | None:
@@ -109,6 +122,16 @@ class TrialFolder:
             return TrialResult.model_validate_json((self.path / "result.json").read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
+
+    def epochs(self) -> list[EpochRecord]:
+        """The training curve so far; of an epoch that was trained again after a cut, the last time."""
+        found: dict[int, EpochRecord] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.path / "epochs.jsonl").read_text().splitlines():
+                with contextlib.suppress(ValidationError):  # a crash may cut a line off
+                    record = EpochRecord.model_validate_json(line)
+                    found[record.epoch] = record
+        return [found[epoch] for epoch in sorted(found)]
 
     def add_failure(self, failure: FailureRecord) -> None:
         """Keep the record of an attempt that will be tried again."""
@@ -136,7 +159,13 @@ class Home:
 
     def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
         name = spec_or_hash if isinstance(spec_or_hash, str) else spec_or_hash.hash
+        if isinstance(spec_or_hash, TrialSpec) and spec_or_hash.phase is Phase.PRETRAIN:
+            return self.pretrained(name)
         return TrialFolder(self.path / "trials" / name)
+
+    def pretrained(self, name: str) -> TrialFolder:
+        """The folder of a pretrain run, by its hash."""
+        return TrialFolder(self.path / "pretrained" / name)
 
     def trials(self) -> Iterator[TrialFolder]:
         """Every trial folder, sorted by hash."""

@@ -19,17 +19,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from suite.meters import PhaseMeter, baseline_bytes, combine
 from suite.train.batches import TrainBatches
-from suite.train.checkpoint import Checkpoints
+from suite.train.checkpoint import Checkpoints, sha256, write_tensors
 from suite.train.engine import all_agree, close_process_group, gather_objects, init_process_group, micro_batching
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
@@ -144,11 +145,11 @@ class Trainer:
             with run.meter.phase("train"):
                 loss = self._train_epoch(run, number)
             if loss is None:
-                run.status = Status.DIVERGED
-                self._log(f"epoch {number}: loss is not finite")
-                return EpochReport(None, True, run.status)
+                return self._diverged(run, f"epoch {number}: loss is not finite")
             with run.meter.phase("eval"):
                 evaluation = self._evaluate(run, "validation")
+            if not math.isfinite(evaluation.score):
+                return self._diverged(run, f"epoch {number}: the validation score is not finite")
             energy_kwh = self._train_energy_kwh(run)
             record = EpochRecord(
                 epoch=number,
@@ -170,6 +171,11 @@ class Trainer:
         run = self._running()
         with self._boundary(run.folder, run.progress.started_at):
             test = self._test(run) if run.spec.phase is Phase.CONFIRM and run.status is None else None
+            if test is not None and not math.isfinite(test.score):
+                self._diverged(run, "the test score is not finite")
+            if run.spec.phase is Phase.PRETRAIN and run.status is None:
+                self._save_tensors(run, run.folder.weights)
+                run.weights_sha256 = gather_objects(sha256(run.folder.weights) if self.rank == 0 else None)[0]
             result = build_result(run, test)
             if self.rank == 0:
                 run.folder.write_result(result)
@@ -192,6 +198,11 @@ class Trainer:
         close_process_group()
 
     # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _diverged(self, run: Run, why: str) -> EpochReport:
+        run.status = Status.DIVERGED
+        self._log(why)
+        return EpochReport(None, True, run.status)
 
     def _running(self) -> Run:
         if self._run is None:
@@ -223,6 +234,7 @@ class Trainer:
             micro_batch_size=micro,
             rank=self.rank,
             world_size=self.world_size,
+            epoch_steps=spec.training.epoch_steps,
         )
 
     def _train_epoch(self, run: Run, number: int) -> float | None:
@@ -231,7 +243,7 @@ class Trainer:
         engine.check_mask()
         engine.module.train()
         total, step = torch.zeros((), device=self.device), (number - 1) * len(run.batches)
-        for i, (parts, lengths) in enumerate(run.batches.epoch(run.spec.stream("order", number))):
+        for i, (parts, lengths) in enumerate(run.batches.epoch(number, partial(run.spec.stream, "order"))):
             began = self._now()
             inputs = [({name: t.to(self.device, non_blocking=True) for name, t in part.items()}, weight) for part, weight in parts]
             with run.meter.probe(int(lengths.max())) as watched:
@@ -254,20 +266,18 @@ class Trainer:
         spec, warm = run.spec, run.warm
         data = warm.data.split(split, confirm=spec.phase is Phase.CONFIRM)
         size = spec.training.eval_batch_size
-        return evaluate(
-            warm.engine, warm.objective, data, spec.task, run.meter, rank=self.rank, world_size=self.world_size, batch_size=size
-        )
+        return evaluate(warm.engine, warm.objective, data, run.meter, rank=self.rank, world_size=self.world_size, batch_size=size)
 
     def _keep(self, run: Run, record: EpochRecord, evaluation: Evaluation) -> None:
         """Note the epoch; keep the best weights for the test; commit a checkpoint unless the trial ends here."""
         progress = run.progress
         progress.epochs.append(record.model_dump(mode="json"))
-        if record.validation_score > progress.best_score:
+        if run.improves(record.validation_score):
             progress.best_epoch, progress.best_score, progress.best = record.epoch, record.validation_score, evaluation.scores
             if self.rank == 0:
                 write_atomic(run.folder.predictions("validation"), evaluation.to_parquet())
             if run.spec.phase is Phase.CONFIRM:
-                self._save_best(run)
+                self._save_tensors(run, run.folder.best)
         if self.rank == 0:
             with (run.folder.path / "epochs.jsonl").open("a") as file:
                 file.write(json.dumps(progress.epochs[-1]) + "\n")
@@ -277,12 +287,11 @@ class Trainer:
             progress.meters = {str(rank): state for rank, state in enumerate(states)}
             progress.checkpoint_bytes = run.checkpoints.save(run.warm.engine, record.epoch, progress.to_json())
 
-    def _save_best(self, run: Run) -> None:
+    def _save_tensors(self, run: Run, path: Path) -> None:
+        """Write the trained tensors, whole. Collective."""
         state = run.warm.engine.trained_state()
         if self.rank == 0:
-            temporary = run.folder.path / ".best.safetensors"
-            save_file(state, temporary)
-            temporary.replace(run.folder.best)
+            write_tensors(path, state)
 
     def _test(self, run: Run) -> Evaluation:
         if run.progress.best_epoch != run.progress.epoch:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from suite.data.tokenizer import tokenizer_fingerprint
 from suite.meters import combine, hardware
 from suite.train.engine import gather_objects
 from suite.train.evaluate import Evaluation
@@ -35,7 +36,7 @@ def build_result(run: Run, test: Evaluation | None) -> TrialResult:
     if timing.p50_s is None:
         missing["timing"] = f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
     if run.status is not None:
-        missing["score"] = "the loss became NaN or infinite"
+        missing["score"] = "the loss, or the score itself, became NaN or infinite"
     return TrialResult(
         trial=run.folder.hash,
         status=run.status or Status.COMPLETED,
@@ -46,6 +47,8 @@ def build_result(run: Run, test: Evaluation | None) -> TrialResult:
         timing=timing,
         parameters=_parameters(warm),
         checkpoint_bytes=progress.checkpoint_bytes,
+        pretrain=warm.pretrain,
+        weights_sha256=run.weights_sha256,
         splits=warm.data.sizes,
         data_hash=warm.data.data_hash,
         frozen_sha256=frozen,
@@ -82,7 +85,14 @@ def _timing(run: Run) -> StepTiming:
 
 def _parameters(warm: Warm) -> ParameterCount:
     trainable = warm.engine.numel(trained_only=True)
-    return ParameterCount(total=warm.engine.numel(), trainable=trainable, trainable_head=warm.head_parameters, stored_bytes=4 * trainable)
+    return ParameterCount(
+        total=warm.engine.numel(),
+        trainable=trainable,
+        trainable_head=warm.head_parameters,
+        stored_bytes=4 * trainable,
+        attention_parameters=warm.attention.with_output_projection,
+        kv_bytes_per_token=warm.attention.kv_bytes_per_token,
+    )
 
 
 def _provenance(run: Run) -> dict[str, Any]:
@@ -91,6 +101,8 @@ def _provenance(run: Run) -> dict[str, Any]:
         "git": git_state(),
         "hardware": hardware(),
         "backbone": run.warm.backbone,
+        "tokenizer_sha256": tokenizer_fingerprint(run.warm.objective.tokenizer),
+        "metrics": run.warm.objective.signatures(),
         "data_revision": run.warm.data.revision,
         "engine": run.warm.engine.config,
         "meter": run.meter.describe(),

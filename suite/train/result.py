@@ -35,6 +35,12 @@ class ParameterCount(Record):
     trainable: int
     trainable_head: int = Field(description="part of `trainable` that is the task's own head")
     stored_bytes: int = Field(description="size of the trained tensors as saved")
+    attention_parameters: int | None = Field(
+        None, description="weights of every attention sublayer of the converted backbone, output projection included, biases not"
+    )
+    kv_bytes_per_token: int | None = Field(
+        None, description="cached by the decoder's self-attention for each of its tokens, at fp16; null for encoders"
+    )
 
 
 class StepTiming(Record):
@@ -68,6 +74,17 @@ class FailureRecord(Record):
     log_path: str = ""
 
 
+class PretrainRecord(Record):
+    """The pretrain run behind a trial: what it cost and what it gave."""
+
+    checkpoint: str = Field(description="hash of the run, name of its folder")
+    steps: int
+    loss: float | None = Field(description="mean validation loss per predicted token, nats")
+    train_s: float
+    energy_kwh: float | None
+    weights_sha256: str
+
+
 class TrialResult(Record):
     """Everything one trial says about itself; written once as `result.json`."""
 
@@ -84,6 +101,8 @@ class TrialResult(Record):
     timing: StepTiming | None = None
     parameters: ParameterCount | None = None
     checkpoint_bytes: int | None = None
+    pretrain: PretrainRecord | None = Field(None, description="null where the weights come from no pretrain stage")
+    weights_sha256: str | None = Field(None, description="of a pretrain run: its model.safetensors")
     splits: dict[str, int] = Field(default={}, description="rows per split that were used")
     data_hash: str = ""
     frozen_sha256: str | None = Field(None, description="over the frozen weights at the end")

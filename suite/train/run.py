@@ -13,7 +13,7 @@ from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints
 from suite.train.folder import TrialFolder
 from suite.train.result import Status
-from suite.train.spec import TrialSpec
+from suite.train.spec import Phase, TrialSpec
 from suite.train.warm import Warm
 
 UNSCORED_STEPS = 3
@@ -27,7 +27,7 @@ class Progress:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     best_epoch: int = 0
     best: dict[str, float] = field(default_factory=dict)
-    best_score: float = -math.inf
+    best_score: float | None = None
     step_s: list[float] = field(default_factory=list)
     step_tokens: int = 0
     meters: dict[str, Any] = field(default_factory=dict)
@@ -40,12 +40,11 @@ class Progress:
         return len(self.epochs)
 
     def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return values | {"best_score": None if math.isinf(self.best_score) else self.best_score}
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
-        return cls(**(values | {"best_score": -math.inf if values["best_score"] is None else values["best_score"]}))
+        return cls(**values)
 
 
 @dataclass(slots=True)
@@ -60,6 +59,7 @@ class Run:
     checkpoints: Checkpoints
     progress: Progress
     status: Status | None = None
+    weights_sha256: str | None = None
 
     @property
     def total_steps(self) -> int:
@@ -68,6 +68,11 @@ class Run:
     def learning_rate(self, step: int) -> float:
         """At a 0-based step of the trial."""
         return self.spec.learning_rate * lr_multiplier(self.spec.training, step, self.total_steps)
+
+    def improves(self, score: float) -> bool:
+        """Whether a validation score is better than all before it; of a pretrain run the last weights count."""
+        best, task = self.progress.best_score, self.spec.task
+        return self.spec.phase is Phase.PRETRAIN or best is None or task.utility(score) > task.utility(best)
 
     @property
     def out_of_patience(self) -> bool:
@@ -87,4 +92,4 @@ def lr_multiplier(training: TrainingConfig, step: int, total_steps: int) -> floa
     if training.schedule == "constant":
         return 1.0
     progress = (step - warmup) / max(1, total_steps - warmup)
-    return 1.0 - progress if training.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 0.5 * (1.0 + math.cos(math.pi * progress)) if training.schedule == "cosine" else 1.0 - progress

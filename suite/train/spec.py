@@ -10,15 +10,16 @@ from pydantic import Field
 from suite.config.hashing import derive_seed, short_hash
 from suite.config.loader import Strict
 from suite.config.sweep import AttentionChoice, BackboneChoice, LimitConfig
-from suite.config.task import TaskConfig
+from suite.config.task import PretrainTask, TaskConfig
 from suite.config.training import TrainingConfig
 
 
 class Phase(StrEnum):
-    """Which half of READ's protocol a trial belongs to; test data exists only in `CONFIRM`."""
+    """Which half of READ's protocol a trial belongs to, or the stage before it; test data exists only in `CONFIRM`."""
 
     SEARCH = "search"
     CONFIRM = "confirm"
+    PRETRAIN = "pretrain"
 
 
 class Arm(Strict):
@@ -28,6 +29,7 @@ class Arm(Strict):
     attention: AttentionChoice = AttentionChoice()
     method: str
     architecture: dict[str, Any] = Field(default_factory=dict, description="complete: every hyperparameter of the method")
+    pretrain: str | None = Field(None, description="hash of the pretrain run whose weights the converted backbone takes")
 
     @property
     def key(self) -> str:
@@ -38,7 +40,11 @@ class Arm(Strict):
 
 
 class TrialSpec(Strict):
-    """One training run. Its hash names its folder and gates its resume."""
+    """One training run. Its hash names its folder and gates its resume.
+
+    A pretrain run is one too: method `full` on a corpus. It belongs to no sweep, and its checkpoint is the same thing
+    whatever number of workers made it, so neither is part of its hash.
+    """
 
     sweep: str
     arm: Arm
@@ -55,7 +61,12 @@ class TrialSpec(Strict):
     @property
     def hash(self) -> str:
         """16 hexadecimal digits over the whole specification as given."""
-        return short_hash(self.model_dump(mode="json"))
+        return short_hash(self.model_dump(mode="json", exclude={"sweep", "world_size"} if self.phase is Phase.PRETRAIN else None))
+
+    @property
+    def random_start(self) -> bool:
+        """Whether training starts from random weights although the backbone has others."""
+        return isinstance(self.task, PretrainTask) and self.task.start == "random"
 
     @property
     def cell(self) -> str:

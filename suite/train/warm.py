@@ -11,14 +11,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from suite.backbones.loading import identity, load_tokenizer, resolve
+from suite.attention.counts import AttentionCount, count_attention
+from suite.backbones.loading import identity, load_tokenizer
 from suite.data.objective import Objective, make_objective
 from suite.data.prepare import Prepared, prepare
+from suite.data.vocabulary import open_backbone
+from suite.errors import CheckpointError
 from suite.meters import release_memory
 from suite.petl.arm import build_arm, task_head
+from suite.train.checkpoint import sha256
 from suite.train.engine import Engine, gather_objects
-from suite.train.folder import Workspace
-from suite.train.spec import TrialSpec
+from suite.train.folder import TrialFolder, Workspace
+from suite.train.result import PretrainRecord
+from suite.train.spec import Phase, TrialSpec
 
 
 @dataclass(slots=True)
@@ -26,6 +31,8 @@ class Warm:
     """An engine with all that belongs to its arm and task.
 
     Attributes:
+        attention: How large the converted backbone's attention is, before the method.
+        pretrain: Where the backbone's weights come from; None = from its own checkpoint, or they are random.
         initial: DeepSpeed checkpoint of step 0.
         initial_digest: Of the trained weights at step 0; a reset must reproduce it.
         frozen_digest: Of the frozen weights; no trial may change it.
@@ -38,6 +45,8 @@ class Warm:
     data: Prepared
     backbone: dict[str, str]
     head_parameters: int
+    attention: AttentionCount
+    pretrain: PretrainRecord | None
     initial: Path
     initial_digest: str
     frozen_digest: str
@@ -64,7 +73,7 @@ class Warm:
 
 def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
     """Load, convert, attach, initialise and partition the arm of a trial. Collective."""
-    resolved = resolve(spec.arm.backbone)
+    resolved = open_backbone(spec.arm.backbone, data_root=workspace.data_root, cache=workspace.home.cache)
     objective = make_objective(
         spec.task,
         kind=resolved.family.kind,
@@ -73,9 +82,20 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         decoder_objective=spec.decoder_objective,
     )
     data = prepare(spec.task, objective, limit=spec.limit, data_root=workspace.data_root, cache=workspace.home.cache)
-    torch.manual_seed(spec.stream("init"))
     arm = spec.arm
-    model, method = build_arm(resolved, objective.head, attention=arm.attention, method=arm.method, architecture=arm.architecture)
+    attention = count_attention(resolved, objective.head, arm.attention)
+    torch.manual_seed(spec.stream("init"))
+    pretrain = None if arm.pretrain is None else read_pretrain(workspace.home.pretrained(arm.pretrain))
+    model, method = build_arm(
+        resolved,
+        objective.head,
+        attention=arm.attention,
+        method=arm.method,
+        architecture=arm.architecture,
+        pretrained=arm.pretrain is not None or spec.phase is Phase.PRETRAIN,
+        weights=None if arm.pretrain is None else workspace.home.pretrained(arm.pretrain).weights,
+        random_start=spec.random_start,
+    )
     if method.needs_preparation:
         model.to(device)
         method.prepare(model, resolved.family, _single_rows(data, objective, spec, device), _loss)
@@ -92,9 +112,33 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         data=data,
         backbone=identity(resolved),
         head_parameters=head_parameters,
+        attention=attention,
+        pretrain=pretrain,
         initial=initial,
         initial_digest=engine.digest(trained=True),
         frozen_digest=engine.digest(trained=False),
+    )
+
+
+def read_pretrain(folder: TrialFolder) -> PretrainRecord:
+    """What a finished pretrain run says about itself; its weights are verified.
+
+    Raises:
+        CheckpointError: It has not finished, or its weights are not those that it wrote.
+    """
+    result = folder.result()
+    if result is None or result.weights_sha256 is None:
+        raise CheckpointError(f"{folder.path}: this pretrain run has no weights; suite run trains them before its cells")
+    if not folder.weights.is_file() or sha256(folder.weights) != result.weights_sha256:
+        raise CheckpointError(f"{folder.weights}: lost or changed since it was written; remove {folder.path} to train it again")
+    train = result.phases["train"]
+    return PretrainRecord(
+        checkpoint=folder.hash,
+        steps=result.epochs[-1].step,
+        loss=result.score,
+        train_s=train.seconds,
+        energy_kwh=train.energy_kwh,
+        weights_sha256=result.weights_sha256,
     )
 
 

@@ -20,7 +20,7 @@ from suite.config.sweep import SweepConfig
 from suite.config.task import TaskConfig
 from suite.errors import ConfigError, SweepConflictError
 from suite.train.folder import Home, write_json
-from suite.train.spec import Arm
+from suite.train.spec import Arm, TrialSpec
 from suite.tune.plan import Plan, PlannedCell
 
 FREE = ("description", "search.trials", "confirm.seeds", "resources", "timeouts", "failures", "architectures")
@@ -41,6 +41,7 @@ class StoredCells(Strict):
 
     world_size: int
     cells: list[StoredCell]
+    pretrains: list[TrialSpec] = []
 
 
 def read_plan(home: Home, sweep: str) -> Plan:
@@ -68,7 +69,8 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
             f"{cells_path}, {config_path.name}: not a definition of this version of the suite ({error.error_count()} errors); "
             "choose another --home, or remove both files to write them anew (trials stay)"
         ) from None
-    return Plan(config, tuple(PlannedCell(c.arm, c.task, c.learning_rate) for c in stored.cells), stored.world_size)
+    cells = tuple(PlannedCell(c.arm, c.task, c.learning_rate) for c in stored.cells)
+    return Plan(config, cells, stored.world_size, tuple(stored.pretrains))
 
 
 def sweeps(home: Home) -> list[str]:
@@ -95,7 +97,7 @@ def check_definition(plan: Plan, home: Home) -> None:
 def store_definition(plan: Plan, home: Home) -> None:
     """Write a checked plan: the sweep as given, and what its names stood for."""
     cells = [StoredCell(arm=c.arm, task=c.task, learning_rate=c.learning_rate) for c in plan.cells]
-    stored = StoredCells(world_size=plan.world_size, cells=cells)
+    stored = StoredCells(world_size=plan.world_size, cells=cells, pretrains=list(plan.pretrains))
     write_json(_cells_path(home, plan.config.name), stored.model_dump(mode="json"))
     write_json(home.sweep_definition(plan.config.name), plan.config.model_dump(mode="json"))
 
@@ -170,6 +172,9 @@ def _changes(old: Plan, new: Plan) -> list[str]:
     for was, now in ((cell, cells[cell.key]) for cell in old.cells if cell.key in cells):
         lines += [f"tasks/{was.task.name}.yaml: {line}" for line in _model_changes(was.task, now.task)]
         lines += [f"learning rate of {was.arm.method}: {line}" for line in _model_changes(was.learning_rate, now.learning_rate)]
+    runs = {run.arm.key: run for run in new.pretrains}
+    for earlier, run in ((run, runs[run.arm.key]) for run in old.pretrains if run.arm.key in runs):
+        lines += [f"corpus tasks/{run.task.name}.yaml: {line}" for line in _model_changes(earlier.task, run.task)]
     return list(dict.fromkeys(lines))
 
 

@@ -24,7 +24,7 @@ from suite.tune.cluster import cluster, environment
 from suite.tune.definition import check_definition, known_plan, only_driver, store_definition
 from suite.tune.events import Listener, Listeners, Outcome
 from suite.tune.group import FULL_DISK, TRAINER, Settings
-from suite.tune.plan import Plan, make_plan, objectives
+from suite.tune.plan import Plan, make_plan, objectives, pretrain_objective
 from suite.tune.resources import Layout, lay_out
 from suite.tune.schedule import Progress, Schedule, read_states
 from suite.tune.searcher import SweepSearcher
@@ -101,9 +101,14 @@ def preflight(plan: Plan, *, home: Home, data_root: Path | None) -> None:
     from suite.data.prepare import check_batch_fits, prepare  # torch is imported where data are checked, not to show a status
 
     tasks = {cell.task.name: cell.task for cell in plan.cells}
-    for _, objective in objectives(plan.config, tasks.values(), where=plan.config.name):
+    for _, objective in objectives(plan.config, tasks.values(), where=plan.config.name, cache=home.cache, data_root=data_root):
         data = prepare(objective.task, objective, limit=plan.config.limit, data_root=data_root, cache=home.cache)
         check_batch_fits(data.sizes["train"], plan.config.training.batch_size, where=f"{plan.config.name}: task {objective.task.name}")
+    for spec in plan.pretrains:
+        _, objective = pretrain_objective(spec, cache=home.cache, data_root=data_root)
+        data = prepare(spec.task, objective, limit=spec.limit, data_root=data_root, cache=home.cache)
+        where = f"{plan.config.name}: corpus {spec.task.name}, in blocks of {spec.training.max_length} tokens"
+        check_batch_fits(data.sizes["train"], spec.training.batch_size, where=where, key="pretrain.batch_size")
 
 
 def _nothing_left(plan: Plan, home: Home, told: Listeners) -> Outcome:
@@ -119,6 +124,7 @@ def _run(plan: Plan, settings: Settings, told: Listeners) -> Outcome:
     schedule = Schedule(plan, settings.workspace.home, slots=settings.layout.slots)
     searcher = SweepSearcher(schedule)
     watch = Watch(searcher, settings, told)
+    searcher.stopped = lambda: bool(watch.reason)
     told.on_start(plan, schedule.states)
     reason = _fit(plan, settings, searcher, watch)
     cells = tuple(cell_status(state) for state in schedule.states.values())
@@ -167,7 +173,7 @@ def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) 
         shutil.rmtree(scratch, ignore_errors=True)
         with suppress(OSError):  # other sweeps of this home keep theirs there
             scratch.parent.rmdir()
-    return ""
+    return watch.reason if searcher.schedule.waiting else ""
 
 
 def _directory(trial: TuneTrial) -> str:

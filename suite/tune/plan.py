@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.config.space import LearningRateRange, load_space
 from suite.config.sweep import MethodChoice, SweepConfig
 from suite.config.task import TaskConfig, load_task
+from suite.config.training import TrainingConfig
 from suite.errors import ConfigError, IncompatibleError, SuiteError
 from suite.train.cells import Trial
 from suite.train.spec import Arm, Phase, TrialSpec
@@ -42,19 +44,24 @@ class Plan:
         config: The sweep as given.
         cells: Arms in the order backbone, attention, method, architecture; the tasks of an arm side by side.
         world_size: Workers per trial; part of every trial's identity.
+        pretrains: Runs of the pretrain stage; a cell's arm names its own by hash.
     """
 
     config: SweepConfig
     cells: tuple[PlannedCell, ...]
     world_size: int
+    pretrains: tuple[TrialSpec, ...] = ()
 
-    @property
-    def trials_per_cell(self) -> int:
-        return self.config.search.trials + len(self.config.confirm.seeds)
+    def search_trials(self, cell: PlannedCell) -> int:
+        return cell.learning_rate.trials(self.config.search.trials)
+
+    def trials_of(self, cell: PlannedCell) -> int:
+        """Search trials and confirm runs."""
+        return self.search_trials(cell) + len(self.config.confirm.seeds)
 
     @property
     def total_trials(self) -> int:
-        return len(self.cells) * self.trials_per_cell
+        return sum(self.trials_of(cell) for cell in self.cells)
 
     def search_spec(self, cell: PlannedCell, number: int, learning_rate: float) -> TrialSpec:
         """The trial `number` of the cell's study."""
@@ -73,7 +80,7 @@ class Plan:
         """
         spec = trial.spec
         if spec.phase is Phase.SEARCH:
-            return spec.number < self.config.search.trials and spec == self.search_spec(cell, spec.number, spec.learning_rate)
+            return spec.number < self.search_trials(cell) and spec == self.search_spec(cell, spec.number, spec.learning_rate)
         return spec.seed in self.config.confirm.seeds and spec == self.confirm_spec(cell, spec.learning_rate, spec.seed)
 
     def _spec(self, cell: PlannedCell, phase: Phase, learning_rate: float, *, number: int = 0, seed: int = 0) -> TrialSpec:
@@ -106,21 +113,76 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
         IncompatibleError: A method that does not work on a backbone's family.
     """
     world_size = world_size or config.resources.workers or DEFAULT_CPU_WORKERS
-    _check_batch(config, world_size, where=where)
+    _check_batch(config.training, world_size, where=f"{where}: training")
     tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]
-    cells = tuple(PlannedCell(arm, task, span) for arm, span in _arms(config, where=where) for task in tasks)
+    pretrains = _pretrains(config, world_size, where=where)
+    cells = tuple(PlannedCell(arm, task, span) for arm, span in _arms(config, pretrains, where=where) for task in tasks)
     _check_distinct(cells, where=where)
+    _check_pretrains(pretrains, where=where)
     _check_arms(config, cells, where=where)
-    return Plan(config, cells, world_size)
+    return Plan(config, cells, world_size, tuple({spec.hash: spec for spec in pretrains.values()}.values()))
 
 
-def _arms(config: SweepConfig, *, where: str) -> Iterator[tuple[Arm, LearningRateRange]]:
+def _arms(config: SweepConfig, pretrains: Mapping[tuple[int, int], TrialSpec], *, where: str) -> Iterator[tuple[Arm, LearningRateRange]]:
     choices = [_method(choice, config, where=where) for choice in config.methods]
-    for backbone in config.backbones:
-        for attention in config.attention:
+    for b, backbone in enumerate(config.backbones):
+        for a, attention in enumerate(config.attention):
+            pretrain = pretrains[b, a].hash if (b, a) in pretrains else None
             for name, architectures, learning_rate in choices:
                 for architecture in architectures:
-                    yield Arm(backbone=backbone, attention=attention, method=name, architecture=architecture), learning_rate
+                    arm = Arm(backbone=backbone, attention=attention, method=name, architecture=architecture, pretrain=pretrain)
+                    yield arm, learning_rate
+
+
+def _pretrains(config: SweepConfig, world_size: int, *, where: str) -> dict[tuple[int, int], TrialSpec]:
+    """The pretrain runs by the places of backbone and attention in the sweep."""
+    if config.pretrain is None:
+        return {}
+    from suite.backbones.loading import resolve
+    from suite.tune.stage import pretrain_run
+
+    found: dict[tuple[int, int], TrialSpec] = {}
+    for b, backbone in enumerate(config.backbones):
+        resolved = resolve(backbone, where=f"{where}: backbones")
+        for a, attention in enumerate(config.attention):
+            spec = pretrain_run(config, resolved, attention, world_size=world_size, where=where)
+            if spec is not None:
+                found[b, a] = spec
+    if not found:
+        raise ConfigError(f"{where}: pretrain: no attention of the sweep starts from scratch; set pretrain.attention: all, or leave it out")
+    return found
+
+
+def _check_pretrains(pretrains: Mapping[tuple[int, int], TrialSpec], *, where: str) -> None:
+    """Objective and arm of every pretrain run, without weights and without data."""
+    from suite.petl.arm import check_arm
+
+    for spec in pretrains.values():
+        _check_batch(spec.training, spec.world_size, where=f"{where}: pretrain")
+        with _placed(f"{where}: pretrain of attention {spec.arm.attention.name} on {spec.arm.backbone.name}"):
+            resolved, objective = pretrain_objective(spec)
+            check_arm(
+                resolved,
+                objective.head,
+                attention=spec.arm.attention,
+                method=spec.arm.method,
+                architecture=spec.arm.architecture,
+                max_length=objective.positions,
+                pretrained=True,
+            )
+
+
+def pretrain_objective(spec: TrialSpec, *, cache: Path | None = None, data_root: Path | None = None) -> tuple[ResolvedBackbone, Objective]:
+    """What a pretrain run trains, and on what; `cache` and `data_root` as in `objectives`."""
+    from suite.backbones.loading import load_tokenizer, resolve
+    from suite.data.objective import make_objective
+    from suite.data.vocabulary import open_backbone
+
+    choice = spec.arm.backbone
+    resolved = resolve(choice) if cache is None else open_backbone(choice, data_root=data_root, cache=cache)
+    tokenizer = load_tokenizer(resolved, draft=cache is None)
+    kind, training = resolved.family.kind, spec.training
+    return resolved, make_objective(spec.task, kind=kind, tokenizer=tokenizer, training=training, decoder_objective=spec.decoder_objective)
 
 
 def _method(choice: MethodChoice, config: SweepConfig, *, where: str) -> tuple[str, list[dict[str, Any]], LearningRateRange]:
@@ -141,8 +203,15 @@ def _method(choice: MethodChoice, config: SweepConfig, *, where: str) -> tuple[s
         return name, [full_architecture(name, a) for a in given], learning_rate
 
 
-def objectives(config: SweepConfig, tasks: Iterable[TaskConfig], *, where: str) -> Iterator[tuple[ResolvedBackbone, Objective]]:
+def objectives(
+    config: SweepConfig, tasks: Iterable[TaskConfig], *, where: str, cache: Path | None = None, data_root: Path | None = None
+) -> Iterator[tuple[ResolvedBackbone, Objective]]:
     """Every task put to every backbone of a sweep, checked: backbones outside, tasks inside.
+
+    Args:
+        where: The sweep's file, for errors.
+        cache: Where tokenizers are trained that a backbone asks for; None = nothing is trained, bytes stand in for them.
+        data_root: Local data that replaces the hub; read only to train tokenizers.
 
     Raises:
         BackboneError: A backbone or its tokenizer cannot be found or read.
@@ -150,11 +219,13 @@ def objectives(config: SweepConfig, tasks: Iterable[TaskConfig], *, where: str) 
     """
     from suite.backbones.loading import load_tokenizer, resolve
     from suite.data.objective import make_objective
+    from suite.data.vocabulary import open_backbone
 
     tasks = list(tasks)
     for choice in config.backbones:
-        resolved = resolve(choice, where=f"{where}: backbones")
-        tokenizer = load_tokenizer(resolved)
+        place = f"{where}: backbones"
+        resolved = resolve(choice, where=place) if cache is None else open_backbone(choice, data_root=data_root, cache=cache, where=place)
+        tokenizer = load_tokenizer(resolved, draft=cache is None)
         for task in tasks:
             with _placed(f"{where}: task {task.name} on {choice.name}"):
                 objective = make_objective(
@@ -173,11 +244,11 @@ def _check_arms(config: SweepConfig, cells: tuple[PlannedCell, ...], *, where: s
 
     tasks = {cell.task.name: cell.task for cell in cells}
     arms = {cell.arm.key: cell.arm for cell in cells}
-    seen: set[tuple[str, Head]] = set()
+    seen: set[tuple[str, Head, int]] = set()
     for resolved, objective in objectives(config, tasks.values(), where=where):
         for key, arm in arms.items():
-            if arm.backbone == resolved.choice and (key, objective.head) not in seen:
-                seen.add((key, objective.head))
+            if arm.backbone == resolved.choice and (key, objective.head, objective.positions) not in seen:
+                seen.add((key, objective.head, objective.positions))
                 with _placed(f"{where}: {arm.method} on {arm.backbone.name}"):
                     check_arm(
                         resolved,
@@ -185,7 +256,8 @@ def _check_arms(config: SweepConfig, cells: tuple[PlannedCell, ...], *, where: s
                         attention=arm.attention,
                         method=arm.method,
                         architecture=arm.architecture,
-                        max_length=config.training.max_length,
+                        max_length=objective.positions,
+                        pretrained=arm.pretrain is not None,
                     )
 
 
@@ -199,16 +271,15 @@ def _placed(place: str) -> Iterator[None]:
         raise kind(f"{place}: {error}") from None
 
 
-def _check_batch(config: SweepConfig, world_size: int, *, where: str) -> None:
-    training = config.training
+def _check_batch(training: TrainingConfig, world_size: int, *, where: str) -> None:
     micro = training.micro_batch_size
     unit = world_size * (micro or 1)
     if training.batch_size % unit:
         parts = f"{world_size} workers" + (f" x micro_batch_size {micro}" if micro else "")
-        near = unit * max(1, round(training.batch_size / unit))
+        near, key = unit * max(1, round(training.batch_size / unit)), where.rpartition(": ")[2]
         raise IncompatibleError(
-            f"{where}: training.batch_size: got {training.batch_size}, expected a multiple of {unit} ({parts}); "
-            f"set training.batch_size={near}, or change resources.workers{' or training.micro_batch_size' if micro else ''}"
+            f"{where}.batch_size: got {training.batch_size}, expected a multiple of {unit} ({parts}); "
+            f"set {key}.batch_size={near}, or change resources.workers{f' or {key}.micro_batch_size' if micro else ''}"
         )
 
 

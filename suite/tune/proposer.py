@@ -52,7 +52,7 @@ def propose(
         sampler: "grid" halves the range again and again, so that a larger budget refines the grid of a smaller one.
         seed: Of the sweep's search.
         startup_trials: Quasi-random trials at the start.
-        finished: (number, learning rate, score or None); a higher score is better.
+        finished: (number, learning rate, score or None); a higher score is better (`Trial.utility`).
         running: (number, learning rate) of trials without a result yet.
         number: Of the trial to propose.
     """

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from filelock import FileLock, Timeout
+
 from suite.train.cells import Cell, Trial, read_cells
-from suite.train.folder import Home
+from suite.train.folder import Home, TrialFolder
 from suite.train.result import TrialResult
 from suite.train.spec import Phase, TrialSpec
 from suite.tune.plan import Plan, PlannedCell
@@ -27,11 +29,69 @@ class Progress(StrEnum):
 
 
 @dataclass(slots=True)
+class PretrainState:
+    """A pretrain run, which this or another sweep of the home may be running.
+
+    Attributes:
+        live: Handed out here.
+        given_up: It used up its retries in this run.
+    """
+
+    folder: TrialFolder
+    spec: TrialSpec
+    result: TrialResult | None = None
+    live: bool = False
+    given_up: bool = False
+    _lock: FileLock | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are weights to go on from."""
+        return self.result is not None and self.result.status.has_score
+
+    @property
+    def failed(self) -> bool:
+        """Whether there never will be."""
+        return self.result is not None and not self.result.status.has_score
+
+    @property
+    def is_due(self) -> bool:
+        return self.result is None and not self.live and not self.given_up
+
+    def claim(self) -> bool:
+        """Take the run for this process, unless it is finished or another sweep of the home is at it."""
+        self._lock = self._lock or FileLock(self.folder.path.with_suffix(".lock"), thread_local=False)
+        self.folder.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        self.result = self.folder.result()
+        self.live = self.result is None
+        if not self.live:
+            self._lock.release()
+        return self.live
+
+    def end(self) -> TrialResult | None:
+        """Take in the end of the run: its result, or the end of its retries."""
+        self.result, self.live = self.folder.result(), False
+        self.given_up = self.result is None
+        if self._lock is not None:
+            self._lock.release()
+        return self.result
+
+
+@dataclass(slots=True)
 class CellState:
-    """The trials of one planned cell by their place in it; `given_up` holds those that used up their retries in this run."""
+    """The trials of one planned cell by their place in it; `given_up` holds those that used up their retries in this run.
+
+    Attributes:
+        pretrain: The run that must end before the cell begins; its failure is the cell's.
+    """
 
     plan: Plan
     cell: PlannedCell
+    pretrain: PretrainState | None = None
     search: dict[int, Trial] = field(default_factory=dict)
     confirm: dict[tuple[float, int], Trial] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
@@ -52,7 +112,7 @@ class CellState:
 
     @property
     def search_done(self) -> bool:
-        return sum(t.result is not None for t in self.search.values()) == self.plan.config.search.trials
+        return sum(t.result is not None for t in self.search.values()) == self.plan.search_trials(self.cell)
 
     def best(self) -> Trial | None:
         """The search trial with the best validation score; the lowest number wins a tie."""
@@ -65,7 +125,7 @@ class CellState:
 
     @property
     def progress(self) -> Progress:
-        if self.search_done and self.best() is None:
+        if (self.search_done and self.best() is None) or (self.pretrain is not None and self.pretrain.failed):
             return Progress.FAILED
         confirmed = self.confirmed
         if not self.search_done or len(confirmed) < len(self.plan.config.confirm.seeds):
@@ -78,6 +138,8 @@ class CellState:
 
     def next_spec(self) -> TrialSpec | None:
         """The next trial to hand out, or None when the cell has none (for now)."""
+        if self.pretrain is not None and not self.pretrain.ready:
+            return None
         if self.given_up and not self.search_done:  # the study waits for a trial that this run could not finish
             return None
         return self.handed_out() or self._next_search() or self._next_confirm()
@@ -87,7 +149,7 @@ class CellState:
 
     def _next_search(self) -> TrialSpec | None:
         search = self.plan.config.search
-        number = next((n for n in range(search.trials) if n not in self.search), None)
+        number = next((n for n in range(self.plan.search_trials(self.cell)) if n not in self.search), None)
         if number is None:
             return None
         learning_rate = propose(
@@ -96,7 +158,7 @@ class CellState:
             sampler=search.sampler,
             seed=search.seed,
             startup_trials=search.startup_trials,
-            finished=[(n, t.spec.learning_rate, t.result.score) for n, t in self.search.items() if t.result is not None],
+            finished=[(n, t.spec.learning_rate, t.utility) for n, t in self.search.items() if t.result is not None],
             running=[(n, t.spec.learning_rate) for n, t in self.search.items() if t.result is None],
             number=number,
         )
@@ -120,7 +182,8 @@ class CellState:
 def read_states(plan: Plan, home: Home) -> dict[str, CellState]:
     """The state of every planned cell, from its trial folders, in the plan's order."""
     found = read_cells(home, plan.config.name)
-    states = {cell.key: CellState(plan, cell) for cell in plan.cells}
+    pretrains = read_pretrains(plan, home)
+    states = {cell.key: CellState(plan, cell, pretrains.get(cell.arm.pretrain or "")) for cell in plan.cells}
     for key, state in states.items():
         if key in found:
             for trial in (*found[key].search, *found[key].confirm):
@@ -129,8 +192,14 @@ def read_states(plan: Plan, home: Home) -> dict[str, CellState]:
     return states
 
 
+def read_pretrains(plan: Plan, home: Home) -> dict[str, PretrainState]:
+    """The state of every pretrain run of a plan, by hash."""
+    folders = {spec.hash: home.trial(spec) for spec in plan.pretrains}
+    return {spec.hash: PretrainState(folders[spec.hash], spec, folders[spec.hash].result()) for spec in plan.pretrains}
+
+
 class Schedule:
-    """Hands out trials, one cell at a time per slot.
+    """Hands out trials, one cell at a time per slot; before them the pretrain runs that cells wait for.
 
     Args:
         plan: The sweep.
@@ -141,15 +210,27 @@ class Schedule:
     def __init__(self, plan: Plan, home: Home, *, slots: int) -> None:
         self.plan, self.home, self.slots = plan, home, slots
         self.states = read_states(plan, home)
+        self.pretrains = {state.pretrain.spec.hash: state.pretrain for state in self.states.values() if state.pretrain is not None}
         self._last: str | None = None  # cell of the trial that ended last: its engine is warm
 
     @property
     def live(self) -> int:
-        return sum(len(state.live) for state in self.states.values())
+        return sum(len(state.live) for state in self.states.values()) + sum(p.live for p in self.pretrains.values())
+
+    @property
+    def waiting(self) -> bool:
+        """Whether cells wait for a pretrain run that another sweep of this home is at."""
+        return any(pretrain.is_due for pretrain in self.pretrains.values())
 
     def next(self) -> TrialSpec | None:
         """Hand out a trial: its specification is on disk when this returns. None = nothing for now."""
-        spec = self._choose() if self.live < self.slots else None
+        if self.live >= self.slots:
+            return None
+        pretrain = next((p for p in self.pretrains.values() if p.is_due and p.claim()), None)
+        if pretrain is not None:
+            pretrain.folder.write_spec(pretrain.spec)
+            return pretrain.spec
+        spec = self._choose()
         if spec is not None:
             folder = self.home.trial(spec)
             folder.write_spec(spec)
@@ -160,6 +241,8 @@ class Schedule:
 
     def ended(self, spec: TrialSpec) -> TrialResult | None:
         """Take in the end of a trial: its result, or (no result file) the end of its retries."""
+        if spec.phase is Phase.PRETRAIN:
+            return self.pretrains[spec.hash].end()
         folder = self.home.trial(spec)
         result, state = folder.result(), self.states[spec.cell]
         state.live.discard(spec.hash)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -20,12 +21,14 @@ class SweepSearcher(Searcher):
         super().__init__()
         self.schedule = schedule
         self.specs: dict[str, TrialSpec] = {}
+        self.stopped: Callable[[], bool] = lambda: False  # while nothing runs, Tune asks here and nowhere else
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's specification as JSON, None (ask again later) or `Searcher.FINISHED`."""
         spec = self.schedule.next()
         if spec is None:
-            return None if self.schedule.live else Searcher.FINISHED
+            waiting = self.schedule.waiting and not self.stopped()
+            return None if self.schedule.live or waiting else Searcher.FINISHED
         self.specs[trial_id] = spec
         return {"spec": spec.model_dump_json()}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from suite.train.cells import Trial
 from suite.train.folder import Home
 from suite.train.result import FailureRecord
 from suite.tune.definition import driver_pid, read_plan
-from suite.tune.schedule import CellState, Progress, read_states
+from suite.tune.schedule import CellState, PretrainState, Progress, read_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,30 @@ class TrialFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class PretrainStatus:
+    """A pretrain run: `waiting`, `begun` or how it ended, and how far it is.
+
+    Attributes:
+        checkpoint: Its hash, the name of its folder under `pretrained/`.
+        steps_done: Up to the last validation.
+        loss: Of that validation, nats per predicted token.
+    """
+
+    checkpoint: str
+    state: str
+    corpus: str
+    steps_done: int
+    steps: int
+    loss: float | None
+    energy_kwh: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class CellStatus:
     """One cell: counts of trials, its best so far, its failures.
 
     Attributes:
+        pretrain: The run that comes first; None where the cell needs none.
         running: Handed out and not finished; without a live driver these go on first at the next run.
         left: Not handed out yet.
         failures: Trials that ended without a score, and attempts of unfinished trials that their machine ended.
@@ -35,6 +56,7 @@ class CellStatus:
     key: str
     backbone: str
     attention: str
+    attention_options: dict[str, object]
     method: str
     architecture: dict[str, object]
     task: str
@@ -47,6 +69,7 @@ class CellStatus:
     best_validation_score: float | None
     best_learning_rate: float | None
     failures: tuple[TrialFailure, ...]
+    pretrain: PretrainStatus | None = None
 
     @property
     def done(self) -> int:
@@ -70,13 +93,14 @@ def is_running(home: Home, sweep: str) -> bool:
 def cell_status(state: CellState) -> CellStatus:
     """The summary of one cell."""
     arm, best, trials, progress = state.cell.arm, state.best(), state.trials, state.progress
-    total = state.plan.trials_per_cell
+    total = state.plan.trials_of(state.cell)
     finished = [t for t in trials if t.result is not None]
     search_done = sum(t.result is not None for t in state.search.values())
     return CellStatus(
         key=state.cell.key,
         backbone=arm.backbone.name,
         attention=arm.attention.name,
+        attention_options=arm.attention.options,
         method=arm.method,
         architecture=arm.architecture,
         task=state.cell.task.name,
@@ -88,8 +112,31 @@ def cell_status(state: CellState) -> CellStatus:
         total=total,
         best_validation_score=best.result.score if best is not None and best.result is not None else None,
         best_learning_rate=best.spec.learning_rate if best is not None else None,
-        failures=tuple(f for t in trials if (f := _failure(t)) is not None),
+        failures=tuple(f for t in _behind(state) if (f := _failure(t)) is not None),
+        pretrain=None if state.pretrain is None else pretrain_status(state.pretrain),
     )
+
+
+def pretrain_status(state: PretrainState) -> PretrainStatus:
+    """The summary of one pretrain run."""
+    result, spec, epochs = state.result, state.spec, state.folder.epochs()
+    phases = [] if result is None else list(result.phases.values())
+    energies = [phase.energy_kwh for phase in phases]
+    return PretrainStatus(
+        checkpoint=spec.hash,
+        state=result.status.value if result is not None else "begun" if epochs or state.live else "waiting",
+        corpus=spec.task.name,
+        steps_done=epochs[-1].step if epochs else 0,
+        steps=spec.training.epochs * (spec.training.epoch_steps or 0),
+        loss=epochs[-1].validation_score if epochs else None,
+        energy_kwh=None if not energies or None in energies else math.fsum(e for e in energies if e is not None),
+    )
+
+
+def _behind(state: CellState) -> list[Trial]:
+    """Every run that a cell's scores depend on."""
+    pretrain = [] if state.pretrain is None else [Trial(state.pretrain.folder, state.pretrain.spec, state.pretrain.result)]
+    return [*pretrain, *state.trials]
 
 
 def _failure(trial: Trial) -> TrialFailure | None:
