@@ -11,8 +11,8 @@ from typing import Any
 
 from suite.config.hashing import derive_seed
 from suite.config.space import LearningRateRange
-from suite.config.sweep import BackboneChoice, ConfirmConfig, MethodChoice, SearchConfig, SweepConfig
-from suite.config.task import GeneratedData, LabelConfig, TaskConfig
+from suite.config.sweep import AttentionChoice, BackboneChoice, ConfirmConfig, MethodChoice, SearchConfig, SweepConfig
+from suite.config.task import ClassificationTask, GeneratedData, LabelConfig, LanguageModelTask, TaskConfig
 from suite.config.training import TrainingConfig
 from suite.meters.record import MemoryPeak, PhaseRecord
 from suite.tracking import open_store
@@ -26,15 +26,20 @@ BACKBONE = BackboneChoice(name="tiny-bert")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 RANGE = (1e-6, 3e-3)
 START_S = 1_700_000_000.0
+ATTENTION = {"pretrained": 16_384, "mha": 28_311_552, "sha": 8_847_360, "mhe-mul": 8_875_008}
 TRAINABLE = {"full": 4_000_000, "lora": 50_000, "read": 20_000}
 
 
+PERPLEXITY = "prose"
+"""The one task here of which less is better."""
+
+
 def make_task(name: str = "agreement") -> TaskConfig:
-    return TaskConfig(
-        name=name,
-        description="a toy",
-        source="ours",
-        data=GeneratedData(generator=name),
+    common: dict[str, Any] = {"name": name, "description": "a toy", "source": "ours", "data": GeneratedData(generator=name)}
+    if name == PERPLEXITY:
+        return LanguageModelTask(**common, kind="language-model", inputs=["text"])
+    return ClassificationTask(
+        **common,
         inputs=["sentence"],
         label=LabelConfig(words=["no", "yes"]),
         text_to_text="toy: {sentence}",
@@ -50,12 +55,18 @@ def make_spec(
     learning_rate: float | None = None,
     seed: int = 0,
     sweep: str = "demo",
+    attention: AttentionChoice | None = None,
     **changes: Any,
 ) -> TrialSpec:
     """A search trial with seed 0, a confirm trial with any other."""
     return TrialSpec(
         sweep=sweep,
-        arm=Arm(backbone=BACKBONE, method=method, architecture={"rank": 8} if method == "lora" else {}),
+        arm=Arm(
+            backbone=BACKBONE,
+            attention=attention or AttentionChoice(),
+            method=method,
+            architecture={"rank": 8} if method == "lora" else {},
+        ),
         task=make_task(task),
         training=TrainingConfig(epochs=2, batch_size=8),
         world_size=2,
@@ -86,7 +97,14 @@ def make_result(spec: TrialSpec, *, score: float | None = None, status: Status =
         "epochs": _epochs(spec, value) if value is not None else [],
         "phases": _phases(spec),
         "timing": StepTiming(p50_s=0.1, p95_s=0.15, samples_per_s=80.0 + spec.seed, tokens_per_s=2000.0),
-        "parameters": ParameterCount(total=4_000_000 + trainable, trainable=trainable, trainable_head=130, stored_bytes=4 * trainable),
+        "parameters": ParameterCount(
+            total=4_000_000 + trainable,
+            trainable=trainable,
+            trainable_head=130,
+            stored_bytes=4 * trainable,
+            attention_parameters=ATTENTION.get(spec.arm.attention.name, 15_335_424),
+            kv_bytes_per_token=256,
+        ),
         "splits": {"train": 100, "validation": 20, **({"test": 20} if confirm else {})},
         "failure": None if scored else FailureRecord(type=status.value, message="loss is nan", log_path="rank0.log"),
         "started_at": START_S + spec.number * 100 + spec.seed * 1000,

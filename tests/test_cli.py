@@ -196,7 +196,7 @@ def test_list_says_what_there_is(suite: Suite, kind: str, known: str) -> None:
     code, out, _ = suite("list", kind, "--format", "json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert code == 0
-    assert set(rows[known]) == {"name", "description", "source", "families"}
+    assert set(rows[known]) - {"start"} == {"name", "description", "source", "families"}
     assert all(row["description"] and row["source"] for row in rows.values())
     assert known in suite("list", kind)[1]
 
@@ -296,6 +296,19 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(suite: Su
     }
     assert told["cost"]["mean_trial_s"] is None, "no trial ran here, so no time is guessed"
     assert not (tmp_path / "h").exists()
+
+
+def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    sweep = tmp_path / "far.yaml"
+    sweep.write_text("name: far\nbackbones: [t5-base]\nmethods: [read]\ntasks: [sst2]\n")
+    code, out, _ = suite("run", sweep, "--dry-run", "--home", tmp_path / "h")
+    assert code == 0 and "t5-base" in out
+    assert "not checked: the tokenizer of t5-base" in caplog.text
+    code, _, err = suite("run", sweep, "--home", tmp_path / "h")
+    assert code == 2 and "cannot be reached" in err and not (tmp_path / "h" / "trials").exists()
 
 
 def test_ctrl_c_says_how_to_go_on(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from suite.cli.leaderboard import show
+from suite.cli.options import Format
+from suite.config.sweep import AttentionChoice
 from suite.errors import TrackingError
 from suite.meters.record import PhaseRecord
 from suite.tracking import COLUMNS, leaderboard, open_store, sync, to_rows
@@ -20,9 +23,9 @@ from suite.tracking.summary import CellSummary, Definition, from_tags, read_defi
 from suite.tracking.table import mean_rows
 from suite.train.cells import Cell, read_cells
 from suite.train.folder import Home
-from suite.train.result import Status
+from suite.train.result import PretrainRecord, Status
 from suite.train.spec import TrialSpec
-from tests.records import RATES, make_home, make_result, make_spec, make_store, write_cell, write_definition, write_trial
+from tests.records import PERPLEXITY, RATES, make_home, make_result, make_spec, make_store, write_cell, write_definition, write_trial
 
 KEYS = [
     *["backbone", "attention", "method", "architecture", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate"],
@@ -72,6 +75,14 @@ def test_the_columns_are_the_documented_ones_in_order(finished: Home) -> None:
     assert list(leaderboard(finished.tracking_uri).columns[: len(KEYS)]) == KEYS
 
 
+def test_later_columns_come_after_those_that_were_there_before(finished: Home) -> None:
+    assert list(leaderboard(finished.tracking_uri).columns[len(KEYS) :]) == [
+        *["sweep", "arm", "edge", "search_s", "home"],
+        *["attention_options", "attention_parameters", "kv_bytes_per_token", "prr", "prr_missing", "peop", "peop_missing"],
+        *["higher_is_better", "pretrain_energy_kwh", "pretrain_s", "pretrain_steps"],
+    ]
+
+
 def test_a_row_is_made_of_its_trials(finished: Home) -> None:
     (row,) = [r for r in rows(finished, method="lora") if r["task"] == "entailment"]
     confirm = [make_result(make_spec("lora", "entailment", seed=s, learning_rate=RATES[2])) for s in (1, 2, 3)]
@@ -100,6 +111,17 @@ def test_a_row_is_made_of_its_trials(finished: Home) -> None:
         "sweep": "demo",
         "edge": False,
         "search_s": 100.0,
+        "attention_options": {},
+        "attention_parameters": 16_384,
+        "kv_bytes_per_token": 256,
+        "prr": 100.0,
+        "prr_missing": None,
+        "peop": None,
+        "peop_missing": "this sweep has no row with attention sha on the same backbone, method, architecture and task",
+        "higher_is_better": True,
+        "pretrain_energy_kwh": None,
+        "pretrain_s": None,
+        "pretrain_steps": None,
     }
     assert {key: row[key] for key in expected} == expected
 
@@ -305,6 +327,99 @@ def test_unknown_values_sort_last_and_ties_keep_their_order(home: Home) -> None:
     assert rows(home, sort="score")[-1]["method"] == "adapter"
 
 
+PERPLEXITIES = {"mha": 43.0, "sha": 62.0, "mhe-mul": 53.8, "gqa": 50.0}
+
+
+@pytest.fixture(scope="module")
+def perplexities(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
+    """A synced home, read only: four attention variants on a task of which less is better, gqa with two options."""
+    home = Home(tmp_path_factory.mktemp("perplexities"))
+    shutil.copy(empty_db, home.path)
+    options: dict[str, list[dict[str, Any]]] = {"gqa": [{"kv_heads": 2}, {"kv_heads": 4}]}
+    for name, score in PERPLEXITIES.items():
+        for chosen in options.get(name, [{}]):
+            attention = AttentionChoice(name=name, options=chosen)
+            search = make_spec("full", PERPLEXITY, attention=attention)
+            confirm = make_spec("full", PERPLEXITY, attention=attention, seed=1, learning_rate=search.learning_rate)
+            for spec in (search, confirm):
+                write_trial(home, spec, make_result(spec, score=score))
+    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
+    return home
+
+
+def test_retention_and_elasticity_are_read_from_mlflow_and_sort_best_first(perplexities: Home) -> None:
+    board = rows(perplexities, sort="peop")
+    assert [row["attention"] for row in board] == ["mhe-mul", "gqa", "gqa", "mha", "sha"]
+    assert (board[0]["prr"], board[0]["peop"]) == (pytest.approx(74.88, abs=0.005), pytest.approx(42.32, abs=0.005))
+    assert (board[-1]["peop"], board[-1]["peop_missing"]) == (None, "it is single-head attention itself")
+    assert [row["attention"] for row in rows(perplexities, sort="prr")] == ["mha", "gqa", "gqa", "mhe-mul", "sha"]
+
+
+def test_the_best_score_is_the_lowest_where_less_is_better(perplexities: Home) -> None:
+    board = rows(perplexities)
+    assert [row["score_mean"] for row in board] == [43.0, 50.0, 50.0, 53.8, 62.0]
+    assert {row["higher_is_better"] for row in board} == {False}
+
+
+def test_what_pretraining_cost_stands_beside_the_row_that_needed_it(home: Home) -> None:
+    stage = PretrainRecord(checkpoint="0123456789abcdef", steps=500, loss=3.2, train_s=60.0, energy_kwh=0.002, weights_sha256="00")
+    for name, pretrain in (("sha", stage), ("mha", stage.model_copy(update={"energy_kwh": None})), ("pretrained", None)):
+        changes: dict[str, Any] = {"attention": AttentionChoice(name=name)}
+        for spec in (make_spec("full", **changes), make_spec("full", **changes, seed=1, learning_rate=RATES[0])):
+            arm = spec.arm.model_copy(update={"pretrain": None if pretrain is None else f"run of {name}"})
+            spec = spec.model_copy(update={"arm": arm})
+            write_trial(home, spec, make_result(spec, pretrain=pretrain))
+    sync(home, tracking_uri=home.tracking_uri)
+    found = {row["attention"]: row for row in rows(home)}
+    costs = {name: (row["pretrain_steps"], row["pretrain_s"], row["pretrain_energy_kwh"]) for name, row in found.items()}
+    assert costs == {"sha": (500, 60.0, 0.002), "mha": (500, 60.0, None), "pretrained": (None, None, None)}
+    assert found["sha"]["prr"] is not None, "each variant has a pretrain run of its own, and they are compared all the same"
+
+
+def test_choosing_an_attention_variant_keeps_its_ratios(perplexities: Home) -> None:
+    (row,) = rows(perplexities, attention="mhe-mul")
+    assert (row["prr"], row["peop"]) == (pytest.approx(74.88, abs=0.005), pytest.approx(42.32, abs=0.005))
+
+
+def test_the_same_variant_with_other_options_is_another_row_that_shows_them(perplexities: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(row["attention_options"]["kv_heads"] for row in rows(perplexities, attention="gqa")) == [2, 4]
+    show(perplexities.tracking_uri, fmt=Format.MD)
+    shown = capsys.readouterr().out
+    for text in ("| gqa kv_heads=2 |", "| gqa kv_heads=4 |", "| mha |", "| 53.8 ↓ |", "| PRR |", "| 42.3 |"):
+        assert text in shown
+
+
+def test_the_columns_on_attention_are_shown_where_it_varies(finished: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    show(finished.tracking_uri, fmt=Format.MD)
+    shown = capsys.readouterr().out
+    assert "attention pretrained" in shown
+    assert "PRR" not in shown and "↓" not in shown and "pretrain steps" not in shown
+
+
+def test_a_home_of_before_there_were_attention_variants_can_be_read(home: Home) -> None:
+    """Rows that an earlier version wrote lack the new keys; after the next sync they have them."""
+    write_cell(home, trials=1, seeds=[1])
+    sync(home, tracking_uri=home.tracking_uri)
+    store = open_store(home.tracking_uri)
+    (run,) = store.runs([store.experiment("demo")], {"suite.kind": "cell"})
+    later = {
+        "attention_parameters",
+        "kv_bytes_per_token",
+        "higher_is_better",
+        "rivals",
+        "pretrain_energy_kwh",
+        "pretrain_s",
+        "pretrain_steps",
+    }
+    before = {key: value for key, value in json.loads(run.tags["suite.summary"]).items() if key not in later}
+    store.log(run.id, tags={"suite.summary": json.dumps(before), "suite.digest": "of another format"})
+    store.client.delete_tag(run.id, "attention_options")
+    (row,) = rows(home)
+    assert (row["attention_options"], row["attention_parameters"], row["prr"]) == ({}, None, 100.0)
+    sync(home, tracking_uri=home.tracking_uri)
+    assert rows(home)[0]["attention_parameters"] == 16_384
+
+
 def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:
     write_cell(home, trials=1, seeds=[1])
     write_cell(home, "read", "entailment", trials=1, seeds=[1], sweep="other")
@@ -321,6 +436,7 @@ def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:
         ({"sweep": "dmeo"}, "unknown sweep 'dmeo'; did you mean demo"),
         ({"method": "lore"}, "unknown method 'lore'; did you mean lora"),
         ({"task": "cola"}, "unknown task 'cola'"),
+        ({"attention": "pretraind"}, "unknown attention 'pretraind'; did you mean pretrained"),
         ({"sort": "energie"}, "unknown sort key 'energie'; did you mean energy"),
     ],
 )

@@ -349,3 +349,18 @@ def test_a_server_that_comes_late_and_is_killed_in_the_middle_delays_nothing_and
     report = sync(home, tracking_uri=f"sqlite:///{db}")
     assert (report.written, report.already) == (2, 2)
     assert_each_once(f"sqlite:///{db}", home)
+
+
+def test_mlflow_is_imported_before_a_second_thread_could_import_it_too(home: Home) -> None:
+    """Ray imports it in the driver's thread; two threads at once end in `_DeadlockError`."""
+    code = (
+        "import sys, threading; from pathlib import Path\n"
+        "from suite.tracking import TrackingListener; from suite.train.folder import Home\n"
+        "started = []\n"
+        "threading.Thread.start = lambda self: started.append(hasattr(sys.modules.get('mlflow'), 'version'))\n"
+        f"listener = TrackingListener(Home(Path({str(home.path)!r})), 'sqlite:////nowhere/mlflow.db')\n"
+        "assert 'mlflow' not in sys.modules\n"
+        "listener.on_start(None, {})\n"
+        "assert started == [True], started\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

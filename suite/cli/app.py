@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from suite.cli import leaderboard, listing, params, run, status, sync, trial
+from suite.cli import analyze, leaderboard, listing, params, run, status, sync, trial
 from suite.errors import SuiteError
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
@@ -24,6 +24,12 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
 }
 """Name -> (function, the example under its help)."""
 
+ANALYSES: dict[str, tuple[Callable[..., None], str]] = {
+    "attention": (analyze.attention, "suite analyze attention --backbone minilm --task acceptability"),
+    "weights": (analyze.weights, "suite analyze weights --trial runs/trials/0123456789abcdef"),
+}
+"""The commands under `suite analyze`."""
+
 app = typer.Typer(
     name="suite",
     help="Benchmark attention variants and parameter-efficient fine-tuning methods: same budget, same data, same loop.",
@@ -35,6 +41,10 @@ app = typer.Typer(
 )
 for _name, (_command, _example) in COMMANDS.items():
     app.command(_name, epilog=f"Example: {_example}")(_command)
+_analyses = typer.Typer(help="Look into attention: how alike layers are, how they vary, what learned weights became.", no_args_is_help=True)
+for _name, (_command, _example) in ANALYSES.items():
+    _analyses.command(_name, epilog=f"Example: {_example}")(_command)
+app.add_typer(_analyses, name="analyze")
 
 
 @app.callback(invoke_without_command=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from suite.backbones.loading import Head, ResolvedBackbone, resolve
 from suite.config.loader import apply_overrides, validate
-from suite.config.task import TaskConfig
+from suite.config.task import ClassificationTask, TaskConfig
 from suite.errors import UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import full_architecture
@@ -58,14 +58,14 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
 
 
 def head_for(resolved: ResolvedBackbone, task: TaskConfig | None, *, num_labels: int) -> Head:
-    """What a backbone answers with: text from an encoder-decoder, else a head for the task, or of `num_labels` classes."""
-    if resolved.family.kind == "encoder-decoder":
+    """What a backbone answers with: text (encoder-decoders, tasks of text), else a head for the task, or of `num_labels` classes."""
+    if resolved.family.kind == "encoder-decoder" or not isinstance(task, ClassificationTask | None):
         return Head("text")
     if task is not None and task.is_regression:
         return Head("regression")
     return Head("classification", task.num_labels if task is not None else num_labels)
 
 
-def resolve_backbone(arm: Arm) -> ResolvedBackbone:
-    """The arm's backbone, found and checked."""
-    return resolve(arm.backbone, where="--backbone")
+def resolve_backbone(arm: Arm, *, only_shape: bool = False) -> ResolvedBackbone:
+    """The arm's backbone, found and checked; `only_shape` where it is only counted."""
+    return resolve(arm.backbone, where="--backbone", only_shape=only_shape)

@@ -12,7 +12,8 @@ from suite.cli import render
 from suite.cli.options import Format
 from suite.cli.render import Column, column
 from suite.config.sweep import SweepConfig
-from suite.config.task import GeneratedData, TaskConfig
+from suite.config.task import GeneratedData, LanguageModelTask, PretrainTask, TaskConfig
+from suite.errors import ResourceError
 from suite.train.folder import Home
 
 if TYPE_CHECKING:
@@ -26,31 +27,30 @@ def show_plan(config: SweepConfig, *, where: str, home: Path, address: str | Non
     from suite.tune.plan import make_plan
 
     place = Home(home)
-    layout = local_layout(config) if address is None else None
+    layout, elsewhere = local_layout(config) if address is None else (None, f"as many at a time as fit on {address}")
     known = known_plan(place, config.name)
     plan = make_plan(config, where=where, world_size=known.world_size if known else layout.workers if layout else None)
-    cells, cost = cell_rows(plan), estimate(plan, place, layout)
+    cells, cost, pretrains = cell_rows(plan), estimate(plan, place, layout), pretrain_rows(plan, place)
     if fmt is Format.JSON:
-        print(json.dumps({"cells": cells, "cost": cost}, indent=2))
+        print(json.dumps({"cells": cells, "cost": cost, "pretrain": pretrains}, indent=2))
         return
-    columns = [column("backbone"), column("attention"), column("method"), Column("architecture", lambda row: _items(row["architecture"]))]
-    rates = Column("learning rate", lambda row: "{:g} to {:g}".format(*row["learning_rate"]), right=True)
+    columns = [column("backbone"), Column("attention", render.attention), column("method"), column("architecture", show=render.settings)]
+    rates = Column("learning rate", lambda row: " to ".join(f"{rate:g}" for rate in dict.fromkeys(row["learning_rate"])), right=True)
     render.render(cells, [*columns, column("task"), rates, column("steps_at_most", "steps a trial", render.count)], fmt)
     if fmt in (Format.TABLE, Format.MD):
-        print("\n" + "\n".join(_lines(cost, address)))
+        print("\n" + "\n".join([*map(_pretrain_line, pretrains), *_lines(cost, elsewhere)]))
 
 
-def local_layout(config: SweepConfig) -> Layout:
-    """What one trial would get on this machine.
-
-    Raises:
-        ResourceError: It never fits.
-    """
+def local_layout(config: SweepConfig) -> tuple[Layout | None, str]:
+    """What one trial would get on this machine; None, and why, where it never fits."""
     import torch
 
     from suite.tune.resources import lay_out, local_cpus
 
-    return lay_out(config.resources, [{"CPU": float(local_cpus()), "GPU": float(torch.cuda.device_count())}])
+    try:
+        return lay_out(config.resources, [{"CPU": float(local_cpus()), "GPU": float(torch.cuda.device_count())}]), ""
+    except ResourceError as error:
+        return None, f"not on this machine: {error}"
 
 
 def cell_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -59,11 +59,13 @@ def cell_rows(plan: Plan) -> list[dict[str, Any]]:
         {
             "backbone": cell.arm.backbone.name,
             "attention": cell.arm.attention.name,
+            "attention_options": cell.arm.attention.options,
             "method": cell.arm.method,
             "architecture": cell.arm.architecture,
             "task": cell.task.name,
+            "pretrain": cell.arm.pretrain,
             "learning_rate": [cell.learning_rate.low, cell.learning_rate.high],
-            "search_trials": plan.config.search.trials,
+            "search_trials": plan.search_trials(cell),
             "confirm_runs": len(plan.config.confirm.seeds),
             "steps_at_most": steps_at_most(plan.config, cell.task),
         }
@@ -71,8 +73,33 @@ def cell_rows(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
+def pretrain_rows(plan: Plan, home: Home) -> list[dict[str, Any]]:
+    """One row per run of the pretrain stage."""
+    from suite.tune.schedule import read_pretrains
+    from suite.tune.status import pretrain_status
+
+    rows = []
+    for state in read_pretrains(plan, home).values():
+        spec, now = state.spec, pretrain_status(state)
+        assert isinstance(spec.task, PretrainTask)
+        names = {"backbone": spec.arm.backbone.name, "attention": spec.arm.attention.name, "checkpoint": now.checkpoint}
+        stage = {"corpus": now.corpus, "objective": spec.task.objective, "start": spec.task.start, "steps": now.steps, "seed": spec.seed}
+        rows.append({**names, **stage, "state": now.state, "steps_done": now.steps_done})
+    return rows
+
+
+def _pretrain_line(row: dict[str, Any]) -> str:
+    start = "random weights" if row["start"] == "random" else "the converted checkpoint"
+    what = f"{row['attention']} on {row['backbone']}: {row['objective']} on {row['corpus']}, {row['steps']:,} steps from {start}"
+    return f"pretrain   {what}; {row['state']} ({row['checkpoint']})"
+
+
 def steps_at_most(config: SweepConfig, task: TaskConfig) -> int | None:
     """Optimizer steps of a trial that never stops early; None where the training rows are unknown without reading data."""
+    if config.training.epoch_steps is not None:
+        return config.training.epochs * config.training.epoch_steps
+    if isinstance(task, LanguageModelTask):
+        return None  # examples are blocks of tokens
     rows = [config.limit.train] if config.limit.train is not None else []
     if isinstance(task.data, GeneratedData):
         rows.append(generated_rows(task.data))
@@ -94,18 +121,19 @@ def estimate(plan: Plan, home: Home, layout: Layout | None) -> dict[str, Any]:
     states = read_states(plan, home)
     cells = [cell_status(state) for state in states.values()]
     left = sum(cell.left + cell.running for cell in cells)
-    steps = [steps_at_most(plan.config, cell.task) for cell in plan.cells]
+    steps = [(steps_at_most(plan.config, cell.task), plan.trials_of(cell)) for cell in plan.cells]
+    known = [per_trial * trials for per_trial, trials in steps if per_trial is not None]
     trial_s = _mean(t.result.finished_at - t.result.started_at for s in states.values() for t in s.trials if t.result is not None)
     slots = layout.slots if layout is not None else plan.config.resources.concurrent_trials
     return {
         "cells": len(plan.cells),
-        "search_trials": len(plan.cells) * plan.config.search.trials,
+        "search_trials": sum(plan.search_trials(cell) for cell in plan.cells),
         "confirm_runs": len(plan.cells) * len(plan.config.confirm.seeds),
         "trials_done": sum(cell.done for cell in cells),
         "trials_left": left,
         "workers_per_trial": plan.world_size,
         "trials_at_a_time": slots,
-        "optimizer_steps_at_most": None if None in steps else plan.trials_per_cell * sum(s for s in steps if s is not None),
+        "optimizer_steps_at_most": sum(known) if len(known) == len(steps) else None,
         "mean_trial_s": trial_s,
         "left_s": trial_s * left / slots if trial_s is not None and slots else None,
     }
@@ -116,19 +144,16 @@ def _mean(values: Iterable[float]) -> float | None:
     return fmean(known) if known else None
 
 
-def _items(architecture: dict[str, Any]) -> str:
-    return " ".join(f"{key}={render.text(value)}" for key, value in architecture.items()) or render.MISSING
-
-
-def _lines(cost: dict[str, Any], address: str | None) -> list[str]:
+def _lines(cost: dict[str, Any], elsewhere: str) -> list[str]:
     trials = f"{cost['search_trials']} search + {cost['confirm_runs']} confirm runs"
-    slots = f"{cost['trials_at_a_time']} at a time" if cost["trials_at_a_time"] else f"as many at a time as fit on {address}"
-    steps = render.count(cost["optimizer_steps_at_most"]) if cost["optimizer_steps_at_most"] else "unknown before the data are read"
+    slots = elsewhere or f"{cost['trials_at_a_time']} at a time"
+    at_most = cost["optimizer_steps_at_most"]
+    steps = f"{render.count(at_most)} optimizer steps at most" if at_most else "unknown before the data are read"
     return [
         f"cells      {cost['cells']}",
         f"trials     {trials}; {cost['trials_done']} done, {cost['trials_left']} left",
         f"resources  {cost['workers_per_trial']} workers a trial, {slots}",
-        f"steps      {steps} optimizer steps at most",
+        f"steps      {steps}",
         f"time       {_time(cost)}",
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -23,6 +24,8 @@ class Sort(StrEnum):
     ENERGY = "energy"
     MEMORY = "memory"
     TRAINABLE = "trainable"
+    PRR = "prr"
+    PEOP = "peop"
 
 
 def leaderboard(
@@ -31,6 +34,7 @@ def leaderboard(
     sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
     task: Annotated[str | None, typer.Option(metavar="T", help="Only this task.")] = None,
     method: Annotated[str | None, typer.Option(metavar="M", help="Only this method.")] = None,
+    attention: Annotated[str | None, typer.Option(metavar="V", help="Only this attention variant.")] = None,
     sort: Annotated[Sort, typer.Option(help="What comes first.")] = Sort.SCORE,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
@@ -40,30 +44,30 @@ def leaderboard(
 
     elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     uri = resolve_uri(Home(home if elsewhere else existing_home(home)), tracking_uri)
-    show(uri, sweep=sweep, task=task, method=method, sort=sort, fmt=fmt)
+    show(uri, sort=sort, fmt=fmt, sweep=sweep, task=task, method=method, attention=attention)
 
 
-def show(uri: str, *, sweep: str | None, task: str | None = None, method: str | None = None, sort: Sort = Sort.SCORE, fmt: Format) -> None:
-    """Print the leaderboard that the MLflow store at `uri` gives."""
+def show(uri: str, *, sort: Sort = Sort.SCORE, fmt: Format, **only: str | None) -> None:
+    """Print the leaderboard that the MLflow store at `uri` gives; `only` as the filters of `suite.tracking.leaderboard`."""
     from suite.tracking.table import leaderboard as query
     from suite.tracking.table import to_rows
 
-    frame = query(tracking_uri=uri, sweep=sweep, task=task, method=method, sort=sort.value)
+    frame = query(uri, sort=sort.value, **only)
     rows = to_rows(frame)
     render.render(rows, columns(rows), fmt, keys=list(frame.columns), title=", ".join(f"{k} {v}" for k, v in constant(rows).items()))
 
 
 def constant(rows: Sequence[Row]) -> dict[str, str]:
     """What is the same in every row, and so stands above the table instead of in it."""
-    found = {key: {row[key] for row in rows} for key in AXES}
-    return {key: str(values.pop()) for key, values in found.items() if len(values) == 1}
+    found = {key: {_axis(row, key) for row in rows} for key in AXES}
+    return {key: values.pop() for key, values in found.items() if len(values) == 1}
 
 
 def columns(rows: Sequence[Row]) -> list[Column]:
     """What a person sees, in the order of reading; the highest rank goes first on a narrow terminal."""
-    axes = [column(key) for key in AXES if key not in constant(rows)]
+    axes = [Column(key, partial(_axis, key=key)) for key in AXES if key not in constant(rows)]
     several = len({(row["method"], str(row["architecture"])) for row in rows}) > len({row["method"] for row in rows})
-    axes += [column("method"), *([column("architecture", show=_architecture)] if several else []), column("task")]
+    axes += [column("method"), *([column("architecture", show=render.settings)] if several else []), column("task")]
     return [
         *axes,
         Column("test score", _score, right=True),
@@ -72,6 +76,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column("learning rate", _learning_rate, right=True, rank=2),
         column("trainable_parameters", "trained", render.count, rank=1),
         column("total_parameters", "parameters", render.count, rank=6),
+        *(_attention_columns() if any(row["attention"] != "pretrained" for row in rows) else []),
         column("energy_kwh", "energy", render.energy, rank=1),
         column("energy_source", "measured by", rank=7),
         column("peak_memory_bytes", "memory", render.size, rank=1),
@@ -79,18 +84,39 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         column("samples_per_s", "samples/s", render.brief, rank=4),
         column("search_trials", "trials", render.count, rank=5),
         column("search_energy_kwh", "search energy", render.energy, rank=7),
+        *(_pretrain_columns() if any(row["pretrain_steps"] is not None for row in rows) else []),
         column("status"),
     ]
 
 
+def _attention_columns() -> list[Column]:
+    return [
+        column("prr", "PRR", render.score, rank=1),
+        column("peop", "PEoP", render.brief, rank=1),
+        column("attention_parameters", "in attention", render.count, rank=3),
+        column("kv_bytes_per_token", "KV/token", render.size, rank=3),
+    ]
+
+
+def _pretrain_columns() -> list[Column]:
+    return [
+        column("pretrain_steps", "pretrain steps", render.count, rank=6),
+        column("pretrain_energy_kwh", "pretrain energy", render.energy, rank=6),
+        column("pretrain_s", "pretrain time", render.duration, rank=7),
+    ]
+
+
+def _axis(row: Row, key: str) -> str:
+    """What a row stands for on an axis."""
+    return render.attention(row) if key == "attention" else str(row[key])
+
+
 def _score(row: Row) -> str:
+    """`83.1 ± 0.4`; an arrow marks scores of which less is better."""
     mean, std = row["score_mean"], row["score_std"]
-    return render.score(mean) + (f" ± {render.score(std)}" if std is not None else "")
+    shown = render.score(mean) + (f" ± {render.score(std)}" if std is not None else "")
+    return f"{shown} ↓" if mean is not None and row["higher_is_better"] is False else shown
 
 
 def _learning_rate(row: Row) -> str:
     return render.brief(row["learning_rate"]) + (" (edge)" if row.get("edge") else "")
-
-
-def _architecture(value: object) -> str:
-    return " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else render.text(value)

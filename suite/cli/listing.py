@@ -10,7 +10,7 @@ import typer
 from suite.cli.options import Format, FormatOption
 from suite.cli.render import Row, column, render
 
-KEYS = ("name", "description", "source", "families")
+KEYS = ("name", "description", "source", "families", "start")
 
 
 class Kind(StrEnum):
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 
 def listing(kind: Annotated[Kind, typer.Argument(help="What to list.")], fmt: FormatOption = Format.TABLE) -> None:
-    """What there is to choose from: name, description, source paper, backbone families."""
+    """What there is to choose from: name, description, source paper, backbone families; how an attention variant starts."""
     readers = {
         Kind.METHODS: _methods,
         Kind.TASKS: _tasks,
@@ -35,7 +35,8 @@ def listing(kind: Annotated[Kind, typer.Argument(help="What to list.")], fmt: Fo
         Kind.SWEEPS: _sweeps,
     }
     rows = readers[kind]()
-    render(rows, [column(key) for key in KEYS if any(row[key] for row in rows)], fmt, keys=KEYS)
+    keys = [key for key in KEYS if any(key in row for row in rows)]
+    render(rows, [column(key) for key in keys if any(row[key] for row in rows)], fmt, keys=keys)
 
 
 def _row(name: str, description: str, source: str = "", families: Any = ()) -> Row:
@@ -53,13 +54,16 @@ def _attention() -> list[Row]:
     from suite.attention import variants
 
     classes = {name: variants.get(name) for name in variants.names()}
-    return [_row(name, cls.description, cls.source, cls.families) for name, cls in classes.items()]
+    return [{**_row(name, cls.description, cls.source, cls.families), "start": cls.start} for name, cls in classes.items()]
 
 
 def _backbones() -> list[Row]:
     from suite.backbones.presets import describe
 
-    return [_row(b.name, f"{b.description}; {b.parameters / 1e6:,.0f}M parameters", b.path, [b.family]) for b in describe()]
+    return [
+        _row(b.name, f"{b.description}; {b.parameters / 1e6:,.0f}M parameters", b.path or "no published weights", [b.family])
+        for b in describe()
+    ]
 
 
 def _tasks() -> list[Row]:

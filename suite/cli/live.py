@@ -19,7 +19,7 @@ from suite.tune.status import CellStatus, cell_status
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-ARM_COLUMNS = [Column("method", str), Column("task", str)]
+ARM_COLUMNS = [Column("arm", str), Column("task", str)]
 NUMBER_COLUMNS = [Column(head, str, right=True) for head in ("done", "best so far", "learning rate")]
 COLUMNS = [*ARM_COLUMNS, *NUMBER_COLUMNS, Column("now", str)]
 MARGIN_LINES = 6
@@ -54,19 +54,20 @@ class Board(Listener):
             self._say(f"taking up sweep {self._name}: {self.done} of {self.total} trials are done")
 
     def on_trial_start(self, spec: TrialSpec) -> None:
-        self._now[spec.cell] = f"{_trial_name(spec)} starts"
+        self._now[_key(spec)] = f"{_trial_name(spec)} starts"
         self._take()
 
     def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
-        self._now[spec.cell] = f"{_trial_name(spec)} epoch {record.epoch}: {render.score(record.validation_score)}"
+        progress = f"step {record.step:,}" if spec.phase is Phase.PRETRAIN else f"epoch {record.epoch}"
+        self._now[_key(spec)] = f"{_trial_name(spec)} {progress}: {_score(spec, record.validation_score)}"
 
     def on_trial_retry(self, spec: TrialSpec, failure: FailureRecord) -> None:
-        self._now[spec.cell] = f"{_trial_name(spec)} again"
+        self._now[_key(spec)] = f"{_trial_name(spec)} again"
         self._say(f"{_where(spec)}: {failure.type}: {failure.message}; going on from its last epoch (log: {failure.log_path})")
 
     def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
-        self._now.pop(spec.cell, None)
-        self._finished_here += 1
+        self._now.pop(_key(spec), None)
+        self._finished_here += spec.phase is not Phase.PRETRAIN
         self._add_energy(result)
         self._take()
         if not self.console.is_terminal or result is None or not result.status.has_score:
@@ -109,9 +110,10 @@ class Board(Listener):
         return [cell for cell in self._cells if cell in chosen]
 
     def _line(self, cell: CellStatus) -> list[str]:
-        now = self._now.get(cell.key) or (cell.progress.value if cell.left == 0 and cell.running == 0 else "")
+        pretrain = "" if cell.pretrain is None else self._now.get(cell.pretrain.checkpoint, "")
+        now = self._now.get(cell.key) or pretrain or (cell.progress.value if cell.left == 0 and cell.running == 0 else "")
         numbers = [f"{cell.done}/{cell.total}", render.score(cell.best_validation_score), render.brief(cell.best_learning_rate)]
-        return [cell.method, cell.task, *numbers, now]
+        return [_arm(cell.attention, cell.attention_options, cell.method), cell.task, *numbers, now]
 
     def _left(self) -> str:
         eta = self.eta_s()
@@ -129,12 +131,32 @@ class Board(Listener):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def _key(spec: TrialSpec) -> str:
+    """Under which a run's news are kept: its cell's, or its own where many cells wait for it."""
+    return spec.hash if spec.phase is Phase.PRETRAIN else spec.cell
+
+
+def _score(spec: TrialSpec, value: float | None) -> str:
+    return f"loss {render.brief(value)}" if spec.phase is Phase.PRETRAIN else render.score(value)
+
+
 def _trial_name(spec: TrialSpec) -> str:
+    if spec.phase is Phase.PRETRAIN:
+        return "pretrain"
     return f"search {spec.number}" if spec.phase is Phase.SEARCH else f"seed {spec.seed}"
 
 
+def _arm(attention: str, options: dict[str, Any], method: str) -> str:
+    """`lora`, or with another attention than the checkpoint's `gqa kv_heads=2, lora`."""
+    shown = render.attention({"attention": attention, "attention_options": options})
+    return method if attention == "pretrained" else f"{shown}, {method}"
+
+
 def _where(spec: TrialSpec) -> str:
-    return f"{spec.arm.method} on {spec.task.name}, {_trial_name(spec)} at {spec.learning_rate:g}"
+    if spec.phase is Phase.PRETRAIN:
+        return f"pretrain of attention {spec.arm.attention.name} on {spec.arm.backbone.name}, corpus {spec.task.name}"
+    attention = spec.arm.attention
+    return f"{_arm(attention.name, attention.options, spec.arm.method)} on {spec.task.name}, {_trial_name(spec)} at {spec.learning_rate:g}"
 
 
 def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
@@ -144,6 +166,8 @@ def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
     if not result.status.has_score:
         cause = f": {result.failure.type}: {result.failure.message} (log: {result.failure.log_path})" if result.failure is not None else ""
         return f"{result.status.value} after {took}{cause}"
+    if spec.phase is Phase.PRETRAIN:
+        return f"{_score(spec, result.score)}, {took}"
     kind = "test" if spec.phase is Phase.CONFIRM else "validation"
     return f"{kind} score {render.score(result.score)}, {took}"
 

@@ -1,8 +1,9 @@
-"""`suite params`: how much a method trains, counted on the meta device."""
+"""`suite params`: how much a method trains and how large the attention is, counted on the meta device."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -11,31 +12,60 @@ from suite.cli import render
 from suite.cli.options import AttentionOption, BackboneOption, Format, FormatOption, MethodOption, SetOption
 from suite.cli.render import column
 
-KEYS = ("backbone", "attention", "method", "architecture", "total", "trainable", "method_trainable", "head_trainable", "trainable_percent")
+KEYS = (
+    "backbone",
+    "attention",
+    "method",
+    "architecture",
+    "total",
+    "trainable",
+    "method_trainable",
+    "head_trainable",
+    "trainable_percent",
+    "attention.with_output_projection",
+    "attention.without_output_projection",
+    "attention.extra_over_base",
+    "kv_bytes_per_token",
+    "cross_kv_bytes_per_token",
+    "kv_fraction",
+)
+"""What is counted, in the order of the columns; numbers of the cache are null where there is none."""
+
+
+class Precision(StrEnum):
+    """Type of the numbers in the cache."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
 
 
 def params(
     backbone: BackboneOption,
-    method: MethodOption,
+    method: MethodOption = "full",
     attention: AttentionOption = "pretrained",
     task: Annotated[str | None, typer.Option(metavar="T", help="Count the head of this task.")] = None,
     num_labels: Annotated[int, typer.Option(min=1, help="Classes of the head, where there is no --task.")] = 2,
+    dtype: Annotated[Precision, typer.Option(help="Type of the cached keys and values.")] = Precision.FP16,
     overrides: SetOption = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Count total and trainable parameters; reads no weights and needs no network for known backbones.
+    """Count total, trainable and attention parameters, and the cache; reads no weights and needs no network for known backbones.
 
     `trainable` is everything that trains; `method_trainable`, what papers report, leaves out the task's own head (`head_trainable`).
+    `attention.*` counts weights without biases; the KV cache is per token of the decoder (cross-attention: of the source).
     --set takes the method's settings by their bare names (rank=8), backbone.config.*, attention.options.*.
     """
+    from suite.attention.counts import count_attention
     from suite.cli.arms import GROUPS, head_for, make_arm, read_overrides, resolve_backbone
     from suite.config.task import load_task
     from suite.petl.arm import count_arm
 
     arm = make_arm(backbone, method, attention, read_overrides({}, overrides or (), method=method, groups=GROUPS))
-    resolved = resolve_backbone(arm)
+    resolved = resolve_backbone(arm, only_shape=True)
     head = head_for(resolved, load_task(task, where="--task") if task else None, num_labels=num_labels)
-    counted = count_arm(resolved, head, attention=arm.attention, method=method, architecture=arm.architecture)
+    counted = count_arm(resolved, head, attention=arm.attention, method=method, architecture=arm.architecture, pretrained=True)
+    inside = count_attention(resolved, head, arm.attention, dtype=dtype.value)
     row = {
         "backbone": backbone,
         "attention": attention,
@@ -46,9 +76,17 @@ def params(
         "method_trainable": counted.method,
         "head_trainable": counted.head,
         "trainable_percent": 100 * counted.trainable / counted.total,
+        "attention.with_output_projection": inside.with_output_projection,
+        "attention.without_output_projection": inside.without_output_projection,
+        "attention.extra_over_base": inside.extra_over_base,
+        "kv_bytes_per_token": inside.kv_bytes_per_token,
+        "cross_kv_bytes_per_token": inside.cross_kv_bytes_per_token,
+        "kv_fraction": inside.kv_fraction,
     }
     if fmt is Format.JSON:
         print(json.dumps(row, indent=2))
         return
     shown = [column(key) for key in KEYS[:3]] + [column(key, key.replace("_", " "), render.count) for key in KEYS[4:8]]
-    render.render([row], [*shown, column("trainable_percent", "trainable %", render.brief)], fmt, keys=KEYS)
+    shown += [column("trainable_percent", "trainable %", render.brief)]
+    shown += [column("attention.with_output_projection", "attention", render.count), column("kv_bytes_per_token", "KV/token", render.size)]
+    render.render([row], shown, fmt, keys=KEYS)

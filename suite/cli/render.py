@@ -24,6 +24,18 @@ def text(value: Any) -> str:
     return MISSING if value is None or value == "" else str(value)
 
 
+def settings(value: object) -> str:
+    """`rank=8 dropout=0.1`; settings inside settings in parentheses; a dash for none."""
+    if not isinstance(value, dict) or not value:
+        return text(value or None)
+    return " ".join(f"{k}=({settings(v)})" if isinstance(v, dict) else f"{k}={v}" for k, v in value.items())
+
+
+def attention(row: Mapping[str, Any]) -> str:
+    """A variant with its options, as `gqa kv_heads=2`, from a row with `attention` and `attention_options`."""
+    return " ".join([row["attention"], *([settings(row["attention_options"])] if row["attention_options"] else [])])
+
+
 def count(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}"
 

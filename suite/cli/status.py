@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
     from suite.tune.status import CellStatus, TrialFailure
 
 KEYS = (
-    *("sweep", "backbone", "attention", "method", "architecture", "task", "progress", "search_done", "confirm_done", "running"),
-    *("left", "total", "best_validation_score", "best_learning_rate", "failures"),
+    *(
+        "sweep",
+        "backbone",
+        "attention",
+        "attention_options",
+        "method",
+        "architecture",
+        "task",
+        "progress",
+        "search_done",
+        "confirm_done",
+        "running",
+    ),
+    *("left", "total", "best_validation_score", "best_learning_rate", "failures", "pretrain"),
 )
 
 
@@ -51,6 +64,7 @@ def _show(home: Home, name: str, fmt: Format) -> None:
     done, total = sum(r["search_done"] + r["confirm_done"] for r in rows), sum(r["total"] for r in rows)
     state = "running" if is_running(home, name) else "done" if all(r["progress"] in ("done", "failed") for r in rows) else "not running"
     render.render(rows, _columns(rows), fmt, title=f"sweep {name}: {state}, {done} of {total} trials done")
+    _show_pretrains(rows)
     failures = [(row, failure) for row in rows for failure in row["failures"]]
     if failures:
         print("\nwithout a score:")
@@ -60,6 +74,17 @@ def _show(home: Home, name: str, fmt: Format) -> None:
             print(f"    log: {failure['log_path']}")
 
 
+def _show_pretrains(rows: list[dict[str, Any]]) -> None:
+    """One line per pretrain run."""
+    runs = {row["pretrain"]["checkpoint"]: (row, row["pretrain"]) for row in rows if row["pretrain"] is not None}
+    if runs:
+        print("\npretrain runs:")
+    for row, run in runs.values():
+        loss = f", loss {render.brief(run['loss'])}" if run["loss"] is not None else ""
+        steps = f"{run['steps_done']:,} of {run['steps']:,} steps on {run['corpus']}"
+        print(f"  {row['attention']} on {row['backbone']}, {run['checkpoint']}: {run['state']}, {steps}{loss}")
+
+
 def _rows(home: Home, name: str) -> list[dict[str, Any]]:
     from suite.tune.status import status
 
@@ -67,8 +92,9 @@ def _rows(home: Home, name: str) -> list[dict[str, Any]]:
 
 
 def _row(cell: CellStatus) -> dict[str, Any]:
-    plain = {key: getattr(cell, key) for key in KEYS if key not in ("sweep", "progress", "failures")}
-    return {**plain, "progress": cell.progress.value, "failures": [_failure(f) for f in cell.failures]}
+    plain = {key: getattr(cell, key) for key in KEYS if key not in ("sweep", "progress", "failures", "pretrain")}
+    pretrain = None if cell.pretrain is None else asdict(cell.pretrain)
+    return {**plain, "progress": cell.progress.value, "failures": [_failure(f) for f in cell.failures], "pretrain": pretrain}
 
 
 def _failure(failure: TrialFailure) -> dict[str, str]:
@@ -76,9 +102,10 @@ def _failure(failure: TrialFailure) -> dict[str, str]:
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[Column]:
-    varying = [key for key in ("backbone", "attention") if len({row[key] for row in rows}) > 1]
+    axes = [column("backbone"), Column("attention", render.attention)]
+    varying = [axis for axis in axes if len({axis.show(row) for row in rows}) > 1]
     return [
-        *(column(key) for key in varying),
+        *varying,
         column("method"),
         column("task"),
         column("progress"),

@@ -86,9 +86,10 @@ def build_spec(
     spec = validate(TrialSpec, {**data, **identity, "phase": _phase(data.get("phase"), test)}, where="--set")
     micro_batching(spec.training, ranks)
     resolved = resolve_backbone(arm)
-    kind, tokenizer = resolved.family.kind, load_tokenizer(resolved)
+    kind, tokenizer = resolved.family.kind, load_tokenizer(resolved, draft=True)
     objective = make_objective(spec.task, kind=kind, tokenizer=tokenizer, training=spec.training, decoder_objective=spec.decoder_objective)
-    check_arm(resolved, objective.head, attention=arm.attention, method=method, architecture=arm.architecture)
+    choices: dict[str, Any] = {"attention": arm.attention, "method": method, "architecture": arm.architecture}
+    check_arm(resolved, objective.head, **choices, max_length=objective.positions)
     return spec
 
 
@@ -97,6 +98,7 @@ def _phase(given: Any, test: bool) -> Phase:
 
     if given is None:
         return Phase.CONFIRM if test else Phase.SEARCH
-    if given not in list(Phase):
-        raise UnknownNameError("phase", str(given), list(Phase), where="--set")
+    known = [Phase.SEARCH, Phase.CONFIRM]
+    if given not in known:
+        raise UnknownNameError("phase", str(given), known, where="--set")
     return Phase(given)

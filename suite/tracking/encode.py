@@ -15,7 +15,7 @@ from suite.train.spec import Phase, TrialSpec
 
 NUMBERS = {
     *("score", "scores", "validation_score", "test_score", "best_epoch"),
-    *("phases", "timing", "parameters", "checkpoint_bytes", "splits"),
+    *("phases", "timing", "parameters", "checkpoint_bytes", "splits", "pretrain"),
 }
 """Fields of a result whose numbers become metrics, under their dotted path: `phases.train.energy_kwh`."""
 
@@ -57,6 +57,7 @@ def identity_tags(spec: TrialSpec) -> dict[str, str]:
         "sweep": spec.sweep,
         "backbone": spec.arm.backbone.name,
         "attention": spec.arm.attention.name,
+        "attention_options": canonical_json(spec.arm.attention.options),
         "method": spec.arm.method,
         "architecture": canonical_json(spec.arm.architecture),
         "task": spec.task.name,
@@ -76,6 +77,8 @@ def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, 
         "status": result.status.value,
     }
     tags |= {f"missing.{key}": reason for key, reason in result.missing.items()}
+    if result.pretrain is not None:
+        tags["pretrain.checkpoint"] = result.pretrain.checkpoint
     if result.failure is not None:
         tags |= {"failure.type": result.failure.type, "failure.message": result.failure.message, "failure.log": result.failure.log_path}
     return tags

@@ -200,6 +200,11 @@ def _migrate(path: Path) -> None:
         engine.dispose()
 
 
+def load_mlflow() -> None:
+    """Import MLflow in the calling thread: two threads that import it at once, one of them inside Ray, lock each other out."""
+    import mlflow  # noqa: F401
+
+
 def _client(uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 

@@ -8,6 +8,9 @@ What each number means, where there is a choice:
   evaluation or checkpoints); null if one of the runs could not measure it.
 - `peak_memory_bytes`: allocated memory of the train phase, the largest rank of the largest run.
 - `search_energy_kwh`, `search_s`: what the search cost, summed over its ended trials and all their phases.
+- `attention_parameters`, `kv_bytes_per_token`: of the backbone with its attention variant, before the method; at fp16.
+- `pretrain_energy_kwh`, `pretrain_s`, `pretrain_steps`: the train phase of the pretrain run, which cells may share.
+- `prr`, `peop`: not of the trials: they compare rows, so they are filled in when the leaderboard is read.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ from suite.train.spec import Arm, Phase, TrialSpec
 EDGE_FRAC = 0.05
 """Share of the range, in log learning rate, that counts as its edge."""
 NAMES = ("sweep", "backbone", "attention", "method", "task")
+OWN_TAGS = ("arm", "architecture", "attention_options")
+COMPARED = ("prr", "prr_missing", "peop", "peop_missing")
 
 
 class PlannedCell(BaseModel):
@@ -70,13 +75,18 @@ class Definition:
     def includes(self, spec: TrialSpec) -> bool:
         """Whether a trial belongs to the sweep as it now stands: a lowered budget or an edited task leaves others behind."""
         config, planned = self.config, self.cells.get(spec.cell)
-        if spec.phase is Phase.SEARCH and spec.number >= config.search.trials:
+        if spec.phase is Phase.SEARCH and spec.number >= self.search_trials(spec.cell):
             return False
         if spec.phase is Phase.CONFIRM and spec.seed not in config.confirm.seeds:
             return False
         if (spec.training, spec.limit, spec.decoder_objective) != (config.training, config.limit, config.decoder_objective):
             return False
         return (planned is None or spec.task == planned.task) and self.world_size in (None, spec.world_size)
+
+    def search_trials(self, cell: str) -> int:
+        """Search trials that a cell is to have."""
+        planned, budget = self.cells.get(cell), self.config.search.trials
+        return budget if planned is None else planned.learning_rate.trials(budget)
 
     def asks(self, cell: str) -> str:
         """Changes when this cell's row may change although its trials did not."""
@@ -87,7 +97,14 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class CellSummary:
-    """A row of the leaderboard; None is "not measured" or "not yet". `seed_scores` holds the test score by seed."""
+    """A row of the leaderboard; None is "not measured" or "not yet".
+
+    Attributes:
+        seed_scores: Test score by seed.
+        higher_is_better: Of the task's score; None on a mean row over tasks of both directions.
+        rivals: The same for all cells that differ in their attention only, and in the pretrain run that it needs.
+        prr: Set when the leaderboard is read, as are the three after it; never stored.
+    """
 
     sweep: str
     backbone: str
@@ -114,6 +131,18 @@ class CellSummary:
     search_s: float | None = None
     edge: bool | None = None
     seed_scores: dict[str, float] = field(default_factory=dict)
+    attention_options: dict[str, Any] = field(default_factory=dict)
+    attention_parameters: int | None = None
+    kv_bytes_per_token: int | None = None
+    pretrain_energy_kwh: float | None = None
+    pretrain_s: float | None = None
+    pretrain_steps: int | None = None
+    higher_is_better: bool | None = True
+    rivals: str = ""
+    prr: float | None = None
+    prr_missing: str | None = None
+    peop: float | None = None
+    peop_missing: str | None = None
 
     def metrics(self) -> dict[str, float]:
         """The numbers, for MLflow's own pages; the leaderboard reads the tags, where a number can become null again."""
@@ -121,7 +150,7 @@ class CellSummary:
 
     def tags(self) -> dict[str, str]:
         """All but the cell's names as one JSON text that is replaced as a whole."""
-        rest = {key: value for key, value in asdict(self).items() if key not in (*NAMES, "architecture", "arm")}
+        rest = {key: value for key, value in asdict(self).items() if key not in (*NAMES, *OWN_TAGS, *COMPARED)}
         if len(canonical_json(rest)) > MAX_TAG_CHARS:
             rest["seed_scores"] = {}  # some 300 seeds; only the mean row's spread needs them
         return {"status": self.status, "suite.summary": canonical_json(rest)}
@@ -137,7 +166,9 @@ def from_tags(tags: dict[str, str]) -> CellSummary:
         known = {f.name for f in fields(CellSummary)}
         rest: dict[str, Any] = {key: value for key, value in json.loads(tags["suite.summary"]).items() if key in known}
         names: dict[str, Any] = {key: tags[key] for key in NAMES}
-        return CellSummary(**names, arm=tags["suite.arm"], architecture=json.loads(tags["architecture"]), **rest)
+        names |= {"arm": tags["suite.arm"], "architecture": json.loads(tags["architecture"])}
+        names["attention_options"] = json.loads(tags.get("attention_options", "{}"))  # absent before there were variants with options
+        return CellSummary(**names, **{"rivals": tags["suite.arm"], **rest})
     except (KeyError, ValueError, TypeError) as error:
         raise TrackingError(f"cell {tags.get('suite.cell', '?')}: its tags cannot be read ({error}); run: suite sync --verify") from error
 
@@ -182,6 +213,7 @@ def summarise(cell: Cell, definition: Definition | None = None) -> CellSummary:
         sweep=spec.sweep,
         backbone=cell.arm.backbone.name,
         attention=cell.arm.attention.name,
+        attention_options=cell.arm.attention.options,
         method=cell.arm.method,
         architecture=cell.arm.architecture,
         task=cell.task,
@@ -193,10 +225,15 @@ def summarise(cell: Cell, definition: Definition | None = None) -> CellSummary:
         learning_rate=None if best is None else best.spec.learning_rate,
         trainable_parameters=None if parameters is None else parameters.trainable,
         total_parameters=None if parameters is None else parameters.total,
+        attention_parameters=None if parameters is None else parameters.attention_parameters,
+        kv_bytes_per_token=None if parameters is None else parameters.kv_bytes_per_token,
+        higher_is_better=spec.task.higher_is_better,
+        rivals=short_hash(cell.arm.model_dump(mode="json", exclude={"attention", "pretrain"})),
         search_trials=len(ended),
         status=_status(cell, confirmed, definition),
         edge=_edge(cell, best, definition),
         seed_scores=scores,
+        **_pretrain_cost([*runs, *ended]),
         **_run_cost(runs),
         **_search_cost(ended),
     )
@@ -214,6 +251,14 @@ def _run_cost(runs: Sequence[TrialResult]) -> dict[str, Any]:
     }
 
 
+def _pretrain_cost(results: Iterable[TrialResult]) -> dict[str, Any]:
+    """Of the one run that gave all trials of the cell their weights."""
+    found = next((r.pretrain for r in results if r.pretrain is not None), None)
+    if found is None:
+        return {}
+    return {"pretrain_energy_kwh": found.energy_kwh, "pretrain_s": found.train_s, "pretrain_steps": found.steps}
+
+
 def _search_cost(ended: Sequence[TrialResult]) -> dict[str, Any]:
     """Trials that failed before they measured anything add nothing; one phase without energy makes the energy null."""
     phases = [p for r in ended for p in r.phases.values()]
@@ -226,7 +271,7 @@ def _search_cost(ended: Sequence[TrialResult]) -> dict[str, Any]:
 
 def _status(cell: Cell, confirmed: Sequence[Trial], definition: Definition | None) -> str:
     """done: all seeds have a score; failed: nothing can get one; searching: trials left; else partial."""
-    trials = definition.config.search.trials if definition is not None else len(cell.search)
+    trials = definition.search_trials(cell.key) if definition is not None else len(cell.search)
     seeds = set(definition.config.confirm.seeds if definition is not None else (t.spec.seed for t in confirmed))
     if sum(t.result is not None for t in cell.search) < trials:
         return "searching"
@@ -242,7 +287,7 @@ def _status(cell: Cell, confirmed: Sequence[Trial], definition: Definition | Non
 def _edge(cell: Cell, best: Trial | None, definition: Definition | None) -> bool | None:
     """Whether the chosen learning rate is the lowest or highest tried and lies at that end of the range: the best may lie beyond."""
     planned = definition.cells.get(cell.key) if definition is not None else None
-    if best is None or planned is None:
+    if best is None or planned is None or planned.learning_rate.fixed:
         return None
     low, high = math.log(planned.learning_rate.low), math.log(planned.learning_rate.high)
     tried = [t.spec.learning_rate for t in cell.search if t.result is not None]

@@ -13,28 +13,50 @@ import pandas as pd
 
 from suite.config.hashing import canonical_json
 from suite.errors import TrackingError, UnknownNameError
+from suite.tracking.baselines import Row, with_efficiency
 from suite.tracking.store import Store, open_store, without_password
-from suite.tracking.summary import CellSummary, from_tags, join, mean
+from suite.tracking.summary import NAMES, OWN_TAGS, CellSummary, from_tags, join, mean
 
 COLUMNS = (
     *("backbone", "attention", "method", "architecture", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate"),
     *("trainable_parameters", "total_parameters", "energy_kwh", "energy_source", "peak_memory_bytes", "train_s", "samples_per_s"),
     *("search_trials", "search_energy_kwh", "status"),
 )
-EXTRA = ("sweep", "arm", "edge", "search_s", "home")
-SORTS = {"score": "score_mean", "energy": "energy_kwh", "memory": "peak_memory_bytes", "trainable": "trainable_parameters"}
-MEAN = "mean"
-INTEGERS = ("seeds", "trainable_parameters", "total_parameters", "peak_memory_bytes", "search_trials")
-FLOATS = (
-    *("score_mean", "score_std", "validation_score", "learning_rate", "energy_kwh", "train_s", "samples_per_s"),
-    *("search_energy_kwh", "search_s"),
+EXTRA = (
+    *("sweep", "arm", "edge", "search_s", "home"),
+    *("attention_options", "attention_parameters", "kv_bytes_per_token", "prr", "prr_missing", "peop", "peop_missing"),
+    *("higher_is_better", "pretrain_energy_kwh", "pretrain_s", "pretrain_steps"),
 )
-Row = tuple[CellSummary, str]
-"""A cell and the home it was run in: two homes may hold a sweep of the same name."""
+SORTS = {
+    "score": "score_mean",
+    "energy": "energy_kwh",
+    "memory": "peak_memory_bytes",
+    "trainable": "trainable_parameters",
+    "prr": "prr",
+    "peop": "peop",
+}
+MEAN = "mean"
+INTEGERS = (
+    *("seeds", "trainable_parameters", "total_parameters", "peak_memory_bytes", "search_trials"),
+    *("attention_parameters", "kv_bytes_per_token", "pretrain_steps"),
+)
+SCORES = ("score_mean", "score_std", "validation_score")
+FLOATS = (
+    *SCORES,
+    *("learning_rate", "energy_kwh", "train_s", "samples_per_s", "search_energy_kwh", "search_s"),
+    *("pretrain_energy_kwh", "pretrain_s"),
+)
+JSON_TEXT = ("architecture", "attention_options")
 
 
 def leaderboard(
-    tracking_uri: str, *, sweep: str | None = None, task: str | None = None, method: str | None = None, sort: str = "score"
+    tracking_uri: str,
+    *,
+    sweep: str | None = None,
+    task: str | None = None,
+    method: str | None = None,
+    attention: str | None = None,
+    sort: str = "score",
 ) -> pd.DataFrame:
     """The results so far, one row per cell, and one per arm over its tasks (`task` = "mean") where it has several.
 
@@ -46,14 +68,15 @@ def leaderboard(
         sweep: Only this sweep; None = every sweep in the store.
         task: Only this task, or "mean".
         method: Only this method.
-        sort: Within each task: score (best first), energy, memory or trainable (least first); unknown values last.
+        attention: Only this attention variant; its baselines for PRR and PEoP are looked up all the same.
+        sort: Within each task: score, prr or peop (best first), energy, memory or trainable (least first); unknown values last.
 
     Returns:
-        Columns `COLUMNS`, then sweep, arm, edge (the learning rate lies at the end of its range), search_s, home.
-        `architecture` is JSON text; units are in the names; what is not known is NaN or NA.
+        Columns `COLUMNS`, then `EXTRA` (`edge`: the learning rate lies at the end of its range). `architecture` and
+        `attention_options` are JSON text; units are in the names; what is not known is NaN, NA or None.
 
     Raises:
-        TrackingError: The store cannot be read, has no results, or none of that sweep, task or method.
+        TrackingError: The store cannot be read, has no results, or none of that sweep, task, method or attention.
 
     Example:
         >>> leaderboard(tracking_uri="sqlite:////abs/runs/mlflow.db", sort="energy")  # doctest: +SKIP
@@ -61,7 +84,9 @@ def leaderboard(
     if sort not in SORTS:
         raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
     rows = read_rows(open_store(tracking_uri, create=False), sweep)
-    rows = _having([*rows, *mean_rows(rows)], "method", method)
+    rows = with_efficiency([*rows, *mean_rows(rows)])
+    for key, value in {"method": method, "attention": attention}.items():
+        rows = _having(rows, key, value)
     return to_frame(_sorted(_having(rows, "task", task), sort))
 
 
@@ -111,15 +136,18 @@ def mean_rows(rows: Sequence[Row]) -> list[Row]:
 
 def _mean_cell(cells: Sequence[CellSummary], *, complete: bool) -> CellSummary:
     """Every number averaged over the tasks; nothing but names where a task is missing, for it could not be compared."""
-    first = cells[0]
+    first, directions = cells[0], {c.higher_is_better for c in cells}
     means = {key: mean(getattr(c, key) for c in cells) if complete else None for key in (*FLOATS, *INTEGERS)}
     numbers: dict[str, Any] = {key: round(value) if key in INTEGERS and value is not None else value for key, value in means.items()}
-    by_seed = _seed_means(cells) if complete else {}
+    if len(directions) > 1:  # the mean of an accuracy and a perplexity says nothing
+        numbers |= dict.fromkeys(SCORES)
+    by_seed = _seed_means(cells) if complete and len(directions) == 1 else {}
     numbers |= {"learning_rate": None, "score_std": stdev(by_seed.values()) if len(by_seed) > 1 else None}
     numbers |= {"seeds": min(c.seeds for c in cells) if complete else 0, "search_trials": numbers["search_trials"] or 0}
-    names = {key: getattr(first, key) for key in ("sweep", "backbone", "attention", "method", "architecture", "arm")}
+    names = {key: getattr(first, key) for key in (*NAMES, *OWN_TAGS, "rivals")} | {"task": MEAN}
+    numbers["higher_is_better"] = first.higher_is_better if len(directions) == 1 else None
     source, status = join(c.energy_source for c in cells), _least_finished([c.status for c in cells], complete)
-    return CellSummary(**names, task=MEAN, status=status, energy_source=source, seed_scores=by_seed, **numbers)
+    return CellSummary(**names, status=status, energy_source=source, seed_scores=by_seed, **numbers)
 
 
 def _seed_means(cells: Sequence[CellSummary]) -> dict[str, float]:
@@ -138,25 +166,27 @@ def _least_finished(statuses: Sequence[str], complete: bool) -> str:
 
 def _sorted(rows: Iterable[Row], sort: str) -> list[Row]:
     """By sweep and task (mean rows last), then the sort key; equal rows keep their order."""
-    sign = -1 if sort == "score" else 1
 
     def place(row: Row) -> tuple[str, bool, str, bool, float]:
-        value = getattr(row[0], SORTS[sort])
-        return row[0].sweep, row[0].task == MEAN, row[0].task, value is None, 0.0 if value is None else sign * value
+        cell = row[0]
+        value = getattr(cell, SORTS[sort])
+        most_first = sort in ("prr", "peop") or (sort == "score" and cell.higher_is_better is not False)
+        return cell.sweep, cell.task == MEAN, cell.task, value is None, 0.0 if value is None else -value if most_first else value
 
     return sorted(rows, key=place)
 
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Rows as a table whose columns have one type each; nullable integers stay integers."""
-    records = [{**asdict(cell), "architecture": canonical_json(cell.architecture), "home": home} for cell, home in rows]
+    records = [{**asdict(cell), **{key: canonical_json(getattr(cell, key)) for key in JSON_TEXT}, "home": home} for cell, home in rows]
     frame = pd.DataFrame(records, columns=[*COLUMNS, *EXTRA])
-    kinds = {**dict.fromkeys(INTEGERS, "Int64"), **dict.fromkeys(FLOATS, "float64"), "edge": "boolean"}
+    kinds = {**dict.fromkeys(INTEGERS, "Int64"), **dict.fromkeys((*FLOATS, "prr", "peop"), "float64")}
+    kinds |= dict.fromkeys(("edge", "higher_is_better"), "boolean")
     return frame.astype(kinds)
 
 
 def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table as JSON-ready mappings: null for what is not known, integers as integers, `architecture` as a mapping."""
+    """The rows of a table as JSON-ready mappings: null for what is not known, integers as integers, JSON texts as mappings."""
     plain = frame.astype(object).where(frame.notna(), None)
     rows = [{str(key): value for key, value in row.items()} for row in plain.to_dict(orient="records")]
-    return [{**row, "architecture": json.loads(row["architecture"])} for row in rows]
+    return [{**row, **{key: json.loads(row[key]) for key in JSON_TEXT}} for row in rows]

@@ -23,14 +23,14 @@ from filelock import FileLock, Timeout
 from suite.config.hashing import short_hash
 from suite.errors import TrackingError, UnknownNameError
 from suite.tracking.encode import identity_tags, result_digest, run_status, trial_metrics, trial_name, trial_params, trial_tags
-from suite.tracking.store import Point, Store, StoredRun, open_store
+from suite.tracking.store import Point, Store, StoredRun, load_mlflow, open_store
 from suite.tracking.summary import CellSummary, Definition, read_definition, summarise
 from suite.train.cells import Trial, group_cells
 from suite.train.folder import Home, TrialFolder, write_atomic
 from suite.train.result import TrialResult
 from suite.train.spec import TrialSpec
 
-FORMAT = 1
+FORMAT = 2
 """Raised when what is written changes: every cell is then written again at the next sync."""
 LOCK_TIMEOUT_S = 60.0
 
@@ -290,6 +290,7 @@ class TrackingListener:
             return len(self._behind)
 
     def on_start(self, plan: Any, cells: Any) -> None:
+        load_mlflow()  # here and not in the thread, as Ray imports it in this one before its first trial
         self._start()
 
     def on_trial_start(self, spec: TrialSpec) -> None: ...
