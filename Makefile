@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile # two processes with a thread each: more would wait for one another
 
 format: setup
 	$(BIN)/ruff check --fix .

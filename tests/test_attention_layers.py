@@ -15,11 +15,8 @@ from suite.attention.base import Variant
 from suite.backbones.base import Absent, AttentionSite, Family
 from suite.backbones.loading import Head, build, resolve
 from suite.config.sweep import BackboneChoice
-from suite.config.training import TrainingConfig
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
-from suite.train.engine import Engine
 from tests.decoding import both_ways, check_beams
-from tests.ranks import on_ranks
 from tests.tiny import FAMILIES, tiny_choice
 from tests.toy import Answer, Batch, disturb, logits_of, loss_of, make_batch, make_head
 
@@ -328,41 +325,6 @@ def test_nothing_shared_stays_alive_after_a_forward_pass_even_a_failed_one(name:
     with pytest.raises(RuntimeError, match="stop"):
         logits_of(model, batch_of(found))
     assert not exchange.given and not exchange.is_open
-
-
-ZERO3 = [("shared", "llama", True), ("cla", "t5", False)]
-
-
-def gradients_on_rank(rank: int) -> list[tuple[float, dict[str, Tensor]]]:
-    return [stepped(name, family, checkpointed, rank) for name, family, checkpointed in ZERO3]
-
-
-def stepped(name: str, family: str, checkpointed: bool, rank: int) -> tuple[float, dict[str, Tensor]]:
-    """Loss and weights after one step on every second row."""
-    model, found, _ = converted(name, {}, family)
-    if checkpointed:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    training = TrainingConfig(batch_size=4, gradient_clipping=0.0, adam_eps=1e-3, persistence_threshold_elements=0)
-    engine = Engine(model.train(), training, world_size=2, device="cpu")
-    mine = {key: value[rank::2].contiguous() for key, value in batch_of(found).items()}
-    loss = float(engine.step([(mine, 1.0)], 1e-2))
-    state = dict(engine.trained_state())
-    engine.release()
-    return loss, state
-
-
-def test_two_zero3_ranks_equal_one_plain_process() -> None:
-    first, second = on_ranks(gradients_on_rank)
-    for case, (loss, state), (other, _) in zip(ZERO3, first, second, strict=True):
-        name, family, _ = case
-        model, found, _ = converted(name, {}, family)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, eps=1e-3)
-        expected = loss_of(model.train(), batch_of(found))
-        expected.backward()
-        optimizer.step()
-        assert (loss + other) / 2 == pytest.approx(expected.item(), abs=1e-5)
-        for weight, parameter in model.named_parameters():
-            assert torch.allclose(state[weight], parameter.detach(), atol=1e-5, rtol=1e-5), (case, weight)
 
 
 # ---- options -----------------------------------------------------------------------------------------------------------

@@ -14,12 +14,9 @@ from suite.attention._mixers import Mixer
 from suite.backbones.base import Absent, AttentionSite, Family
 from suite.backbones.loading import Head, resolve
 from suite.config.sweep import AttentionChoice, BackboneChoice
-from suite.config.training import TrainingConfig
 from suite.errors import BackboneError, IncompatibleError
 from suite.petl.arm import build_arm, check_arm
-from suite.train.engine import Engine
 from tests.attention import backbone, batch_of, converted
-from tests.ranks import on_ranks
 from tests.tiny import FAMILIES
 from tests.toy import disturb, logits_of, loss_of, make_head, resolved_tiny
 
@@ -264,38 +261,6 @@ def test_a_mixing_encoder_has_no_output_projection_and_takes_adapters_in_its_pla
     assert list(resolved.family.attention_sites(model)) == []  # type: ignore[arg-type]
     loss_of(model, batch_of(resolved.family)).backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-
-
-# ---- training over ranks -----------------------------------------------------------------------------------------------
-
-ZERO3 = [("sha", "t5"), ("mhe-mul", "gpt2"), ("skv", "llama"), ("linear", "bert")]
-
-
-def trained_on_rank(rank: int) -> list[tuple[float, dict[str, Tensor]]]:
-    """Loss and weights after one step of each case, every parameter partitioned, half of the batch on each rank."""
-    results = []
-    for name, family in ZERO3:
-        model, found, _ = converted(name, family)
-        training = TrainingConfig(batch_size=4, gradient_clipping=0.0, adam_eps=1e-3, persistence_threshold_elements=0)
-        engine = Engine(model.train(), training, world_size=2, device="cpu")
-        mine = {key: value[rank::2].contiguous() for key, value in batch_of(found).items()}
-        loss = float(engine.step([(mine, 1.0)], 1e-2))
-        results.append((loss, dict(engine.trained_state())))
-        engine.release()
-    return results
-
-
-def test_two_zero3_ranks_equal_one_plain_process() -> None:
-    first, second = on_ranks(trained_on_rank)
-    for (name, family), (loss, state), (other, _) in zip(ZERO3, first, second, strict=True):
-        model, found, _ = converted(name, family)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, eps=1e-3)
-        expected = loss_of(model.train(), batch_of(found))
-        expected.backward()
-        optimizer.step()
-        assert (loss + other) / 2 == pytest.approx(expected.item(), abs=1e-5)
-        for weight, parameter in model.named_parameters():
-            assert torch.allclose(state[weight], parameter.detach(), atol=1e-5, rtol=1e-5), (name, weight)
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------------------

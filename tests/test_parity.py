@@ -1,14 +1,15 @@
 """Two ZeRO-3 ranks train what one process trains in plain PyTorch: every method on every family, clipping on and off, and
-attention variants that keep parameters where no projection is (those across layers: `test_attention_layers.py`)."""
+attention variants with parameters or tensors where the backbone has none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from suite.backbones.loading import Head, resolve
 from suite.config.sweep import AttentionChoice
@@ -27,7 +28,19 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {"lora": {"rank": 4, "dropout": 0.0},
 Case = tuple[str, str, float, int, str]
 """Method, family, clipping norm (0 = none), persistence threshold in elements, attention variant."""
 PAIRS = [(method, family) for method in methods.names() for family in FAMILIES if family in get_method(method).families]
-ATTENTION: list[Case] = [("lora", "t5", 0.05, 0, "wgqa"), ("full", "gpt2", 0.05, 0, "row-wgqa"), ("full", "llama", 0.05, 0, "mhe-mul")]
+ATTENTION: list[Case] = [
+    ("lora", "t5", 0.05, 0, "wgqa"),
+    ("full", "gpt2", 0.05, 0, "row-wgqa"),
+    ("full", "llama", 0.05, 0, "mhe-mul"),
+    ("full", "gpt2", 0.05, 0, "mhe-add"),
+    ("full", "t5", 0.05, 0, "sha"),
+    ("full", "llama", 0.05, 0, "skv"),
+    ("full", "bert", 0.05, 0, "linear"),
+    ("full", "t5", 0.05, 0, "cla"),
+    ("full", "llama", 0.05, 0, "shared"),
+]
+CHECKPOINTED = ("shared",)
+"""Attention variants whose ranks recompute their blocks in the backward pass; the plain process does not."""
 CASES: list[Case] = [
     *((*pair, 0.05, 0, "pretrained") for pair in PAIRS),
     *((method, "t5", 0.0, 100_000, "pretrained") for method in methods.names()),
@@ -86,7 +99,10 @@ def train_case(
     rank: int, method: str, family: str, clip: float, threshold: int, attention: str
 ) -> tuple[list[float], Mapping[str, torch.Tensor]]:
     training = TrainingConfig(batch_size=BATCH, gradient_clipping=clip, adam_eps=ADAM_EPS, persistence_threshold_elements=threshold)
-    engine = Engine(model_of(method, family, attention), training, world_size=2, device="cpu")
+    model = model_of(method, family, attention)
+    if attention in CHECKPOINTED:
+        cast(PreTrainedModel, model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    engine = Engine(model, training, world_size=2, device="cpu")
     engine.module.train()
     losses = []
     for step in range(STEPS):
