@@ -23,15 +23,10 @@ from suite.tracking.writer import Syncer
 from suite.train.folder import Home, TrialFolder, write_json
 from tests.answers import some_right, write_answers, write_confirmed
 from tests.commands import Suite, suite  # noqa: F401
-from tests.records import make_result, make_spec, make_store, write_trial
+from tests.records import make_result, make_spec, write_trial
 
 SHARES = {"full": 0.9, "lora": 0.895, "read": 0.6}
 """How often each method is right: two that cannot be told apart, and one that is worse."""
-
-
-@pytest.fixture(scope="module")
-def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
 
 
 def fill(home: Home, shares: Mapping[str, float] = SHARES, *, items: int = 400, sweep: str = "demo") -> Home:

@@ -20,14 +20,9 @@ from suite.train.cells import Trial, read_cells
 from suite.train.folder import Home, write_json
 from suite.train.result import EpochRecord, Status
 from tests.commands import Suite, suite
-from tests.records import PERPLEXITY, RATES, make_result, make_spec, make_store, write_cell, write_definition, write_trial
+from tests.records import PERPLEXITY, RATES, make_result, make_spec, write_cell, write_definition, write_trial
 
 __all__ = ["suite"]
-
-
-@pytest.fixture(scope="module")
-def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
 
 
 @pytest.fixture

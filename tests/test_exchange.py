@@ -17,14 +17,9 @@ from suite.tracking.exchange import SCHEMA_VERSION, ImportReport, export_results
 from suite.tracking.writer import home_id
 from suite.train.folder import Home
 from tests.commands import Suite, suite
-from tests.records import RATES, make_home, make_result, make_spec, make_store, write_cell, write_trial
+from tests.records import RATES, make_home, make_result, make_spec, write_cell, write_trial
 
 __all__ = ["suite"]
-
-
-@pytest.fixture(scope="module")
-def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
 
 
 def new_home(path: Path, empty_db: Path) -> Home:

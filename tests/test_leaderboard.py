@@ -25,18 +25,13 @@ from suite.train.cells import Cell, read_cells
 from suite.train.folder import Home
 from suite.train.result import PretrainRecord, Status
 from suite.train.spec import TrialSpec
-from tests.records import PERPLEXITY, RATES, make_home, make_result, make_spec, make_store, write_cell, write_definition, write_trial
+from tests.records import PERPLEXITY, RATES, make_home, make_result, make_spec, write_cell, write_definition, write_trial
 
 KEYS = [
     *["backbone", "attention", "method", "architecture", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate"],
     *["trainable_parameters", "total_parameters", "energy_kwh", "energy_source", "peak_memory_bytes", "train_s", "samples_per_s"],
     *["search_trials", "search_energy_kwh", "status"],
 ]
-
-
-@pytest.fixture(scope="module")
-def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
 
 
 @pytest.fixture(scope="module")

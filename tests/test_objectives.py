@@ -26,6 +26,7 @@ from suite.config.training import TrainingConfig
 from suite.data.labels import LabelWords
 from suite.data.objective import Objective, make_objective
 from suite.errors import IncompatibleError
+from tests.toy import learn
 
 RTE = {"sentence1": ["It rains.", "It is dry, and has been so for days."], "sentence2": ["It is wet.", "It rains."], "label": [0, 1]}
 STSB = {"sentence1": ["a b", "c"], "sentence2": ["a", "d"], "label": [3.87, 0.0]}
@@ -129,14 +130,7 @@ def test_every_family_learns_two_rows_and_says_so(kind: Kind, decoder: str, conf
     """The loop: collate, loss, backward, predict; labels do not influence the answer."""
     goal = objective(kind, decoder=decoder)
     model, batch = model_for(goal, config), batch_of(goal, RTE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loss, steps = torch.inf, 0
-    while loss > 0.02:
-        optimizer.zero_grad()
-        (found := model(**batch).loss).backward()
-        optimizer.step()
-        loss, steps = found.item(), steps + 1
-        assert steps < 400, f"the loss is still {loss}"
+    learn(model, batch)
     with torch.no_grad():
         assert goal.predict(model, batch, synced=False) == [0.0, 1.0]
         other = batch_of(goal, {**RTE, "label": [1, 0]})

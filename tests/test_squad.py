@@ -22,6 +22,7 @@ from suite.data.windows import Windows
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.squad import exact_match, normalise, score_spans, token_f1
 from tests.rows import task_row, write_rows
+from tests.toy import learn
 
 CONTEXT = "The Amazon is the longest river. It is 6,400 km long; the Nile is said to be 6,650 km."
 BERT = BertConfig(vocab_size=384, hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2)
@@ -254,14 +255,7 @@ def test_a_tiny_encoder_learns_to_point(name: str) -> None:
     data = windows_of(made, columns)
     torch.manual_seed(0)
     model = AutoModelForQuestionAnswering.from_config(BERT).train()
-    optimizer, batch = torch.optim.AdamW(model.parameters(), lr=5e-3), made.collate(list(data))
-    loss, steps = torch.inf, 0
-    while loss > 0.02:
-        optimizer.zero_grad()
-        (found := model(**batch).loss).backward()
-        optimizer.step()
-        loss, steps = found.item(), steps + 1
-        assert steps < 400, f"the loss is still {loss}"
+    learn(model, made.collate(list(data)), learning_rate=5e-3)
     with torch.no_grad():
         answered = made.merge(data, made.predict(model.eval(), made.collate_eval(list(data)), synced=False))
     assert len(answered.index) == 5

@@ -23,12 +23,7 @@ from suite.tracking.store import Store, StoredRun, key_name
 from suite.tracking.writer import Syncer
 from suite.train.folder import Home, TrialFolder
 from suite.train.result import Status
-from tests.records import START_S, make_home, make_result, make_spec, make_store, write_cell, write_definition, write_trial
-
-
-@pytest.fixture(scope="module")
-def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
+from tests.records import START_S, make_home, make_result, make_spec, write_cell, write_definition, write_trial
 
 
 @pytest.fixture

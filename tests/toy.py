@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -144,3 +144,15 @@ def disturb(model: nn.Module, *, seed: int = 7, scale: float = 0.1) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+
+
+def learn(model: nn.Module, batch: Mapping[str, Tensor], *, learning_rate: float = 1e-2) -> None:
+    """Train on one batch until it is known by heart."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    loss, steps = torch.inf, 0
+    while loss > 0.02:
+        optimizer.zero_grad()
+        (found := model(**batch).loss).backward()
+        optimizer.step()
+        loss, steps = found.item(), steps + 1
+        assert steps < 400, f"the loss is still {loss}"

@@ -1,0 +1,15 @@
+"""What several test files start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.records import make_store
+
+
+@pytest.fixture(scope="session")
+def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database with its schema and nothing in it, to be copied: making one takes seconds."""
+    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
