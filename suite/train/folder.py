@@ -27,13 +27,16 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from suite.config.hashing import canonical_json
+from suite.errors import ConfigError
 from suite.train.result import EpochRecord, FailureRecord, TrialResult
 from suite.train.spec import Phase, TrialSpec
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @contextlib.contextmanager
@@ -63,6 +66,23 @@ def write_atomic(path: Path, data: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """`write_atomic` of indented JSON; NaN and infinity are refused."""
     write_atomic(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def _read(path: Path, kind: type[M]) -> M | None:
+    """A stored model; None where it is absent or was cut short."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        if any(problem["type"] == "json_invalid" for problem in error.errors()):
+            return None
+        keys = ", ".join(sorted({".".join(map(str, problem["loc"][:2])) for problem in error.errors()})[:5])
+        raise ConfigError(
+            f"{path}: not a record of this version of the suite ({keys}); use the version that wrote it, or choose another --home"
+        ) from None
 
 
 def _fsync(path: Path) -> None:
@@ -108,21 +128,19 @@ class TrialFolder:
             write_json(self.path / "spec.json", spec.model_dump(mode="json"))
 
     def spec(self) -> TrialSpec | None:
-        """The specification, or None where it was never written whole."""
-        try:
-            return TrialSpec.model_validate_json((self.path / "spec.json").read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return None
+        """The specification, or None where it was never written whole. Raises as `result`."""
+        return _read(self.path / "spec.json", TrialSpec)
 
     def write_result(self, result: TrialResult) -> None:
         write_json(self.path / "result.json", result.model_dump(mode="json"))
 
     def result(self) -> TrialResult | None:
-        """The result, or None while the trial is not finished."""
-        try:
-            return TrialResult.model_validate_json((self.path / "result.json").read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return None
+        """The result, or None while the trial is not finished.
+
+        Raises:
+            ConfigError: It is whole, but not a record of this version; taken for absent, it would be run again and replaced.
+        """
+        return _read(self.path / "result.json", TrialResult)
 
     def epochs(self) -> list[EpochRecord]:
         """The training curve so far; of an epoch that was trained again after a cut, the last time."""

@@ -6,7 +6,7 @@ A missing measurement is `None` and its reason stands in `missing`; there are no
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -110,7 +110,7 @@ class ValidityRecord(Record):
 class TrialResult(Record):
     """Everything one trial says about itself; written once as `result.json`."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Annotated[int, Field(le=SCHEMA_VERSION)] = SCHEMA_VERSION
     trial: str = Field(description="hash of the specification")
     status: Status
     score: float | None = Field(description="headline metric: on test in the confirm phase, else best validation")
