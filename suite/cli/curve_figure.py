@@ -20,18 +20,32 @@ def curves_figure(cells: Sequence[CellSummary], path: Path) -> None:
     height = -(-len(cells) // width)
     figure = Figure(figsize=(3.2 * width + 0.4, 2.6 * height + 0.3), layout="constrained")
     axes = figure.subplots(height, width, squeeze=False)
+    names = titles(cells)
     for place, axis in enumerate(axes.flat):
         if place < len(cells):
-            _panel(axis, cells[place])
+            _panel(axis, cells[place], names[place])
         else:
             axis.set_axis_off()
     figure.savefig(path, dpi=DPI)
 
 
-def _panel(axis: Axes, cell: CellSummary) -> None:
+def titles(cells: Sequence[CellSummary]) -> list[str]:
+    """A name for each cell: attention, method and task, and what tells its architecture from the others' of the same name."""
+    same: dict[str, list[CellSummary]] = {}
+    for cell in cells:
+        same.setdefault(f"{cell.attention}/{cell.method}/{cell.task}", []).append(cell)
+    named = {}
+    for name, group in same.items():
+        for cell in group:
+            own = [f"{k}={v}" for k, v in cell.architecture.items() if any(other.architecture.get(k) != v for other in group)]
+            named[id(cell)] = " ".join([name, *own])
+    return [named[id(cell)] + (" (edge)" if cell.edge else "") for cell in cells]
+
+
+def _panel(axis: Axes, cell: CellSummary, title: str) -> None:
     scored = sorted((rate, score) for rate, score, _ in cell.curve if score is not None)
     failed = [rate for rate, score, _ in cell.curve if score is None]
-    axis.set_title(f"{cell.attention}/{cell.method}/{cell.task}" + (" (edge)" if cell.edge else ""), fontsize="small")
+    axis.set_title(title, fontsize="small")
     axis.set_xscale("log")
     axis.set_xlabel("learning rate", fontsize="small")
     axis.set_ylabel("validation score", fontsize="small")
