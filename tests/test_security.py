@@ -1,0 +1,336 @@
+"""What listens where, who is let in, and where secrets do not go."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from suite.errors import ConfigError, ResourceError, TrackingError
+from suite.redact import has_password, redact, refuse_password
+from suite.tracking import open_store
+from suite.train.folder import Home
+from suite.train.result import FailureRecord
+from suite.tune.cluster import worker_environment
+from suite.tune.driver import run_sweep
+from tests.commands import Suite, suite
+from tests.stores import free_port, mlflow_server
+from tests.sweeps import make_roots, toy_sweep
+
+__all__ = ["suite"]
+ROOT = Path(__file__).parents[1]
+MARKS = {
+    "HF_TOKEN": "hf_MARKEDtokenOFtheHUB",
+    "AWS_SECRET_ACCESS_KEY": "MARKED/aws+secret",
+    "AWS_ACCESS_KEY_ID": "AKIAMARKEDKEY",
+    "MLFLOW_TRACKING_PASSWORD": "MARKED-mlflow-password",
+}
+DATABASE_PASSWORD = "MARKEDdatabase%40password"
+
+
+# A whole sweep, watched from outside
+
+
+@dataclass
+class Watched:
+    """What a sweep left behind and what its processes looked like while it ran."""
+
+    home: Path
+    output: str
+    secrets: list[str]
+    listening: set[tuple[str, str]] = field(default_factory=set)
+    titles: set[str] = field(default_factory=set)
+
+
+def look(process: psutil.Process, seen: Watched) -> None:
+    for child in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):
+            seen.titles.add(" ".join(child.cmdline()))
+            seen.listening |= {(child.name(), c.laddr.ip) for c in child.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """A sweep with marked secrets in its environment, on a Ray of its own; its MLflow store refuses connections."""
+    folder = tmp_path_factory.mktemp("leaky")
+    with pytest.MonkeyPatch.context() as patch:
+        data_root = make_roots(folder, patch)
+        task_folders = os.environ["SUITE_PATH"]
+    uri = f"postgresql+psycopg://suite:{DATABASE_PASSWORD}@127.0.0.1:1/mlflow?sslpassword=MARKEDkey"
+    own = {"HOME": str(folder), "SUITE_PATH": task_folders, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": uri}
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "RAY_", "AWS_", "HF_"))}
+    command = [sys.executable, "-m", "tests.leaky_sweep", str(folder / "home"), str(data_root)]
+    process = psutil.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env={**outside, **MARKS, **own, "SUITE_MARK": "1"}
+    )
+    seen = Watched(folder / "home", "", [*MARKS.values(), DATABASE_PASSWORD, "MARKEDdatabase@password", "MARKEDkey"])
+    reader = threading.Thread(target=lambda: setattr(seen, "output", process.stdout.read()))
+    reader.start()
+    while process.poll() is None:
+        look(process, seen)
+        time.sleep(0.7)
+    reader.join()
+    assert process.returncode == 0, seen.output
+    seen.secrets.append((folder / ".ray" / "auth_token").read_text())
+    return seen
+
+
+def test_a_sweep_of_this_machine_listens_on_loopback_alone(watched: Watched) -> None:
+    names = {name for name, _ in watched.listening}
+    assert {"gcs_server", "raylet"} <= names, "the cluster was seen"
+    assert any(name.startswith("ray::Rank") for name in names), "so were the processes that train"
+    others = {(name, ip) for name, ip in watched.listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")}
+    assert not others
+
+
+def test_the_sweep_did_fail_in_the_ways_that_show_secrets(watched: Watched) -> None:
+    home = Home(watched.home)
+    failures = [f for folder in home.trials() for f in [*folder.failures(), getattr(folder.result(), "failure", None)] if f is not None]
+    assert len(failures) >= 2
+    for failure in failures:
+        assert "HF_TOKEN=***" in failure.message + failure.traceback
+    assert watched.output.count("tracking store postgresql+psycopg://***@127.0.0.1:1/mlflow") >= 2
+    assert "holds a password" in watched.output
+    assert (watched.home / "mlflow.db").stat().st_size > 0
+
+
+def test_no_secret_is_in_a_file_an_output_or_a_title(watched: Watched) -> None:
+    places = {str(path): path.read_bytes() for path in watched.home.rglob("*") if path.is_file()}
+    assert any(path.endswith("mlflow.db") for path in places)
+    assert any(re.search(r"failure-0\.json$", path) for path in places)
+    places |= {"output": watched.output.encode(), **{f"title {n}": title.encode() for n, title in enumerate(watched.titles)}}
+    found = {(secret, place) for secret in watched.secrets for place, content in places.items() if secret.encode() in content}
+    assert not found
+
+
+# Redaction
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://u:p@h:5432/db", "postgresql://***@h:5432/db"),
+        ("no connection to http://u:p%40q@h/x, sorry", "no connection to http://***@h/x, sorry"),
+        ("postgresql://u:p/a@ss@h/db", "postgresql://***@h/db"),
+        ("https://token@host/path", "https://***@host/path"),
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+        ("http://h:5000/?token=abc&x=1", "http://h:5000/?token=***&x=1"),
+        ("host=h password=abc user=u", "host=h password=*** user=u"),
+        ("aws_secret_access_key=abc", "aws_secret_access_key=***"),
+        ("Authorization: Bearer abcdefgh12345", "Authorization: Bearer ***"),
+        ("16 tokens, max_length=128, key 'a' = 3", "16 tokens, max_length=128, key 'a' = 3"),
+        ("http://h:5000/path", "http://h:5000/path"),
+    ],
+)
+def test_what_looks_like_a_secret_is_hidden(text: str, shown: str) -> None:
+    assert redact(text, environment={}) == shown
+    assert redact(shown, environment={}) == shown
+
+
+def test_what_is_a_secret_is_hidden_wherever_it_stands() -> None:
+    own = {"HF_TOKEN": "hf_abcdef", "TOKENIZERS_PARALLELISM": "parallel", "PWD": "/home/me", "STORE": "postgresql://u:pass%20word@h/d"}
+    assert redact("hf_abcdef parallel /home/me 'pass word' pass%20word", environment=own) == "*** parallel /home/me '***' ***"
+
+
+def test_a_failures_record_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdef")
+    record = FailureRecord(type="E", message="401 for hf_abcdef", traceback="x = 'http://u:p@h'")
+    assert (record.message, record.traceback) == ("401 for ***", "x = 'http://***@h'")
+
+
+def test_a_password_on_the_command_line_is_refused_and_not_repeated(suite: Suite) -> None:
+    code, out, err = suite("leaderboard", "--tracking-uri", "postgresql://u:MARKED@h/d")
+    assert (code, out) == (2, "")
+    assert "--tracking-uri postgresql://***@h/d: holds a password" in err
+    assert "MLFLOW_TRACKING_URI" in err
+    assert "MARKED" not in err
+    refuse_password("http://h:5000", option="x", instead="y")
+    with pytest.raises(ConfigError):
+        refuse_password("http://h:5000?token=abc", option="x", instead="y")
+
+
+def test_workers_elsewhere_get_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in MARKS.items():
+        monkeypatch.setenv(name, value)
+    passed = worker_environment(1)
+    assert not set(MARKS) & set(passed)
+    monkeypatch.setenv("HF_ENDPOINT", "https://u:MARKED@mirror")
+    assert "HF_ENDPOINT" not in worker_environment(1, inherited=True)
+    with pytest.raises(ResourceError, match=r"HF_ENDPOINT=https://\*\*\*@mirror: holds a password"):
+        worker_environment(1)
+    assert has_password("https://u:MARKED@mirror")
+
+
+def test_a_home_of_somebody_else_is_refused_where_everybody_may_write(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    shared = tmp_path / "shared"
+    (shared / "home").mkdir(parents=True)
+    shared.chmod(0o1777)
+    os.chown(shared / "home", 12345, -1)
+    with pytest.raises(ResourceError, match="belongs to user 12345"):
+        run_sweep(toy_sweep(), home=Home(shared / "home"))
+
+
+# Ray's token
+
+
+@dataclass(frozen=True)
+class Head:
+    """A running head of a Ray cluster."""
+
+    address: str
+    dashboard: str
+    home: Path
+
+
+def start_head(folder: Path, mode: str, port: int) -> subprocess.Popen[str]:
+    (folder / ".ray").mkdir(parents=True)
+    (folder / ".ray" / "auth_token").write_text("MARKED" + "0" * 26)
+    options = ["--port=0", f"--dashboard-port={port}", "--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
+    environment = {**os.environ, "HOME": str(folder), "RAY_AUTH_MODE": mode, "OMP_NUM_THREADS": "1"}
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            [str(Path(sys.executable).with_name("ray")), "start", "--head", "--include-dashboard=true", f"--temp-dir={folder}/r", *options],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+
+
+def address_of(folder: Path) -> str | None:
+    found = re.search(r"ray start --address='([\d.]+:\d+)'", (folder / "log").read_text())
+    return found and found[1]
+
+
+@pytest.fixture(scope="module")
+def heads() -> Iterator[dict[str, Head]]:
+    """One that asks for a token and one that does not; both of one machine."""
+    import shutil
+    import tempfile
+
+    base = Path(tempfile.mkdtemp(prefix="suite-heads-", dir="/tmp"))  # unix sockets want a short path
+    ports = {mode: free_port() for mode in ("token", "disabled")}
+    started = {mode: start_head(base / mode, mode, port) for mode, port in ports.items()}
+    try:
+        end = time.monotonic() + 240
+        while any(address_of(base / mode) is None for mode in started):
+            assert time.monotonic() < end and all(p.poll() is None for p in started.values()), "no head"
+            time.sleep(0.2)
+        yield {mode: Head(str(address_of(base / mode)), f"http://127.0.0.1:{ports[mode]}", base / mode) for mode in started}
+    finally:
+        for process in started.values():
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            process.terminate()
+            psutil.wait_procs(family[:1], timeout=15)
+            for member in family:
+                with suppress(psutil.Error):
+                    member.kill()
+            process.wait()
+        shutil.rmtree(base, ignore_errors=True)
+
+
+ASK = """
+import sys
+from suite.errors import SuiteError
+from suite.tune.access import require_token
+for address in sys.argv[1:]:
+    try:
+        require_token(address)
+        print("in")
+    except SuiteError as error:
+        print(error)
+"""
+
+
+def ask(home: Path, *addresses: str) -> list[str]:
+    """What `require_token` says of each, in a process of its own: Ray keeps its mode and token for the life of one."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = {**own, "HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", ASK, *addresses], capture_output=True, text=True, env=environment, check=True, cwd=ROOT)
+    return done.stdout.splitlines()
+
+
+def test_a_cluster_without_a_token_is_refused_unless_that_is_accepted(
+    heads: dict[str, Head], suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_head = heads["disabled"]
+    for said in ask(open_head.home, open_head.address, open_head.dashboard):
+        assert "asks for no token" in said
+        assert "--insecure" in said
+    make_roots(tmp_path, monkeypatch)
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(json.dumps({"name": "x", "backbones": ["minilm"], "methods": ["full"], "tasks": ["toy"]}))
+    command = ("run", sweep, "--home", tmp_path / "home", "--address", open_head.address, "--data-root", tmp_path / "nothing")
+    code, _, err = suite(*command)
+    assert code == 2
+    assert "asks for no token" in err
+    code, _, err = suite(*command, "--insecure")
+    assert code == 2
+    assert "asks for" not in err, "it went on, to find that there are no data"
+    assert "looked for" in err
+
+
+def test_a_cluster_with_a_token_lets_in_whoever_has_it(heads: dict[str, Head], tmp_path: Path) -> None:
+    head = heads["token"]
+    assert ask(head.home, head.address, head.dashboard) == ["in", "in"]
+    assert all("asks for a token, and this machine has none" in said for said in ask(tmp_path, head.address, head.dashboard))
+
+
+def test_jobs_of_a_cluster_with_a_token_are_closed_to_others(heads: dict[str, Head]) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(f"{heads['token'].dashboard}/api/jobs/", timeout=10)
+            break
+        except urllib.error.URLError:  # the dashboard comes up after the head
+            assert time.monotonic() < end
+            time.sleep(0.5)
+    assert caught.value.code == 401
+
+
+def test_no_cluster_is_said_at_once(tmp_path: Path) -> None:
+    said = ask(tmp_path, f"http://127.0.0.1:{free_port()}", "ray://127.0.0.1:10001")
+    assert "no Ray dashboard answers" in said[0]
+    assert "runs inside the cluster" in said[1]
+
+
+# MLflow's own users
+
+
+def test_an_mlflow_server_with_users_lets_in_those_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_db: Path) -> None:
+    if importlib.util.find_spec("flask_wtf") is None:
+        pytest.skip("MLflow's basic-auth needs Flask-WTF: pip install 'mlflow[auth]'")
+    own = {"MLFLOW_AUTH_ADMIN_PASSWORD": "correct-MARKED-horse", "MLFLOW_FLASK_SERVER_SECRET_KEY": "0" * 32}
+    (tmp_path / "mlflow.db").write_bytes(empty_db.read_bytes())
+    with mlflow_server(tmp_path, f"sqlite:///{tmp_path}/mlflow.db", "--app-name", "basic-auth", **own) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct-MARKED-horse")
+        assert open_store(server.uri).experiment("demo")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-MARKED-horse")
+        for uri in (server.uri, server.uri.replace("://", "://admin:wrong-MARKED-horse@")):
+            with pytest.raises(TrackingError, match="does not know this user, or this password") as caught:
+                open_store(uri).ping()
+            assert "MARKED" not in str(caught.value)
+        monkeypatch.delenv("MLFLOW_TRACKING_USERNAME")
+        monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+        with pytest.raises(TrackingError, match="MLFLOW_TRACKING_USERNAME"):
+            open_store(server.uri).ping()
+    log = (tmp_path / "server.log").read_text()
+    assert "MARKED" not in log

@@ -1,0 +1,258 @@
+"""What comes from elsewhere cannot run code, leave its folder or fill the memory: files of all kinds, and names."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+
+import suite as package
+from suite.backbones.loading import resolve
+from suite.config.loader import MAX_BYTES, parse_value, parse_yaml
+from suite.config.sweep import BackboneChoice, SweepConfig, load_sweep
+from suite.config.task import ClassificationTask
+from suite.data.prepare import Prepared
+from suite.errors import BackboneError, ConfigError, SuiteError, TrackingError
+from suite.evaluation.record import read_record
+from suite.export import export
+from suite.export.card import Facts
+from suite.tracking import exchange
+from suite.tracking.exchange import read_results
+from suite.tracking.summary import summarise
+from suite.train.cells import read_cells
+from suite.train.checkpoint import MARKER, UnusableError, check_files, read_marker
+from suite.train.folder import Home
+from suite.train.restore import restore
+from suite.train.shards import Shards, shard_name
+from suite.train.spec import TrialSpec
+from suite.tune.definition import read_plan
+from tests.records import make_spec
+from tests.test_loading import save
+from tests.trained import trained_spec, write_trained
+
+
+class Canary:
+    """An object whose pickle makes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.path), "w")
+
+    @property
+    def sang(self) -> bool:
+        return self.path.exists()
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Iterator[Canary]:
+    """Whatever a test does, it must not sing."""
+    bird = Canary(tmp_path / "canary")
+    yield bird
+    assert not bird.sang, "a file of somebody else's was unpickled, or ran"
+
+
+def plant(bird: Canary, *paths: Path) -> None:
+    """One half as torch writes it, the other as pickle does; each by its turn."""
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if number % 2:
+            torch.save({"weight": bird}, path)
+        else:
+            path.write_bytes(pickle.dumps(bird))
+
+
+def tries(*readers: Callable[[], Any]) -> None:
+    """Call all; what they raise does not matter here."""
+    for reader in readers:
+        with suppress(Exception):
+            reader()
+
+
+def test_the_canary_sings_where_a_pickle_is_read(tmp_path: Path) -> None:
+    for number in (0, 1):
+        bird = Canary(tmp_path / f"canary-{number}")
+        files = [tmp_path / "a", tmp_path / "b"]
+        plant(bird, *files)
+        assert not bird.sang
+        if number:
+            torch.load(files[1], weights_only=False)
+        else:
+            pickle.loads(files[0].read_bytes())
+        assert bird.sang
+
+
+# Files of a home
+
+
+FILES = (
+    *("spec.json", "result.json", "epochs.jsonl", "failure-0.json", "best.safetensors", "model.safetensors", "lm-eval.json"),
+    *("predictions-validation.parquet", "predictions-test.parquet", "pytorch_model.bin", "optimizer.pt"),
+    *("checkpoint/epoch-1/COMMIT.json", "checkpoint/epoch-1/shard-0.safetensors", "checkpoint/epoch-1/mp_rank_00_model_states.pt"),
+)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_nothing_in_a_home_is_unpickled(canary: Canary, tmp_path: Path, turn: int) -> None:
+    home = Home(tmp_path / "home")
+    folder, _ = write_trained(home, trained_spec("lora", "bert"))
+    names = FILES[turn:] + FILES[:turn]
+    whole = {"spec.json", "result.json"}  # so that the readers come as far as the weights
+    plant(canary, *(folder.path / name for name in names if name not in whole))
+    tries(lambda: restore(folder, home), folder.epochs, folder.failures, lambda: read_record(folder.path))
+    generation = folder.checkpoint / "epoch-1"
+    with pytest.raises(UnusableError, match=f"{MARKER} cannot be read"):
+        read_marker(generation, 1)
+    with pytest.raises(UnusableError, match="holds other bytes than were written"):
+        check_files(generation, {shard_name(0): {"bytes": (generation / shard_name(0)).stat().st_size, "sha256": ""}})
+    with pytest.raises(SafetensorError):
+        Shards([generation / shard_name(0)])
+    cells = read_cells(home, "demo")
+    assert cells, "the trial is one of the home's"
+    tries(lambda: [summarise(cell, None) for cell in cells.values()])
+    plant(canary, *(folder.path / name for name in names))
+    tries(folder.spec, folder.result, lambda: read_cells(home, "demo"), lambda: restore(folder, home))
+    sweeps = home.path / "sweeps"
+    plant(canary, sweeps / "demo.json", sweeps / "demo.cells", sweeps / "demo.studies", sweeps / "demo.driver")
+    tries(lambda: read_plan(home, "demo"), lambda: home.studies("demo"))
+
+
+def test_a_cache_of_tokenised_data_is_not_unpickled(canary: Canary, tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path, {}, "", None)
+    plant(canary, tmp_path / "train.arrow", tmp_path / "test.arrow")
+    tries(lambda: prepared.split("train", confirm=False), lambda: prepared.split("test", confirm=True))
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "read"])
+def test_an_exported_model_is_not_unpickled(canary: Canary, tmp_path: Path, method: str) -> None:
+    home, target = Home(tmp_path / "home"), tmp_path / "model"
+    folder, _ = write_trained(home, trained_spec(method, "bert"))
+    export(restore(folder, home), target, Facts())
+    weights = list(target.rglob("*.safetensors"))
+    assert weights
+    for path in weights:
+        plant(canary, path.with_name("pytorch_model.bin"), path.with_name("adapter_model.bin"))
+    package.load(target)  # what lies beside the weights is not looked at
+    for path in weights:
+        path.unlink()
+    with pytest.raises((SuiteError, OSError, ValueError)):
+        package.load(target)
+    plant(canary, *weights)
+    tries(lambda: package.load(target))
+
+
+def test_a_backbone_of_pickled_weights_is_refused(canary: Canary, tmp_path: Path) -> None:
+    save("bert", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    plant(canary, tmp_path / "model" / "pytorch_model.bin")
+    with pytest.raises(BackboneError, match="pickled weights are not read"):
+        resolve(BackboneChoice(name=str(tmp_path / "model"), tokenizer="bytes"))
+
+
+# Results of others
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_imported_results_are_not_unpickled(canary: Canary, tmp_path: Path, suffix: str) -> None:
+    for number in range(2):
+        path = tmp_path / f"results{suffix}"
+        plant(canary, *[path] * (number + 1))
+        with pytest.raises(TrackingError, match="not whole"):
+            read_results(path)
+
+
+def test_imported_results_have_an_end(tmp_path: Path) -> None:
+    huge, deep = tmp_path / "huge.json", tmp_path / "deep.json"
+    with huge.open("wb") as file:
+        file.truncate(exchange.MAX_BYTES + 1)  # takes no room
+    with pytest.raises(TrackingError, match="expected at most 536,870,912"):
+        read_results(huge)
+    deep.write_text("[" * 200_000)
+    with pytest.raises(TrackingError, match="not whole JSON"):
+        read_results(deep)
+
+
+# YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", ":2: not valid YAML: aliases"),
+        ("a: 1\na: 2", ":2: not valid YAML: key 'a' is given twice"),
+        ("a: !!python/object/apply:os.system ['touch canary']", "could not determine a constructor"),
+        ("a: !!python/name:os.system", "could not determine a constructor"),
+        ("a: " + "[" * 400_000, "nested more than 50 levels deep"),
+        ("- " * 300_000, "nested more than 50 levels deep"),
+        ("a: " + "1:" * 400_000 + "1", "a number of 800,001 digits"),
+        ("a: " + "9" * 900_000, "a number of 900,000 digits"),
+        ("a: [" + "1," * 100_001 + "]", "more than 100,000 keys and values"),
+        ("? {a: 1}\n: 2", "is not text"),
+    ],
+    ids=["aliases", "twice", "object", "name", "deep", "dashes", "base-60", "long", "many", "key"],
+)
+def test_yaml_that_attacks_is_refused_in_seconds(text: str, said: str) -> None:
+    start = time.process_time()
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, where="sweep.yaml")
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 500, "the error does not repeat the file"
+    assert time.process_time() - start < 30
+
+
+def test_a_huge_yaml_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "huge.yaml"
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(ConfigError, match="expected at most 1,000,000"):
+        load_sweep(path)
+
+
+def test_set_is_as_strict_as_a_file() -> None:
+    for text in ("[" * 100, "!!python/name:os.system", "1:" * 100_000 + "1"):
+        with pytest.raises(ConfigError, match="not a valid value"):
+            parse_value(text, where="--set a")
+
+
+# Names that end up in paths
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "a/b", "..", ".x", "A", "x" * 65, "a\nb"])
+def test_a_sweeps_name_is_a_plain_word(name: str) -> None:
+    with pytest.raises(ValidationError, match="name"):
+        SweepConfig.model_validate({"name": name, "backbones": ["bert-base"], "methods": ["full"], "tasks": ["sst2"]})
+
+
+def test_a_stored_trial_cannot_name_files_elsewhere() -> None:
+    spec = make_spec().model_dump(mode="json")
+    for change in ({"task": {**spec["task"], "name": "../../x"}}, {"arm": {**spec["arm"], "pretrain": "../../x"}}):
+        with pytest.raises(ValidationError):
+            TrialSpec.model_validate(spec | change)
+    assert ClassificationTask.model_validate(spec["task"]).name == "agreement"
+
+
+@pytest.mark.parametrize("name", ["package:torch/../pytest", "package:torch//etc", "package:../x", "package:torch/"])
+def test_a_backbone_in_a_package_stays_in_it(name: str) -> None:
+    with pytest.raises(BackboneError, match=r"leads out of|expected package:NAME/FOLDER"):
+        resolve(BackboneChoice(name=name))
+
+
+@pytest.mark.parametrize("stray", ["../outside.safetensors", "/outside.safetensors", "sub/outside.safetensors"])
+def test_an_index_of_weights_names_files_beside_it(tmp_path: Path, stray: str) -> None:
+    folder = tmp_path / "model"
+    save("bert", folder)
+    os.rename(folder / "model.safetensors", tmp_path / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": stray}}))
+    with pytest.raises(BackboneError, match="expected files beside it"):
+        resolve(BackboneChoice(name=str(folder), tokenizer="bytes"))
