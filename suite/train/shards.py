@@ -1,0 +1,140 @@
+"""The state of an engine in files that any number of ranks can read: safetensors, one per rank, every tensor by its parameter's name.
+
+A file holds runs of the flattened parameters (`weight/<name>`, and after the first step `exp_avg/<name>`, `exp_avg_sq/<name>`), and
+says in its metadata which elements these are. A rank of another group reads from all files what it needs. Nothing is gathered, so that
+a model too large for one rank's memory is written too; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from suite.train.folder import replacing
+from suite.train.pieces import MOMENTS, Piece
+
+FORMAT = "suite-shard-1"
+WEIGHT = "weight"
+BUFFER = "buffer/"
+
+
+def shard_name(rank: int) -> str:
+    return f"shard-{rank}.safetensors"
+
+
+def write_shard(path: Path, pieces: Sequence[Piece], state: Mapping[torch.Tensor, Mapping[str, Any]], *, steps: int, **about: Any) -> None:
+    """Write one rank's pieces, whole or not at all.
+
+    Args:
+        pieces: What this rank is to write.
+        state: The optimizer's, by the tensor that holds the fp32 weights.
+        steps: Adam's step count; at 0 there are no moments.
+        about: `rank`, `world_size`; `buffers`: name -> tensor.
+    """
+    tensors = {BUFFER + name: tensor.detach().cpu().contiguous() for name, tensor in about.pop("buffers", {}).items()}
+    for piece in pieces:
+        tensors[f"{WEIGHT}/{piece.name}"] = piece.of(piece.master)
+        for key in MOMENTS if steps else ():
+            tensors[f"{key}/{piece.name}"] = piece.of(state[piece.master][key])
+    runs = {piece.name: [piece.start, piece.length, piece.whole] for piece in pieces}
+    metadata = {"format": FORMAT, "steps": str(steps), "runs": json.dumps(runs), **{key: str(value) for key, value in about.items()}}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Elements `start` to `start + length` of a parameter of `whole` elements, in an open file."""
+
+    file: Any
+    start: int
+    length: int
+    whole: int
+
+
+class Shards:
+    """The files of one saved state, open for reading.
+
+    Raises:
+        ValueError: A file is not of this format, or they do not belong together.
+        OSError: A file cannot be read.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._stack = ExitStack()
+        self.runs: dict[str, list[_Run]] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
+        steps: set[int] = set()
+        try:
+            for path in paths:
+                steps.add(self._open(path))
+        except BaseException:
+            self._stack.close()
+            raise
+        if len(steps) != 1:
+            self._stack.close()
+            raise ValueError(f"{paths[0].parent}: files of different steps: {sorted(steps)}")
+        self.steps = steps.pop()
+
+    def _open(self, path: Path) -> int:
+        file = self._stack.enter_context(safe_open(path, framework="pt"))
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{path}: format {metadata.get('format')!r}, expected {FORMAT}")
+        for name, (start, length, whole) in json.loads(metadata["runs"]).items():
+            self.runs.setdefault(name, []).append(_Run(file, start, length, whole))
+        self.buffers |= {key.removeprefix(BUFFER): file.get_tensor(key) for key in file.keys() if key.startswith(BUFFER)}  # noqa: SIM118
+        return int(metadata["steps"])
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def check(self, wholes: Mapping[str, int]) -> None:
+        """The files hold exactly these parameters, each element once.
+
+        Args:
+            wholes: Elements of every trained parameter.
+
+        Raises:
+            ValueError: What they hold instead.
+        """
+        if self.runs.keys() != wholes.keys():
+            raise ValueError(f"other parameters than those that train: {sorted(self.runs.keys() ^ wholes.keys())[:5]}")
+        for name, runs in self.runs.items():
+            ends = sorted((run.start, run.start + run.length) for run in runs)
+            covered = all(left[1] == right[0] for left, right in zip([(0, 0), *ends], [*ends, (wholes[name], 0)], strict=True))
+            if not covered or any(run.whole != wholes[name] for run in runs):
+                raise ValueError(f"{name}: {runs[0].whole} elements in runs {ends}, expected {wholes[name]} without a gap")
+
+    def read(self, pieces: Iterable[Piece], state: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
+        """Copy what the pieces cover into the fp32 weights and, after step 0, into the optimizer's moments.
+
+        Raises:
+            ValueError: The files do not hold all of a piece.
+        """
+        for piece in pieces:
+            self._fill(piece, WEIGHT, piece.of(piece.master))
+            for key in MOMENTS if self.steps else ():
+                self._fill(piece, key, piece.of(state[piece.master][key]))
+
+    def _fill(self, piece: Piece, key: str, target: torch.Tensor) -> None:
+        filled = 0
+        for run in self.runs.get(piece.name, ()):
+            low, high = max(piece.start, run.start), min(piece.start + piece.length, run.start + run.length)
+            if low < high:
+                values = run.file.get_slice(f"{key}/{piece.name}")[low - run.start : high - run.start]
+                target[low - piece.start : high - piece.start].copy_(values)
+                filled += high - low
+        if filled != piece.length:
+            raise ValueError(f"{piece.name}: {filled} of the {piece.length} elements from {piece.start} on")

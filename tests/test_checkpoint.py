@@ -1,0 +1,372 @@
+"""Checkpoints: nothing that was cut off, damaged or mixed up is ever trained on, and any number of ranks can go on from a whole one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import distributed as dist
+
+from suite.config.training import TrainingConfig
+from suite.errors import CheckpointError
+from suite.train.checkpoint import MARKER, Checkpoints, UnusableError, read_marker, sealed
+from suite.train.engine import Engine, gather_objects
+from suite.train.fingerprint import place_sum, together
+from suite.train.pieces import adam_of, pieces_of, steps_of
+from suite.train.shards import shard_name
+from tests.forked import fork_group, kill_at
+from tests.ranks import on_ranks
+from tests.test_parity import batch_of, model_of
+
+ROOT = Path(__file__).parents[1]
+EPOCHS = (1, 2, 3)
+Case = tuple[str, str, int, int]
+"""Method, precision, ZeRO stage, persistence threshold in elements."""
+CASES: list[Case] = [("lora", "fp32", 3, 0), ("full", "bf16", 3, 100_000), ("full", "fp32", 0, 0), ("lora", "bf16", 2, 0)]
+OTHER_SIZES = (1, 4)
+TOLERANCE = 2e-5
+"""Losses on another number of ranks: the same rows, added up in another order."""
+
+
+def make_engine(world_size: int, method: str = "lora", **training: Any) -> Engine:
+    return Engine(model_of(method, "bert"), TrainingConfig(batch_size=8, **training), world_size=world_size, device="cpu")
+
+
+def train(engine: Engine, steps: range, *, learning_rate: float = 1e-2) -> list[float]:
+    """The losses of whole batches."""
+    engine.module.train()
+    losses = []
+    for step in steps:
+        mine = {name: tensor[dist.get_rank() :: engine.world_size] for name, tensor in batch_of("bert", step).items()}
+        loss = engine.step([(mine, 1.0)], learning_rate)
+        dist.all_reduce(loss)
+        losses.append(float(loss) / engine.world_size)
+    return losses
+
+
+def run_forks(function: str, folder: Path) -> dict[str, Any]:
+    """A function of this module in a process that forks its ranks; it writes what it found to `found.json`."""
+    code = f"from pathlib import Path; from tests.test_checkpoint import {function}; {function}(Path({str(folder)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+# ---- killed at every stage of writing ---------------------------------------------------------------------------------
+
+
+def save_and_die(rank: int, folder: Path, victim: int, operation: int) -> None:
+    """Two epochs, and a third during which the victim is killed."""
+    engine, checkpoints = make_engine(dist.get_world_size()), Checkpoints(folder / "checkpoint")
+    for epoch in EPOCHS[:-1]:
+        train(engine, range(epoch, epoch + 1))
+        checkpoints.save(engine, epoch, {"trained": engine.fingerprint(trained=True)})
+    dist.barrier()
+    train(engine, range(3, 4))
+    state = {"trained": engine.fingerprint(trained=True)}
+    count = kill_at(operation, folder / "checkpoint") if rank == victim else lambda: 0
+    checkpoints.save(engine, 3, state)
+    (folder / f"operations-{rank}").write_text(str(count()))
+
+
+def look_again(rank: int, folders: list[Path]) -> None:
+    """What a new group makes of it: the epoch, and whether the weights are those of that epoch."""
+    engine = make_engine(dist.get_world_size())
+    for folder in folders:
+        before = [p.name for p in (folder / "checkpoint").iterdir()]
+        state = Checkpoints(folder / "checkpoint").load(engine)
+        whole = state is not None and state["trained"] == engine.fingerprint(trained=True)
+        epochs = [
+            n for n in EPOCHS if (folder / "checkpoint" / f"epoch-{n}").exists() and _marked(folder / "checkpoint" / f"epoch-{n}", state)
+        ]
+        (folder / f"seen-{rank}.json").write_text(json.dumps([epochs[-1:] or [0], whole, sorted(before)]))
+
+
+def _marked(folder: Path, state: Any) -> bool:
+    try:
+        return bool(json.loads((folder / MARKER).read_text())["state"] == state)
+    except (OSError, ValueError):
+        return False
+
+
+def killed_everywhere(folder: Path) -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for ranks in (1, 2):
+        whole = folder / f"{ranks}-whole"
+        whole.mkdir()
+        assert fork_group(save_and_die, whole, ranks - 1, -1, world_size=ranks) == [0] * ranks
+        operations = int((whole / f"operations-{ranks - 1}").read_text())
+        stages = range(1, operations + 1, ranks)
+        folders = {stage: folder / f"{ranks}-{stage}" for stage in stages}
+        for stage, path in folders.items():
+            path.mkdir()
+            assert fork_group(save_and_die, path, ranks - 1, stage, world_size=ranks, timeout_s=20)[-1] == -9
+        assert fork_group(look_again, [whole, *folders.values()], world_size=ranks) == [0] * ranks
+        found[str(ranks)] = [[json.loads((p / f"seen-{r}.json").read_text()) for r in range(ranks)] for p in (whole, *folders.values())]
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_forks("killed_everywhere", tmp_path_factory.mktemp("killed"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_whenever_the_writer_is_killed_the_last_committed_epoch_is_loaded_on_every_rank(killed: dict[str, Any], ranks: int) -> None:
+    whole, *cut = killed[str(ranks)]
+    assert [seen[:2] for seen in whole] == [[[3], True]] * ranks
+    assert len(cut) >= (5 if ranks == 1 else 3)
+    loaded = []
+    for seen in cut:
+        (epoch,), as_saved, _ = seen[0]
+        assert as_saved and seen == [seen[0]] * ranks
+        loaded.append(epoch)
+    assert set(loaded) == ({2, 3} if ranks == 1 else {2, 3} & set(loaded)) and loaded == sorted(loaded), "never back again once committed"
+
+
+# ---- damaged afterwards -----------------------------------------------------------------------------------------------
+
+Damage = Callable[[Path], None]
+
+
+def _flip(name: str, at: float) -> Damage:
+    def damage(folder: Path) -> None:
+        data = bytearray((folder / name).read_bytes())
+        data[int(at * (len(data) - 1))] ^= 0x10
+        (folder / name).write_bytes(data)
+
+    return damage
+
+
+def _cut(name: str, part: float) -> Damage:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[: int(part * (folder / name).stat().st_size)]) and None
+
+
+def _link(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        shutil.move(folder / name, folder.parent / f"elsewhere-{name}")
+        (folder / name).symlink_to(folder.parent / f"elsewhere-{name}")
+
+    return damage
+
+
+def _older_marker(folder: Path) -> None:
+    shutil.copy(folder.parent / "epoch-2" / MARKER, folder / MARKER)
+
+
+def _older_shard(folder: Path) -> None:
+    shutil.copy(folder.parent / "epoch-2" / shard_name(0), folder / shard_name(0))
+
+
+def _edited(**changes: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / MARKER).write_text(json.dumps(json.loads((folder / MARKER).read_text()) | changes))
+
+    return damage
+
+
+def _leads_out(folder: Path) -> None:
+    marker = json.loads((folder / MARKER).read_text())
+    del marker["seal"]
+    marker["files"] = {f"../epoch-2/{name}": about for name, about in marker["files"].items()}
+    (folder / MARKER).write_text(json.dumps(sealed(marker)))
+
+
+def _leftovers(folder: Path) -> None:
+    (folder / f".{shard_name(0)}.abc").write_bytes(b"half a fi")
+    (folder / "global_step1").mkdir()
+    (folder.parent / "epoch-4").mkdir()
+    (folder.parent / "epoch-x").mkdir()
+
+
+SHARDS = (shard_name(0), shard_name(1))
+DAMAGES: dict[str, Damage] = {
+    **{f"{name} missing": lambda folder, name=name: (folder / name).unlink() for name in (*SHARDS, MARKER)},  # type: ignore[misc]
+    **{f"{name} cut to {part}": _cut(name, part) for name in (*SHARDS, MARKER) for part in (0.0, 0.5, 0.99)},
+    **{f"{name} flipped at {at}": _flip(name, at) for name in SHARDS for at in (0.0, 0.5, 1.0)},
+    **{f"{MARKER} flipped at {at}": _flip(MARKER, at) for at in (0.1, 0.3, 0.5, 0.7, 0.9)},
+    **{f"{name} a link": _link(name) for name in SHARDS},
+    "an older marker": _older_marker,
+    "an older shard": _older_shard,
+    "another state": _edited(state={"epoch": 7}),
+    "another number of ranks": _edited(world_size=1),
+    "another format": _edited(format="of tomorrow"),
+    "files elsewhere": _leads_out,
+}
+
+
+def load_damaged(rank: int, folder: Path) -> dict[str, Any]:
+    engine, whole = make_engine(2), Checkpoints(folder / "whole")
+    fingerprints = {}
+    for epoch in EPOCHS:
+        train(engine, range(epoch, epoch + 1))
+        whole.save(engine, epoch, {"epoch": epoch})
+        fingerprints[epoch] = engine.fingerprint(trained=True)
+    found: dict[str, Any] = {}
+    for name, damage in {**DAMAGES, "leftovers": _leftovers}.items():
+        path = folder / "damaged"
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(whole.folder, path)
+            damage(path / "epoch-3")
+        dist.barrier()
+        state = Checkpoints(path).load(engine)
+        found[name] = [state, state is not None and engine.fingerprint(trained=True) == fingerprints[state["epoch"]]]
+    found["poisoned"] = _load_poisoned(engine, whole)
+    found["renamed"] = _load_renamed(rank, engine, folder)
+    return found
+
+
+def _load_poisoned(engine: Engine, checkpoints: Checkpoints) -> str:
+    """One element of one frozen tensor, on one rank."""
+    frozen = next(p for p in engine.module.parameters() if not p.requires_grad and p.ds_tensor.numel() > 8)  # type: ignore[attr-defined]
+    if dist.get_rank() == 1:
+        frozen.ds_tensor[3] += 1e-3  # type: ignore[attr-defined]
+    try:
+        checkpoints.load(engine)
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        if dist.get_rank() == 1:
+            frozen.ds_tensor[3] -= 1e-3  # type: ignore[attr-defined]
+    return ""
+
+
+def _load_renamed(rank: int, engine: Engine, folder: Path) -> str:
+    path = engine.save(folder / "renamed")
+    tensors = load_file(path)
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    name = next(iter(json.loads(metadata["runs"])))
+    metadata["runs"] = metadata["runs"].replace(name, f"{name}x")
+    save_file({key.replace(name, f"{name}x"): tensor for key, tensor in tensors.items()}, path, metadata)
+    dist.barrier()
+    try:
+        engine.load(folder / "renamed")
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(load_damaged, tmp_path_factory.mktemp("damaged"))
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_generation_is_passed_over_by_every_rank(damaged: list[dict[str, Any]], name: str) -> None:
+    assert [found[name] for found in damaged] == [[{"epoch": 2}, True]] * 2
+
+
+def test_leftovers_beside_a_whole_generation_change_nothing(damaged: list[dict[str, Any]]) -> None:
+    assert [found["leftovers"] for found in damaged] == [[{"epoch": 3}, True]] * 2
+
+
+def test_other_frozen_weights_than_the_trial_began_with_are_refused(damaged: list[dict[str, Any]]) -> None:
+    assert all("frozen weights are not those" in found["poisoned"] for found in damaged)
+
+
+def test_a_trained_parameter_under_another_name_is_refused(damaged: list[dict[str, Any]]) -> None:
+    assert all("other parameters than those that train" in found["renamed"] for found in damaged)
+
+
+def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
+    (tmp_path / "epoch-1").mkdir()
+    with pytest.raises(UnusableError, match="never committed"):
+        read_marker(tmp_path / "epoch-1", 1)
+    (tmp_path / "epoch-1" / MARKER).write_text("{")
+    with pytest.raises(UnusableError, match="cannot be read"):
+        read_marker(tmp_path / "epoch-1", 1)
+
+
+# ---- another number of ranks ------------------------------------------------------------------------------------------
+
+
+def whole_state(engine: Engine) -> tuple[dict[str, list[torch.Tensor]], int]:
+    """fp32 weights and both moments of every trained parameter, whole, put together from the pieces of all ranks."""
+    optimizer = engine._engine.optimizer
+    adam, mine = adam_of(optimizer), []
+    for piece in pieces_of(engine.module, optimizer, rank=dist.get_rank()):
+        held = (piece.master, *(adam.state[piece.master][key] for key in ("exp_avg", "exp_avg_sq")))
+        mine.append((piece.name, piece.start, [piece.of(tensor).clone() for tensor in held]))
+    runs: dict[str, dict[int, list[torch.Tensor]]] = {}
+    for name, start, tensors in (run for part in gather_objects(mine) for run in part):
+        runs.setdefault(name, {})[start] = tensors
+    whole = {name: [torch.cat([found[s][i] for s in sorted(found)]) for i in range(3)] for name, found in runs.items()}
+    return whole, steps_of(adam)
+
+
+def elastic(rank: int, folder: Path, save: bool) -> list[Any]:
+    found = []
+    for method, precision, stage, threshold in CASES:
+        settings = {"precision": precision, "zero_stage": stage, "persistence_threshold_elements": threshold}
+        engine = make_engine(dist.get_world_size(), method, **settings)
+        checkpoints = Checkpoints(folder / f"{method}-{precision}-{stage}")
+        if save:
+            train(engine, range(3))
+            checkpoints.save(engine, 1, {"epoch": 1})
+        else:
+            assert checkpoints.load(engine) == {"epoch": 1}
+        prints = [engine.fingerprint(trained=trained) for trained in (True, False)]
+        found.append((*whole_state(engine), prints, train(engine, range(3, 6))))
+        engine.release()
+    return found
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+    """Saved by two ranks: what these had, and what others make of it; by number of ranks."""
+    folder = tmp_path_factory.mktemp("elastic")
+    found = {2: on_ranks(elastic, folder, True)[0]}
+    return found | {size: on_ranks(elastic, folder, False, world_size=size)[0] for size in OTHER_SIZES}
+
+
+@pytest.mark.parametrize("size", OTHER_SIZES)
+@pytest.mark.parametrize("case", CASES)
+def test_another_number_of_ranks_goes_on_from_the_same_numbers(resumed: dict[int, list[Any]], size: int, case: Case) -> None:
+    state, steps, prints, losses = resumed[2][CASES.index(case)]
+    other_state, other_steps, other_prints, other_losses = resumed[size][CASES.index(case)]
+    assert (steps, prints) == (other_steps, other_prints) and state.keys() == other_state.keys()
+    for name, tensors in state.items():
+        for tensor, other in zip(tensors, other_state[name], strict=True):
+            assert torch.equal(tensor, other), name
+    assert other_losses == pytest.approx(losses, abs=TOLERANCE if case[1] == "fp32" else 2e-2)  # bf16 has 8 bits of mantissa
+
+
+# ---- the fingerprint --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fingerprint_does_not_depend_on_how_a_tensor_is_cut(dtype: torch.dtype) -> None:
+    values = torch.randn(200_003, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = together([{"w": place_sum(values, 0)}], {"w": len(values)})
+    for cuts in ((100_001,), (1, 65_536, 65_537, 131_072), (200_002,)):
+        edges = [0, *cuts, len(values)]
+        parts = [{"w": place_sum(values[a:b], a)} for a, b in itertools.pairwise(edges)]
+        assert together(parts, {"w": len(values)}) == whole
+
+
+def test_a_fingerprint_sees_every_change() -> None:
+    values = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
+    before = place_sum(values, 0)
+    for place in (0, 1, 65_535, 65_536, 69_999):
+        changed = values.clone()
+        changed[place] = torch.nextafter(changed[place], torch.tensor(9.0))
+        assert place_sum(changed, 0) != before
+    swapped = values.clone()
+    swapped[[3, 65_540]] = values[[65_540, 3]]
+    assert place_sum(swapped, 0) != before

@@ -1,0 +1,285 @@
+"""What can happen to a group, through real Ray: who notices, what is kept, and what the sweep makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from suite.train.attempts import AGAIN, OUT_OF_MEMORY, PREEMPTED, counted, is_given_up, result_of
+from suite.train.folder import Home, TrialFolder
+from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.train.spec import TrialSpec
+from suite.tune.breaker import Breaker
+from suite.tune.cluster import cluster
+from suite.tune.driver import run_sweep
+from suite.tune.events import Listener, Outcome
+from suite.tune.host import oom_kills
+from suite.tune.status import status
+from tests.sweeps import make_roots, toy_sweep
+
+ROOT = Path(__file__).parents[1]
+FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
+CGROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of the task `toy`, with a cluster of two CPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        roots = make_roots(tmp_path_factory.mktemp("roots"), patch)
+        with cluster(None, threads=1):
+            yield roots
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    path = tmp_path / "home"
+    path.mkdir()
+    return Home(path)
+
+
+class Told(Listener):
+    """Retries and ends; may do something at a trial's start or at an epoch."""
+
+    def __init__(
+        self,
+        at_epoch: Callable[[TrialSpec, EpochRecord], None] = lambda spec, record: None,
+        *,
+        at_start: Callable[[TrialSpec], None] = lambda spec: None,
+    ) -> None:
+        self.at_epoch, self.at_start = at_epoch, at_start
+        self.retries: list[FailureRecord] = []
+        self.ends: list[TrialResult | None] = []
+
+    def on_trial_start(self, spec: TrialSpec) -> None:
+        self.at_start(spec)
+
+    def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
+        self.at_epoch(spec, record)
+
+    def on_trial_retry(self, spec: TrialSpec, failure: FailureRecord) -> None:
+        self.retries.append(failure)
+
+    def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
+        self.ends.append(result)
+
+
+def fault(home: Home, what: str, *, again: bool = False, trial: str = "any") -> None:
+    (home.path / f"fault-{what}").write_text(trial)
+    if again:
+        (home.path / f"fault-{what}-again").touch()
+
+
+def mend(home: Home) -> None:
+    for path in home.path.glob("fault-*"):
+        path.unlink()
+
+
+def run(home: Home, data_root: Path, told: Listener | None = None, *, trainer: str = FAKE, again: bool = False, **changes: Any) -> Outcome:
+    """One trial per cell and one to confirm; one cell unless `methods` says otherwise."""
+    patient = {"setup_s": 300.0, "epoch_s": 60.0} | changes.pop("timeouts", {})
+    config = toy_sweep(**{"methods": ["full"], "search": {"trials": 1}, "confirm": {"seeds": [1]}, "timeouts": patient} | changes)
+    listeners = [told] if told is not None else []
+    return run_sweep(config, home=home, data_root=data_root, listeners=listeners, trainer=trainer, retry_given_up=again)
+
+
+# ---- a rank that does not answer --------------------------------------------------------------------------------------
+
+
+def test_before_a_group_that_hangs_is_ended_the_stacks_of_all_its_ranks_are_kept(home: Home, data_root: Path) -> None:
+    fault(home, "hang")
+    told = Told()
+    assert run(home, data_root, told, timeouts={"epoch_s": 4.0}).ok
+    (hung,) = told.retries
+    assert hung.type == "Timeout" and "from rank [1] within 4 s" in hung.message
+    assert "sleep_through_everything" in hung.traceback, "where it hangs"
+    assert "--- rank 0, sleeping ---" in hung.traceback and "--- rank 1, sleeping ---" in hung.traceback
+    assert "fake_trainer.py" in Path(hung.log_path).read_text()
+
+
+def test_a_stopped_process_is_called_stopped(home: Home, data_root: Path) -> None:
+    fault(home, "stop")
+    told = Told()
+    assert run(home, data_root, told, timeouts={"epoch_s": 4.0}).ok
+    (hung,) = told.retries
+    assert hung.message.endswith("; rank 1 is stopped")
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A control group with little memory."""
+    path = CGROUPS / f"suite-test-{os.getpid()}"
+    try:
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text(str(512 * 2**20))
+    except OSError as error:
+        pytest.skip(f"needs root and control groups of version 1: {error}")
+    yield path
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            return
+        time.sleep(0.1)
+
+
+def test_a_kill_for_lack_of_memory_is_told_from_a_death_without_cause(home: Home, data_root: Path, cgroup: Path) -> None:
+    (home.path / "cgroup").write_text(str(cgroup))
+    fault(home, "memory-start", again=True)
+    told = Told()
+    outcome = run(home, data_root, told, failures={"retries": 1})
+    (killed,) = told.retries
+    assert killed.type == OUT_OF_MEMORY and "as /" in killed.message and "micro_batch_size" in killed.message
+    assert [end.status for end in told.ends if end is not None] == [Status.OOM], "not tried for ever: a result, with the remedy"
+    assert outcome.failed and "micro_batch_size" in outcome.cells[0].failures[0].message
+
+
+def test_a_death_without_evidence_is_not_called_anything_else(home: Home, data_root: Path) -> None:
+    fault(home, "kill")
+    told = Told()
+    before = oom_kills()
+    assert run(home, data_root, told).ok
+    assert before, "there are counters"
+    if oom_kills() != before:
+        pytest.skip("somebody else's process was killed for lack of memory meanwhile")
+    (died,) = told.retries
+    assert died.type == "RankDied" and died.message.endswith("as after SIGKILL; by whom is unknown")
+
+
+# ---- a trial that kills its group every time --------------------------------------------------------------------------
+
+
+def test_a_poison_trial_is_given_up_and_stays_so_until_somebody_wants_it_tried_again(home: Home, data_root: Path) -> None:
+    config: dict[str, Any] = {"methods": ["full", "lora"], "failures": {"retries": 2}}
+    started: list[str] = []
+
+    def poison(spec: TrialSpec) -> None:
+        if not started:
+            fault(home, "kill-start", again=True, trial=spec.hash)
+        started.append(spec.hash)
+
+    told = Told(at_start=poison)
+    outcome = run(home, data_root, told, **config)
+    bad, good = status(home, "toy")
+    assert outcome.failed == (bad.key,) and good.done == 2, "the sweep went on"
+    assert [(f.type, f.status) for f in bad.failures] == [("RankDied", "gave up")]
+    folder = home.trial(bad.failures[0].trial)
+    assert len(folder.failures()) == 3 and len(told.retries) == 2 and told.ends.count(None) == 1
+
+    assert run(home, data_root, **config).failed == (bad.key,)
+    assert len(folder.failures()) == 3, "the same command does not burn another three attempts"
+
+    mend(home)
+    assert run(home, data_root, again=True, **config).ok
+    assert [f.type for f in folder.failures()] == ["RankDied"] * 3 + [AGAIN]
+
+
+def test_attempts_are_counted_since_the_last_one_that_got_further(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+
+    def fail(kind: str = "RankDied", epoch: int | None = 0) -> list[bool]:
+        folder.add_failure(FailureRecord(type=kind, message="", epoch=epoch))
+        return [len(counted(folder)) == n for n in range(5)]
+
+    assert fail()[1] and fail()[2]
+    assert fail(epoch=1)[1], "an epoch further"
+    assert fail(epoch=0)[2] and fail(epoch=1)[3], "no further than before"
+    assert fail(PREEMPTED, epoch=1)[3], "announced"
+    assert is_given_up(folder, retries=2) and not is_given_up(folder, retries=3)
+    assert result_of(folder, started_at=0.0) is None
+    assert fail(AGAIN)[0]
+    assert fail(OUT_OF_MEMORY, epoch=1)[1] and fail(OUT_OF_MEMORY, epoch=1)[2]
+    ended = result_of(folder, started_at=0.0)
+    assert ended is not None and ended.status is Status.OOM and "2 attempts" in ended.missing["score"]
+
+
+# ---- notice -----------------------------------------------------------------------------------------------------------
+
+
+def _rank_pid(home: Home) -> int:
+    import json
+
+    calls = [json.loads(line) for line in (home.path / "calls.jsonl").read_text().splitlines()]
+    return int(next(call["pid"] for call in reversed(calls) if call["rank"] == 1))
+
+
+def _trial_pid() -> int:
+    titles = {p.pid: " ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)}
+    found = [pid for pid, title in titles.items() if title.startswith("ray::") and "Train" in title]
+    assert found, sorted(title.strip() for title in titles.values() if title.startswith("ray::"))
+    return found[-1]
+
+
+@pytest.mark.parametrize("whom", ["a rank", "the trial's process"])
+def test_sigterm_costs_no_attempt_and_no_epoch(home: Home, data_root: Path, whom: str) -> None:
+    def strike(spec: TrialSpec, record: EpochRecord) -> None:
+        if not told.retries and not struck:
+            struck.append(record.epoch)
+            os.kill(_rank_pid(home) if whom == "a rank" else _trial_pid(), signal.SIGTERM)
+
+    struck: list[int] = []
+    told = Told(strike)
+    outcome = run(home, data_root, told, trainer=SLOW, failures={"retries": 0}, training={"epochs": 20, "batch_size": 8})
+    assert outcome.ok and [retry.type for retry in told.retries] == [PREEMPTED]
+
+
+def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_root: Path) -> None:
+    told = Told(lambda spec, record: os.kill(os.getpid(), signal.SIGTERM) if record.epoch == 1 else None)
+    before = signal.getsignal(signal.SIGTERM)
+    outcome = run(home, data_root, told, trainer=SLOW, training={"epochs": 40, "batch_size": 8})
+    assert outcome.interrupted and outcome.reason == "stopped by SIGTERM" and not told.ends
+    (folder,) = home.trials()
+    (left,) = folder.failures()
+    assert left.type == PREEMPTED and folder.result() is None
+    assert signal.getsignal(signal.SIGTERM) is before
+    told = Told()
+    assert run(home, data_root, told, training={"epochs": 40, "batch_size": 8}, failures={"retries": 0}).ok and not told.retries
+
+
+# ---- the circuit breaker ----------------------------------------------------------------------------------------------
+
+
+def test_trials_that_fail_alike_in_a_row_pause_the_sweep(home: Home, data_root: Path) -> None:
+    fault(home, "network-start", again=True)
+    config: dict[str, Any] = {"methods": ["full", "lora", "bitfit", "adapter"], "failures": {"retries": 0}}
+    outcome = run(home, data_root, **config)
+    assert outcome.interrupted and "3 trials in a row failed alike" in outcome.reason and "reset by peer" in outcome.reason
+    assert len(list(home.trials())) == 3, "the fourth was not burnt"
+
+
+def test_only_different_trials_that_fail_alike_without_progress_in_between_count() -> None:
+    def record(kind: str = "OSError", message: str = "start: rank 0: [Errno 5] I/O error: /a/b") -> FailureRecord:
+        return FailureRecord(type=kind, message=message)
+
+    breaker = Breaker(2)
+    assert not breaker.failed("a", record()) and not breaker.failed("a", record())
+    breaker.progressed()
+    assert not breaker.failed("b", record())
+    assert not breaker.failed("c", record(message="something else"))
+    assert not breaker.failed("d", record())
+    assert "OSError" in breaker.failed("e", record(message="start: rank 1: [Errno 5] I/O error: /c"))
+    losses = Breaker(2)
+    assert not any(losses.failed(trial, record(kind)) for trial in "abc" for kind in ("RankDied", PREEMPTED, OUT_OF_MEMORY))
+    assert not any(losses.failed(trial, record("Timeout", "epoch: no answer from rank [0] within 4 s")) for trial in "abc")
+    joins = [losses.failed(trial, record("Timeout", "join: no answer from rank [0] within 4 s")) for trial in "ab"]
+    assert not joins[0] and "join" in joins[1]
+    assert not any(Breaker(None).failed(trial, record()) for trial in "abcdef")
+
+
+def test_the_cluster_is_free_after_all(data_root: Path) -> None:
+    end = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != ray.cluster_resources().get("CPU"):
+        assert time.monotonic() < end
+        time.sleep(0.1)
