@@ -1,0 +1,120 @@
+"""The process of one rank: a Ray actor that hosts the trainer, and what it tells about itself."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from suite.train.folder import Workspace
+from suite.train.result import EpochRecord, Status, TrialResult
+from suite.train.spec import TrialSpec
+from suite.tune import network
+from suite.tune.host import STACK_SIGNAL, Process, oom_kills
+
+LEFT = 128 + signal.SIGTERM
+"""Exit code of a rank that was told to leave and had nothing to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One epoch, as plain records: the trial's actor never imports torch."""
+
+    record: EpochRecord | None
+    done: bool
+    status: Status | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process is.
+
+    Attributes:
+        node: Its id in the cluster.
+        interface: For a group that spans nodes; None = whatever the libraries find.
+        address: Of the interface.
+        port: Free there.
+        gpus: Its own.
+        process: How it is found from outside.
+    """
+
+    node: str
+    interface: str | None
+    address: str
+    port: int
+    gpus: tuple[str, ...]
+    process: Process
+
+
+class Rank:
+    """The process of one rank; a Ray actor that hosts the trainer."""
+
+    def __init__(self) -> None:
+        self._trainer: Any = None  # `suite.train.loop.Trainer`, imported in this process only
+        self._training = False
+        faulthandler.enable(file=2)  # wherever that leads: to the trial's log
+        faulthandler.register(STACK_SIGNAL, file=2)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._heed)
+
+    def _heed(self, number: int, frame: object) -> None:
+        """SIGTERM: the host will be gone soon. A trial is left behind with a checkpoint; without one there is nothing to keep."""
+        if not self._training:
+            os._exit(LEFT)
+        self._trainer.leave()
+
+    def where(self, interface: str | None) -> Place:
+        """Where this process is, with the address of an interface and a port that is free there now."""
+        name, address = network.choose(interface, address=str(ray.util.get_node_ip_address()))
+        gpus = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        node = ray.get_runtime_context().get_node_id()
+        return Place(node, name, address, network.free_port(), gpus, Process(node, os.getpid(), oom_kills()))
+
+    def ping(self) -> None:
+        """Answer, which a dead or stopped process does not."""
+
+    def join(self, trainer: str, workspace: Workspace, gpus: Sequence[str], interface: str | None, place: dict[str, Any]) -> None:
+        """Make the trainer, which joins the process group. The ranks of a node see each other's GPUs, as NCCL's peer access needs."""
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        if place["master_addr"] == network.LOOPBACK:
+            network.use_loopback()
+        else:
+            network.use(interface)
+        module, _, name = trainer.partition(":")
+        self._trainer = getattr(importlib.import_module(module), name)(workspace, **place)
+
+    def start(self, spec_json: str, log_path: str) -> int:
+        """Begin or take up a trial; what the process prints goes to the trial's own log from here on."""
+        Path(log_path).parent.mkdir(parents=True, exist_ok=True)
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        self._training = True
+        return int(self._trainer.start(TrialSpec.model_validate_json(spec_json)))
+
+    def epoch(self) -> Report:
+        report = self._trainer.epoch()
+        return Report(report.record, report.done, report.status)
+
+    def finish(self, pruned: bool) -> TrialResult:
+        result = self._trainer.finish(pruned=pruned)
+        self._training = False
+        assert isinstance(result, TrialResult)
+        return result
+
+    def baseline_bytes(self) -> int:
+        return int(self._trainer.baseline_bytes())
+
+    def close(self) -> None:
+        if self._trainer is not None:
+            self._trainer.close()
