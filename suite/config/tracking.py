@@ -1,0 +1,13 @@
+"""What a sweep sends to the tracking store beside its numbers. Where the store is, the command line and the environment say."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from suite.config.loader import Strict
+
+
+class TrackingConfig(Strict):
+    """Nothing here is part of a trial's identity."""
+
+    artifacts: bool = Field(False, description="upload each trial's spec, result, predictions and lm-eval record, files of at most 10 MiB")
