@@ -1,0 +1,64 @@
+"""One line of `suite doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+
+
+class Level(StrEnum):
+    """`WARN`: sweeps run, but something is missing or will bite. `FAIL`: they do not run, or their results cannot be trusted."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        check: Its name.
+        level: How bad it is.
+        found: What was seen, never a secret.
+        remedy: What to do; empty where nothing is to be done.
+        node: Where, as Ray names the node; empty for this machine, "all" for every node of a cluster.
+    """
+
+    check: str
+    level: Level
+    found: str
+    remedy: str = ""
+    node: str = ""
+
+
+ok = partial(Finding, level=Level.OK)
+"""`ok("memory", found="...")`"""
+warn = partial(Finding, level=Level.WARN)
+fail = partial(Finding, level=Level.FAIL)
+
+Check = Callable[[], Finding | list[Finding]]
+
+
+def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
+    """Run named checks one after another; one that breaks is itself a finding, and the others still run."""
+    found: list[Finding] = []
+    for name, check in checks:
+        try:
+            result = check()
+        except Exception as error:  # noqa: BLE001 - whatever is broken here is what the doctor was asked about
+            result = fail(name, found=f"the check itself ended with {type(error).__name__}: {error}", remedy="see the message")
+        found += result if isinstance(result, list) else [result]
+    return found
+
+
+def merge_nodes(found: Sequence[Finding], nodes: int) -> list[Finding]:
+    """Findings that are equal but for their node as one, which names them all; in the order of the first."""
+    places: dict[Finding, list[str]] = {}
+    for finding in found:
+        places.setdefault(replace(finding, node=""), []).append(finding.node)
+    named = {finding: "all" if len(where) == nodes > 1 else ", ".join(filter(None, where)) for finding, where in places.items()}
+    return [replace(finding, node=where) for finding, where in named.items()]

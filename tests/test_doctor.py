@@ -1,0 +1,270 @@
+"""What `suite doctor` finds on one machine; hosts that disagree are in tests/cluster/test_doctor.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
+from suite.doctor.install import amdsmi, packages, sessions, token_file
+from suite.doctor.machine import container_limit, energy, gpus, socket_paths
+from suite.doctor.places import home_writable, storage
+from suite.tracking.doctor import check_store
+from suite.tune.cluster import cluster
+from suite.tune.doctor import check_cluster, check_versions, judge_clock
+from tests.records import make_store
+from tests.test_meters_energy import NOT_SUPPORTED, FakeNvml
+
+ROOT = Path(__file__).parents[1]
+MIB = 2**20
+
+
+def gpu(**answers: object) -> FakeNvml:
+    """A board with all that the doctor asks for."""
+    given = {"CudaComputeCapability": (8, 0), "VirtualizationMode": 0, "UUID": "GPU-0123456789", "ComputeRunningProcesses": []} | answers
+    api = FakeNvml(**given)
+    for name, value in {"nvmlSystemGetCudaDriverVersion_v2": lambda: 13000, "NVML_GPU_VIRTUALIZATION_MODE_VGPU": 2}.items():
+        setattr(api, name, value)
+    return api
+
+
+def fake_package(folder: Path, name: str, version: str) -> Path:
+    """A folder for PYTHONPATH whose metadata say that another version is installed."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return folder
+
+
+def in_python(code: str, path: Path) -> str:
+    """What a process prints that searches a folder first."""
+    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+# findings
+
+
+def test_a_check_that_breaks_is_a_finding_and_the_others_still_run() -> None:
+    def broken() -> Finding:
+        raise RuntimeError("no such sensor")
+
+    first, second = run_checks([("broken", broken), ("whole", lambda: ok("whole", found="fine"))])
+    assert first.level is Level.FAIL and "RuntimeError: no such sensor" in first.found
+    assert second == ok("whole", found="fine")
+
+
+def test_what_all_nodes_have_in_common_is_one_line() -> None:
+    found = [ok("memory", found="8 GiB", node="a"), ok("memory", found="8 GiB", node="b"), fail("disk", found="full", node="b")]
+    assert merge_nodes(found, 2) == [ok("memory", found="8 GiB", node="all"), fail("disk", found="full", node="b")]
+
+
+# GPUs and energy
+
+
+@pytest.mark.parametrize(("built_for", "said"), [(None, "processors only"), ("99.0", "too old for torch's CUDA 99.0")])
+def test_a_gpu_that_this_torch_cannot_use_is_a_failure(built_for: str | None, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    (found,) = gpus(gpu())
+    assert found.level is Level.FAIL and said in found.found and "torch" in found.remedy
+
+
+def test_a_gpu_and_its_torch_are_in_order_and_bfloat16_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert [f.level for f in gpus(gpu())] == [Level.OK, Level.OK]
+    assert [(f.check, f.level) for f in gpus(gpu(CudaComputeCapability=(7, 5)))] == [("gpus", Level.OK), ("bf16", Level.WARN)]
+
+
+def test_a_machine_without_gpus_is_in_order_and_trains_over_gloo() -> None:
+    (found,) = gpus(gpu(Count=NOT_SUPPORTED))
+    assert found.level is Level.OK and "gloo" in found.found
+
+
+@pytest.mark.parametrize(
+    ("answers", "level", "said"),
+    [
+        ({}, Level.OK, "energy counter"),
+        ({"TotalEnergyConsumption": NOT_SUPPORTED}, Level.WARN, "sampled"),
+        ({"MigMode": (1, 1)}, Level.WARN, "MIG is on"),
+        ({"VirtualizationMode": 2}, Level.WARN, "virtual GPU"),
+        ({"ComputeRunningProcesses": ["theirs"]}, Level.WARN, "1 processes compute there"),
+    ],
+)
+def test_what_spoils_the_energy_of_a_gpu_is_named(answers: dict[str, object], level: Level, said: str) -> None:
+    (found,) = energy(gpu(**answers))
+    assert found.level is level and said in found.found
+
+
+def test_rapl_that_can_be_read_is_found_and_its_absence_is_a_warning(tmp_path: Path) -> None:
+    api = gpu(Count=0)
+    (without,) = energy(api, tmp_path)
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    for name, text in {"name": "package-0", "energy_uj": "5", "max_energy_range_uj": "100"}.items():
+        (zone / name).write_text(text)
+    (found,) = energy(api, tmp_path)
+    assert (without.level, found.level) == (Level.WARN, Level.OK)
+    assert "4 W per core" in without.found and "RAPL" in found.found
+
+
+def test_the_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text(f"{100 * MIB}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_limit(tmp_path) is None
+    (tmp_path / "memory.max").write_text(f"{512 * MIB}\n")
+    assert container_limit(tmp_path) == (512 * MIB, 100 * MIB)
+
+
+def test_a_long_temporary_folder_leaves_no_room_for_rays_sockets() -> None:
+    assert socket_paths({}.get).level is Level.OK
+    found = socket_paths({"RAY_TMPDIR": "/scratch/" + "x" * 60}.get)
+    assert found.level is Level.FAIL and "RAY_TMPDIR" in found.remedy
+
+
+# the installation
+
+
+def test_every_requirement_is_met_here() -> None:
+    assert [f.level for f in packages()] == [Level.OK]
+
+
+def test_a_package_of_another_version_fails_with_both_versions(tmp_path: Path) -> None:
+    code = "from suite.doctor.install import packages\nfor f in packages(): print(f.level.value, f.found)"
+    said = in_python(code, fake_package(tmp_path, "optuna", "3.0.0"))
+    assert said == "fail optuna is 3.0.0, expected >=5.0\n"
+
+
+def test_amdsmi_without_its_library_is_named_and_ray_is_not_started(tmp_path: Path) -> None:
+    (tmp_path / "amdsmi").mkdir()
+    (tmp_path / "amdsmi" / "__init__.py").write_text("raise KeyError('libamd_smi.so')\n")
+    assert amdsmi().level is Level.OK
+    command = [sys.executable, "-m", "suite", "doctor", "--home", str(tmp_path / "home"), "--format", "json"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "MLFLOW_TRACKING_URI": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    rows = {row["check"]: row for row in json.loads(done.stdout)}
+    assert done.returncode == 1, done.stderr
+    assert rows["amdsmi"]["level"] == "fail" and "uninstall amdsmi" in rows["amdsmi"]["remedy"]
+    assert rows["ray"]["level"] == "fail" and "libamd_smi.so" in rows["ray"]["found"]
+    assert "cluster" not in rows and rows["home"]["level"] == "ok" and not (tmp_path / "home").exists()
+
+
+def test_a_token_that_others_can_read_or_that_is_missing_is_found_and_never_shown(tmp_path: Path) -> None:
+    path = tmp_path / ".ray" / "auth_token"
+    path.parent.mkdir()
+    local, asked = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    assert token_file(local).level is Level.OK
+    assert token_file(asked).level is Level.FAIL and "get-auth-token" in token_file(asked).remedy
+    path.write_text("s3cr3t-token")
+    path.chmod(0o644)
+    assert (token_file(local).level, token_file(asked).level) == (Level.WARN, Level.FAIL)
+    path.chmod(0o600)
+    assert token_file(asked).level is Level.OK
+    inline = token_file(local | {"RAY_AUTH_TOKEN": "s3cr3t-token"})
+    assert inline.level is Level.WARN
+    assert "s3cr3t" not in repr([inline, token_file(asked)])
+
+
+def test_sessions_of_clusters_that_have_ended_are_counted(tmp_path: Path) -> None:
+    assert sessions(tmp_path).level is Level.OK
+    folder = tmp_path / "ray" / "session_2026-01-01_00-00-00_000000_1"
+    folder.mkdir(parents=True)
+    (folder / "log").write_bytes(b"x" * MIB)
+    found = sessions(tmp_path)
+    assert found.level is Level.WARN and "1 left over with 1 MiB" in found.found
+
+
+# places and stores
+
+
+def test_a_home_is_tried_as_trials_write_it_and_nothing_stays(tmp_path: Path) -> None:
+    assert home_writable(tmp_path / "new" / "home").level is Level.OK
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    found = home_writable(tmp_path / "file" / "home")
+    assert found.level is Level.FAIL and "--home" in found.remedy
+
+
+def test_a_storage_that_answers_is_in_order_and_one_that_cannot_be_a_storage_fails(tmp_path: Path) -> None:
+    assert storage(f"file://{tmp_path}/there").level is Level.OK
+    found = storage("ftp://example.org/x")
+    assert found.level is Level.FAIL and "expected a folder, file:// or s3://" in found.found
+
+
+def test_a_tracking_store_is_looked_at_and_not_touched(tmp_path: Path) -> None:
+    absent = check_store(f"sqlite:///{tmp_path}/none.db")
+    assert absent.level is Level.OK and list(tmp_path.iterdir()) == []
+    path = make_store(tmp_path / "mlflow.db")
+    before = path.read_bytes()
+    assert check_store(f"sqlite:///{path}").level is Level.OK
+    assert path.read_bytes() == before
+    (tmp_path / "text.db").write_text("not a database, but long enough to be looked at as one")
+    assert check_store(f"sqlite:///{tmp_path}/text.db").level is Level.FAIL
+
+
+def test_a_store_of_another_mlflow_fails_with_what_to_do(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "mlflow.db")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'cafe'")
+    connection.close()
+    found = check_store(f"sqlite:///{path}")
+    assert found.level is Level.FAIL and "schema cafe" in found.found and "suite sync" in found.remedy
+
+
+@pytest.mark.parametrize("uri", ["http://me:s3cr3t@127.0.0.1:9", "postgresql+psycopg://me:s3cr3t@127.0.0.1:9/mlflow"])
+def test_a_server_that_is_away_fails_without_its_password(uri: str) -> None:
+    found = check_store(uri)
+    assert found.level is Level.FAIL and "127.0.0.1:9" in found.found and "s3cr3t" not in repr(found)
+
+
+# the cluster
+
+
+@pytest.mark.parametrize(
+    ("trip_s", "offset_s", "level"),
+    [(0.01, 0.3, Level.OK), (0.01, -2.0, Level.WARN), (4.0, 2.5, Level.OK), (0.01, 3600.0, Level.FAIL)],
+)
+def test_a_clock_is_wrong_only_by_what_the_round_trip_cannot_explain(trip_s: float, offset_s: float, level: Level) -> None:
+    assert judge_clock(trip_s, offset_s).level is level
+
+
+def test_versions_that_differ_are_named_with_their_nodes() -> None:
+    same = {"torch": "2.13.0", "ray": "2.60.0"}
+    (found,) = check_versions({"a": same, "b": same})
+    assert found.level is Level.OK
+    (found,) = check_versions({"a": same, "b": same | {"torch": "2.12.0"}, "c": same})
+    assert found.level is Level.FAIL and found.found == "torch: 2.13.0 on a, c; 2.12.0 on b"
+
+
+@pytest.fixture(scope="module")
+def local_cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with cluster(None, threads=1):
+            yield
+
+
+def test_a_good_cluster_is_in_order_and_nothing_of_the_doctor_stays(local_cluster: None, tmp_path: Path) -> None:
+    found = check_cluster(None, home=tmp_path / "home")
+    bad = [f for f in found if f.level is Level.FAIL]
+    assert not bad
+    said = {f.check: f.found for f in found}
+    assert {"cluster", "versions", "clocks", "shared home", "gloo", "tokens", "dashboard"} <= set(said)
+    assert "16 MiB summed" in said["gloo"] and "asks for a token" in said["tokens"]
+    assert not (tmp_path / "home").exists()
+    assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
+
+
+def test_a_cluster_that_is_not_there_is_a_failure_and_not_a_traceback(tmp_path: Path) -> None:
+    """In a process of its own: this one is connected."""
+    here = f"from pathlib import Path\nfrom suite.tune.doctor import check_cluster\nhome = Path({str(tmp_path)!r})\n"
+    said = in_python(f"{here}print(check_cluster('127.0.0.1:9', home=home))", tmp_path)
+    assert "check='cluster'" in said and "Level.FAIL" in said and "127.0.0.1:9" in said
