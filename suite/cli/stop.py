@@ -1,0 +1,82 @@
+"""`suite stop`: let a sweep's driver end as at Ctrl-C, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import psutil
+import typer
+
+from suite.cli.options import DEFAULT_HOME, HomeOption, StorageOption
+from suite.cli.submit import DashboardOption
+from suite.errors import ConfigError, ResourceError
+
+if TYPE_CHECKING:
+    from suite.tune.lease import Claim
+
+WAIT_S = 600.0
+"""A driver gives its running trials their grace, ends its groups and brings MLflow up to date first."""
+
+
+def stop(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="The name of a sweep that is running.")],
+    address: DashboardOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    storage: StorageOption = None,
+) -> None:
+    """End a running sweep in order: what finished stays, running trials go on from their last epoch when it is run again."""
+    said = _stop_job(address, sweep) if address is not None else _stop_here(home, storage, sweep)
+    print(f"sweep {sweep}: {said}; run or submit it again to go on", file=sys.stderr)
+
+
+def _stop_job(address: str, sweep: str) -> str:
+    """End the jobs of this sweep on a cluster.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from suite.tune.jobs import JobClient
+
+    cluster = JobClient(address)
+    running = cluster.live(sweep)
+    if not running:
+        others = sorted({job.sweep for job in cluster.jobs() if job.is_live and job.sweep}) or ["none"]
+        raise ConfigError(f"{sweep}: no such sweep is running on {cluster.address}; running: {', '.join(others)}")
+    for job in running:
+        cluster.stop(job.id)
+    return f"stopped ({', '.join(job.id for job in running)})"
+
+
+def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
+    """Send SIGTERM to the driver and wait for it.
+
+    Raises:
+        ConfigError: No driver of it is running, or it is on another machine.
+        ResourceError: It does not end.
+    """
+    from suite.train.folder import Home
+    from suite.tune.definition import lease_root
+    from suite.tune.lease import holder
+
+    claim = holder(lease_root(Home(home.resolve()), storage), sweep) if home.is_dir() or storage is not None else None
+    if claim is None:
+        raise ConfigError(f"{sweep}: no driver of this sweep is running in {storage or home}; running ones: suite status --home {home}")
+    if not claim.is_here:
+        how = f"suite stop {sweep} --address http://HEAD:8265" if claim.job else f"suite stop {sweep} there"
+        raise ConfigError(f"{sweep}: is run by {claim}, not on this machine; end it with: {how}")
+    _end(claim)
+    return f"stopped (process {claim.pid})"
+
+
+def _end(claim: Claim) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(claim.pid).terminate()
+    end_s = time.monotonic() + WAIT_S
+    while not claim.is_gone:
+        if time.monotonic() > end_s:
+            raise ResourceError(f"process {claim.pid}: has not ended within {WAIT_S:.0f} s; end it with: kill -9 {claim.pid}")
+        time.sleep(0.2)

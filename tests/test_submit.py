@@ -1,0 +1,267 @@
+"""Sweeps submitted to a Ray cluster: a head of its own with dashboard and token, training replaced by `tests.fake_trainer`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import yaml
+
+from suite.cli.submit import _variables
+from suite.errors import ClusterError, ConfigError
+from suite.train.folder import Home
+from suite.tune.jobs import JobClient
+from suite.tune.package import check_size, files
+from tests.commands import Suite, suite  # noqa: F401
+from tests.heads import Head, ray_head
+from tests.sweeps import make_roots, toy_sweep
+
+ROOT = Path(__file__).parents[1]
+TOKEN = "0123456789abcdef" * 2
+FAKED = """
+import sys
+if any(word.rpartition("/")[2] in ("suite", "run_sweep.py") for word in sys.orig_argv):
+    import suite.tune.driver as driver
+    driver.run_sweep.__kwdefaults__["trainer"] = "gated:Gated"
+"""
+"""`sitecustomize.py` of the working folder: the driver that starts there takes another trainer, which its workers find there too."""
+GATED = """
+from tests.fake_trainer import GatedTrainer as Gated
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cluster and what is submitted to it."""
+
+    head: Head
+    folder: Path
+    home: Home
+    data: Path
+
+    def options(self, home: str = "home") -> list[object]:
+        return ["--address", self.head.url, "--home", self.home.path.parent / home, "--data-root", self.data, "--working-dir", self.folder]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """The working folder holds what the cluster has not: the sweep, its task, and what replaces the training."""
+    root = tmp_path_factory.mktemp("submit")
+    folder = root / "project"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        data = make_roots(root, patch)
+        (root / "user" / "tasks").rename(folder / "tasks")
+        (folder / "sitecustomize.py").write_text(FAKED)
+        (folder / "gated.py").write_text(GATED)
+        write_sweep(folder, "toy")
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        patch.setenv("RAY_AUTH_MODE", "token")  # else Ray of this process takes the token of this cluster for that of all later ones
+        patch.delenv("SUITE_PATH")
+        patch.chdir(folder)
+        with ray_head(token=TOKEN, PYTHONPATH=str(ROOT)) as head:
+            yield Place(head, folder, Home(root / "home"), data)
+
+
+def write_sweep(folder: Path, name: str, **changes: Any) -> Path:
+    waits = {"timeouts": {"setup_s": 200.0, "epoch_s": 600.0}, "failures": {"grace_s": 20.0}}
+    config = toy_sweep(name=name, methods=["full"], search={"trials": 2}, confirm={"seeds": [1]}, **waits, **changes)
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+    return folder / f"{name}.yaml"
+
+
+def command(place: Place, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "suite", *map(str, arguments)],
+        cwd=place.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_TOKEN": TOKEN},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests in the background of a shell ignore it
+    )
+
+
+def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(place: Place, suite: Suite) -> None:  # noqa: F811
+    cluster = JobClient(place.head.url)
+    code, out, err = suite("submit", "toy.yaml", *place.options(), "--detach")
+    assert (code, out) == (0, "") and "job suite-toy-1" in err and "suite stop toy --address" in err
+    follower = command(place, "submit", "toy.yaml", *place.options())
+    assert follower.stdout is not None
+    assert any(text.startswith("[1/3] full on toy, search 0") for text in follower.stdout), cluster.log("suite-toy-1")
+    follower.send_signal(signal.SIGINT)
+    _, said = follower.communicate()
+    assert follower.returncode == 130 and "is running already; following it (job suite-toy-1)" in said and "the sweep runs on" in said
+    assert cluster.job("suite-toy-1").is_live
+
+    code, _, err = suite("stop", "toy", "--address", place.head.url)
+    assert code == 0 and "stopped (suite-toy-1)" in err
+    assert "stopped by SIGTERM; nothing that finished is lost" in cluster.log("suite-toy-1")
+    assert sum(folder.result() is not None for folder in place.home.trials()) == 1, "it was stopped in between"
+    code, _, err = suite("stop", "toy", "--address", place.head.url)
+    assert code == 2 and "no such sweep is running" in err and "running: none" in err
+
+    (place.home.path / "go").touch()
+    code, out, _ = suite("submit", "toy.yaml", *place.options())
+    assert code == 0 and "taking up sweep toy: 1 of 3 trials are done" in out and "[3/3]" in out and "score" in out
+    calls = [json.loads(text) for text in (place.home.path / "calls.jsonl").read_text().splitlines()]
+    finished = [call["trial"] for call in calls if call["call"] == "finish" and call["rank"] == 0]
+    assert len(finished) == len(set(finished)) == 3, "every trial ended once"
+
+    code, out, _ = suite("status", "--address", place.head.url, "--format", "json")
+    rows = json.loads(out)
+    assert code == 0 and [(row["job"], row["state"], row["done"], row["total"]) for row in rows] == [
+        ("suite-toy-2", "succeeded", 3, 3),
+        ("suite-toy-1", "stopped", 1, 3),
+    ]
+    assert {(row["sweep"], row["home"]) for row in rows} == {("toy", str(place.home.path))}
+
+
+def test_ray_s_own_job_command_runs_the_script_and_a_failure_keeps_its_exit_code(place: Place) -> None:
+    """Two jobs, because each takes a driver's start: one as `ray submit` would run it, one that cannot run."""
+    environment = {**place.head.environment, "PYTHONPATH": str(ROOT), "RAY_API_SERVER_ADDRESS": place.head.url}
+    ray = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--working-dir", str(place.folder), "--"]
+    home = place.home.path.parent / "second"
+    home.mkdir()
+    (home / "go").touch()
+    script = ["python", str(ROOT / "suite" / "run_sweep.py"), "--", "toy.yaml", "--home", str(home), "--data-root", str(place.data)]
+    done = subprocess.run([*ray, *script], env=environment, cwd=place.folder, capture_output=True, text=True)
+    assert done.returncode == 0 and "[3/3]" in done.stdout, done.stdout + done.stderr
+    assert sum(folder.result() is not None for folder in Home(home).trials()) == 3
+    failed = command(place, "submit", "toy.yaml", *place.options("other"), "--data-root", place.data / "none")
+    said, told = failed.communicate()
+    assert failed.returncode == 2 and "error: " in said and "failed, exit code 2" in told
+
+
+def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 32)
+    with pytest.raises(ClusterError, match="wants a token, another one was given") as wrong:
+        JobClient(place.head.url)
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(place.folder / "no-token"))
+    with pytest.raises(ClusterError, match="wants a token, none was given") as missing:
+        JobClient(place.head.url)
+    assert TOKEN not in str(wrong.value) + str(missing.value) and "f" * 32 not in str(wrong.value)
+
+
+# ---- without a cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("auto", "expected the cluster's dashboard"),
+        ("ray://head:10001", "expected the cluster's dashboard"),
+        ("http://user:secret@head:8265", r"--address \*\*\*: expected"),
+        ("http://127.0.0.1:1", "nothing answers"),
+    ],
+)
+def test_an_address_that_is_no_cluster_says_what_was_expected(address: str, message: str) -> None:
+    with pytest.raises(ClusterError, match=message) as raised:
+        JobClient(address)
+    assert "secret" not in str(raised.value)
+
+
+def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(tmp_path: Path, suite: Suite, monkeypatch: Any) -> None:  # noqa: F811
+    monkeypatch.delenv("SUITE_HOME", raising=False)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    elsewhere = ROOT / "sweeps" / "quickstart.yaml"
+    there = ["--address", "http://127.0.0.1:1", "--working-dir", folder]
+    for arguments, message in (
+        (["quickstart", *there], "--home: got none, expected an absolute path"),
+        (["quickstart", *there, "--home", "runs"], "--home: got runs, expected an absolute path"),
+        (["no-such", *there, "--home", "/runs"], "unknown sweep 'no-such'"),
+        (["quickstart", *there, "--home", "/runs", "--set", "training.epochs=none"], "training.epochs"),
+        (["quickstart", *there, "--home", "/runs", "--tasks", ROOT / "tasks"], "is not below --working-dir"),
+        (["quickstart", "--home", "/runs", "--working-dir", folder], "--address: got none"),
+    ):
+        code, out, err = suite("submit", *arguments)
+        assert (code, out) == (2, "") and message in err, err
+    copy = tmp_path / "mine.yaml"
+    copy.write_text(elsewhere.read_text())
+    code, _, err = suite("submit", copy, *there, "--home", "/runs")
+    assert code == 2 and f"SWEEP {copy}: is not below --working-dir" in err
+    monkeypatch.setenv("SUITE_STORAGE", "s3://me:s3cr3t@bucket/sweeps")
+    code, _, err = suite("submit", "quickstart", *there)
+    assert code == 2 and "holds a password" in err and "s3cr3t" not in err, "a job's command line is for all to read"
+
+
+def test_a_cluster_that_asks_for_no_token_is_refused_before_it_is_shown_one(tmp_path: Path, suite: Suite, monkeypatch: Any) -> None:  # noqa: F811
+    asked: list[tuple[str, str | None]] = []
+
+    class Open(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers.get("Authorization")))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with HTTPServer(("127.0.0.1", 0), Open) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        code, out, err = suite("submit", "quickstart", "--address", address, "--home", "/runs", "--working-dir", tmp_path)
+        server.shutdown()
+    assert (code, out) == (2, "") and "asks for no token" in err and "--insecure" in err
+    assert asked == [("/api/jobs/", None)]
+
+
+def test_folders_of_tasks_and_plug_ins_are_named_as_the_cluster_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUITE_TASKS", f"{tmp_path}/tasks")
+    monkeypatch.setenv("SUITE_PATH", f"{tmp_path}/mine:{tmp_path}/yours")
+    found = _variables(tmp_path)
+    assert (found["SUITE_TASKS"], found["SUITE_PATH"]) == ("tasks", "mine:yours")
+    monkeypatch.setenv("SUITE_TASKS", "/elsewhere/tasks")
+    with pytest.raises(ConfigError, match="SUITE_TASKS /elsewhere/tasks: is not below --working-dir"):
+        _variables(tmp_path)
+
+
+def test_a_folder_with_forgotten_data_is_refused_and_the_largest_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*.bin\n")
+    for name, size in (("sweep.yaml", 10), ("big.parquet", 3000), ("ignored.bin", 9000), (".venv/lib.so", 9000), ("runs/mlflow.db", 9000)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    assert {path.name for path in files(tmp_path)} == {".gitignore", "sweep.yaml", "big.parquet"}
+    assert check_size(tmp_path) == 6 + 10 + 3000
+    with pytest.raises(ClusterError, match=r"expected at most 0; .*\n +0\.0 MiB +big\.parquet\n +0\.0 MiB +sweep\.yaml"):
+        check_size(tmp_path, most_bytes=1000)
+
+
+def test_a_driver_on_this_machine_is_stopped_by_the_name_of_its_sweep(tmp_path: Path, suite: Suite) -> None:  # noqa: F811
+    home = tmp_path / "home"
+    code, _, err = suite("stop", "toy", "--home", home)
+    assert code == 2 and "no driver of this sweep is running" in err
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(home)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        code, _, err = suite("stop", "toy", "--home", home)
+        assert code == 0 and f"stopped (process {holder.pid})" in err
+        assert holder.wait(10) == 143
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+HOLD = """
+import signal, sys, time
+from pathlib import Path
+from suite.train.folder import Home
+from suite.tune.definition import only_driver
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+with only_driver(Home(Path(sys.argv[1])), "toy"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
