@@ -55,8 +55,16 @@ class ResourceError(SuiteError):
     """More workers, memory or disk asked for than the machine or cluster can ever give."""
 
 
+class ClusterError(SuiteError):
+    """A Ray cluster that does not answer, does not let us in, or does not do what it is asked."""
+
+
 class SweepConflictError(SuiteError):
     """A home that already holds another sweep of the same name, or one that is being written by another driver."""
+
+
+class StaleDriverError(SuiteError):
+    """A driver, or a worker of one, whose sweep another driver has taken over; it must not write any more."""
 
 
 class TrackingError(SuiteError):
@@ -69,3 +77,7 @@ class StatisticsError(SuiteError):
 
 class CheckpointError(SuiteError):
     """No committed checkpoint could be loaded whole on every rank."""
+
+
+class StorageError(SuiteError):
+    """A storage URL that cannot be used, reached, read or written."""

@@ -1,13 +1,18 @@
-"""Commands of `suite`, run in the test's own process."""
+"""Commands of `suite`, in the test's own process and in one of their own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from suite.cli.app import main
 
+ROOT = Path(__file__).parents[1]
 Suite = Callable[..., tuple[int, str, str]]
 
 
@@ -22,3 +27,10 @@ def suite(capsys: pytest.CaptureFixture[str]) -> Suite:
         return int(ended.value.code or 0), captured.out, captured.err
 
     return call
+
+
+def shell(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs one command in a process of its own, as from a shell, from another folder than the checkout."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, "-m", "suite", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=200, check=False)

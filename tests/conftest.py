@@ -8,6 +8,8 @@ import pytest
 
 from tests.records import make_store
 
+collect_ignore = ["cluster"]  # needs root and minutes; `make test-cluster` names it
+
 
 @pytest.fixture(scope="session")
 def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:

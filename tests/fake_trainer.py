@@ -1,7 +1,8 @@
 """A trainer without training: the interface of `suite.train.loop.Trainer`, for tests of what surrounds it.
 
 The score of a learning rate is a parabola on the log scale. Faults are asked for by files in the home:
-`fault-<what>` holds the hash of a trial, is removed when it strikes, and strikes on rank 1.
+`fault-<what>` holds the hash of a trial, or "any", is removed when it strikes unless `fault-<what>-again` lies beside it, and strikes on
+rank 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite.train.attempts import PreemptedError
 from suite.train.folder import Workspace, write_json
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
@@ -40,14 +42,15 @@ class FakeTrainer:
     def __init__(
         self, workspace: Workspace, *, rank: int, world_size: int, local_rank: int, master_addr: str, master_port: int, device: str
     ) -> None:
-        assert 0 <= rank < world_size and master_port > 0 and device == "cpu" and local_rank == rank and master_addr == "127.0.0.1"
-        self.workspace, self.rank = workspace, rank
+        assert 0 <= rank < world_size and master_port > 0 and device == "cpu" and 0 <= local_rank <= rank
+        self.workspace, self.rank, self.leaving = workspace, rank, False
 
     def start(self, spec: TrialSpec) -> int:
         self.spec, self.folder = spec, self.workspace.home.trial(spec)
         self.done = self._committed()
         self._note("start", epoch=self.done)
-        self._strike("kill-start")
+        for fault in ("kill", "network", "memory"):
+            self._strike(f"{fault}-start")
         return self.done
 
     def epoch(self) -> EpochReport:
@@ -55,7 +58,9 @@ class FakeTrainer:
             return EpochReport(None, True, Status.DIVERGED)
         self.done += 1
         time.sleep(self.seconds_per_epoch)
-        for fault in ("kill", "stop", "disk", "bug"):
+        if self.leaving:
+            raise PreemptedError("left, as asked")
+        for fault in ("kill", "stop", "hang", "disk", "bug"):
             if self.done > 1:
                 self._strike(fault)
         if self.rank == 0:
@@ -94,6 +99,9 @@ class FakeTrainer:
         self._note("finish", epoch=self.done)
         return result
 
+    def leave(self) -> None:
+        self.leaving = True
+
     def baseline_bytes(self) -> int:
         path = self.workspace.home.path / "baseline"
         return int(path.read_text()) if path.exists() else 1_000_000
@@ -106,7 +114,8 @@ class FakeTrainer:
         return int(json.loads(path.read_text())) if path.exists() else 0
 
     def _note(self, call: str, *, epoch: int) -> None:
-        line = json.dumps({"call": call, "trial": self.spec.hash, "rank": self.rank, "pid": os.getpid(), "epoch": epoch})
+        about = {"call": call, "trial": self.spec.hash, "rank": self.rank, "pid": os.getpid(), "epoch": epoch, "at": time.time()}
+        line = json.dumps(about)
         with (self.workspace.home.path / "calls.jsonl").open("a") as file:
             file.write(line + "\n")
 
@@ -114,12 +123,19 @@ class FakeTrainer:
         path = Path(self.workspace.home.path / f"fault-{fault}")
         if self.rank != 1 or not path.exists() or path.read_text() not in (self.spec.hash, "any"):
             return
-        path.unlink()
+        if not path.with_name(f"{path.name}-again").exists():
+            path.unlink()
         if fault.startswith("kill"):
             print("about to die", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "hang":
+            sleep_through_everything()
+        elif fault.startswith("network"):
+            raise ConnectionResetError(104, f"connection {os.getpid()} reset by peer")
+        elif fault.startswith("memory"):
+            take_all_memory(self.workspace.home.path / "cgroup")
         elif fault == "disk":
             raise OSError(28, "No space left on device")
         elif fault == "bug":
@@ -134,3 +150,27 @@ class SlowTrainer(FakeTrainer):
     """Long enough to be killed in the middle."""
 
     seconds_per_epoch = 0.1
+
+
+class GatedTrainer(FakeTrainer):
+    """Ends the first trial of a study, and waits for the file `go` in the home before it trains another one."""
+
+    def epoch(self) -> EpochReport:
+        while (
+            self.spec.phase is Phase.SEARCH and self.spec.number > 0 and not self.leaving and not (self.workspace.home.path / "go").exists()
+        ):
+            time.sleep(0.1)
+        return super().epoch()
+
+
+def sleep_through_everything() -> None:
+    """Its name is looked for in stacks."""
+    time.sleep(600)
+
+
+def take_all_memory(cgroup: Path) -> None:
+    """Be killed by the kernel, in the control group that the file names."""
+    Path(cgroup.read_text(), "tasks").write_text(str(os.getpid()))
+    taken = []
+    while True:
+        taken.append(bytearray(b"x") * 2**24)

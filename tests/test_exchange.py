@@ -14,8 +14,8 @@ from suite import __version__
 from suite.errors import TrackingError
 from suite.tracking import leaderboard, open_store, sync, to_rows
 from suite.tracking.exchange import SCHEMA_VERSION, ImportReport, export_results, import_results, read_results
-from suite.tracking.writer import home_id
 from suite.train.folder import Home
+from suite.train.identity import home_id
 from tests.commands import Suite, suite
 from tests.records import RATES, make_home, make_result, make_spec, write_cell, write_trial
 

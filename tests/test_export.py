@@ -32,7 +32,7 @@ from suite.train.restore import Restored, restore
 from tests.commands import suite  # noqa: F401
 from tests.records import make_result, make_spec, write_trial
 from tests.test_loading import SHA, hub_cache, save
-from tests.test_restore import pretrained_arm
+from tests.test_restore import PRETRAIN, pretrained_arm
 from tests.tiny import FAMILIES
 from tests.toy import logits_of, make_batch
 from tests.trained import changed, trained_spec, write_trained
@@ -136,8 +136,8 @@ def test_what_no_library_can_hold_is_in_the_suites_format(method: str, attention
 
 def test_weights_of_a_pretrain_run_go_with_the_model(home: Home, tmp_path: Path) -> None:
     spec = pretrained_arm(home)
-    restored, _ = exported(home, spec, tmp_path / "out", weights=home.pretrained("abc").weights)
-    home.pretrained("abc").weights.unlink()
+    restored, _ = exported(home, spec, tmp_path / "out", weights=home.pretrained(PRETRAIN).weights)
+    home.pretrained(PRETRAIN).weights.unlink()
     same_answers(restored.model, package.load(tmp_path / "out")[0], restored)
 
 

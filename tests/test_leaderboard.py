@@ -13,19 +13,16 @@ from typing import Any
 
 import pytest
 
-from suite.cli.leaderboard import show
-from suite.cli.options import Format
-from suite.config.sweep import AttentionChoice
 from suite.errors import TrackingError
 from suite.meters.record import PhaseRecord
 from suite.tracking import COLUMNS, leaderboard, open_store, sync, to_rows
-from suite.tracking.summary import CellSummary, Definition, from_tags, read_definition, summarise
-from suite.tracking.table import mean_rows
+from suite.tracking.summary import CellSummary, Definition, from_row, from_tags, read_definition, summarise
+from suite.tracking.table import mean_rows, read_rows
 from suite.train.cells import Cell, read_cells
 from suite.train.folder import Home
-from suite.train.result import PretrainRecord, Status
+from suite.train.result import Status
 from suite.train.spec import TrialSpec
-from tests.records import PERPLEXITY, RATES, make_home, make_result, make_spec, write_cell, write_definition, write_trial
+from tests.records import RATES, make_home, make_result, make_spec, write_cell, write_definition, write_trial
 
 KEYS = [
     *["backbone", "attention", "method", "architecture", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate"],
@@ -80,7 +77,7 @@ def test_later_columns_come_after_those_that_were_there_before(finished: Home) -
         *["reference_score", "reference_std", "reference_source", "difference", "reference"],
         "lm_eval",
         *["rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"],
-        *["admitted", "rejected", "dirty"],
+        *["admitted", "rejected", "dirty", "own_code"],
     ]
 
 
@@ -261,6 +258,25 @@ def test_a_summary_survives_its_tags() -> None:
         from_tags({**tags, "suite.summary": tags["suite.summary"][:50]})
 
 
+def test_a_summary_survives_its_row() -> None:
+    summary = make_summary("a", 0.5, seed_scores={"1": 0.25}, progress=[[1, 1e-9, 0.25]], admitted=False, rejected=["why"])
+    row = summary.row("home")
+    assert from_row(row) == (summary, "home")
+    assert from_row({"suite.row": row["suite.row"].replace("{", '{"of_a_later_version": 1, ', 1)}) == (summary, "home")
+    with pytest.raises(TrackingError, match="suite sync --verify"):
+        from_row({"suite.row": row["suite.row"][:50]})
+
+
+def test_a_row_too_long_for_its_tag_is_read_from_its_parts(home: Home) -> None:
+    long = make_summary("a", 0.5, seed_scores={"1": 0.5}, progress=[[seed, 1.25e-5 * seed, 0.5123456789] for seed in range(400)])
+    tags = {**{key: getattr(long, key) for key in ("sweep", "backbone", "attention", "method", "task")}, **long.tags(), **long.row("h")}
+    tags |= {"suite.arm": long.arm, "architecture": '{"rank":8}', "suite.kind": "cell", "suite.cell": "x/a", "suite.home": "h"}
+    assert tags["suite.row"] == ""
+    store = open_store(home.tracking_uri)
+    store.create_run(store.experiment("demo"), name="x/a", start_s=1.0, tags={**tags, "suite.revision": "1"})
+    assert read_rows(store, curves=False) == [(long, "h")]
+
+
 def make_summary(task: str, score: float | None, *, arm: str = "x", status: str = "done", **fields: Any) -> CellSummary:
     names = {"sweep": "demo", "backbone": "b", "attention": "pretrained", "method": "lora", "architecture": {"rank": 8}}
     return CellSummary(**names, task=task, arm=arm, score_mean=score, status=status, **fields)
@@ -326,99 +342,6 @@ def test_unknown_values_sort_last_and_ties_keep_their_order(home: Home) -> None:
     assert [row["method"] for row in rows(home, sort="energy")] == ["full", "lora", "read", "adapter"]
     assert [row["method"] for row in rows(home, sort="trainable")] == ["read", "lora", "full", "adapter"]
     assert rows(home, sort="score")[-1]["method"] == "adapter"
-
-
-PERPLEXITIES = {"mha": 43.0, "sha": 62.0, "mhe-mul": 53.8, "gqa": 50.0}
-
-
-@pytest.fixture(scope="module")
-def perplexities(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
-    """A synced home, read only: four attention variants on a task of which less is better, gqa with two options."""
-    home = Home(tmp_path_factory.mktemp("perplexities"))
-    shutil.copy(empty_db, home.path)
-    options: dict[str, list[dict[str, Any]]] = {"gqa": [{"kv_heads": 2}, {"kv_heads": 4}]}
-    for name, score in PERPLEXITIES.items():
-        for chosen in options.get(name, [{}]):
-            attention = AttentionChoice(name=name, options=chosen)
-            search = make_spec("full", PERPLEXITY, attention=attention)
-            confirm = make_spec("full", PERPLEXITY, attention=attention, seed=1, learning_rate=search.learning_rate)
-            for spec in (search, confirm):
-                write_trial(home, spec, make_result(spec, score=score))
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
-    return home
-
-
-def test_retention_and_elasticity_are_read_from_mlflow_and_sort_best_first(perplexities: Home) -> None:
-    board = rows(perplexities, sort="peop")
-    assert [row["attention"] for row in board] == ["mhe-mul", "gqa", "gqa", "mha", "sha"]
-    assert (board[0]["prr"], board[0]["peop"]) == (pytest.approx(74.88, abs=0.005), pytest.approx(42.32, abs=0.005))
-    assert (board[-1]["peop"], board[-1]["peop_missing"]) == (None, "it is single-head attention itself")
-    assert [row["attention"] for row in rows(perplexities, sort="prr")] == ["mha", "gqa", "gqa", "mhe-mul", "sha"]
-
-
-def test_the_best_score_is_the_lowest_where_less_is_better(perplexities: Home) -> None:
-    board = rows(perplexities)
-    assert [row["score_mean"] for row in board] == [43.0, 50.0, 50.0, 53.8, 62.0]
-    assert {row["higher_is_better"] for row in board} == {False}
-
-
-def test_what_pretraining_cost_stands_beside_the_row_that_needed_it(home: Home) -> None:
-    stage = PretrainRecord(checkpoint="0123456789abcdef", steps=500, loss=3.2, train_s=60.0, energy_kwh=0.002, weights_sha256="00")
-    for name, pretrain in (("sha", stage), ("mha", stage.model_copy(update={"energy_kwh": None})), ("pretrained", None)):
-        changes: dict[str, Any] = {"attention": AttentionChoice(name=name)}
-        for spec in (make_spec("full", **changes), make_spec("full", **changes, seed=1, learning_rate=RATES[0])):
-            arm = spec.arm.model_copy(update={"pretrain": None if pretrain is None else f"run of {name}"})
-            spec = spec.model_copy(update={"arm": arm})
-            write_trial(home, spec, make_result(spec, pretrain=pretrain))
-    sync(home, tracking_uri=home.tracking_uri)
-    found = {row["attention"]: row for row in rows(home)}
-    costs = {name: (row["pretrain_steps"], row["pretrain_s"], row["pretrain_energy_kwh"]) for name, row in found.items()}
-    assert costs == {"sha": (500, 60.0, 0.002), "mha": (500, 60.0, None), "pretrained": (None, None, None)}
-    assert found["sha"]["prr"] is not None, "each variant has a pretrain run of its own, and they are compared all the same"
-
-
-def test_choosing_an_attention_variant_keeps_its_ratios(perplexities: Home) -> None:
-    (row,) = rows(perplexities, attention="mhe-mul")
-    assert (row["prr"], row["peop"]) == (pytest.approx(74.88, abs=0.005), pytest.approx(42.32, abs=0.005))
-
-
-def test_the_same_variant_with_other_options_is_another_row_that_shows_them(perplexities: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sorted(row["attention_options"]["kv_heads"] for row in rows(perplexities, attention="gqa")) == [2, 4]
-    show(perplexities.tracking_uri, fmt=Format.MD)
-    shown = capsys.readouterr().out
-    for text in ("| gqa kv_heads=2 |", "| gqa kv_heads=4 |", "| mha |", "| 53.8 ↓ |", "| PRR |", "| 42.3 |"):
-        assert text in shown
-
-
-def test_the_columns_on_attention_are_shown_where_it_varies(finished: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    show(finished.tracking_uri, fmt=Format.MD)
-    shown = capsys.readouterr().out
-    assert "attention pretrained" in shown
-    assert "PRR" not in shown and "↓" not in shown and "pretrain steps" not in shown
-
-
-def test_a_home_of_before_there_were_attention_variants_can_be_read(home: Home) -> None:
-    """Rows that an earlier version wrote lack the new keys; after the next sync they have them."""
-    write_cell(home, trials=1, seeds=[1])
-    sync(home, tracking_uri=home.tracking_uri)
-    store = open_store(home.tracking_uri)
-    (run,) = store.runs([store.experiment("demo")], {"suite.kind": "cell"})
-    later = {
-        "attention_parameters",
-        "kv_bytes_per_token",
-        "higher_is_better",
-        "rivals",
-        "pretrain_energy_kwh",
-        "pretrain_s",
-        "pretrain_steps",
-    }
-    before = {key: value for key, value in json.loads(run.tags["suite.summary"]).items() if key not in later}
-    store.log(run.id, tags={"suite.summary": json.dumps(before), "suite.digest": "of another format"})
-    store.client.delete_tag(run.id, "attention_options")
-    (row,) = rows(home)
-    assert (row["attention_options"], row["attention_parameters"], row["prr"]) == ({}, None, 100.0)
-    sync(home, tracking_uri=home.tracking_uri)
-    assert rows(home)[0]["attention_parameters"] == 16_384
 
 
 def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:

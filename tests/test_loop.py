@@ -17,6 +17,7 @@ from suite.config.sweep import LimitConfig
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
 from suite.data.prepare import Prepared, prepare
+from suite.errors import CheckpointError
 from suite.petl.arm import full_architecture
 from suite.train.engine import free_port
 from suite.train.folder import Home, Workspace
@@ -88,6 +89,18 @@ def everything(folder: Path) -> None:
     resumed = trainer.finish()
     found["resumed"] = [curve(full), curve(resumed), full.test_score, resumed.test_score, resumed.resumed_from_epochs]
 
+    damaged = make_spec(phase=Phase.CONFIRM, seed=2)
+    trainer.start(damaged)
+    while not trainer.epoch().done:
+        pass
+    best = home.trial(damaged).best
+    best.write_bytes(best.read_bytes()[:-1] + bytes([best.read_bytes()[-1] ^ 1]))
+    trainer._run.progress.best_epoch = 0  # so that it must be read
+    try:
+        trainer.finish()
+    except CheckpointError as error:
+        found["damaged"] = [str(error), home.trial(damaged).checkpoint.exists(), run(trainer, damaged).resumed_from_epochs]
+
     found["validity resumed"] = [full.validity.model_dump(), resumed.validity.model_dump()]
     found["diverged"] = run(trainer, make_spec(1e37, method="full")).model_dump(mode="json")
     try:
@@ -121,6 +134,12 @@ def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(found: dict[str
     assert resumed == whole
     assert resumed_test == whole_test
     assert resumed_from == [1]
+
+
+def test_best_weights_that_are_not_those_that_were_kept_are_not_tested(found: dict[str, Any]) -> None:
+    said, kept, resumed_from = found["damaged"]
+    assert "best.safetensors: not the weights of epoch" in said
+    assert not kept and resumed_from == [], "it is trained anew"
 
 
 def test_a_trial_checks_itself_and_a_warm_or_resumed_one_finds_the_same(found: dict[str, Any]) -> None:

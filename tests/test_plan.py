@@ -212,6 +212,9 @@ def test_a_sweep_has_one_driver_at_a_time(home: Home) -> None:
         assert driver_pid(home, "toy") == holder.pid
         with pytest.raises(SweepConflictError, match=f"process {holder.pid}"), only_driver(home, "toy"):
             pass
+        elsewhere = str(home.path / "bucket")  # a claim there would not meet the first one
+        with pytest.raises(SweepConflictError, match="give the same --storage"), only_driver(home, "toy", storage=elsewhere):
+            pass
     finally:
         holder.kill()
         holder.wait()

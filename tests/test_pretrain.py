@@ -23,8 +23,7 @@ from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.config.task import PretrainTask
 from suite.errors import BackboneError, CheckpointError, ConfigError, IncompatibleError, SweepConflictError, UnknownNameError
 from suite.petl.arm import build_arm
-from suite.train.checkpoint import sha256
-from suite.train.folder import Home
+from suite.train.folder import Home, sha256
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
 from suite.train.warm import read_pretrain
@@ -273,7 +272,7 @@ def test_the_dry_run_and_the_status_show_pretrain_runs(home: Home, capsys: pytes
     numbers = {"train_loss": 5.0, "validation_score": 4.5, "validation_scores": {}, "learning_rate": 0.1, "seconds": 1.0}
     lines = [json.dumps({"epoch": n, "step": 5 * n, **numbers}) for n in (1, 2, 2)]
     (folder.path / "epochs.jsonl").write_text("\n".join([*lines, "{cut off"]))
-    cli_status(home.path, None, Format.TABLE)
+    cli_status(home.path, fmt=Format.TABLE)
     assert f"sha on bert-base, {run.hash}: begun, 10 of 20 steps on toy, loss 4.5" in capsys.readouterr().out
     show_plan(plan.config, where="toy.yaml", home=home.path, address="none", fmt=Format.TABLE)
     assert f"sha on bert-base: mlm on toy, 20 steps from random weights; begun ({run.hash})" in capsys.readouterr().out

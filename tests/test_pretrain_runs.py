@@ -14,8 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from suite.config.sweep import SweepConfig
-from suite.train.checkpoint import sha256
-from suite.train.folder import Home, Workspace
+from suite.train.folder import Home, Workspace, sha256
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
 from suite.tune.cluster import cluster

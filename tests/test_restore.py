@@ -17,8 +17,7 @@ from suite.data.tokenizer import tokenizer_fingerprint
 from suite.errors import BackboneError, CheckpointError, ConfigError, SuiteError
 from suite.petl import methods
 from suite.petl.arm import trained_state
-from suite.train.checkpoint import sha256
-from suite.train.folder import Home
+from suite.train.folder import Home, sha256
 from suite.train.restore import open_trained, restore
 from suite.train.result import Status
 from suite.train.spec import Phase, TrialSpec
@@ -29,6 +28,7 @@ from tests.toy import logits_of, make_batch
 from tests.trained import changed, same_weights, trained_spec, write_trained
 
 ARMS = [(method, FAMILIES[i % 4]) for i, method in enumerate(methods.names())] + [("lst", "t5"), ("read", "t5"), ("peft:vera", "bert")]
+PRETRAIN = "0123456789abcdef"
 
 
 @pytest.fixture
@@ -59,24 +59,24 @@ def test_a_trial_in_bf16_comes_back_in_bf16(home: Home) -> None:
 
 def test_pretrained_weights_are_part_of_it(home: Home) -> None:
     spec = pretrained_arm(home)
-    folder, trained = write_trained(home, spec, weights=home.pretrained("abc").weights)
+    folder, trained = write_trained(home, spec, weights=home.pretrained(PRETRAIN).weights)
     restored = restore(folder, home)
     assert same_weights(restored.model, trained)
-    home.pretrained("abc").weights.write_bytes(b"")
+    home.pretrained(PRETRAIN).weights.write_bytes(b"")
     with pytest.raises(CheckpointError, match="lost or changed"):
         restore(folder, home)
 
 
 def pretrained_arm(home: Home) -> TrialSpec:
-    """A READ arm on a converted backbone whose weights come from the pretrain run `abc`."""
+    """A READ arm on a converted backbone whose weights come from a pretrain run."""
     attention = AttentionChoice(name="mhe-mul")
     _, model = write_trained(home, trained_spec("full", "t5", attention=attention))
-    folder = home.pretrained("abc")
+    folder = home.pretrained(PRETRAIN)
     folder.path.mkdir(parents=True)
     save_file({name: tensor.clone() for name, tensor in trained_state(model).items()}, folder.weights)
     folder.write_result(make_result(make_spec(), weights_sha256=sha256(folder.weights)))
     spec = trained_spec("read", "t5", attention=attention)
-    return spec.model_copy(update={"arm": spec.arm.model_copy(update={"pretrain": "abc"})})
+    return spec.model_copy(update={"arm": spec.arm.model_copy(update={"pretrain": PRETRAIN})})
 
 
 def test_frozen_weights_of_another_origin_are_refused(home: Home, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from suite.metrics.items import STATISTICS, statistic_of
 from suite.registry import shipped_folder, user_folders
 from suite.tune.cluster import worker_environment
 from tests.commands import Suite, suite
-from tests.test_cli import TINY_SET
+from tests.test_cli_run import TINY_SET
 
 __all__ = ["suite"]
 ROOT = Path(__file__).parents[1]

@@ -52,8 +52,7 @@ def test_a_folder_that_cannot_be_written_is_reported_not_raised(tmp_path: Path) 
 def test_a_database_of_an_older_mlflow_is_migrated_by_a_writer_only_and_kept_beside(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     old = make_old_database(path)
-    with pytest.raises(TrackingError, match="schema of another MLflow; bring it up to date with: suite sync"):
-        open_store(f"sqlite:///{path}", create=False)
+    assert open_store(f"sqlite:///{path}", create=False).experiments() == {}  # what it reads is older than any schema of ours
     assert schema(path) == old
     assert open_store(f"sqlite:///{path}").experiments() == {}
     assert schema(path) != old

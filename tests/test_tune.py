@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -20,14 +21,16 @@ from suite.train.folder import Home, Workspace
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
 from suite.tune.cluster import PASSED_ON, cluster, worker_environment
-from suite.tune.definition import driver_pid
+from suite.tune.definition import driver_pid, only_driver
 from suite.tune.driver import run_sweep
-from suite.tune.events import Listener, Outcome
+from suite.tune.events import Listener, Listeners, Outcome
 from suite.tune.group import Group, Settings
 from suite.tune.plan import Plan, make_plan
 from suite.tune.resources import Layout
 from suite.tune.schedule import Progress, Schedule
+from suite.tune.searcher import SweepSearcher
 from suite.tune.status import status
+from suite.tune.watch import Watch
 from tests.fake_trainer import score_of
 from tests.sweeps import make_roots, run_all, toy_sweep
 
@@ -149,7 +152,7 @@ def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(home: Home
     broken, fine = status(home, "toy")
     assert outcome.failed == (broken.key,) and fine.done == 2
     (failure,) = broken.failures
-    assert (failure.type, failure.status) == ("RankDied", "interrupted") and failure.log_path.endswith("rank1.log")
+    assert (failure.type, failure.status) == ("RankDied", "gave up") and failure.log_path.endswith("rank1.log")
 
 
 def test_a_trials_own_end_is_a_result_and_is_not_tried_again(home: Home, data_root: Path) -> None:
@@ -217,7 +220,26 @@ def test_a_full_disk_pauses_the_sweep_and_costs_no_trial(home: Home, data_root: 
     outcome = run_sweep(small(), home=home, data_root=data_root, trainer=FAKE)
     assert outcome.interrupted and not outcome.ok and "free some space" in outcome.reason
     assert status(home, "toy")[0].done == 0
-    assert not [t for t in home.trials() if t.result() is not None]
+    (trial,) = home.trials()
+    assert trial.result() is None and not trial.failures()
+
+
+def test_no_room_for_the_record_of_a_failure_pauses_the_sweep_instead_of_breaking_it(home: Home) -> None:
+    """Where a host took the trial's process along while the disk was full: the driver writes the record."""
+    config = small()
+    settings = Settings(Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE)
+    schedule = Schedule(make_plan(config, where="toy"), home, slots=1)
+
+    def write(number: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with only_driver(home, "toy") as lease:
+        watch = Watch(SweepSearcher(schedule), settings, Listeners([]), lease)
+        with pytest.raises(OSError, match="Permission denied"):
+            watch._stored(lambda: write(errno.EACCES))
+        assert not watch.must_stop()
+        watch._stored(lambda: write(errno.ENOSPC))
+        assert watch.must_stop() and "free some space and run the same command again" in watch.reason
 
 
 def test_ctrl_c_stops_cleanly_and_says_so(home: Home, data_root: Path) -> None:

@@ -30,6 +30,8 @@ CONFIG_FILES = ("config.json",)
 WEIGHT_FILES = ("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 TOKENIZER_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *VOCABULARY_FILES)
+CODE_FILES = ("*.py",)
+"""Downloaded of checkpoints whose code is trusted, and of no others."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -66,7 +68,10 @@ def _package_folder(name: str, *, where: str) -> Path:
         raise BackboneError(
             f"{where}the Python package {package} is not installed here; install it in every worker's environment: {install}"
         )
-    found = Path(next(iter(spec.submodule_search_locations))) / folder
+    root = Path(next(iter(spec.submodule_search_locations)))
+    found = root / folder
+    if not found.resolve().is_relative_to(root.resolve()):
+        raise BackboneError(f"{where}{name!r}: leads out of the package {package}")
     if not found.is_dir():
         raise BackboneError(f"{where}the Python package {package} holds no folder {folder!r} (looked for {found})")
     return found.resolve()
@@ -109,6 +114,8 @@ def hub_folder(repo: str, revision: str, files: Sequence[str], *, where: str = "
 def _is_whole(folder: Path, files: Sequence[str]) -> bool:
     """Whether a cached folder has what `files` is asked for: a configuration, weights in all their parts, a vocabulary."""
     names = {path.name for path in folder.iterdir()}
+    if files == CODE_FILES:
+        return any(name.endswith(".py") for name in names)
     if files == WEIGHT_FILES:
         with suppress(BackboneError):
             return bool(weight_files(folder)) and "config.json" in names
@@ -148,7 +155,10 @@ def weight_files(folder: Path, *, where: str = "") -> list[Path]:
             f"{where}{folder} holds no model.safetensors (nor its index); pickled weights are not read: "
             "load them once where you trust them and write the folder again with save_pretrained"
         )
-    files = sorted({folder / str(name) for name in _read_index(index, where=where).values()})
+    names = {str(name) for name in _read_index(index, where=where).values()}
+    if strays := sorted(name for name in names if Path(name).name != name):
+        raise BackboneError(f"{where}{index} names {strays[0]!r}, expected files beside it")
+    files = sorted(folder / name for name in names)
     absent = [file.name for file in files if not file.is_file()]
     if absent:
         raise BackboneError(f"{where}{folder} lacks {', '.join(absent)}, which its model.safetensors.index.json names")

@@ -1,7 +1,7 @@
 """From a backbone's name to its configuration, weights and tokenizer.
 
 `resolve` reads configuration and tokenizer only and finds the user's mistakes; `build` makes the model. Weights are
-read from safetensors alone, always as fp32, and code that comes with a checkpoint is never run.
+read from safetensors alone, always as fp32; code that comes with a checkpoint runs only where it was named for that (`code.py`).
 
 Token ids: the padding id of the configuration and of the tokenizer always agree. A backbone without one (GPT-2, Llama)
 pads with its end-of-sequence token, as classification takes the last token that is not padding.
@@ -34,6 +34,7 @@ from suite.backbones import _sources as sources
 from suite.backbones import families
 from suite.backbones.base import Family
 from suite.backbones.bpe import draft_bpe, parse_bpe
+from suite.backbones.code import check_code, code_folder, own_config
 from suite.backbones.depth import shorten
 from suite.backbones.heads import Head as Head
 from suite.backbones.heads import auto_class, head_config, set_loss
@@ -89,10 +90,12 @@ def resolve(choice: BackboneChoice, *, where: str = "", tokenizer: Path | None =
         check_published(choice.name, where=prefix)
     origin, path, raw = _locate(choice, prefix)
     family = _family_of(raw["model_type"], where=f"{prefix}backbone {choice.name}: ")
+    if choice.config is None:
+        check_code(choice, raw, folder=None if origin == "hub" else Path(path), where=prefix)
     if choice.config is not None:
         origin, config = "random", _changed_config(raw, choice.config, where=f"{prefix}backbone {choice.name}: config")
     else:
-        config = shorten(_config_of(raw, where=f"{prefix}backbone {choice.name}: "), choice, where=prefix)
+        config = shorten(_config_of(choice, raw, origin, path, where=f"{prefix}backbone {choice.name}: "), choice, where=prefix)
     if origin in ("folder", "package"):
         sources.weight_files(Path(path), where=prefix)
     resolved = ResolvedBackbone(choice, family, config, origin, path, tokenizer)
@@ -118,7 +121,7 @@ def build(resolved: ResolvedBackbone, head: Head, *, meta: bool = False, random_
     try:
         with _quiet():
             if meta or random_start or resolved.origin == "random":
-                model = _new_model(auto, config, device="meta" if meta else "cpu")
+                model = _new_model(auto, config, device="meta" if meta else "cpu", trust=resolved.choice.trust_remote_code)
             else:
                 model = _load_model(resolved, auto, config)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -155,7 +158,8 @@ def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTra
 
 def identity(resolved: ResolvedBackbone) -> dict[str, str]:
     """What exactly was used, for provenance: `origin`, `path`, and, for the hub, `revision` as asked for and `commit` once
-    files of it are in the local cache; for folders and packages `sha256` of the weights (cached here by files' time and size).
+    files of it are in the local cache; for folders and packages `sha256` of the weights (cached here by files' time and size);
+    `own_code`, the commit of the code that it brings, where that was run.
     """
     found = {"origin": resolved.origin, "path": resolved.path}
     if resolved.origin == "hub":
@@ -164,7 +168,7 @@ def identity(resolved: ResolvedBackbone) -> dict[str, str]:
             found["commit"] = sources.hub_folder(resolved.path, resolved.choice.revision, sources.CONFIG_FILES, local_only=True).name
     elif resolved.origin != "random":
         found["sha256"] = sources.sha256_of(sources.weight_files(Path(resolved.path)))
-    return found
+    return found | ({"own_code": resolved.choice.revision} if resolved.choice.trust_remote_code else {})
 
 
 def _locate(choice: BackboneChoice, where: str) -> tuple[Origin, str, Mapping[str, Any]]:
@@ -193,9 +197,13 @@ def _family_of(model_type: str, *, where: str) -> Family:
     raise BackboneError(f"{where}model type {model_type!r} belongs to no family; families (model types): {known}")
 
 
-def _config_of(raw: Mapping[str, Any], *, where: str) -> PreTrainedConfig:
+def _config_of(choice: BackboneChoice, raw: Mapping[str, Any], origin: Origin, path: str, *, where: str) -> PreTrainedConfig:
     try:
-        config: PreTrainedConfig = CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+        if not choice.trust_remote_code:
+            return CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+        folder = code_folder(choice, origin, path)
+        config: PreTrainedConfig = (own_config(raw, folder) or CONFIG_MAPPING[raw["model_type"]]).from_dict(dict(raw))
+        config._name_or_path = str(folder)  # where transformers looks for the code
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise BackboneError(f"{where}its config.json is not valid: {error}") from error
     return config
@@ -255,8 +263,9 @@ def _read_tokenizer(resolved: ResolvedBackbone, *, where: str) -> PreTrainedToke
         load_task(bpe.task, where=f"{where}tokenizer {name}")
         return draft_bpe()
     folder = resolved.tokenizer or _tokenizer_folder(resolved, name, where=where)
+    trust = resolved.choice.trust_remote_code and name is None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise BackboneError(f"{where}the tokenizer in {folder} cannot be read: {error}; give another one (tokenizer: bytes)") from error
     if not isinstance(tokenizer, ByT5Tokenizer) and not any((folder / name).is_file() for name in sources.VOCABULARY_FILES):
@@ -284,9 +293,9 @@ def _check_vocabulary(resolved: ResolvedBackbone, tokenizer: PreTrainedTokenizer
         raise BackboneError(f"{where}backbone {resolved.choice.name}: {got}; give a larger vocab_size or another tokenizer")
 
 
-def _new_model(auto: Any, config: PreTrainedConfig, *, device: str) -> PreTrainedModel:
+def _new_model(auto: Any, config: PreTrainedConfig, *, device: str, trust: bool) -> PreTrainedModel:
     with torch.device(device):
-        model: PreTrainedModel = auto.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        model: PreTrainedModel = auto.from_config(config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=trust)
     return model
 
 
@@ -299,7 +308,7 @@ def _load_model(resolved: ResolvedBackbone, auto: Any, config: PreTrainedConfig)
         attn_implementation="sdpa",
         use_safetensors=True,
         local_files_only=True,
-        trust_remote_code=False,
+        trust_remote_code=resolved.choice.trust_remote_code,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # checked below, with names
     )
@@ -324,6 +333,8 @@ def weights_folder(resolved: ResolvedBackbone) -> Path:
     if resolved.origin != "hub":
         return Path(resolved.path)
     folder = sources.hub_folder(resolved.path, resolved.choice.revision, sources.WEIGHT_FILES)
+    if resolved.choice.trust_remote_code:
+        code_folder(resolved.choice, resolved.origin, resolved.path)
     sources.weight_files(folder, where=f"{resolved.path}: ")
     return folder
 

@@ -1,6 +1,6 @@
 """All commands in one place, and the one border where exceptions become messages and exit codes.
 
-Exit codes: 0 done; 1 done, but something ended without a result; 2 a mistake in what was given; 130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 done, but something ended without a result; 2 a mistake in what was given; 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -10,13 +10,34 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from suite.cli import analyze, compare, curves, export, leaderboard, listing, lm_eval, params, results, run, status, sync, task, trial
+from suite.cli import (
+    analyze,
+    compare,
+    curves,
+    doctor,
+    export,
+    leaderboard,
+    listing,
+    lm_eval,
+    params,
+    results,
+    run,
+    status,
+    stop,
+    submit,
+    sync,
+    task,
+    trial,
+)
 from suite.errors import SuiteError
+from suite.redact import redact
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "run": (run.run, "suite run sweeps/quickstart.yaml --set search.trials=4"),
     "trial": (trial.trial, "suite trial --backbone minilm --method lora --task acceptability --set learning_rate=2e-3 --set rank=4"),
     "status": (status.status, "suite status --home runs --sweep quickstart"),
+    "submit": (submit.submit, "suite submit sweeps/quickstart.yaml --address http://HEAD:8265 --home /shared/runs"),
+    "stop": (stop.stop, "suite stop quickstart --address http://HEAD:8265"),
     "leaderboard": (leaderboard.leaderboard, "suite leaderboard --task entailment --sort energy --format md"),
     "lm-eval": (lm_eval.lm_eval, "suite lm-eval --sweep shared-attention-llama --tasks hellaswag,gsm8k:5"),
     "curves": (curves.curves, "suite curves read/sst2 --figure curve.png"),
@@ -27,6 +48,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "sync": (sync.sync, "suite sync --home runs --tracking-uri http://127.0.0.1:5000"),
     "params": (params.params, "suite params --backbone t5-base --method read --set hidden=256 --format json"),
     "list": (listing.listing, "suite list methods"),
+    "doctor": (doctor.doctor, "suite doctor --address auto --home /shared/runs"),
 }
 """Name -> (function, the example under its help)."""
 
@@ -80,5 +102,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="suite")
     except SuiteError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {redact(error)}", file=sys.stderr)
         sys.exit(2)

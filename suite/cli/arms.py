@@ -8,6 +8,7 @@ from typing import Any
 from suite.backbones.loading import Head, ResolvedBackbone, resolve
 from suite.config.loader import apply_overrides, validate
 from suite.config.task import ClassificationTask, MultipleChoiceTask, QuestionAnsweringTask, TaskConfig
+from suite.config.trust import check_named, refuse_trust, with_trust
 from suite.errors import UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import full_architecture
@@ -48,13 +49,16 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
     Raises:
         ConfigError: A name, key or value that cannot be used.
     """
+    refuse_trust(changes.get("backbone"), where="--set backbone")
     data = {
         "backbone": {"name": backbone, **changes.get("backbone", {})},
         "attention": {"name": attention, **changes.get("attention", {})},
         "method": method,
         "architecture": full_architecture(method, changes.get("architecture", {})),
     }
-    return validate(Arm, data, where="--set")
+    arm = validate(Arm, data, where="--set")
+    check_named([backbone], where="--backbone")
+    return arm.model_copy(update={"backbone": with_trust(arm.backbone, where="--backbone")})
 
 
 def head_for(resolved: ResolvedBackbone, task: TaskConfig | None, *, num_labels: int) -> Head:

@@ -68,6 +68,7 @@ def cell_rows(plan: Plan) -> list[dict[str, Any]]:
             "learning_rate": [cell.learning_rate.low, cell.learning_rate.high],
             "search_trials": plan.search_trials(cell),
             "confirm_runs": plan.confirm_runs(cell),
+            "workers": plan.workers(cell),
             "contest": cell.contest,
             "steps_at_most": steps_at_most(plan.config, cell.task),
         }
@@ -119,6 +120,7 @@ def estimate(plan: Plan, home: Home, layout: Layout | None, *, where: str) -> di
         "trials_done": sum(cell.done for cell in cells),
         "trials_left": left,
         "workers_per_trial": plan.world_size,
+        "workers_by_backbone": {cell.arm.backbone.name: plan.workers(cell) for cell in plan.cells},
         "trials_at_a_time": slots,
         "optimizer_steps_at_most": sum(known) if len(known) == len(steps) else None,
         "mean_trial_s": trial_s,
@@ -141,11 +143,18 @@ def _lines(cost: dict[str, Any], elsewhere: str) -> list[str]:
         f"cells      {cost['cells']}",
         f"trials     {trials}; {cost['trials_done']} done, {cost['trials_left']} left",
         *_rules(cost),
-        f"resources  {cost['workers_per_trial']} workers a trial, {slots}",
+        f"resources  {_workers(cost)}, {slots}",
         f"steps      {steps}",
         f"computing  {_computing(cost)}",
         f"time       {_time(cost)}",
     ]
+
+
+def _workers(cost: dict[str, Any]) -> str:
+    sizes = cost["workers_by_backbone"]
+    if len(set(sizes.values())) < 2:
+        return f"{next(iter(sizes.values()))} workers a trial"
+    return "workers a trial: " + ", ".join(f"{workers} for {name}" for name, workers in sizes.items())
 
 
 def _computing(cost: dict[str, Any]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,10 +19,12 @@ if TYPE_CHECKING:
     from suite.train.cells import Cell, Trial
     from suite.train.folder import Home
 
+PATIENCE_S = 5.0
+
 
 def export(
     cell: Annotated[str, typer.Argument(metavar="CELL", help="ARM/TASK, as `lora/rte`; ARM where it has one task.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    out: Annotated[str, typer.Argument(metavar="DIR", help="A new folder, or a URL: s3://BUCKET/PREFIX.")],
     home: HomeOption = DEFAULT_HOME,
     sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Of which sweep, where several have such a cell.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which confirm run. (default: the one with the best validation score)")] = None,
@@ -34,8 +38,7 @@ def export(
     from suite.cli.select import find_cell
     from suite.train.folder import Home
 
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):  # before a model is loaded
-        raise ConfigError(f"{folder}: exists and is not empty; give a new folder")
+    _check_new(out)  # before a model is loaded
     at = Home(existing_home(home))
     found = find_cell(at, cell, sweep=sweep)
     trial = chosen_trial(found, seed)
@@ -44,12 +47,42 @@ def export(
         from suite.train.restore import restore
 
         facts = facts_of(found, at)
-        written = write(restore(trial.folder, at), folder, facts)
+        with _folder_for(out) as folder:
+            written = write(restore(trial.folder, at), folder, facts)
     if facts.admitted is False:
         typer.echo(f"this row is rejected: {'; '.join(facts.rejected)}; the model card says so", err=True)
     if written.description.note:
         typer.echo(f"note: {written.description.note}", err=True)
-    typer.echo(f"{written.folder}: {written.description.format} format, {size(written.bytes)}, seed {trial.spec.seed}")
+    typer.echo(f"{out}: {written.description.format} format, {size(written.bytes)}, seed {trial.spec.seed}")
+
+
+def _check_new(out: str) -> None:
+    from suite.train.storage import is_local, open_storage
+
+    if is_local(out):
+        folder = Path(open_storage(out).url)
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    else:
+        taken = bool(open_storage(out, patience_s=PATIENCE_S).keys())
+    if taken:
+        raise ConfigError(f"{out}: exists and is not empty; give a new folder")
+
+
+@contextmanager
+def _folder_for(out: str) -> Iterator[Path]:
+    """The folder itself, or one whose files are then put where the URL says, the description last: what has it is whole."""
+    from suite.export.description import FILE
+    from suite.train.storage import is_local, open_storage
+
+    if is_local(out):
+        yield Path(open_storage(out).url)
+        return
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "export"
+        yield folder
+        storage = open_storage(out)
+        for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == FILE, p)):
+            storage.push(path, path.relative_to(folder).as_posix())
 
 
 def chosen_trial(cell: Cell, seed: int | None) -> Trial:

@@ -142,7 +142,9 @@ def _pretrain_columns() -> list[Column]:
 
 
 def _axis(row: Row, key: str) -> str:
-    """What a row stands for on an axis."""
+    """What a row stands for on an axis; a backbone that ran code of its own says so."""
+    if key == "backbone":
+        return render.backbone(row)
     return render.attention(row) if key == "attention" else str(row[key])
 
 

@@ -38,7 +38,7 @@ class Board(Listener):
         self.console, self._clock = console, clock
         self._name = ""
         self._states: Mapping[str, CellState] = {}
-        self._cells: list[CellStatus] = []
+        self._known: dict[str, CellStatus] = {}
         self._now: dict[str, str] = {}
         self._energy_kwh: float | None = None
         self._started_s = clock()
@@ -55,7 +55,7 @@ class Board(Listener):
 
     def on_trial_start(self, spec: TrialSpec) -> None:
         self._now[_key(spec)] = f"{_trial_name(spec)} starts"
-        self._take()
+        self._take(spec)
 
     def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
         progress = f"step {record.step:,}" if spec.phase is Phase.PRETRAIN else f"epoch {record.epoch}"
@@ -69,7 +69,7 @@ class Board(Listener):
         self._now.pop(_key(spec), None)
         self._finished_here += spec.phase is not Phase.PRETRAIN
         self._add_energy(result)
-        self._take()
+        self._take(spec)
         if not self.console.is_terminal or result is None or not result.status.has_score:
             self._say(f"[{self.done}/{self.total}] {_where(spec)}: {_ending(spec, result)}; {self._left()}")
 
@@ -120,8 +120,20 @@ class Board(Listener):
         eta = self.eta_s()
         return f"{self.left} left" + (f", about {render.duration(eta)}" if eta is not None and self.left else "")
 
-    def _take(self) -> None:
-        self._cells = [cell_status(state) for state in self._states.values()]
+    @property
+    def _cells(self) -> list[CellStatus]:
+        return list(self._known.values())
+
+    def _take(self, spec: TrialSpec | None = None) -> None:
+        """Look at the cells that news of a trial can concern; None = at all."""
+        state = self._states.get(spec.cell) if spec is not None and spec.phase is not Phase.PRETRAIN else None
+        changed = self._states.values() if state is None else [state] if state.contest is None else self._rivals(state)
+        self._known = self._known | {each.cell.key: cell_status(each) for each in changed}  # the other thread sees the old or the new
+
+    def _rivals(self, state: CellState) -> list[CellState]:
+        """All cells of its contest, which wait for one another."""
+        assert state.contest is not None
+        return [self._states[member.cell.key] for member in state.contest.cells]
 
     def _add_energy(self, result: TrialResult | None) -> None:
         known = [phase.energy_kwh for phase in result.phases.values() if phase.energy_kwh is not None] if result is not None else []

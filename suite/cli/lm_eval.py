@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.cli import render
-from suite.cli.options import DEFAULT_HOME, DataRootOption, Format, FormatOption, HomeOption, SetOption, TrackingOption, existing_home
+from suite.cli.options import (
+    DEFAULT_HOME,
+    DataRootOption,
+    Format,
+    FormatOption,
+    HomeOption,
+    SetOption,
+    TrackingOption,
+    TrustOption,
+    existing_home,
+)
 from suite.cli.paper import with_paper
 from suite.cli.render import Column, Row, column
 from suite.config.lm_eval import DEFAULT_TASKS
@@ -47,6 +57,7 @@ def lm_eval(
     home: HomeOption = DEFAULT_HOME,
     data_root: DataRootOption = None,
     tracking_uri: TrackingOption = None,
+    trust: TrustOption = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Measure causal language models with lm-eval; what was measured is not measured again.
@@ -200,6 +211,6 @@ def _sync(home: Home, tracking_uri: str | None, sweeps: Iterable[str]) -> None:
     from suite.tracking.writer import sync
 
     for sweep in sorted(sweeps):
-        report = sync(home, tracking_uri=resolve_uri(home, tracking_uri), sweep=sweep)
+        report = sync(home, tracking_uri=resolve_uri(home, tracking_uri, write=True), sweep=sweep)
         if report.unreachable is not None:
             print(f"MLflow is behind ({report.unreachable}); run: suite sync", file=sys.stderr)

@@ -11,7 +11,9 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from suite.config.trust import trusting
 from suite.errors import ConfigError
+from suite.redact import refuse_password
 from suite.registry import TASK_FOLDERS
 
 
@@ -24,13 +26,91 @@ class Format(StrEnum):
     MD = "md"
 
 
-HomeOption: TypeAlias = Annotated[Path, typer.Option("--home", metavar="DIR", help="Where trials and mlflow.db live.")]
+HomeOption: TypeAlias = Annotated[Path, typer.Option("--home", metavar="DIR", envvar="SUITE_HOME", help="Where trials and mlflow.db live.")]
 DataRootOption: TypeAlias = Annotated[
-    Path | None, typer.Option("--data-root", metavar="DIR", help="Local data instead of the hub: DIR/<hub id>/<config>/<split>.parquet.")
+    Path | None,
+    typer.Option(
+        "--data-root", metavar="DIR", envvar="SUITE_DATA_ROOT", help="Local data instead of the hub: DIR/<hub id>/<config>/<split>.parquet."
+    ),
 ]
+
+
+def no_password(context: typer.Context, option: typer.CallbackParam, url: str | None) -> str | None:
+    """Refuse a URL with a password on the command line; the environment is its user's alone.
+
+    Raises:
+        ConfigError: It holds one.
+    """
+    source = context.get_parameter_source(option.name or "")
+    if source is not None and source.name == "COMMANDLINE":
+        server = "; of a server, use MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        own = {
+            "tracking_uri": f"put the whole URL into MLFLOW_TRACKING_URI{server}",
+            "storage": "put it into SUITE_STORAGE",
+            "optuna": "put it into SUITE_OPTUNA",
+        }
+        refuse_password(url, option=option.opts[0], instead=own[str(option.name)])
+    return url
+
+
+StorageOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        envvar="SUITE_STORAGE",
+        callback=no_password,
+        help="Where hosts that share no disk keep what they do: s3://BUCKET/PREFIX.",
+    ),
+]
+
+
 TrackingOption: TypeAlias = Annotated[
     str | None,
-    typer.Option("--tracking-uri", metavar="URI", help="MLflow store. (default: $MLFLOW_TRACKING_URI, else mlflow.db in --home)"),
+    typer.Option(
+        "--tracking-uri",
+        metavar="URI",
+        callback=no_password,
+        help="MLflow store. (default: $MLFLOW_TRACKING_URI, else mlflow.db in --home)",
+    ),
+]
+
+
+OptunaOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--optuna",
+        metavar="URL",
+        envvar="SUITE_OPTUNA",
+        callback=no_password,
+        help="Mirror the studies there, for optuna-dashboard: postgresql://..., sqlite:///PATH or journal:///PATH.",
+    ),
+]
+
+
+def use_trusted(context: typer.Context, items: list[str] | None) -> list[str] | None:
+    """Let these checkpoints run code of their own, in this process and in its workers, until the command ends.
+
+    Raises:
+        ConfigError: Not NAME@COMMIT.
+    """
+    if items and not context.resilient_parsing:
+        context.with_resource(trusting(items))
+    return items
+
+
+TrustOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust-remote-code",
+        metavar="NAME@COMMIT",
+        callback=use_trusted,
+        help="Run the code that this backbone brings, at this commit. Read it first: it can do all that you can.",
+    ),
+]
+InsecureOption: TypeAlias = Annotated[bool, typer.Option("--insecure", help="Use a Ray cluster that asks nobody for a token.")]
+RetryOption: TypeAlias = Annotated[
+    bool, typer.Option("--retry-given-up", help="Try trials again that used up their retries (suite status names them).")
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from suite.cli import render
-from suite.cli.options import AttentionOption, BackboneOption, Format, FormatOption, MethodOption, SetOption, TasksOption
+from suite.cli.options import AttentionOption, BackboneOption, Format, FormatOption, MethodOption, SetOption, TasksOption, TrustOption
 from suite.cli.render import column
 
 KEYS = (
@@ -50,6 +50,7 @@ def params(
     overrides: SetOption = None,
     fmt: FormatOption = Format.TABLE,
     tasks: TasksOption = None,
+    trust: TrustOption = None,
 ) -> None:
     """Count total, trainable and attention parameters, and the cache; reads no weights and needs no network for known backbones.
 

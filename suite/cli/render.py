@@ -31,6 +31,11 @@ def settings(value: object) -> str:
     return " ".join(f"{k}=({settings(v)})" if isinstance(v, dict) else f"{k}={v}" for k, v in value.items())
 
 
+def backbone(row: Mapping[str, Any]) -> str:
+    """A backbone by name; one whose checkpoint ran code of its own says so."""
+    return f"{row['backbone']} (own code)" if row.get("own_code") else str(row["backbone"])
+
+
 def attention(row: Mapping[str, Any]) -> str:
     """A variant with its options, as `gqa kv_heads=2`, from a row with `attention` and `attention_options`."""
     return " ".join([row["attention"], *([settings(row["attention_options"])] if row["attention_options"] else [])])

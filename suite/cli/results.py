@@ -36,5 +36,5 @@ def import_results(
     from suite.tracking.store import resolve_uri
     from suite.train.folder import Home
 
-    uri = resolve_uri(Home(home), tracking_uri)
+    uri = resolve_uri(Home(home), tracking_uri, write=True)
     print(describe(read(file, tracking_uri=uri, sweep=sweep), file, uri))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -11,15 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.cli import leaderboard, render
-from suite.cli.options import DEFAULT_HOME, DataRootOption, Format, FormatOption, HomeOption, SetOption, TasksOption, TrackingOption
+from suite.cli.options import (
+    DEFAULT_HOME,
+    DataRootOption,
+    Format,
+    FormatOption,
+    HomeOption,
+    InsecureOption,
+    OptunaOption,
+    RetryOption,
+    SetOption,
+    StorageOption,
+    TasksOption,
+    TrackingOption,
+    TrustOption,
+)
 from suite.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from suite.config.sweep import SweepConfig
     from suite.tune.events import Outcome
 
-STOPPED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+STOPPED, TERMINATED = 130, 143
+"""Exit codes after Ctrl-C and after SIGTERM, as shells have it."""
 
 
 def run(
@@ -28,8 +43,13 @@ def run(
     data_root: DataRootOption = None,
     tasks: TasksOption = None,
     address: Annotated[str | None, typer.Option(metavar="ADDR", help="A running Ray cluster, or auto (default: this machine).")] = None,
+    storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
+    optuna: OptunaOption = None,
     overrides: SetOption = None,
+    trust: TrustOption = None,
+    insecure: InsecureOption = False,
+    retry_given_up: RetryOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, resources and cost; start nothing.")] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
@@ -42,8 +62,21 @@ def run(
         from suite.cli.estimate import show_plan
 
         return show_plan(config, where=str(path), home=home, address=address, fmt=fmt)
-    asked = Asked(sweep, path, home, data_root, address, tracking_uri, tuple(overrides or ()), tasks)
-    outcome = _run(config, asked)
+    asked = Asked(
+        sweep=sweep,
+        path=path,
+        home=home,
+        data_root=data_root,
+        address=address,
+        tracking_uri=tracking_uri,
+        overrides=tuple(overrides or ()),
+        tasks=tasks,
+        storage=storage,
+        trust=tuple(trust or ()),
+        insecure=insecure,
+        optuna=optuna,
+    )
+    outcome = _run(config, asked, retry_given_up=retry_given_up)
     if any(cell.done for cell in outcome.cells):
         _show_leaderboard(config, asked, fmt)
     _say_how_it_ended(config, outcome, asked)
@@ -60,14 +93,27 @@ class Asked:
     address: str | None
     tracking_uri: str | None
     overrides: tuple[str, ...]
-    tasks: Path | None = None
+    tasks: Path | None
+    storage: str | None
+    trust: tuple[str, ...]
+    insecure: bool
+    optuna: str | None
 
     @property
     def command(self) -> str:
         """The same command again, quoted for a shell."""
-        options = {"--data-root": self.data_root, "--tasks": self.tasks, "--address": self.address, "--tracking-uri": self.tracking_uri}
+        options = {
+            "--data-root": self.data_root,
+            "--tasks": self.tasks,
+            "--address": self.address,
+            "--storage": self.storage,
+            "--tracking-uri": self.tracking_uri,
+            "--optuna": self.optuna if self.optuna != os.environ.get("SUITE_OPTUNA") else None,
+        }
         given = [text for key, value in options.items() if value is not None for text in (key, str(value))]
         changes = [text for item in self.overrides for text in ("--set", item)]
+        changes += [text for item in self.trust for text in ("--trust-remote-code", item)]
+        changes += ["--insecure"] if self.insecure else []
         return shlex.join(["suite", "run", self.sweep, *self.home_option, *given, *changes])
 
     @property
@@ -92,21 +138,34 @@ def find_sweep(given: str) -> Path:
     raise UnknownNameError("sweep", given, [*known, *(str(p) for p in path.parent.glob("*.yaml"))], where="SWEEP (a file or a known name)")
 
 
-def _run(config: SweepConfig, asked: Asked) -> Outcome:
+def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
     """The sweep, with the live table and MLflow listening."""
     from suite.cli.live import board
+    from suite.tracking.listener import TrackingListener
     from suite.tracking.store import resolve_uri
-    from suite.tracking.writer import TrackingListener
     from suite.train.folder import Home
+    from suite.tune.access import require_token
     from suite.tune.driver import run_sweep
 
+    if asked.address is not None and not asked.insecure:
+        require_token(asked.address)
     home = Home(asked.home)
-    tracking = TrackingListener(home, resolve_uri(home, asked.tracking_uri), sweep=config.name)
+    followers: list[Any] = [TrackingListener(home, resolve_uri(home, asked.tracking_uri, write=True), sweep=config.name)]
+    if asked.optuna is not None:
+        from suite.tune.optuna_mirror import OptunaFollower
+
+        followers.append(OptunaFollower(home, asked.optuna, sweep=config.name))
     try:
         with render.stdout_for_result(), board() as shown:
-            listeners: list[Any] = [shown, tracking]  # the tracking package stands beside tune and does not import its Listener
-            where = str(asked.path)
-            return run_sweep(config, home=home, data_root=asked.data_root, address=asked.address, listeners=listeners, where=where)
+            listeners: list[Any] = [shown, *followers]  # the tracking package stands beside tune and does not import its Listener
+            given: dict[str, Any] = {
+                "data_root": asked.data_root,
+                "address": asked.address,
+                "storage": asked.storage,
+                "where": str(asked.path),
+                "retry_given_up": retry_given_up,
+            }
+            return run_sweep(config, home=home, listeners=listeners, **given)
     except KeyboardInterrupt:
         print(f"\nstopped by Ctrl-C. Go on with: {asked.command}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
@@ -128,9 +187,12 @@ def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> No
     here = shlex.join([*asked.home_option, "--sweep", config.name])
     if outcome.interrupted:
         print(f"{outcome.reason}; nothing that finished is lost. Go on with: {asked.command}", file=sys.stderr)
-        raise typer.Exit(STOPPED if "ctrl-c" in outcome.reason.lower() else 1)
+        raise typer.Exit({"stopped by Ctrl-C": STOPPED, "stopped by SIGTERM": TERMINATED}.get(outcome.reason, 1))
     for folder, why in outcome.not_measured.items():
         print(f"lm-eval has not measured {folder}: {why}; try again with: suite lm-eval {here}", file=sys.stderr)
+    given_up = [failure for cell in outcome.cells for failure in cell.failures if failure.status == "gave up"]
+    if given_up:
+        print(f"trials given up: {len(given_up)}; once the cause is mended: {asked.command} --retry-given-up", file=sys.stderr)
     if outcome.failed:
         print(f"cells without a result: {len(outcome.failed)}; causes and logs: suite status {here}", file=sys.stderr)
         raise typer.Exit(1)

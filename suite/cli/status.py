@@ -32,16 +32,21 @@ KEYS = (
         "running",
     ),
     *("left", "total", "best_validation_score", "best_learning_rate", "failures", "pretrain"),
-    *("pruned", "extensions", "saved_trials", "edge", "waits_for"),
+    *("pruned", "extensions", "saved_trials", "edge", "waits_for", "own_code", "workers"),
 )
 
 
 def status(
     home: HomeOption = DEFAULT_HOME,
     sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
+    address: Annotated[str | None, typer.Option(metavar="URL", help="Jobs of a Ray cluster instead: http://HEAD:8265.")] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Per cell: trials done, running and left; failures with their cause and log."""
+    """Per cell: trials done, running and left; failures with their cause and log. With --address: the sweeps on a cluster."""
+    if address is not None:
+        from suite.cli.submit import show_jobs
+
+        return show_jobs(address, sweep=sweep, fmt=fmt)
     from suite.train.folder import Home
     from suite.tune.definition import sweeps
 
@@ -59,12 +64,13 @@ def status(
 
 
 def _show(home: Home, name: str, fmt: Format) -> None:
-    from suite.tune.status import is_running
+    from suite.tune.status import driver
 
     rows = _rows(home, name)
     done, total = sum(r["search_done"] + r["confirm_done"] for r in rows), sum(r["total"] for r in rows)
     over = all(row["progress"] not in ("open", "waiting") for row in rows)
-    state = "running" if is_running(home, name) else "done" if over else "not running"
+    running = driver(home, name)
+    state = f"running, {running}" if running is not None else "done" if over else "not running"
     render.render(rows, _columns(rows), fmt, title=f"sweep {name}: {state}, {done} of {total} trials done")
     _show_studies(rows)
     _show_pretrains(rows)
@@ -121,7 +127,7 @@ def _failure(failure: TrialFailure) -> dict[str, str]:
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[Column]:
-    axes = [column("backbone"), Column("attention", render.attention)]
+    axes = [column("backbone"), Column("attention", render.attention), column("workers", show=render.count)]
     varying = [axis for axis in axes if len({axis.show(row) for row in rows}) > 1]
     return [
         *varying,

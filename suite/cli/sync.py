@@ -1,4 +1,4 @@
-"""`suite sync`: bring MLflow up to date from the trial folders."""
+"""`suite sync`: bring a home up to date from its storage, and MLflow from the home."""
 
 from __future__ import annotations
 
@@ -6,31 +6,61 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, existing_home
-from suite.errors import TrackingError
+from suite.cli.options import DEFAULT_HOME, HomeOption, OptunaOption, StorageOption, TrackingOption, existing_home
+from suite.errors import StorageError, TrackingError
 
 if TYPE_CHECKING:
     from suite.train.folder import Home
 
+PATIENCE_S = 5.0
+"""Somebody waits for the answer."""
+
 
 def sync(
     home: HomeOption = DEFAULT_HOME,
+    storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
+    optuna: OptunaOption = None,
+    weights: Annotated[bool, typer.Option("--all", help="From the storage, get trained weights and logs too, for suite export.")] = False,
     sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Look every trial up, also where nothing seems to have changed.")] = False,
 ) -> None:
-    """Write into MLflow what it lacks; run it twice and nothing is written twice."""
-    from suite.tracking.store import resolve_uri
+    """Get what the storage has and the home lacks; write into MLflow what that lacks. Run it twice and nothing is done twice."""
+    from suite.tracking.store import resolve_uri, without_password
     from suite.tracking.writer import sync as bring_up_to_date
     from suite.train.folder import Home
 
+    if storage is not None:
+        _fetch(Home(home), storage, weights=weights)
     place = Home(existing_home(home))
     _decide_anew(place, sweep)
-    uri = resolve_uri(place, tracking_uri)
+    uri = resolve_uri(place, tracking_uri, write=True)
     report = bring_up_to_date(place, tracking_uri=uri, sweep=sweep, verify=verify)
     if report.unreachable is not None:
         raise TrackingError(f"{report.unreachable}; {report.written} trials were written, run suite sync again for the rest")
-    print(f"{report.written} trials written, {report.already} were there already, {report.cells} cells brought up to date, in {uri}")
+    done = f"{report.written} trials written, {report.already} were there already, {report.cells} cells brought up to date"
+    print(f"{done}, in {without_password(uri)}")
+    if optuna is not None:
+        _mirror(place, optuna, sweep)
+
+
+def _mirror(home: Home, url: str, sweep: str | None) -> None:
+    from suite.redact import redact
+    from suite.tune.optuna_mirror import mirror_studies
+
+    report = mirror_studies(home, url, sweep=sweep)
+    print(f"{report.written} trials of {report.studies} studies written, {report.already} were there already, in {redact(url)}")
+
+
+def _fetch(home: Home, url: str, *, weights: bool) -> None:
+    from suite.train.mirror import Mirror
+    from suite.train.storage import open_storage
+
+    storage = open_storage(url, patience_s=PATIENCE_S)
+    if not storage.keys("sweeps") and not storage.keys("trials"):
+        raise StorageError(f"--storage {url}: holds no sweep; expected what `suite run --storage` was given")
+    count = Mirror(home, storage).fetch_home(weights=weights)
+    print(f"{count} files came from {url}")
 
 
 def _decide_anew(home: Home, sweep: str | None) -> None:

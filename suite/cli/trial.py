@@ -19,6 +19,7 @@ from suite.cli.options import (
     MethodOption,
     SetOption,
     TasksOption,
+    TrustOption,
 )
 from suite.cli.render import stdout_for_result
 from suite.errors import UnknownNameError
@@ -42,6 +43,7 @@ def trial(
     home: HomeOption = DEFAULT_HOME,
     data_root: DataRootOption = None,
     tasks: TasksOption = None,
+    trust: TrustOption = None,
 ) -> None:
     """Train once and print the result record as JSON; without Ray, Optuna or MLflow.
 

@@ -13,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from suite.errors import ConfigError, UnknownNameError
 
 MAX_BYTES = 1_000_000
+MAX_NODES = 100_000
+MAX_DEPTH = 50
+MAX_NUMBER_CHARS = 100
+"""A number in base 60 (1:30:00), as YAML 1.1 has it, takes time that grows with the square of its length."""
 Key = tuple[str | int, ...]
 Lines = dict[Key, int]
 
@@ -27,12 +31,24 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases (no billion laughs) and without duplicate keys."""
+    """SafeLoader without aliases (no billion laughs), without duplicate keys, and with an end to depth and size."""
+
+    nodes = depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-        return super().compose_node(parent, index)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self.nodes, self.depth = self.nodes + 1, self.depth + 1
+        if self.depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark)
+        if self.nodes > MAX_NODES:
+            raise yaml.MarkedYAMLError(problem=f"more than {MAX_NODES:,} keys and values", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")) and len(node.value) > MAX_NUMBER_CHARS:
+            raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value):,} digits", problem_mark=mark)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -73,7 +89,7 @@ def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], Lines]:
         mark = error.problem_mark
         line = f":{mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"{where}{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where}: not valid YAML: {error}") from None
     finally:
         loader.dispose()
@@ -175,8 +191,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
 def parse_value(text: str, *, where: str) -> Any:
     """One value typed on the command line, read as YAML; numbers such as `1e-3` count as numbers here."""
     try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where}: not a valid value: {error}") from None
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
         return float(value)

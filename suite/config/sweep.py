@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +15,9 @@ from suite.config.loader import Strict, apply_overrides, load_yaml, validate
 from suite.config.pretrain import PretrainConfig
 from suite.config.reference import Reference
 from suite.config.space import LearningRateRange
+from suite.config.tracking import TrackingConfig
 from suite.config.training import TrainingConfig
+from suite.config.trust import check_named, refuse_trust, with_trust
 
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
@@ -31,7 +34,7 @@ class BackboneChoice(Strict):
     tokenizer: str | None = Field(
         None, description="another tokenizer: a hub id, a folder, package:NAME/FOLDER, bytes, or bpe:SIZE:TASK, trained on a task's text"
     )
-    trust_remote_code: Literal[False] = False
+    trust_remote_code: bool = Field(False, description="never set here: --trust-remote-code NAME@COMMIT on the command line sets it")
     drop_layers: Annotated[int, Field(ge=0)] = Field(
         0, description="leave out the last so many layers of each stack; the rest keep their weights (READ-large: 4)"
     )
@@ -40,6 +43,12 @@ class BackboneChoice(Strict):
     def _layers_of_a_checkpoint(self) -> BackboneChoice:
         if self.drop_layers and self.config is not None:
             raise ValueError("drop_layers shortens a checkpoint; with config, give the number of layers there")
+        return self
+
+    @model_validator(mode="after")
+    def _code_is_pinned(self) -> BackboneChoice:
+        if self.trust_remote_code and (self.config is not None or not re.fullmatch("[0-9a-f]{40}", self.revision)):
+            raise ValueError("trust_remote_code needs a checkpoint, and as its revision the 40 digits of a commit")
         return self
 
     @model_serializer(mode="wrap")
@@ -156,12 +165,33 @@ class LimitConfig(Strict):
 
 
 class ResourceConfig(Strict):
-    """What one trial gets. Default: one worker per GPU when the cluster has any, else two CPU workers."""
+    """What one trial gets. Default: one worker per GPU when the cluster has any, else two CPU workers.
+
+    With `min_workers`, a trial that the cluster has lost the room for goes on with fewer workers. Its scores then agree in the first
+    digits only, because sums are taken in another order; `provenance.world_sizes` of its result says what it ran on.
+    """
 
     workers: Count | None = None
+    workers_by_backbone: dict[str, Count] = Field({}, description="another number of workers for these backbones, by name")
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
     gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
     concurrent_trials: Count | None = Field(None, description="upper bound on trials at a time; null = what fits")
+    placement: Literal["pack", "strict-pack", "spread"] = Field(
+        "pack", description="a trial's workers: on as few nodes as will do, on one node and never more, or on as many as there are"
+    )
+    interface: str | None = Field(
+        None, description="network interface between a trial's nodes (gloo, NCCL, rendezvous); null = the one of the node's address in Ray"
+    )
+    min_workers: Count | None = Field(
+        None, description="the fewest a trial may go on with when the cluster has shrunk; null = it waits for all of its workers"
+    )
+    room_wait_s: Annotated[float, Field(gt=0)] = Field(60.0, description="how long a trial waits for all of its workers, with min_workers")
+
+    @model_validator(mode="after")
+    def _no_fewer_than_the_fewest(self) -> ResourceConfig:
+        if self.min_workers is not None and self.workers is not None and self.min_workers > self.workers:
+            raise ValueError(f"min_workers: got {self.min_workers}, expected at most workers ({self.workers})")
+        return self
 
 
 class TimeoutConfig(Strict):
@@ -174,9 +204,17 @@ class TimeoutConfig(Strict):
 
 
 class FailureConfig(Strict):
-    """How often a trial is tried again after its machine, not its mathematics, failed."""
+    """What follows when its machine, not its mathematics, ended an attempt at a trial."""
 
-    retries: Annotated[int, Field(ge=0)] = 3
+    retries: Annotated[int, Field(ge=0)] = Field(
+        3, description="attempts more, counted anew whenever one got further than all before; then the trial is given up"
+    )
+    breaker: Annotated[int, Field(ge=2)] | None = Field(
+        3, description="so many different trials that fail alike in a row pause the sweep; null = never"
+    )
+    grace_s: Annotated[float, Field(ge=0)] = Field(
+        30.0, description="seconds for running trials to write a checkpoint and leave when the sweep is stopped (Ctrl-C, SIGTERM)"
+    )
 
 
 class SweepConfig(Strict):
@@ -202,8 +240,17 @@ class SweepConfig(Strict):
     resources: ResourceConfig = ResourceConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
     failures: FailureConfig = FailureConfig()
+    tracking: TrackingConfig = TrackingConfig()
     lm_eval: LmEvalConfig | None = Field(None, description="ask the confirmed models lm-eval's questions, after the last trial")
     reference: list[Reference] = Field(default=[], description="the numbers that the paper printed, a line of its table each")
+
+    @model_validator(mode="after")
+    def _backbones_with_workers_exist(self) -> SweepConfig:
+        names = [choice.name for choice in self.backbones]
+        strangers = [name for name in self.resources.workers_by_backbone if name not in names]
+        if strangers:
+            raise ValueError(f"resources.workers_by_backbone: {strangers[0]!r} is no backbone of this sweep; it has {', '.join(names)}")
+        return self
 
     @model_validator(mode="after")
     def _pruner_can_prune(self) -> SweepConfig:
@@ -228,11 +275,16 @@ def stored_sweep(data: bytes) -> SweepConfig:
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read a sweep file; `overrides` are `key=value` items from the command line.
+    """Read a sweep file; `overrides` are `key=value` items from the command line, which alone says whose code is trusted.
 
     Raises:
         ConfigError: With file, line and key.
     """
     data, lines = load_yaml(path)
     data = apply_overrides(data, overrides)
-    return validate(SweepConfig, data, where=str(path), lines=lines)
+    given = data.get("backbones")
+    for i, backbone in enumerate(given if isinstance(given, list) else ()):
+        refuse_trust(backbone, where=f"{path}: backbones[{i}]")
+    config = validate(SweepConfig, data, where=str(path), lines=lines)
+    check_named([backbone.name for backbone in config.backbones], where=str(path))
+    return config.model_copy(update={"backbones": [with_trust(b, where=f"{path}: backbones") for b in config.backbones]})

@@ -97,7 +97,7 @@ class BaseTask(Strict):
     in_order: ClassVar[bool] = False
     item_score: ClassVar[bool] = False
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[^/\\]+$")]
     description: str
     source: str
     version: Positive = 1

@@ -49,11 +49,13 @@ def export(restored: Restored, target: Path, facts: Facts) -> Exported:
         facts: For the model card, what is known beside the trial itself.
 
     Raises:
-        ConfigError: There is something at `target`.
+        ConfigError: There is something at `target`, or the model needs code that its checkpoint brings.
         CheckpointError: The folder does not give the model's answers; nothing is left behind.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target}: exists and is not empty; give a new folder")
+    if restored.spec.arm.backbone.trust_remote_code:
+        raise ConfigError(f"{restored.folder.path}: its model is made by code of its checkpoint, which an exported folder never carries")
     with _replacing_folder(target) as folder, _no_bars():
         description = _write_model(restored, folder)
         restored.tokenizer.save_pretrained(str(folder))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from suite.meters.clock import Ticker, Unavailable, synchronise
     from suite.meters.energy import WATTS_PER_CORE, EnergySource
-    from suite.meters.local import LocalPhase
+    from suite.meters.local import LocalPhase, of_attempt
     from suite.meters.machine import hardware
     from suite.meters.memory import TensorPeak, baseline_bytes, release_memory
     from suite.meters.nvml import why_no_energy
@@ -37,6 +37,7 @@ _MODULES = {
     "baseline_bytes": "memory",
     "combine": "totals",
     "hardware": "machine",
+    "of_attempt": "local",
     "release_memory": "memory",
     "synchronise": "clock",
     "why_no_energy": "nvml",
@@ -55,6 +56,7 @@ __all__ = [
     "baseline_bytes",
     "combine",
     "hardware",
+    "of_attempt",
     "release_memory",
     "synchronise",
     "why_no_energy",

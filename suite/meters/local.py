@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from suite.meters.energy import Reading
 
 MemoryField = Literal["allocated_bytes", "reserved_bytes", "rss_bytes"]
+
+
+def of_attempt(state: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The accounts of a rank (`PhaseMeter.state`) with each device of the attempt that ends here named apart.
+
+    Ranks that read one board at the same time are to be counted once, but the next attempt may give the board to another rank,
+    and what it spends then is to be added.
+
+    Args:
+        number: Of the attempt, from 1.
+    """
+
+    def apart(by_device: Mapping[str, Any]) -> dict[str, Any]:
+        return {device if "@" in device else f"{device}@{number}": spent for device, spent in by_device.items()}
+
+    named = {}
+    for name, phase in state.items():
+        joules = {kind: apart(spent) for kind, spent in phase["joules"].items()}
+        named[name] = {**phase, "joules": joules, **{key: apart(phase[key]) for key in ("gpu_processes", "host_cpu_s")}}
+    return named
 
 
 @dataclass(slots=True)

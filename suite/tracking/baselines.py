@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from suite.metrics.efficiency import peop, prr
-from suite.tracking.summary import CellSummary
+from suite.tracking.summary import CellSummary, with_values
 
 Row = tuple[CellSummary, str]
 """A cell and the home it was run in: two homes may hold a sweep of the same name."""
@@ -35,7 +34,7 @@ def _comparison(cell: CellSummary, home: str) -> tuple[str, ...]:
 def _compared(cell: CellSummary, rivals: Sequence[CellSummary]) -> CellSummary:
     retained, retained_missing = _value_or_reason(_prr, cell, rivals)
     elasticity, elasticity_missing = _value_or_reason(_peop, cell, rivals)
-    return replace(cell, prr=retained, prr_missing=retained_missing, peop=elasticity, peop_missing=elasticity_missing)
+    return with_values(cell, prr=retained, prr_missing=retained_missing, peop=elasticity, peop_missing=elasticity_missing)
 
 
 def _value_or_reason(

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from statistics import fmean
 
-from suite.tracking.summary import CellSummary
+from suite.tracking.summary import CellSummary, with_values
 
 Row = tuple[CellSummary, str]
 """A cell and the home it was run in."""
@@ -40,7 +39,7 @@ def _contest(cell: CellSummary, home: str) -> tuple[str, ...]:
 def _with_cost(cell: CellSummary, studies: Sequence[CellSummary]) -> CellSummary:
     if cell.chosen is False:
         return cell
-    return replace(
+    return with_values(
         cell,
         selection_trials=sum(study.search_trials for study in studies),
         selection_s=_sum(study.search_s for study in studies),
@@ -74,9 +73,9 @@ def _conditions(cell: CellSummary, home: str) -> tuple[str, ...]:
 
 def _with_energy(cell: CellSummary, full: Sequence[CellSummary], target_frac: float) -> CellSummary:
     try:
-        return replace(cell, energy_to_target_kwh=_energy(cell, _target(full, target_frac)), energy_to_target_missing=None)
+        return with_values(cell, energy_to_target_kwh=_energy(cell, _target(full, target_frac)), energy_to_target_missing=None)
     except ValueError as reason:
-        return replace(cell, energy_to_target_kwh=None, energy_to_target_missing=str(reason))
+        return with_values(cell, energy_to_target_kwh=None, energy_to_target_missing=str(reason))
 
 
 def _target(full: Sequence[CellSummary], target_frac: float) -> float:

@@ -107,6 +107,8 @@ def of_tags(name: str, tags: Mapping[str, str]) -> Curve:
         ValueError: A piece is not JSON.
     """
     curve: Curve = []
+    if f"suite.{name}.0" not in tags:
+        return curve
     while piece := json.loads(tags.get(f"suite.{name}.{len(curve) // POINTS_PER_TAG}", "[]")):
         curve += piece
         if len(piece) < POINTS_PER_TAG:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from suite.errors import TrackingError, UnknownNameError
 from suite.tracking.ranks import KIND as RANKS
 from suite.tracking.store import Point, Store, StoredRun, open_store, without_password
-from suite.tracking.summary import NAMES, CellSummary, from_tags
+from suite.tracking.summary import FIELDS, NAMES, ROW, CellSummary, from_tags
 from suite.tracking.table import leaderboard, to_rows
 from suite.train.folder import replacing
 
@@ -30,6 +30,8 @@ SCHEMA_VERSION = 1
 """Of the file; raised when its meaning changes."""
 FORMAT = "suite-results"
 SUFFIXES = (".json", ".parquet")
+MAX_BYTES = 512 * 2**20
+"""Of a file to read; the results of 10,000 cells have some 100 MiB."""
 CELL = "cell"
 LAST = ("suite.digest", "suite.written")
 """Tags that say a run is whole: written when everything else is."""
@@ -118,8 +120,8 @@ def export_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
 
 
 def _own_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Without those that MLflow sets itself."""
-    return {key: value for key, value in sorted(tags.items()) if not key.startswith("mlflow.")}
+    """Without those that MLflow sets itself, and the row, which is made of the others."""
+    return {key: value for key, value in sorted(tags.items()) if not key.startswith("mlflow.") and key != ROW}
 
 
 def _write_parquet(path: Path, frame: Any, content: ResultsFile) -> None:
@@ -138,6 +140,7 @@ def read_results(path: Path) -> ResultsFile:
         TrackingError: Absent, cut, of another kind or of another schema version, or a run in it does not make sense.
     """
     _check_suffix(path)
+    _check_size(path)
     data = _read_json(path) if path.suffix == ".json" else _read_parquet(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise TrackingError(f"{path}: not a file of suite export-results")
@@ -159,12 +162,22 @@ def _check_suffix(path: Path) -> None:
         raise TrackingError(f"{path}: got a name that ends in {path.suffix or 'nothing'!r}, expected {' or '.join(SUFFIXES)}")
 
 
+def _check_size(path: Path) -> None:
+    """A file comes from elsewhere: what it takes to read it is known before."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise TrackingError(f"{path}: no such file") from None
+    except OSError as error:
+        raise TrackingError(f"{path}: cannot be read: {error}") from None
+    if size > MAX_BYTES:
+        raise TrackingError(f"{path}: got {size:,} bytes, expected at most {MAX_BYTES:,}; export the sweeps one by one (--sweep)")
+
+
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TrackingError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TrackingError(f"{path}: not whole JSON: {error}; was it cut in a transfer?") from None
 
 
@@ -175,9 +188,7 @@ def _read_parquet(path: Path) -> Any:
     try:
         metadata = pq.read_schema(path).metadata or {}
         return json.loads(metadata.get(FORMAT.encode(), b"null"))
-    except FileNotFoundError:
-        raise TrackingError(f"{path}: no such file") from None
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         raise TrackingError(f"{path}: not whole parquet: {str(error).splitlines()[0]}; was it cut in a transfer?") from None
 
 
@@ -185,6 +196,8 @@ def _check_run(run: ExchangedRun, *, where: str) -> None:
     kind = run.tags.get("suite.kind")
     if kind not in (CELL, RANKS):
         raise TrackingError(f"{where}: got a run of kind {kind!r}, expected {CELL} or {RANKS}")
+    if ROW in run.tags:
+        raise TrackingError(f"{where}: got the tag {ROW}, which no file has")
     needed = {"suite.home", "suite.digest", *(("sweep", "backbone", "task") if kind == RANKS else ("suite.cell", *NAMES))}
     if lacking := sorted(needed - run.tags.keys()):
         raise TrackingError(f"{where}: lacks the tags {', '.join(lacking)}")
@@ -198,7 +211,7 @@ def _check_run(run: ExchangedRun, *, where: str) -> None:
 
 
 def _fields(summary: CellSummary) -> dict[str, Any]:
-    return {name: getattr(summary, name) for name in CellSummary.__slots__}
+    return {name: getattr(summary, name) for name in FIELDS}
 
 
 def _first(error: ValidationError) -> str:
@@ -274,7 +287,7 @@ def _write(store: Store, experiment: str, run: ExchangedRun, known: StoredRun | 
     if tags["suite.kind"] == CELL:
         summary = from_tags(tags)
         revision = max(int(known.tags.get("suite.revision", 0)), int(tags.get("suite.revision", 0))) + 1
-        tags = {**tags, "suite.revision": str(revision)}
+        tags = {**tags, "suite.revision": str(revision), **summary.row(tags["suite.home"])}
         points = [Point(key, value, summary.ended_at or run.started_at, revision) for key, value in summary.metrics().items()]
         status = {"done": "FINISHED", "failed": "FAILED"}.get(summary.status, "SCHEDULED")
         store.finish(known.id, status, summary.ended_at or run.started_at)

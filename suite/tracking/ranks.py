@@ -22,7 +22,7 @@ from suite.stats.interval import mean_interval
 from suite.stats.ranks import Rank, rank_groups, rank_text
 from suite.tracking.baselines import Row
 from suite.tracking.store import MAX_TAG_CHARS, Store, StoredRun
-from suite.tracking.summary import CellSummary, from_tags
+from suite.tracking.summary import CellSummary, from_tags, with_values
 from suite.train.cells import Cell
 
 FORMAT = 1
@@ -215,7 +215,7 @@ Key = tuple[str, str, str, str]
 
 def read_ranks(store: Store, experiments: Sequence[str]) -> dict[Key, Ranked]:
     """What is stored, of all homes and sweeps."""
-    runs = store.runs(experiments, {"suite.kind": KIND}) if experiments else []
+    runs = store.runs(experiments, {"suite.kind": KIND}, having="suite.ranks") if experiments else []
     return {
         (r.tags["suite.home"], r.tags["sweep"], r.tags["backbone"], r.tags["task"]): _from_tags(r.tags)
         for r in runs
@@ -239,12 +239,12 @@ def with_ranks(rows: Sequence[Row], ranks: Mapping[Key, Ranked]) -> list[Row]:
 
 def _joined(cell: CellSummary, ranked: Ranked | None) -> CellSummary:
     if not takes_part(cell):
-        return replace(cell, rank_missing="rejected rows are not ranked" if cell.admitted is False else "only finished rows are ranked")
+        return with_values(cell, rank_missing="rejected rows are not ranked" if cell.admitted is False else "only finished rows are ranked")
     if ranked is None:
-        return replace(cell, rank_missing="no other finished row of this sweep, backbone and task")
+        return with_values(cell, rank_missing="no other finished row of this sweep, backbone and task")
     if cell.arm in ranked.intervals:
         low, high, of = ranked.intervals[cell.arm]
-        cell = replace(cell, ci_low=low, ci_high=high, ci_of=of)
+        cell = with_values(cell, ci_low=low, ci_high=high, ci_of=of)
     if cell.arm not in ranked.ranks:
-        return replace(cell, rank_missing=ranked.missing.get(cell.arm, ranked.missing.get("", "its tasks do not all have a rank")))
-    return replace(cell, rank=rank_text(ranked.ranks[cell.arm]))
+        return with_values(cell, rank_missing=ranked.missing.get(cell.arm, ranked.missing.get("", "its tasks do not all have a rank")))
+    return with_values(cell, rank=rank_text(ranked.ranks[cell.arm]))

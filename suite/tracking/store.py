@@ -1,7 +1,6 @@
 """The MLflow store: found, created or migrated under a lock, and reached through a few calls that may be repeated.
 
-The only module that touches MLflow. It is imported inside functions, because `import mlflow` starts its telemetry
-unless the environment already says no.
+MLflow is imported inside functions, because `import mlflow` starts its telemetry unless the environment already says no.
 """
 
 from __future__ import annotations
@@ -10,18 +9,15 @@ import functools
 import logging
 import os
 import re
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import urlsplit
-
-import psutil
-from filelock import FileLock, Timeout
+from urllib.parse import unquote, urlsplit
 
 from suite.errors import TrackingError
+from suite.redact import redact
+from suite.train.databases import check_local, with_deadlines, with_driver
 from suite.train.folder import Home
 
 if TYPE_CHECKING:
@@ -30,20 +26,23 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LOCK_TIMEOUT_S = 120.0
 PAGE_SIZE = 1000
 METRICS_PER_BATCH = 500
+COMPLETE = "suite.complete"
+"""A tag that is there when everything else of a run is."""
 MAX_TAG_CHARS = 8000
 MAX_PARAM_CHARS = 6000
-NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "fuse", "9p", "pvfs", "gluster")
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "2",
+    "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "4",
 }
-"""Set for this process unless the user has: MLflow's own values keep a caller waiting for four minutes when its server is away."""
+"""Set for this process unless the user has: MLflow's own values keep a caller waiting for four minutes when its server is away, and
+each of its processes may hold fifteen connections of a database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +65,37 @@ class Point:
     step: int = 0
 
 
-def resolve_uri(home: Home, tracking_uri: str | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run to write as a whole; without an end it has just begun."""
+
+    name: str
+    start_s: float
+    tags: dict[str, str]
+    status: str = "RUNNING"
+    end_s: float | None = None
+    metrics: Sequence[Point] = ()
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = False) -> str:
     """Where to track: what was asked for, else `MLFLOW_TRACKING_URI`, else sqlite in the home; sqlite paths are made absolute.
 
+    Args:
+        home: Where sqlite lies by default.
+        tracking_uri: What was asked for.
+        write: Whether the caller is going to write: then an sqlite file on a network file system is refused.
+
     Raises:
-        TrackingError: A folder, which MLflow 3 no longer writes, or an in-memory database.
+        TrackingError: A folder, which MLflow 3 no longer writes, an in-memory database, or one that cannot be written safely.
     """
     chosen = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
     if urlsplit(chosen).scheme in ("", "file"):
         raise TrackingError(f"tracking store {chosen!r}: MLflow no longer writes folders; give sqlite:///PATH.db or http(s)://HOST:PORT")
     path = sqlite_path(chosen)
-    return chosen if path is None else f"sqlite:///{path}"
+    if path is not None and write:
+        check_local(path)
+    return with_driver(chosen) if path is None else f"sqlite:///{path}"
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -94,124 +113,40 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def open_store(tracking_uri: str, *, create: bool = True, page_size: int = PAGE_SIZE) -> Store:
-    """Open a store that answers; an sqlite schema is created or migrated by one process at a time.
+    """Open a store that answers; the schema of a database is created by one process at a time, and of sqlite also migrated.
 
     Args:
         tracking_uri: As `resolve_uri` gives it.
-        create: False for a reader: an absent database is an error, an old schema is not touched.
+        create: False for a reader: an absent database is an error, a schema is not touched, and MLflow is not imported for a database.
         page_size: Runs per search request.
 
     Raises:
-        TrackingError: No such database, not a database, or a server that does not answer within seconds.
+        TrackingError: No such database, not a database, one that cannot be written safely, or a server that does not answer within seconds.
     """
+    from suite.tracking.schema import sqlite_schema
+    from suite.tracking.sql import SqlStore
+
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     for name in ("mlflow.store.db.utils", "alembic"):  # chatter about the schema, and a traceback for each locked database
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    path = sqlite_path(tracking_uri)
-    if path is None:
-        store = Store(_client(tracking_uri), tracking_uri, page_size)
-        store.ping()
-        return store
-    if not path.exists() and not create:
+    uri, path = with_deadlines(tracking_uri), sqlite_path(tracking_uri)
+    store = SqlStore(uri, page_size) if path is not None or uri.startswith("postgresql") else Store(None, uri, page_size)
+    if path is not None and not create and not path.exists():
         raise TrackingError(f"no results yet: {path} does not exist; start with: suite run SWEEP.yaml, or suite sync for an existing home")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
-            return Store(_open_sqlite(path, migrate=create), tracking_uri, page_size)
-    except Timeout:
-        raise TrackingError(f"{path}.lock: held by another process for {LOCK_TIMEOUT_S:.0f} s; is a migration still running?") from None
-    except OSError as error:
-        raise TrackingError(f"{path}: cannot be opened: {error}") from error
-
-
-def _open_sqlite(path: Path, *, migrate: bool) -> MlflowClient:
-    if _schema(path) not in (None, _newest_schema()):
-        if not migrate:
-            raise TrackingError(f"{path}: has the schema of another MLflow; bring it up to date with: suite sync")
-        _migrate(path)
-    _forget_if_replaced(path)
-    return _client(f"sqlite:///{path}")
-
-
-_files: dict[Path, tuple[int, int]] = {}
-"""Device and inode of every database this process has opened."""
-
-
-def _forget_if_replaced(path: Path) -> None:
-    """MLflow keeps its connections for the life of the process: to a file that was deleted since, and made anew, they lead nowhere."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-    from mlflow.tracking._tracking_service.utils import _tracking_store_registry
-
-    stat = path.stat()
-    if _files.setdefault(path, (stat.st_dev, stat.st_ino)) != (stat.st_dev, stat.st_ino):
-        _files[path] = (stat.st_dev, stat.st_ino)
-        _tracking_store_registry._get_store_with_resolved_uri.cache_clear()
-        engine = SqlAlchemyStore._engine_map.pop(f"sqlite:///{path}", None)
-        if engine is not None:
-            engine.dispose()
-
-
-def _schema(path: Path) -> str | None:
-    """The revision of a database's schema, None for a new one. Uses the write-ahead log from now on, where that is safe.
-
-    Raises:
-        TrackingError: The file is no database; MLflow would try ten times.
-    """
-    try:
-        with closing(sqlite3.connect(path, timeout=20)) as connection:
-            if _is_local(path):
-                connection.execute("PRAGMA journal_mode=WAL")
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
-                return None
-            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-            return None if row is None else str(row[0])
-    except sqlite3.Error as error:
-        raise TrackingError(f"{path}: not a usable sqlite database: {error}; move it away, then suite sync rebuilds it") from error
-
-
-@functools.cache
-def _newest_schema() -> str:
-    from mlflow.store.db.utils import _get_latest_schema_revision
-
-    return str(_get_latest_schema_revision())
-
-
-def _is_local(path: Path) -> bool:
-    """Whether sqlite's write-ahead log works there: it needs shared memory, which network file systems do not give."""
-    mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
-    kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype.lower() if mounts else ""
-    return not kind.startswith(NETWORK_FILE_SYSTEMS)
-
-
-def _migrate(path: Path) -> None:
-    """Bring the schema of an older MLflow up to date, keeping a copy of the database beside it."""
-    from alembic.util import CommandError
-    from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine_with_retry
-
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(f"{path}.before-migration")) as copy:
-        source.backup(copy)
-    engine = create_sqlalchemy_engine_with_retry(f"sqlite:///{path}")
-    try:
-        _upgrade_db(engine)
-    except CommandError as error:
-        raise TrackingError(f"{path}: schema of another MLflow: {error}; move it away, then suite sync rebuilds it") from error
-    finally:
-        engine.dispose()
+    if create and path is not None:
+        with sqlite_schema(path):
+            store.connect()
+    elif create and isinstance(store, SqlStore):
+        with store.schema():
+            store.connect()
+    store.ping()
+    return store
 
 
 def load_mlflow() -> None:
     """Import MLflow in the calling thread: two threads that import it at once, one of them inside Ray, lock each other out."""
     import mlflow  # noqa: F401
-
-
-def _client(uri: str) -> MlflowClient:
-    from mlflow import MlflowClient
-
-    try:
-        return MlflowClient(uri)
-    except _store_errors() as error:
-        raise _explain(uri, error) from error
 
 
 @functools.cache
@@ -224,17 +159,9 @@ def _store_errors() -> tuple[type[Exception], ...]:
     return (MlflowException, RequestException, SQLAlchemyError, OSError)
 
 
-def _explain(uri: str, error: Exception) -> TrackingError:
-    shown = without_password(uri)
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    if urlsplit(uri).scheme in ("http", "https") and ("Max retries" in lines[0] or "timed out" in lines[0].lower()):
-        return TrackingError(f"tracking server {shown} does not answer; start it, or name another with --tracking-uri")
-    return TrackingError(f"tracking store {shown}: {lines[0][:300]}")
-
-
 def without_password(uri: str) -> str:
     """A store's URI as it may be shown and logged."""
-    return re.sub(r"//[^/@]*@", "//***@", uri)
+    return redact(uri.partition("?")[0])
 
 
 def _explained(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
@@ -245,7 +172,7 @@ def _explained(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatena
         try:
             return method(self, *args, **kwargs)
         except _store_errors() as error:
-            raise _explain(self.uri, error) from error
+            raise self.explain(error) from error
 
     return call
 
@@ -259,8 +186,39 @@ class Store:
         page_size: Runs per search request.
     """
 
-    def __init__(self, client: MlflowClient, uri: str, page_size: int = PAGE_SIZE) -> None:
-        self.client, self.uri, self.page_size = client, uri, page_size
+    def __init__(self, client: MlflowClient | None, uri: str, page_size: int = PAGE_SIZE) -> None:
+        self._client, self.uri, self.page_size = client, uri, page_size
+
+    @property
+    def client(self) -> MlflowClient:
+        """MLflow's own; it is imported, and its connection opened, on first use."""
+        if self._client is None:
+            from mlflow import MlflowClient
+
+            self._client = MlflowClient(self.uri)
+        return self._client
+
+    def explain(self, error: Exception) -> TrackingError:
+        """What the store raised, in one line that names the store and holds no password."""
+        shown = without_password(self.uri)
+        lines = redact(str(error)).strip().splitlines() or [type(error).__name__]
+        if urlsplit(self.uri).scheme in ("http", "https") and ("Max retries" in lines[0] or "timed out" in lines[0].lower()):
+            return TrackingError(f"tracking server {shown} does not answer; start it, or name another with --tracking-uri")
+        if "error code 401" in lines[0]:
+            give = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            return TrackingError(f"tracking server {shown} does not know this user, or this password; give them by {give}")
+        for secret in filter(None, {self.uri, urlsplit(self.uri).password, unquote(urlsplit(self.uri).password or "")}):
+            lines[0] = lines[0].replace(secret, "***")
+        return TrackingError(f"tracking store {shown}: {lines[0][:300]}")
+
+    @_explained
+    def connect(self) -> None:
+        """Open MLflow's client now; on an empty database it makes the tables.
+
+        Raises:
+            TrackingError: The schema is another MLflow's.
+        """
+        self.client.search_experiments(max_results=1)
 
     @_explained
     def ping(self) -> None:
@@ -279,25 +237,63 @@ class Store:
                 return found
 
     @_explained
-    def experiment(self, name: str) -> str:
-        """The id of a sweep's experiment: found, taken out of the bin, or created."""
+    def experiment(self, name: str, *, artifacts: Path | None = None) -> str:
+        """The id of a sweep's experiment: found, taken out of the bin, or created.
+
+        Args:
+            name: The sweep's.
+            artifacts: Where files of a new one go if neither a server nor the place of an sqlite file decides that.
+        """
         known = self.client.get_experiment_by_name(name)
         if known is None:
-            return str(self.client.create_experiment(name, self._artifact_location(), {"suite.kind": "sweep"}))
+            return self._create_experiment(name, artifacts)
         if known.lifecycle_stage == "deleted":
             self.client.restore_experiment(known.experiment_id)
         if known.tags.get("suite.kind") != "sweep":
             self.client.set_experiment_tag(known.experiment_id, "suite.kind", "sweep")
         return str(known.experiment_id)
 
-    def _artifact_location(self) -> str | None:
-        path = sqlite_path(self.uri)  # else MLflow would take ./mlruns of whatever folder it was started in
-        return None if path is None else (path.parent / "mlartifacts").as_uri()
+    def _create_experiment(self, name: str, artifacts: Path | None) -> str:
+        """Another driver may be quicker: then it is theirs."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(self.client.create_experiment(name, self._artifact_location(artifacts), {"suite.kind": "sweep"}))
+        except MlflowException:
+            known = self.client.get_experiment_by_name(name)
+            if known is None:
+                raise
+            return str(known.experiment_id)
+
+    def _artifact_location(self, asked: Path | None) -> str | None:
+        """None lets a server decide; without one, MLflow would take ./mlruns of whatever folder it was started in."""
+        if urlsplit(self.uri).scheme in ("http", "https"):
+            return None
+        path = sqlite_path(self.uri)
+        if path is not None:
+            return (path.parent / "mlartifacts").as_uri()
+        return os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT") or (None if asked is None else asked.resolve().as_uri())
 
     @_explained
-    def runs(self, experiments: Sequence[str], tags: Mapping[str, str]) -> list[StoredRun]:
-        """Every run with these tags, oldest first, over all pages."""
-        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+    def add_files(self, run_id: str, paths: Sequence[Path]) -> None:
+        """Files as a run's artifacts, under their own names; what is there already is replaced."""
+        for path in paths:
+            self.client.log_artifact(run_id, str(path))
+
+    @_explained
+    def runs(
+        self, experiments: Sequence[str], tags: Mapping[str, str], *, having: str | None = None, only: Sequence[str] = ()
+    ) -> list[StoredRun]:
+        """Every run with these tags, oldest first, over all pages.
+
+        Args:
+            experiments: Their ids.
+            tags: Key and value.
+            having: A key that the runs must have whatever its value, by which a database finds the few among many.
+            only: The keys that the caller reads, `suite.curve.*` for all that begin so; others may be left out.
+        """
+        wanted = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+        query = " and ".join(wanted + ([] if having is None else [f"tags.`{having}` LIKE '%'"]))
         found: list[StoredRun] = []
         token = None
         while True:
@@ -311,6 +307,24 @@ class Store:
     def create_run(self, experiment: str, *, name: str, start_s: float, tags: Mapping[str, str]) -> StoredRun:
         run = self.client.create_run(experiment, start_time=int(start_s * 1000), tags=clip(tags, MAX_TAG_CHARS), run_name=name)
         return StoredRun(run.info.run_id, run.info.status, run.info.start_time, dict(run.data.tags))
+
+    def write_runs(self, experiment: str, records: Sequence[RunRecord]) -> list[StoredRun]:
+        """Write runs that the store does not have. Their tag `suite.complete`, if they have it, comes last.
+
+        A database writes all or none of them; a server may be cut off between two.
+        """
+        return [self.write_run(experiment, record) for record in records]
+
+    def write_run(self, experiment: str, record: RunRecord, known: StoredRun | None = None) -> StoredRun:
+        """Write a run, or what an interrupted writer left out of a `known` one."""
+        begun = {key: value for key, value in record.tags.items() if key != COMPLETE}
+        run = known or self.create_run(experiment, name=record.name, start_s=record.start_s, tags=begun)
+        self.log(run.id, metrics=record.metrics, params=record.params)
+        if record.end_s is not None:
+            self.finish(run.id, record.status, record.end_s)
+        if COMPLETE in record.tags:
+            self.log(run.id, tags={COMPLETE: record.tags[COMPLETE]})
+        return replace(run, tags={**run.tags, **record.tags})
 
     @_explained
     def log(
@@ -345,5 +359,6 @@ def key_name(text: str) -> str:
 
 
 def clip(texts: Mapping[str, Any], limit: int) -> dict[str, str]:
-    """Values cut to what MLflow stores, visibly; MLflow itself cuts them without a word."""
-    return {key: text if len(text) <= limit else text[: limit - 3] + "..." for key, text in texts.items()}
+    """Values cut to what MLflow stores, visibly; MLflow itself cuts them without a word. What no database holds is replaced."""
+    whole = {key: text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode() for key, text in texts.items()}
+    return {key: text if len(text) <= limit else text[: limit - 3] + "..." for key, text in whole.items()}

@@ -16,10 +16,9 @@ What each number means, where there is a choice:
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from statistics import fmean, stdev
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from statistics import stdev
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -34,12 +33,12 @@ from suite.evaluation.record import as_metrics, over_seeds, read_record
 from suite.tracking.curves import of_tags, progress, study_fields, to_tags
 from suite.tracking.encode import is_number
 from suite.tracking.intervals import interval_fields
+from suite.tracking.measures import mean, pretrain_cost, run_cost, search_cost, sizes
 from suite.tracking.store import MAX_TAG_CHARS
 from suite.tracking.validity import judge
 from suite.train.cells import Cell, Trial
 from suite.train.folder import Home
 from suite.train.references import printed
-from suite.train.result import TrialResult
 from suite.train.spec import Arm, Phase, TrialSpec
 
 NAMES = ("sweep", "backbone", "attention", "method", "task")
@@ -51,6 +50,10 @@ COMPARED = (
 )
 CURVES = ("curve", "progress")
 OTHER_TAGS = ("lm_eval",)
+ROW = "suite.row"
+"""Absent where an earlier version wrote."""
+STORED = (*NAMES, "suite.arm", "architecture", "attention_options", "suite.summary", "suite.progress.*", "suite.lm_eval")
+"""The tags that hold the same, in parts."""
 
 
 class PlannedCell(BaseModel):
@@ -74,7 +77,7 @@ class Definition:
 
     Attributes:
         config: The sweep as given.
-        world_size: Workers per trial, None where the plan was not stored.
+        world_size: Workers of a trial whose backbone asks for no other number, None where the plan was not stored.
         cells: Planned cells by key.
         studies: What the driver decided about each cell's study, by cell key (`Home.studies`).
         chosen: By arm key, whether an architecture won its contest; absent where there is none, or not yet.
@@ -95,7 +98,12 @@ class Definition:
             return False
         if (spec.training, spec.limit, spec.decoder_objective) != (config.training, config.limit, config.decoder_objective):
             return False
-        return (planned is None or spec.task == planned.task) and self.world_size in (None, spec.world_size)
+        return (planned is None or spec.task == planned.task) and self.workers(spec.arm) in (None, spec.world_size)
+
+    def workers(self, arm: Arm) -> int | None:
+        """Workers of an arm's trials, None where the plan was not stored."""
+        asked = self.config.resources.workers_by_backbone.get(arm.backbone.name)
+        return self.world_size if asked is None or self.world_size is None else asked
 
     def search_trials(self, cell: str) -> int:
         """Search trials that a cell is to have: of its budget with all extensions, those that an early end did not save."""
@@ -122,10 +130,11 @@ class Definition:
         decided = [self.studies.get(cell), self.chosen.get(cell.rpartition("/")[0])]
         if planned is not None and self.config.reference:
             decided += self.references(planned.arm, planned.task.name)
-        return short_hash([of_sweep, self.world_size, None if planned is None else planned.model_dump(mode="json"), decided])
+        workers = self.world_size if planned is None else self.workers(planned.arm)
+        return short_hash([of_sweep, workers, None if planned is None else planned.model_dump(mode="json"), decided])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CellSummary:
     """A row of the leaderboard; None is "not measured" or "not yet".
 
@@ -147,6 +156,7 @@ class CellSummary:
         ci_low: 95% interval of `score_mean` over seeds and items; `ci_high` likewise. Of a mean row, set when the leaderboard is read.
         ci_of: Over what: "seeds x items", or "items" for one seed; `ci_missing`, why there is none.
         rank: `1` or `1-3`, among the finished rows of the sweep, backbone and task; set when the leaderboard is read.
+        own_code: Commit of the code that the backbone's checkpoint brought and that ran; None = only that of the libraries.
         selection_trials: Set when the leaderboard is read, as are the fields after it; never stored.
     """
 
@@ -214,21 +224,38 @@ class CellSummary:
     prr_missing: str | None = None
     peop: float | None = None
     peop_missing: str | None = None
+    own_code: str | None = None
 
     def metrics(self) -> dict[str, float]:
         """The numbers, for MLflow's own pages; the leaderboard reads the tags, where a number can become null again."""
-        numbers = {key: float(value) for key, value in asdict(self).items() if is_number(value)}
+        numbers = {key: float(value) for key in FIELDS if is_number(value := getattr(self, key))}
         return numbers | as_metrics(self.lm_eval)
 
     def tags(self) -> dict[str, str]:
         """All but the cell's names as one JSON text that is replaced as a whole."""
-        rest = {key: value for key, value in asdict(self).items() if key not in (*NAMES, *OWN_TAGS, *COMPARED, *CURVES, *OTHER_TAGS)}
+        rest = {key: getattr(self, key) for key in FIELDS if key not in (*NAMES, *OWN_TAGS, *COMPARED, *CURVES, *OTHER_TAGS)}
         if len(canonical_json(rest)) > MAX_TAG_CHARS:
             rest["seed_scores"] = {}  # some 300 seeds; only the mean row's spread needs them
         curves = {**to_tags("curve", self.curve), **to_tags("progress", self.progress)}
         measured = canonical_json(self.lm_eval)
         curves["suite.lm_eval"] = measured if len(measured) <= MAX_TAG_CHARS else "{}"  # some 60 metrics: lm-eval.json has them all
         return {"status": self.status, "suite.summary": canonical_json(rest), **curves}
+
+    def row(self, home: str) -> dict[str, str]:
+        """All but the curve, and the home, as one tag: what the leaderboard reads, one per cell. Empty where that is too long."""
+        text = canonical_json({"home": home, **{key: getattr(self, key) for key in FIELDS if key not in (*COMPARED, "curve")}})
+        return {ROW: text if len(text) <= MAX_TAG_CHARS else ""}
+
+
+FIELDS = tuple(f.name for f in fields(CellSummary))
+_KNOWN = frozenset(FIELDS)
+
+
+def with_values(cell: CellSummary, **values: Any) -> CellSummary:
+    """`dataclasses.replace` in a tenth of its time: a leaderboard of ten thousand rows does it four times for each."""
+    changed = object.__new__(CellSummary)
+    vars(changed).update(vars(cell), **values)
+    return changed
 
 
 def from_tags(tags: dict[str, str]) -> CellSummary:
@@ -238,8 +265,7 @@ def from_tags(tags: dict[str, str]) -> CellSummary:
         TrackingError: The tags were not written by this project, or were cut.
     """
     try:
-        known = {f.name for f in fields(CellSummary)}
-        rest: dict[str, Any] = {key: value for key, value in json.loads(tags["suite.summary"]).items() if key in known}
+        rest: dict[str, Any] = {key: value for key, value in json.loads(tags["suite.summary"]).items() if key in _KNOWN}
         names: dict[str, Any] = {key: tags[key] for key in NAMES}
         names |= {"arm": tags["suite.arm"], "architecture": json.loads(tags["architecture"])}
         names |= {name: of_tags(name, tags) for name in CURVES}
@@ -248,6 +274,22 @@ def from_tags(tags: dict[str, str]) -> CellSummary:
         return CellSummary(**names, **{"rivals": tags["suite.arm"], **rest})
     except (KeyError, ValueError, TypeError) as error:
         raise TrackingError(f"cell {tags.get('suite.cell', '?')}: its tags cannot be read ({error}); run: suite sync --verify") from error
+
+
+def from_row(tags: Mapping[str, str]) -> tuple[CellSummary, str]:
+    """A summary without its curve, and its home, from the tag of `CellSummary.row`.
+
+    Raises:
+        TrackingError: As `from_tags`.
+    """
+    try:
+        values = json.loads(tags[ROW])
+        home = values.pop("home")
+        if not values.keys() <= _KNOWN:
+            values = {key: value for key, value in values.items() if key in _KNOWN}
+        return CellSummary(**values), home
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise TrackingError(f"a cell's row cannot be read ({error}); run: suite sync --verify") from error
 
 
 def read_definition(home: Home, sweep: str) -> Definition | None:
@@ -296,7 +338,8 @@ def summarise(cell: Cell, definition: Definition | None = None) -> CellSummary:
         validation_score=None if best is None or best.result is None else best.result.score,
         learning_rate=None if best is None else best.spec.learning_rate,
         higher_is_better=spec.task.higher_is_better,
-        **_sizes([*runs, *reversed(ended)]),
+        own_code=cell.arm.backbone.revision if cell.arm.backbone.trust_remote_code else None,
+        **sizes([*runs, *reversed(ended)]),
         ended_at=max((r.finished_at for r in (*runs, *ended)), default=None),
         search_trials=len(ended),
         status=_status(cell, confirmed, definition),
@@ -309,9 +352,9 @@ def summarise(cell: Cell, definition: Definition | None = None) -> CellSummary:
         **judge(confirmed, cell.search),
         **interval_fields(confirmed),
         lm_eval=over_seeds(read_record(t.folder.path) for t in confirmed if t.result is not None),
-        **_pretrain_cost([*runs, *ended]),
-        **_run_cost(runs),
-        **_search_cost(ended),
+        **pretrain_cost([*runs, *ended]),
+        **run_cost(runs),
+        **search_cost(ended),
     )
 
 
@@ -328,49 +371,6 @@ def _names(cell: Cell) -> dict[str, Any]:
         "arm": arm.key,
         "rivals": short_hash(arm.model_dump(mode="json", exclude={"attention", "pretrain"})),
         "conditions": short_hash(arm.model_dump(mode="json", exclude={"method", "architecture"})),
-    }
-
-
-def _sizes(results: Iterable[TrialResult]) -> dict[str, Any]:
-    """Of the first result that counted them: they are the same for all."""
-    found = next((r.parameters for r in results if r.parameters is not None), None)
-    if found is None:
-        return {}
-    return {
-        "trainable_parameters": found.trainable,
-        "total_parameters": found.total,
-        "attention_parameters": found.attention_parameters,
-        "kv_bytes_per_token": found.kv_bytes_per_token,
-    }
-
-
-def _run_cost(runs: Sequence[TrialResult]) -> dict[str, Any]:
-    train = [r.phases.get("train") for r in runs]
-    peaks = [None if p is None else p.memory.allocated_max_bytes for p in train]
-    return {
-        "energy_kwh": mean(None if p is None else p.energy_kwh for p in train),
-        "energy_source": join(p.energy_source for p in train if p is not None),
-        "peak_memory_bytes": None if not peaks or None in peaks else max(p for p in peaks if p is not None),
-        "train_s": mean(None if p is None else p.seconds for p in train),
-        "samples_per_s": mean(None if r.timing is None else r.timing.samples_per_s for r in runs),
-    }
-
-
-def _pretrain_cost(results: Iterable[TrialResult]) -> dict[str, Any]:
-    """Of the one run that gave all trials of the cell their weights."""
-    found = next((r.pretrain for r in results if r.pretrain is not None), None)
-    if found is None:
-        return {}
-    return {"pretrain_energy_kwh": found.energy_kwh, "pretrain_s": found.train_s, "pretrain_steps": found.steps}
-
-
-def _search_cost(ended: Sequence[TrialResult]) -> dict[str, Any]:
-    """Trials that failed before they measured anything add nothing; one phase without energy makes the energy null."""
-    phases = [p for r in ended for p in r.phases.values()]
-    energies = [p.energy_kwh for p in phases]
-    return {
-        "search_energy_kwh": None if not energies or None in energies else math.fsum(e for e in energies if e is not None),
-        "search_s": math.fsum(p.seconds for p in phases) if phases else None,
     }
 
 
@@ -397,14 +397,3 @@ def _edge(cell: Cell, definition: Definition | None) -> bool | None:
     if searched is None or searched.fixed or cell.best_search() is None:
         return None
     return cell.edge(searched) is not None
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Mean, or None when there is no value or one of them is missing."""
-    kept = list(values)
-    return fmean(v for v in kept if v is not None) if kept and None not in kept else None
-
-
-def join(names: Iterable[str | None]) -> str | None:
-    """Distinct names, `nvml+rapl`; None when there is none."""
-    return "+".join(sorted({n for n in names if n})) or None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import fmean, stdev
 from typing import Any
 
@@ -16,9 +17,10 @@ from suite.config.reference import MEAN
 from suite.errors import TrackingError, UnknownNameError
 from suite.tracking.baselines import Row, with_efficiency
 from suite.tracking.costs import TARGET_FRAC, mean_reason, with_energy_to_target, with_selection_cost
+from suite.tracking.measures import join, mean
 from suite.tracking.ranks import read_ranks, with_ranks
-from suite.tracking.store import Store, open_store, without_password
-from suite.tracking.summary import NAMES, OWN_TAGS, CellSummary, from_tags, join, mean
+from suite.tracking.store import Store, StoredRun, open_store, without_password
+from suite.tracking.summary import FIELDS, NAMES, OWN_TAGS, ROW, STORED, CellSummary, from_row, from_tags
 from suite.tracking.validity import judge_mean
 
 COLUMNS = (
@@ -35,7 +37,7 @@ EXTRA = (
     *("reference_score", "reference_std", "reference_source", "difference", "reference"),
     "lm_eval",
     *("rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"),
-    *("admitted", "rejected", "dirty"),
+    *("admitted", "rejected", "dirty", "own_code"),
 )
 SORTS = {
     "score": "score_mean",
@@ -99,22 +101,45 @@ def leaderboard(
     if sort not in SORTS:
         raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
     store = open_store(tracking_uri, create=False)
-    rows = with_selection_cost(read_rows(store, sweep))
-    rows = with_energy_to_target(rows, target_frac)
-    rows = _with_efficiency([*rows, *mean_rows(rows)])
-    rows = with_ranks(rows, read_ranks(store, list(store.experiments().values())))
-    for key, value in {"method": method, "attention": attention, "task": task}.items():
-        rows = _having(rows, key, value)
-    shown = rows if rejected else [row for row in rows if row[0].admitted is not False]
-    if not shown:
-        raise TrackingError(f"{len(rows)} rows, and all are rejected; --all shows them with the reason")
-    frame = to_frame(_sorted(shown, sort))
+    with _without_collector():
+        rows = _compared_rows(store, sweep, target_frac)
+        for key, value in {"method": method, "attention": attention, "task": task}.items():
+            rows = _having(rows, key, value)
+        shown = rows if rejected else [row for row in rows if row[0].admitted is not False]
+        if not shown:
+            raise TrackingError(f"{len(rows)} rows, and all are rejected; --all shows them with the reason")
+        frame = to_frame(_sorted(shown, sort))
     frame.attrs["hidden"] = len(rows) - len(shown)
     return frame
 
 
-def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Ten thousand rows are half a million objects without a cycle: looking for one takes as long as all the rest."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _compared_rows(store: Store, sweep: str | None, target_frac: float) -> list[Row]:
+    """Cells and means with everything that takes more than one row to know."""
+    rows = with_selection_cost(read_rows(store, sweep, curves=False))
+    rows = with_energy_to_target(rows, target_frac)
+    rows = _with_efficiency([*rows, *mean_rows(rows)])
+    return with_ranks(rows, read_ranks(store, [id_ for name, id_ in store.experiments().items() if sweep in (None, name)]))
+
+
+def read_rows(store: Store, sweep: str | None = None, *, curves: bool = True) -> list[Row]:
     """Every cell of one or all sweeps in a store.
+
+    Args:
+        store: Any.
+        sweep: None = all.
+        curves: Whether the rows' `curve` is wanted: the learning rates that were tried are most of what is stored of a cell.
 
     Raises:
         TrackingError: There is none.
@@ -124,16 +149,29 @@ def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
         raise TrackingError(str(UnknownNameError("sweep", sweep, experiments, where=without_password(store.uri))))
     chosen = [id_ for name, id_ in experiments.items() if sweep in (None, name)]
     newest: dict[tuple[str, ...], Row] = {}
-    runs = store.runs(chosen, {"suite.kind": "cell"}) if chosen else []
-    for run in sorted(runs, key=lambda r: int(r.tags.get("suite.revision", 0))):
-        if "suite.summary" in run.tags:  # a driver that is just creating the run has not come to it yet
-            cell, home = from_tags(run.tags), run.tags.get("suite.home", "")
-            newest[cell.sweep, cell.arm, cell.task, home] = (cell, home)
+    for cell, home in _cells(store, chosen, curves=curves) if chosen else ():
+        newest[cell.sweep, cell.arm, cell.task, home] = (cell, home)
     if not newest:
         raise TrackingError(
             f"no results yet in {without_password(store.uri)}; start with: suite run SWEEP.yaml, or suite sync for an existing home"
         )
     return [newest[key] for key in sorted(newest)]
+
+
+def _cells(store: Store, experiments: Sequence[str], *, curves: bool) -> Iterator[Row]:
+    """Of a cell that was written twice the latest comes last. A driver that is just creating one has not come to its revision yet."""
+
+    def revision(run: StoredRun) -> int:
+        return int(run.tags["suite.revision"])
+
+    if not curves:
+        runs = store.runs(experiments, {}, having="suite.revision", only=(ROW, "suite.revision"))
+        if all(run.tags.get(ROW) for run in runs):
+            yield from (from_row(run.tags) for run in sorted(runs, key=revision))
+            return
+    wanted = (*STORED, "suite.cell", "suite.home", "suite.revision", *(["suite.curve.*"] if curves else []))
+    runs = store.runs(experiments, {}, having="suite.revision", only=wanted)
+    yield from ((from_tags(run.tags), run.tags.get("suite.home", "")) for run in sorted(runs, key=revision))
 
 
 def _with_efficiency(rows: Sequence[Row]) -> list[Row]:
@@ -173,7 +211,7 @@ def _mean_cell(cells: Sequence[CellSummary], *, complete: bool) -> CellSummary:
     by_seed = _seed_means(cells) if complete and len(directions) == 1 else {}
     numbers |= {"learning_rate": None, "score_std": stdev(by_seed.values()) if len(by_seed) > 1 else None}
     numbers |= {"seeds": min(c.seeds for c in cells) if complete else 0, "search_trials": numbers["search_trials"] or 0}
-    names = {key: getattr(first, key) for key in (*NAMES, *OWN_TAGS, "rivals", "conditions", "chosen")} | {"task": MEAN}
+    names = {key: getattr(first, key) for key in (*NAMES, *OWN_TAGS, "rivals", "conditions", "chosen", "own_code")} | {"task": MEAN}
     numbers["higher_is_better"] = first.higher_is_better if len(directions) == 1 else None
     numbers |= {"reference": first.reference_mean, "energy_to_target_missing": mean_reason(cells) if complete else None}
     numbers |= judge_mean({c.task: (c.admitted, c.rejected, c.dirty) for c in cells})
@@ -209,8 +247,12 @@ def _sorted(rows: Iterable[Row], sort: str) -> list[Row]:
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Rows as a table whose columns have one type each; nullable integers stay integers."""
-    records = [_record(cell) | {"home": home} for cell, home in rows]
-    frame = pd.DataFrame(records, columns=[*COLUMNS, *EXTRA])
+    found = list(rows)
+    cells = [cell for cell, _ in found]
+    values: dict[str, list[Any]] = {name: [getattr(cell, name) for cell in cells] for name in FIELDS}
+    values |= {key: [_json(value) for value in values[key]] for key in JSON_TEXT if key != "reference"}
+    values |= _beside_the_paper(cells) | {"home": [home for _, home in found]}
+    frame = pd.DataFrame({name: values[name] for name in (*COLUMNS, *EXTRA)})
     kinds = {**dict.fromkeys(INTEGERS, "Int64"), **dict.fromkeys((*FLOATS, "prr", "peop"), "float64")}
     kinds |= dict.fromkeys(("learning_rate_low", "learning_rate_high", "reference_score", "reference_std", "difference"), "float64")
     kinds |= dict.fromkeys(("ci_low", "ci_high"), "float64")
@@ -218,13 +260,20 @@ def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     return frame.astype(kinds)
 
 
-def _record(cell: CellSummary) -> dict[str, Any]:
-    """A row's values, with what a paper printed taken apart."""
-    paper, ours = cell.reference, cell.score_mean
-    reference = {"reference_score": paper.get("score"), "reference_std": paper.get("std"), "reference_source": paper.get("source")}
-    difference = None if ours is None or not paper else ours - paper["score"]
-    shown = replace(cell, reference=paper.get("printed", {}))
-    return {**asdict(cell), **reference, "difference": difference, **{key: canonical_json(getattr(shown, key)) for key in JSON_TEXT}}
+def _beside_the_paper(cells: Sequence[CellSummary]) -> dict[str, list[Any]]:
+    """What a paper printed for each row, taken apart."""
+    papers = [cell.reference for cell in cells]
+    ours = [cell.score_mean for cell in cells]
+    return {
+        **{f"reference_{key}": [paper.get(key) for paper in papers] for key in ("score", "std", "source")},
+        "difference": [None if s is None or not paper else s - paper["score"] for s, paper in zip(ours, papers, strict=True)],
+        "reference": [_json(paper.get("printed", {})) for paper in papers],
+    }
+
+
+def _json(value: Any) -> str:
+    """Most are empty."""
+    return canonical_json(value) if value else str(value)
 
 
 def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

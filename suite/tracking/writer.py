@@ -1,23 +1,19 @@
 """MLflow brought up to date from the trial folders: once per trial hash, whenever it can be reached, rebuilt from nothing.
 
 An experiment per sweep, a parent run per cell, a child run per ended trial. A run is found by its tags before it is
-created; what an interrupted writer left behind lacks `suite.complete` and is completed. A cell run carries a digest of
-the trials it sums up, so that a home that is up to date costs one search per sweep and no reading of results.
+created; what an interrupted writer left behind lacks `suite.complete` and is completed. The new trials of a cell are written
+together: into a database, in one transaction. A cell run carries a digest of the trials it sums up, so that a home that is
+up to date costs one search per sweep and no reading of results.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import sys
-import threading
+import hashlib
 import time
-import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -27,16 +23,20 @@ from suite.evaluation.record import FILE as LM_EVAL
 from suite.evaluation.record import as_metrics, over_seeds, read_record
 from suite.tracking.encode import identity_tags, result_digest, run_status, trial_metrics, trial_name, trial_params, trial_tags
 from suite.tracking.ranks import RankWriter
-from suite.tracking.store import Point, Store, StoredRun, load_mlflow, open_store
+from suite.tracking.store import COMPLETE, Point, RunRecord, Store, StoredRun, open_store
 from suite.tracking.summary import CellSummary, Definition, read_definition, summarise
 from suite.train.cells import Cell, Trial, group_cells
-from suite.train.folder import Home, TrialFolder, write_atomic
-from suite.train.result import TrialResult
+from suite.train.folder import Home, TrialFolder
+from suite.train.identity import home_id
 from suite.train.spec import TrialSpec
 
-FORMAT = 3
+FORMAT = 4
 """Raised when what is written changes: every cell is then written again at the next sync."""
 LOCK_TIMEOUT_S = 60.0
+READ_TAGS = (*("suite.cell", "suite.trial", "suite.result", COMPLETE, "suite.lm_eval", "suite.artifacts", "mlflow.parentRunId"),)
+"""Of a trial's run: what the writer looks at."""
+ARTIFACTS = ("spec.json", "result.json", "predictions-*.parquet", LM_EVAL)
+MAX_ARTIFACT_BYTES = 10 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,9 @@ def sync(home: Home, *, tracking_uri: str, sweep: str | None = None, verify: boo
 
 @dataclass(slots=True)
 class _CellRun:
-    """A cell's run in MLflow as last seen; `children` is None until it was asked for."""
+    """A cell's run in MLflow as last seen."""
 
     run: StoredRun
-    children: dict[str, StoredRun] | None = None
 
     @property
     def digest(self) -> str | None:
@@ -122,6 +121,7 @@ class Syncer:
         self._specs: dict[str, tuple[TrialSpec, str]] = {}
         self._experiments: dict[str, str] = {}
         self._runs: dict[str, dict[str, _CellRun]] = {}
+        self._trials: dict[str, dict[str, dict[str, StoredRun]]] = {}
         self._definitions: dict[str, Definition | None] = {}
         self._home_id = home_id(home)
         self._ranks = RankWriter(store, self._home_id)
@@ -160,16 +160,25 @@ class Syncer:
         return cells
 
     def _sync_cell(self, sweep: str, cell: str, found: list[_Found], *, verify: bool) -> SyncReport:
-        definition = self._definition(sweep)
-        digest = _digest(found, "" if definition is None else definition.asks(cell))
+        digest = _digest(found, self._definition(sweep), cell)
         known = self._cell_runs(sweep).get(cell)
         if known is not None and known.digest == digest and not verify:
             return SyncReport(already=sum(f.stamp is not None for f in found))
-        trials = [Trial(f.folder, f.spec, f.folder.result()) for f in found]
-        known = known or self._create_cell(sweep, cell, found[0].spec, trials)
-        written = [self._write_trial(sweep, known, t.folder, t.spec, t.result) for t in trials if t.result is not None]
-        self._write_summary(known, summarise(group_cells(trials)[cell], definition), trials, digest)
-        return SyncReport(written=sum(written), already=len(written) - sum(written), cells=1)
+        return self.write_cell([Trial(f.folder, f.spec, f.folder.result()) for f in found], digest)
+
+    def write_cell(self, trials: Sequence[Trial], digest: str) -> SyncReport:
+        """Bring one cell and its trials up to date.
+
+        Args:
+            trials: All that were handed out.
+            digest: Of what the cell's run will sum up; equal to the stored one, the next sync passes the cell over.
+        """
+        spec = trials[0].spec
+        ended = [t for t in trials if t.result is not None]
+        cell = self._cell_runs(spec.sweep).get(spec.cell) or self._create_cell(spec, ended)
+        written = self._write_trials(cell, ended)
+        self._write_summary(cell, summarise(group_cells(trials)[spec.cell], self._definition(spec.sweep)), ended, digest)
+        return SyncReport(written=written, already=len(ended) - written, cells=1)
 
     def _sync_ranks(self, sweep: str, scanned: dict[tuple[str, str], list[_Found]]) -> None:
         def read(cell: str) -> Cell:
@@ -186,20 +195,26 @@ class Syncer:
 
     def _cell_runs(self, sweep: str) -> dict[str, _CellRun]:
         if sweep not in self._runs:
-            self._experiments[sweep] = self.store.experiment(sweep)
+            self._experiments[sweep] = self.store.experiment(sweep, artifacts=self.home.path / "mlartifacts")
             runs = self.store.runs([self._experiments[sweep]], {"suite.kind": "cell", "suite.home": self._home_id})
             self._runs[sweep] = {cell: _CellRun(run) for cell, run in self._one_each(runs, "suite.cell").items()}
         return self._runs[sweep]
 
-    def _children(self, sweep: str, cell: _CellRun) -> dict[str, StoredRun]:
+    def _children(self, cell: _CellRun) -> dict[str, StoredRun]:
         """Runs of a cell's trials by trial hash; those whose cell run was deleted are handed to the new one."""
-        if cell.children is None:
-            tags = {"suite.kind": "trial", "suite.cell": cell.run.tags["suite.cell"], "suite.home": self._home_id}
-            cell.children = self._one_each(self.store.runs([self._experiments[sweep]], tags), "suite.trial")
-            for child in cell.children.values():
-                if child.tags.get("mlflow.parentRunId") != cell.run.id:
-                    self.store.log(child.id, tags={"mlflow.parentRunId": cell.run.id})
-        return cell.children
+        sweep, key = cell.run.tags["sweep"], cell.run.tags["suite.cell"]
+        if sweep not in self._trials:
+            tags = {"suite.kind": "trial", "suite.home": self._home_id}
+            found = self._one_each(self.store.runs([self._experiments[sweep]], tags, only=READ_TAGS), "suite.trial")
+            self._trials[sweep] = defaultdict(dict)
+            for name, run in found.items():
+                self._trials[sweep][run.tags["suite.cell"]][name] = run
+        children = self._trials[sweep][key]
+        for name, child in children.items():
+            if child.tags.get("mlflow.parentRunId") != cell.run.id:
+                self.store.log(child.id, tags={"mlflow.parentRunId": cell.run.id})
+                children[name] = replace(child, tags={**child.tags, "mlflow.parentRunId": cell.run.id})
+        return children
 
     def _one_each(self, runs: Iterable[StoredRun], key: str) -> dict[str, StoredRun]:
         """Runs by tag, oldest kept: a request that was repeated because its answer got lost leaves a second one."""
@@ -209,32 +224,60 @@ class Syncer:
                 self.store.delete_run(run.id)
         return kept
 
-    def _create_cell(self, sweep: str, cell: str, spec: TrialSpec, trials: list[Trial]) -> _CellRun:
+    def _create_cell(self, spec: TrialSpec, ended: Sequence[Trial]) -> _CellRun:
         tags = {**identity_tags(spec), "suite.kind": "cell", "suite.home": self._home_id}
-        start_s = min((t.result.started_at for t in trials if t.result is not None), default=time.time())
-        created = _CellRun(self.store.create_run(self._experiments[sweep], name=cell, start_s=start_s, tags=tags))
-        self._runs[sweep][cell] = created
+        start_s = min((t.result.started_at for t in ended if t.result is not None), default=time.time())
+        created = _CellRun(self.store.create_run(self._experiments[spec.sweep], name=spec.cell, start_s=start_s, tags=tags))
+        self._runs[spec.sweep][spec.cell] = created
         return created
 
-    def _write_trial(self, sweep: str, cell: _CellRun, folder: TrialFolder, spec: TrialSpec, result: TrialResult) -> bool:
-        """Write a trial unless MLflow has it whole; returns whether anything was written."""
-        children, digest = self._children(sweep, cell), result_digest(result)
-        run = children.get(folder.hash)
-        if run is not None and run.tags.get("suite.result") != digest:  # the trial was run again: metrics cannot be replaced
-            self.store.delete_run(run.id)
-            run = None
-        if run is not None and run.tags.get("suite.complete") == "true":
-            children[folder.hash] = self._add_lm_eval(run, folder)
-            return False
-        if run is None:
-            own = {"suite.kind": "trial", "suite.home": self._home_id, "suite.result": digest, "mlflow.parentRunId": cell.run.id}
-            tags = {**trial_tags(spec, result, folder.path), **own}
-            run = self.store.create_run(self._experiments[sweep], name=trial_name(spec), start_s=result.started_at, tags=tags)
-        self.store.log(run.id, metrics=trial_metrics(result), params=trial_params(spec))
-        self.store.finish(run.id, run_status(result.status), result.finished_at)
-        self.store.log(run.id, tags={"suite.complete": "true"})
-        children[folder.hash] = self._add_lm_eval(replace(run, tags={**run.tags, "suite.complete": "true"}), folder)
-        return True
+    def _write_trials(self, cell: _CellRun, ended: Sequence[Trial]) -> int:
+        """Write the trials that MLflow has not whole; returns how many."""
+        children, experiment = self._children(cell), self._experiments[cell.run.tags["sweep"]]
+        new: list[RunRecord] = []
+        completed = 0
+        for trial in ended:
+            record = self._record(trial, cell.run.id)
+            run = children.get(trial.folder.hash)
+            if run is not None and run.tags.get("suite.result") != record.tags["suite.result"]:  # run again: metrics cannot be replaced
+                self.store.delete_run(run.id)
+                run = None
+            if run is None:
+                new.append(record)
+            elif run.tags.get(COMPLETE) != "true":
+                children[trial.folder.hash] = self.store.write_run(experiment, record, run)
+                completed += 1
+        children |= {run.tags["suite.trial"]: run for run in self.store.write_runs(experiment, new)}
+        for trial in ended:
+            children[trial.folder.hash] = self._add_artifacts(self._add_lm_eval(children[trial.folder.hash], trial.folder), trial)
+        return completed + len(new)
+
+    def _record(self, trial: Trial, parent: str) -> RunRecord:
+        spec, result = trial.spec, trial.result
+        assert result is not None
+        own = {"suite.kind": "trial", "suite.home": self._home_id, "suite.result": result_digest(result), "mlflow.parentRunId": parent}
+        return RunRecord(
+            trial_name(spec),
+            result.started_at,
+            {**trial_tags(spec, result, trial.folder.path), **own, COMPLETE: "true"},
+            run_status(result.status),
+            result.finished_at,
+            trial_metrics(result),
+            trial_params(spec),
+        )
+
+    def _add_artifacts(self, run: StoredRun, trial: Trial) -> StoredRun:
+        """The small files of a trial, where its sweep asks for that."""
+        definition = self._definition(trial.spec.sweep)
+        if definition is None or not definition.config.tracking.artifacts:
+            return run
+        files = small_files(trial.folder)
+        digest = short_hash([[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files])
+        if run.tags.get("suite.artifacts") == digest:
+            return run
+        self.store.add_files(run.id, files)
+        self.store.log(run.id, tags={"suite.artifacts": digest})
+        return replace(run, tags={**run.tags, "suite.artifacts": digest})
 
     def _add_lm_eval(self, run: StoredRun, folder: TrialFolder) -> StoredRun:
         """What lm-eval measured since; a later time makes a metric the latest."""
@@ -247,26 +290,21 @@ class Syncer:
         self.store.log(run.id, metrics=points, tags={"suite.lm_eval": digest})
         return replace(run, tags={**run.tags, "suite.lm_eval": digest})
 
-    def _write_summary(self, cell: _CellRun, summary: CellSummary, trials: list[Trial], digest: str) -> None:
+    def _write_summary(self, cell: _CellRun, summary: CellSummary, trials: Sequence[Trial], digest: str) -> None:
         """The cell's numbers with a step higher than before, so that MLflow takes them for the latest; the digest last."""
         revision = int(cell.run.tags.get("suite.revision", 0)) + 1
         end_s = max((t.result.finished_at for t in trials if t.result is not None), default=time.time())
         points = [Point(key, value, end_s, revision) for key, value in summary.metrics().items()]
-        tags = {**summary.tags(), "suite.revision": str(revision), "suite.written": repr(time.time()), "suite.digest": digest}
+        tags = {
+            **summary.tags(),
+            **summary.row(self._home_id),
+            "suite.revision": str(revision),
+            "suite.written": repr(time.time()),
+            "suite.digest": digest,
+        }
         self.store.finish(cell.run.id, {"done": "FINISHED", "failed": "FAILED"}.get(summary.status, "SCHEDULED"), end_s)
         self.store.log(cell.run.id, metrics=points, tags=tags)
         cell.run = replace(cell.run, tags={**cell.run.tags, **tags})
-
-
-def home_id(home: Home) -> str:
-    """A random name of this home, made once: on a shared server, two homes may run a sweep of the same name."""
-    path = home.path / "tracking-id"
-    if not path.exists():
-        home.path.mkdir(parents=True, exist_ok=True)
-        with FileLock(home.path / "tracking.lock", timeout=LOCK_TIMEOUT_S):
-            if not path.exists():
-                write_atomic(path, uuid.uuid4().hex[:12].encode())
-    return path.read_text()
 
 
 def _stamp(folder: TrialFolder) -> int | None:
@@ -280,121 +318,15 @@ def _modified(path: Path) -> int | None:
         return None
 
 
-def _digest(found: Iterable[_Found], asked: str) -> str:
+def _digest(found: Iterable[_Found], definition: Definition | None, cell: str) -> str:
     """Changes when a trial ends or the definition grows; handing trials out does not change it."""
     ended = sorted(f.marks for f in found if f.stamp is not None)
-    return short_hash([FORMAT, asked, ended])
+    asked = "" if definition is None else definition.asks(cell)
+    files = ["artifacts"] if definition is not None and definition.config.tracking.artifacts else []
+    return short_hash([FORMAT, asked, ended, *files])
 
 
-class TrackingListener:
-    """Follows a running sweep and keeps MLflow up to date from a thread of its own; it can neither delay nor fail a trial.
-
-    It duck-types the listener of `suite.tune`: a trial's end wakes the thread, which syncs the home. While the store is
-    away it tries again, ever less often; the next run or `suite sync` makes up for what is left at the end.
-
-    Args:
-        home: The sweep's home.
-        tracking_uri: As `resolve_uri` gives it.
-        sweep: Only this sweep; None = all in the home.
-        say: Receives the one or two lines meant for the user.
-        patience_s: Longest wait at the end of the sweep.
-        retry_s: First and longest pause between attempts.
-    """
-
-    def __init__(
-        self,
-        home: Home,
-        tracking_uri: str,
-        *,
-        sweep: str | None = None,
-        say: Callable[[str], None] | None = None,
-        patience_s: float = 20.0,
-        retry_s: tuple[float, float] = (1.0, 60.0),
-    ) -> None:
-        self.home, self.tracking_uri, self.sweep = home, tracking_uri, sweep
-        self.patience_s, self.retry_s = patience_s, retry_s
-        self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
-        self._behind: set[str] = set()
-        self._lock, self._wake, self._ended = threading.Lock(), threading.Event(), threading.Event()
-        self._reached, self._warned = False, False
-        self._deadline = math.inf
-        self._thread = threading.Thread(target=self._work, name="suite-tracking", daemon=True)
-
-    @property
-    def behind(self) -> int:
-        """Trials that ended in this run and are not yet in MLflow."""
-        with self._lock:
-            return len(self._behind)
-
-    def on_start(self, plan: Any, cells: Any) -> None:
-        load_mlflow()  # here and not in the thread, as Ray imports it in this one before its first trial
-        self._start()
-
-    def on_trial_start(self, spec: TrialSpec) -> None: ...
-
-    def on_epoch(self, spec: TrialSpec, record: Any) -> None: ...
-
-    def on_trial_retry(self, spec: TrialSpec, failure: Any) -> None: ...
-
-    def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
-        if result is None:  # it ran out of retries: there is nothing to write until another run finishes it
-            return
-        with self._lock:
-            self._behind.add(spec.hash)
-        self._start()
-
-    def on_end(self, outcome: Any) -> None:
-        """Wait a little for the thread, then say what is left to do."""
-        self._deadline = time.monotonic() + self.patience_s
-        self._ended.set()
-        self._start()
-        self._thread.join(self.patience_s)
-        if self.behind or not self._reached:
-            late = f"by {self.behind} trials" if self.behind else "(it was never reached)"
-            self._say(f"MLflow is behind {late}; run: suite sync")
-
-    def _start(self) -> None:
-        with self._lock:
-            if not self._thread.is_alive():
-                with contextlib.suppress(RuntimeError):  # it had ended already: a thread starts once
-                    self._thread.start()
-        self._wake.set()
-
-    def _work(self) -> None:
-        syncer, pause_s = None, self.retry_s[0]
-        while time.monotonic() < self._deadline:
-            self._wake.clear()
-            last = self._ended.is_set()
-            syncer, problem = self._attempt(syncer)
-            if problem is None:
-                if last:
-                    return
-                pause_s = self.retry_s[0]
-                self._wake.wait()
-            elif last:
-                time.sleep(self.retry_s[0])
-            else:
-                self._warn(problem)
-                self._ended.wait(pause_s)
-                pause_s = min(2 * pause_s, self.retry_s[1])
-
-    def _attempt(self, syncer: Syncer | None) -> tuple[Syncer | None, str | None]:
-        """One sync; after a problem the syncer is dropped, so that the next attempt looks at the store afresh."""
-        with self._lock:
-            due = set(self._behind)
-        try:
-            syncer = syncer or Syncer(self.home, open_store(self.tracking_uri))
-            problem = syncer.run(self.sweep).unreachable
-        except TrackingError as error:
-            problem = str(error)
-        if problem is not None:
-            return None, problem
-        with self._lock:
-            self._behind -= due
-        self._reached = True
-        return syncer, None
-
-    def _warn(self, problem: str) -> None:
-        if not self._warned:
-            self._warned = True
-            self._say(f"{problem} (the sweep goes on; MLflow is brought up to date later)")
+def small_files(folder: TrialFolder) -> list[Path]:
+    """What is worth a look beside a trial's numbers, and not too large for a tracking server; weights and logs are neither."""
+    found = [path for pattern in ARTIFACTS for path in sorted(folder.path.glob(pattern))]
+    return [path for path in found if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_ARTIFACT_BYTES]

@@ -57,16 +57,17 @@ class TrainBatches:
         return self.epoch_steps
 
     def epoch(
-        self, number: int, seed: Callable[[int], int]
+        self, number: int, seed: Callable[[int], int], *, first: int = 0
     ) -> Iterator[tuple[list[tuple[dict[str, torch.Tensor], float]], np.ndarray[Any, Any]]]:
         """Per step: this rank's (inputs, weight) micro-batches, and the input lengths in tokens of the whole batch.
 
         Args:
             number: Of the epoch, from 1.
             seed: Of the permutation of a pass over the data, by its number from 1; an epoch is a pass unless `epoch_steps` says otherwise.
+            first: Steps of the epoch that are done already.
         """
         order, pass_seed = np.empty(0, dtype=np.int64), 0
-        for step in range((number - 1) * len(self), number * len(self)):
+        for step in range((number - 1) * len(self) + first, number * len(self)):
             turn, place = divmod(step, self.pass_steps)
             if place == 0 or not len(order):
                 pass_seed = seed(turn + 1)

@@ -20,10 +20,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import nn
 
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError, IncompatibleError
+from suite.train.fingerprint import place_sum, together
+from suite.train.pieces import adam_of, masters_of, pieces_of, publish, set_steps, steps_of
+from suite.train.shards import Shards, shard_name, write_shard
 
 LocalBatch = tuple[Mapping[str, torch.Tensor], float]
 
@@ -32,8 +36,19 @@ def init_process_group(*, rank: int, world_size: int, local_rank: int, address: 
     """Join the group's own rendezvous; every later collective has the deadline `timeout_s`."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank), MASTER_ADDR=address, MASTER_PORT=str(port))
     backend, timeout = "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout_s)
-    dist.init_process_group(backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=world_size, timeout=timeout)
+    store = _rendezvous(address, port, rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     adopt_process_group(backend, timeout_s=timeout_s)
+
+
+def _rendezvous(address: str, port: int, *, rank: int, world_size: int, timeout: timedelta) -> Any:
+    """Where the ranks find each other. Rank 0 listens at the group's own address; by itself torch would at every one of the machine."""
+    untyped: Any = dist
+    listening: int | None = None
+    if rank == 0:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening = socket.create_server((address, port), family=family, backlog=world_size + 8).detach()
+    return untyped.TCPStore(address, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listening)
 
 
 def adopt_process_group(backend: str, *, timeout_s: float) -> None:
@@ -74,6 +89,14 @@ def all_agree(ok: bool) -> bool:
     flag = torch.tensor(int(ok), device="cuda" if dist.get_backend() == "nccl" else "cpu")
     dist.all_reduce(flag, op=dist.ReduceOp.MIN)
     return bool(flag.item())
+
+
+def lowest(*values: float) -> list[float]:
+    """The lowest of each value over the ranks, in single precision. Collective."""
+    found = torch.tensor(values, dtype=torch.float32, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    lows: list[float] = found.tolist()
+    return lows
 
 
 def gather_objects(value: Any) -> list[Any]:
@@ -166,6 +189,7 @@ class Engine:
         # before ZeRO copies the parameters: its flat buffers take their dtype from them
         model.to(torch.bfloat16 if uses_bf16(training, device) else torch.float32)
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=self.config, dist_init_required=False)
+        self._frozen: str | None = None
         if self._engine.gradient_clipping() != training.gradient_clipping:
             raise AssertionError("DeepSpeed did not take the gradient clipping it was given")
 
@@ -197,24 +221,69 @@ class Engine:
             total += loss.detach().float()
         return total / len(batches)
 
-    def save(self, folder: Path) -> None:
-        """Write trained parameters and optimizer state; frozen weights are never written. Collective."""
-        self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False, exclude_frozen_parameters=True)
+    def save(self, folder: Path, *, alone: bool = False) -> Path:
+        """Write this rank's share of the trained parameters and of the optimizer's state; frozen weights are never written.
 
-    def load(self, folder: Path) -> None:
-        """Bring back everything `save` wrote, whole: partial loads return success and contaminate. Collective.
+        Args:
+            alone: Write all that this rank holds, also what others hold as well: it will read this file and no other.
+
+        Returns:
+            The file, in `folder`.
+        """
+        rank, optimizer = dist.get_rank(), self._engine.optimizer
+        adam, pieces = adam_of(optimizer), pieces_of(self.module, optimizer, rank=rank)
+        if not alone:
+            pieces = [piece.share(rank, self.world_size) if piece.everywhere else piece for piece in pieces]
+        path = folder / shard_name(rank)
+        buffers = self._buffers() if alone or rank == 0 else {}
+        about = {"rank": rank, "world_size": self.world_size, "buffers": buffers}
+        write_shard(path, [piece for piece in pieces if piece.length > 0], adam.state, steps=steps_of(adam), **about)
+        return path
+
+    def load(self, folder: Path, *, written_by: int | None = None, alone: bool = False) -> None:
+        """Bring back everything that `save` wrote, on as many ranks as it may be now. Collective.
+
+        Args:
+            folder: Holds the files of all ranks that wrote.
+            written_by: How many these were; None = as many as now.
+            alone: Read this rank's own file only, of a group of this size.
 
         Raises:
-            CheckpointError: Not every rank could load.
+            CheckpointError: Not every rank could load; the engine is of no use any more.
         """
+        ranks = [dist.get_rank()] if alone else range(written_by or self.world_size)
         cause: BaseException | None = None
-        path = None
         try:
-            path, _ = self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
-        except (OSError, RuntimeError, AssertionError, KeyError, EOFError, ValueError) as error:
+            with Shards([folder / shard_name(rank) for rank in ranks]) as shards:
+                if not alone:
+                    shards.check({name: whole_numel(parameter) for name, parameter in self._trained()})
+                self._take(shards)
+        except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
             cause = error
-        if not all_agree(path is not None):
+        if not all_agree(cause is None):
             raise CheckpointError(f"{folder}: could not be loaded on every rank" + (f": {cause}" if cause else "")) from cause
+        publish(self._engine.optimizer)
+        self._leave_partitioned(False)
+
+    def _take(self, shards: Shards) -> None:
+        self._leave_partitioned(True)
+        adam = adam_of(self._engine.optimizer)
+        pieces = pieces_of(self.module, self._engine.optimizer, rank=dist.get_rank())
+        set_steps(adam, masters_of(self.module, self._engine.optimizer), shards.steps)
+        shards.read(pieces, adam.state)
+        for name, buffer in self._buffers().items():
+            buffer.copy_(shards.buffers[name])
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """What the model keeps beside its parameters and stores with them."""
+        stored = self.module.state_dict(keep_vars=True).keys()
+        return {name: buffer for name, buffer in self.module.named_buffers() if name in stored}
+
+    def _leave_partitioned(self, begin: bool) -> None:
+        """ZeRO-3 keeps some parameters gathered: these are given back before the weights change, and fetched again after."""
+        optimizer: Any = self._engine.optimizer
+        if self.training.zero_stage == 3:
+            optimizer.checkpoint_event_prologue() if begin else optimizer.checkpoint_event_epilogue()
 
     def trained_state(self) -> dict[str, torch.Tensor]:
         """Trained tensors by name, whole, fp32 on the CPU; empty on other ranks than 0. Collective."""
@@ -247,6 +316,23 @@ class Engine:
                 sha.update(name.encode())
                 sha.update(local.to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
         return hashlib.sha256("".join(gather_objects(sha.hexdigest())).encode()).hexdigest()
+
+    def fingerprint(self, *, trained: bool) -> str:
+        """Of the trained or the frozen forward weights, the same on any number of ranks (`suite.train.fingerprint`). Collective."""
+        chosen = {name: p for name, p in self.module.named_parameters() if p.requires_grad == trained}
+        sums: dict[str, int] = {}
+        for name, parameter in chosen.items():
+            local, start = _local_run(parameter)
+            if len(local) and (start or dist.get_rank() == 0):
+                sums[name] = place_sum(local, start)
+        return together(gather_objects(sums), {name: whole_numel(p) for name, p in chosen.items()})
+
+    @property
+    def frozen_fingerprint(self) -> str:
+        """`fingerprint` of the frozen weights, taken once: no training changes them, which the end of every trial checks. Collective."""
+        if self._frozen is None:
+            self._frozen = self.fingerprint(trained=False)
+        return self._frozen
 
     def numel(self, *, trained_only: bool = False) -> int:
         """Parameters counted whole, each shared one once."""
@@ -284,6 +370,15 @@ class Engine:
 def whole_numel(parameter: torch.Tensor) -> int:
     """Elements of a parameter before partitioning."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _local_run(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """What this rank holds of a parameter, flat and without what fills it up, and where that begins in the whole."""
+    local = getattr(parameter, "ds_tensor", None)
+    if local is None:
+        return parameter.detach().reshape(-1), 0
+    start = dist.get_rank() * local.numel()
+    return local.detach().reshape(-1)[: max(0, whole_numel(parameter) - start)], start
 
 
 def _adamw(parameters: list[nn.Parameter], training: TrainingConfig, betas: tuple[float, float], *, offloaded: bool) -> Any:

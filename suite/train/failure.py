@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import errno
 import time
 import traceback
 
 import torch
 import torch.distributed as dist
 
+from suite.errors import CheckpointError, StaleDriverError, StorageError
+from suite.redact import redact
+from suite.train.attempts import PreemptedError
 from suite.train.folder import TrialFolder
 from suite.train.result import FailureRecord, Status, TrialResult
 
-FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 _NETWORK = ("connection reset", "connection closed", "connection refused", "timed out", "timeout", "broken pipe", "nccl", "gloo")
 _CUDA_LOST = ("device-side assert", "unspecified launch failure", "ecc error", "device unavailable", "busy or unavailable")
 
 
 def is_infrastructure(error: BaseException) -> bool:
-    """Whether another attempt on other machines may succeed: network, disk, lost device. Everything else is the trial's."""
-    if isinstance(error, OSError):
+    """Whether another attempt on other machines may succeed: network, disk, lost device, another driver. Everything else is the trial's."""
+    if isinstance(error, (OSError, StaleDriverError, StorageError, CheckpointError, PreemptedError)):
         return True
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(sign in text for sign in (*_NETWORK, *_CUDA_LOST))
-
-
-def is_full_disk(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in FULL_DISK
 
 
 def status_of(error: BaseException) -> Status:
@@ -39,8 +36,8 @@ def status_of(error: BaseException) -> Status:
 
 
 def failure_record(error: BaseException, *, log_path: str = "") -> FailureRecord:
-    text = "".join(traceback.format_exception(error))
-    return FailureRecord(type=type(error).__name__, message=str(error)[:2000], traceback=text[-20_000:], log_path=log_path)
+    text = redact("".join(traceback.format_exception(error)))  # before it is cut: half a secret is not found
+    return FailureRecord(type=type(error).__name__, message=redact(error)[:2000], traceback=text[-20_000:], log_path=log_path)
 
 
 def write_failed(folder: TrialFolder, status: Status, failure: FailureRecord, *, started_at: float) -> TrialResult:

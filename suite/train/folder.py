@@ -3,6 +3,8 @@
 HOME/
   sweeps/<name>.json        the definition that was run
   sweeps/<name>.studies     what the driver decided about its studies, a view
+  sweeps/leases/<name>/     which driver owns it; of a home with a storage they lie there
+  tracking-id               the home's name in stores that several homes write to
   trials/<hash>/
     spec.json               written when the trial is handed out
     result.json             written once, when it has ended: a folder with it is done
@@ -21,20 +23,23 @@ HOME/
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from suite.config.hashing import canonical_json
 from suite.errors import ConfigError
 from suite.train.result import EpochRecord, FailureRecord, TrialResult
 from suite.train.spec import Phase, TrialSpec
+
+if TYPE_CHECKING:
+    from suite.train.fence import Fence
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -63,9 +68,19 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON; NaN and infinity are refused."""
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of indented JSON; NaN and infinity are refused."""
-    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    """`write_atomic` of `json_bytes`."""
+    write_atomic(path, json_bytes(value))
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path, kind: type[M]) -> M | None:
@@ -219,20 +234,19 @@ class Workspace:
         home: The sweep's home.
         data_root: Local data root that replaces the hub, or None.
         collective_timeout_s: Deadline of every collective operation.
-        scratch: Shared by the ranks, for files that no later process wants; whoever starts the ranks removes it.
+        scratch: Shared by the ranks of a host, for files that no later process wants; whoever starts the ranks removes it.
+        storage: URL below which the home is mirrored, where hosts share no disk (`suite.train.mirror`); None = they share the home.
+        fence: The claim of the driver that this process works for; None = nobody can take the sweep over.
     """
 
     home: Home
     data_root: Path | None = None
     collective_timeout_s: float = 600.0
     scratch: Path | None = None
+    storage: str | None = None
+    fence: Fence | None = None
 
     @property
     def engines(self) -> Path:
         """Where warm engines keep their step 0."""
         return (self.scratch or self.home.path / ".tune") / "engines"
-
-
-def same_json(left: Any, right: Any) -> bool:
-    """Equality of two values as they would be stored."""
-    return canonical_json(left) == canonical_json(right)

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,25 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from suite.meters import PhaseMeter, baseline_bytes, combine
+from suite.errors import CheckpointError
+from suite.meters import PhaseMeter, baseline_bytes, of_attempt
+from suite.redact import redact
 from suite.train.batches import TrainBatches
-from suite.train.checkpoint import Checkpoints, sha256, write_tensors
+from suite.train.checkpoint import Checkpoints, write_tensors
 from suite.train.engine import all_agree, close_process_group, gather_objects, init_process_group, micro_batching
+from suite.train.epoch import train_epoch
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
-from suite.train.folder import TrialFolder, Workspace, write_atomic
+from suite.train.folder import TrialFolder, Workspace, sha256, write_atomic
+from suite.train.midway import Midway
+from suite.train.mirror import Mirror, digest
 from suite.train.probe import probe
 from suite.train.record import build_result
 from suite.train.result import EpochRecord, Status, TrialResult, ValidityRecord
-from suite.train.run import UNSCORED_STEPS, Progress, Run
+from suite.train.run import Progress, Run
 from suite.train.spec import Phase, TrialSpec
 from suite.train.validity import validity_of
 from suite.train.warm import Warm, build_warm
-
-DIVERGENCE_CHECK_STEPS = 10
 
 
 class TrialEndedError(RuntimeError):
@@ -98,8 +100,10 @@ class Trainer:
             device=device,
             timeout_s=workspace.collective_timeout_s,
         )
+        self._mirror, self._leads = Mirror.of(workspace), local_rank == 0
         self._warm: Warm | None = None
         self._run: Run | None = None
+        self._leaving = False
         # the half a million objects of the imported libraries stay: no later collection need walk over them
         gc.collect()
         gc.freeze()
@@ -123,13 +127,16 @@ class Trainer:
             meter = PhaseMeter(torch.device(self.device))
             with meter.phase("load"):
                 warm = self._warm_for(spec)
-                checkpoints = Checkpoints(folder.checkpoint)
+                checkpoints = Checkpoints(folder.checkpoint, self.workspace.fence, self._mirror)
                 state = checkpoints.load(warm.engine)
                 if state is None:
                     warm.reset()
+                elif self.rank == 0:
+                    self._mirror.fetch_begun(folder)
                 warm.pristine = False
             progress = self._progress(state, meter)
             progress.started_at = min(progress.started_at, started_at)
+            progress.world_sizes.append(self.world_size)
             self._run = Run(spec, folder, warm, self._train_batches(spec, warm), meter, checkpoints, progress)
             self._log(f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, seed {spec.seed}, {spec.phase}, pid {os.getpid()}")
             return progress.epoch
@@ -142,10 +149,12 @@ class Trainer:
             if run.done:
                 return EpochReport(None, True, run.status)
             number = run.progress.epoch + 1
-            before_s, before_kwh = run.meter.seconds("train"), self._train_energy_kwh(run)
+            midway = None if run.progress.midway is None else Midway(**run.progress.midway)
+            spent = (run.meter.seconds("train"), self._train_energy_kwh(run)) if midway is None else (midway.before_s, midway.before_kwh)
+            before_s, before_kwh = spent
             self._seed(run.spec, epoch=number)
             with run.meter.phase("train"):
-                loss = self._train_epoch(run, number)
+                loss = train_epoch(run, number, midway=midway, spent=spent, leaving=lambda: self._leaving)
             if loss is None:
                 return self._diverged(run, f"epoch {number}: loss is not finite")
             with run.meter.phase("eval"):
@@ -182,17 +191,22 @@ class Trainer:
             if test is not None and not math.isfinite(test.score):
                 self._diverged(run, "the test score is not finite")
             if run.spec.phase is Phase.PRETRAIN and run.status is None:
-                self._save_tensors(run, run.folder.weights)
-                run.weights_sha256 = gather_objects(sha256(run.folder.weights) if self.rank == 0 else None)[0]
+                run.weights_sha256 = self._save_tensors(run, run.folder.weights)
             result = build_result(run, test, self._validity(run) if run.status is None else None)
             if self.rank == 0:
-                run.folder.write_result(result)
-                run.checkpoints.clear()
+                self._mirror.end(run.folder, result)
                 self._log(f"{result.status}: score {result.score}")
             dist.barrier()
+            if self._leads:
+                run.checkpoints.clear()
+            self._mirror.push_log(run.folder.log(self.rank))
             self._run = None
             return result
         raise AssertionError("unreachable: the boundary raises")
+
+    def leave(self) -> None:
+        """Notice was given: at its next step the epoch ends with a checkpoint and `PreemptedError`, on all ranks. From a signal handler."""
+        self._leaving = True
 
     def baseline_bytes(self) -> int:
         """What this process holds now, to notice a group whose memory grows from trial to trial."""
@@ -222,14 +236,24 @@ class Trainer:
             self._warm.release()
             self._warm = None
         if self._warm is None:
+            self._fetch_pretrained(spec)
             self._warm = build_warm(spec, self.workspace, device=self.device)
         return self._warm
+
+    def _fetch_pretrained(self, spec: TrialSpec) -> None:
+        """Every host needs the weights that the arm starts from. Collective."""
+        if spec.arm.pretrain is not None and self.workspace.storage is not None:
+            if self._leads:
+                self._mirror.fetch_weights(self.workspace.home.pretrained(spec.arm.pretrain))
+            dist.barrier()
 
     def _progress(self, state: dict[str, Any] | None, meter: PhaseMeter) -> Progress:
         if state is None:
             return Progress()
         progress = Progress.from_json(state)
-        meter.load_state(progress.meters[str(self.rank)])
+        attempt = len(progress.world_sizes)
+        progress.meters = {rank: of_attempt(accounts, attempt) for rank, accounts in progress.meters.items()}
+        meter.load_state(progress.meters.get(str(self.rank), {}))
         progress.resumed_from.append(progress.epoch)
         return progress
 
@@ -245,35 +269,9 @@ class Trainer:
             epoch_steps=spec.training.epoch_steps,
         )
 
-    def _train_epoch(self, run: Run, number: int) -> float | None:
-        """Mean loss over the epoch's steps and ranks, or None as soon as it is not finite anywhere."""
-        engine = run.warm.engine
-        engine.check_mask()
-        engine.module.train()
-        total, step = torch.zeros((), device=self.device), (number - 1) * len(run.batches)
-        half, half_steps = torch.zeros_like(total), len(run.batches) // 2
-        for i, (parts, lengths) in enumerate(run.batches.epoch(number, partial(run.spec.stream, "order"))):
-            began = self._now()
-            inputs = [({name: t.to(self.device, non_blocking=True) for name, t in part.items()}, weight) for part, weight in parts]
-            with run.meter.probe(int(lengths.max())) as watched:
-                total += engine.step(inputs, run.learning_rate(step + i))
-            if i + 1 == half_steps:
-                half = total.clone()
-            if (i + 1) % DIVERGENCE_CHECK_STEPS == 0 and not all_agree(bool(torch.isfinite(total))):
-                return None
-            if i >= UNSCORED_STEPS and not watched:
-                run.progress.step_s.append(self._now() - began)
-                run.progress.step_tokens += int(lengths.sum())
-        if number == 1 and half_steps:
-            dist.all_reduce(half)
-            run.progress.first_half_loss = float(half) / half_steps / self.world_size
-        dist.all_reduce(total)
-        mean = float(total) / len(run.batches) / self.world_size
-        return mean if math.isfinite(mean) else None
-
     def _train_energy_kwh(self, run: Run) -> float | None:
-        """Energy of the group's training so far, every device once."""
-        train = combine(gather_objects(run.meter.local()))[0].get("train")
+        """Energy of the trial's training so far, every device once. Collective."""
+        train = run.accounts()[0].get("train")
         return None if train is None else train.energy_kwh
 
     def _evaluate(self, run: Run, split: Any) -> Evaluation:
@@ -284,39 +282,61 @@ class Trainer:
 
     def _keep(self, run: Run, record: EpochRecord, evaluation: Evaluation) -> None:
         """Note the epoch; keep the best weights for the test; commit a checkpoint unless the trial ends here."""
+        if self.rank == 0:
+            self._check_fence()
         progress = run.progress
+        progress.midway = None
         progress.epochs.append(record.model_dump(mode="json"))
         if run.improves(record.validation_score):
             progress.best_epoch, progress.best_score, progress.best = record.epoch, record.validation_score, evaluation.scores
             if self.rank == 0:
                 write_atomic(run.folder.predictions("validation"), evaluation.to_parquet())
             if run.spec.phase is Phase.CONFIRM:
-                self._save_tensors(run, run.folder.best)
+                progress.best_sha256 = self._save_tensors(run, run.folder.best)
         if self.rank == 0:
             with (run.folder.path / "epochs.jsonl").open("a") as file:
                 file.write(json.dumps(progress.epochs[-1]) + "\n")
         self._log(f"epoch {record.epoch}: loss {record.train_loss:.4f}, validation {record.validation_score:.2f}")
         if not run.done:
+            if self.rank == 0:
+                self._mirror.push(run.folder)
             states = gather_objects(run.meter.state())
-            progress.meters = {str(rank): state for rank, state in enumerate(states)}
+            progress.meters |= {str(rank): state for rank, state in enumerate(states)}
             progress.checkpoint_bytes = run.checkpoints.save(run.warm.engine, record.epoch, progress.to_json())
 
-    def _save_tensors(self, run: Run, path: Path) -> None:
-        """Write the trained tensors, whole. Collective."""
+    def _save_tensors(self, run: Run, path: Path) -> str:
+        """Write the trained tensors, whole; returns the file's SHA-256 on every rank. Collective."""
         state = run.warm.engine.trained_state()
         if self.rank == 0:
+            self._check_fence()
             write_tensors(path, state)
+        digest: str = gather_objects(sha256(path) if self.rank == 0 else "")[0]
+        return digest
 
     def _test(self, run: Run) -> Evaluation:
         if run.progress.best_epoch != run.progress.epoch:
             with run.meter.phase("load"):
-                state = load_file(run.folder.best) if self.rank == 0 else {}
-                run.warm.engine.load_trained(state)
+                self._load_best(run)
         with run.meter.phase("test"):
             test = self._evaluate(run, "test")
         if self.rank == 0:
+            self._check_fence()
             write_atomic(run.folder.predictions("test"), test.to_parquet())
         return test
+
+    def _load_best(self, run: Run) -> None:
+        """Bring back the best epoch's weights. Collective.
+
+        Raises:
+            CheckpointError: The file is not the one that was written then: damaged, or of an epoch that was lost in a cut and came out
+                otherwise the second time. The next attempt begins anew.
+        """
+        best = run.folder.best
+        if not all_agree(self.rank != 0 or digest(best) == run.progress.best_sha256):
+            if self._leads:
+                run.checkpoints.clear()
+            raise CheckpointError(f"{best}: not the weights of epoch {run.progress.best_epoch}; the trial is trained anew")
+        run.warm.engine.load_trained(load_file(best) if self.rank == 0 else {})
 
     def _validity(self, run: Run) -> ValidityRecord:
         """Asked of the weights that were scored, or of the last ones where only validation was. Collective."""
@@ -330,10 +350,10 @@ class Trainer:
         np.random.seed(seed)
         torch.manual_seed(seed)
 
-    def _now(self) -> float:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    def _check_fence(self) -> None:
+        """Before anything that counts is written. Raises StaleDriverError where another driver has taken the sweep over."""
+        if self.workspace.fence is not None:
+            self.workspace.fence.check()
 
     def _log(self, message: str) -> None:
         run = self._run
@@ -351,14 +371,18 @@ class Trainer:
         except Exception as error:
             _log_to(folder.log(self.rank), f"{type(error).__name__}: {error}")
             logging.getLogger("suite").debug("trial %s", folder.hash, exc_info=True)
+            self._mirror.push_log(folder.log(self.rank))
             if is_infrastructure(error):
                 raise
+            self._check_fence()
             status = status_of(error)
-            write_failed(folder, status, failure_record(error, log_path=str(folder.log(self.rank))), started_at=started_at)
-            raise TrialEndedError(f"{status}: {type(error).__name__}: {error}") from error
+            record = failure_record(error, log_path=str(folder.log(self.rank)))
+            write_failed(folder, status, record, started_at=started_at)
+            self._mirror.settle(folder)
+            raise TrialEndedError(redact(f"{status}: {type(error).__name__}: {error}")) from error
 
 
 def _log_to(path: Path, message: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {message}\n")
+        file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {redact(message)}\n")

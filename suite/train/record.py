@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from suite.data.tokenizer import tokenizer_fingerprint
-from suite.meters import combine, hardware
-from suite.train.engine import gather_objects
+from suite.meters import hardware
 from suite.train.evaluate import Evaluation
 from suite.train.provenance import git_state, versions
 from suite.train.result import EpochRecord, ParameterCount, Status, StepTiming, TrialResult, ValidityRecord
@@ -32,7 +31,7 @@ def build_result(run: Run, test: Evaluation | None, validity: ValidityRecord | N
     frozen = warm.engine.digest(trained=False)
     if frozen != warm.frozen_digest:
         raise AssertionError("frozen weights changed during training")
-    phases, missing = combine(gather_objects(run.meter.local()))
+    phases, missing = run.accounts()
     timing = _timing(run)
     if timing.p50_s is None:
         missing["timing"] = f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
@@ -117,6 +116,7 @@ def _provenance(run: Run) -> dict[str, Any]:
         "meter": run.meter.describe(),
         "device": run.warm.engine.device,
         "world_size": run.warm.engine.world_size,
+        "world_sizes": run.progress.world_sizes,
         "threads_per_worker": torch.get_num_threads(),
         "streams": {name: run.spec.stream(name) for name in ("init", "order", "dropout")},
     }

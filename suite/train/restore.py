@@ -140,7 +140,8 @@ def _lacks(spec: TrialSpec | None, result: TrialResult | None) -> str:
 
 
 def _check_frozen(model: nn.Module, spec: TrialSpec, result: TrialResult, folder: TrialFolder) -> None:
-    found = frozen_digest(model, parts=spec.world_size if spec.training.zero_stage == 3 else 1, ranks=spec.world_size)
+    ranks = result.provenance.get("world_size", spec.world_size)  # of the last attempt
+    found = frozen_digest(model, parts=ranks if spec.training.zero_stage == 3 else 1, ranks=ranks)
     if result.frozen_sha256 is None or found is None or found == result.frozen_sha256:
         return
     then = result.provenance.get("versions", {})

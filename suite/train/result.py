@@ -8,9 +8,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from suite.meters.record import PhaseRecord, Record
+from suite.redact import redact
 
 SCHEMA_VERSION = 1
 
@@ -67,12 +68,18 @@ class EpochRecord(Record):
 
 
 class FailureRecord(Record):
-    """Why a trial has no score."""
+    """Why a trial has no score. Secrets that the error shows are left out, whoever makes the record."""
 
     type: str
     message: str
     traceback: str = ""
     log_path: str = ""
+    epoch: int | None = Field(None, description="epochs that the attempt had behind it; null in records from before this was kept")
+
+    @field_validator("message", "traceback")
+    @classmethod
+    def _without_secrets(cls, text: str) -> str:
+        return redact(text)
 
 
 class PretrainRecord(Record):

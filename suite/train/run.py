@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from suite.config.training import TrainingConfig
-from suite.meters import PhaseMeter
+from suite.meters import LocalPhase, PhaseMeter, PhaseRecord, combine
 from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints
+from suite.train.engine import gather_objects
 from suite.train.folder import TrialFolder
 from suite.train.result import Status
 from suite.train.spec import Phase, TrialSpec
@@ -22,19 +23,28 @@ UNSCORED_STEPS = 3
 
 @dataclass(slots=True)
 class Progress:
-    """What must survive a cut: stored with every committed epoch."""
+    """What must survive a cut: stored with every committed epoch.
+
+    Attributes:
+        best_sha256: Of the file that holds the best epoch's weights (confirm phase).
+        meters: Accounts by rank; also of ranks that an earlier, larger attempt had.
+        world_sizes: Ranks by attempt, of those attempts that the trial goes on from.
+    """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     best_epoch: int = 0
     best: dict[str, float] = field(default_factory=dict)
     best_score: float | None = None
+    best_sha256: str | None = None
     first_half_loss: float | None = None
     step_s: list[float] = field(default_factory=list)
     step_tokens: int = 0
     meters: dict[str, Any] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     resumed_from: list[int] = field(default_factory=list)
+    world_sizes: list[int] = field(default_factory=list)
     checkpoint_bytes: int | None = None
+    midway: dict[str, Any] | None = None
 
     @property
     def epoch(self) -> int:
@@ -42,6 +52,11 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+    def retired(self, world_size: int) -> list[dict[str, LocalPhase]]:
+        """Accounts of the ranks that this attempt does not have."""
+        states = [state for rank, state in self.meters.items() if int(rank) >= world_size]
+        return [{name: LocalPhase(**phase) for name, phase in state.items()} for state in states]
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
@@ -61,6 +76,10 @@ class Run:
     progress: Progress
     status: Status | None = None
     weights_sha256: str | None = None
+
+    def accounts(self) -> tuple[dict[str, PhaseRecord], dict[str, str]]:
+        """What the trial has cost so far, as `combine`: on these ranks, and on those that only earlier attempts had. Collective."""
+        return combine([*gather_objects(self.meter.local()), *self.progress.retired(self.warm.engine.world_size)])
 
     @property
     def total_steps(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field
 
@@ -12,6 +14,8 @@ from suite.config.loader import Strict
 from suite.config.sweep import AttentionChoice, BackboneChoice, LimitConfig
 from suite.config.task import PretrainTask, TaskConfig
 from suite.config.training import TrainingConfig
+
+M = TypeVar("M", bound=Strict)
 
 
 class Phase(StrEnum):
@@ -29,14 +33,19 @@ class Arm(Strict):
     attention: AttentionChoice = AttentionChoice()
     method: str
     architecture: dict[str, Any] = Field(default_factory=dict, description="complete: every hyperparameter of the method")
-    pretrain: str | None = Field(None, description="hash of the pretrain run whose weights the converted backbone takes")
+    pretrain: str | None = Field(
+        None, pattern="^[0-9a-f]{16}$", description="hash of the pretrain run whose weights the converted backbone takes"
+    )
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A readable, unique name that is safe as a path: `minilm.pretrained.lora.1f2e3d4c`."""
         parts = (self.backbone.name, self.attention.name, self.method)
         slug = ".".join("".join(c if c.isalnum() or c in "-_" else "-" for c in part.lower()) for part in parts)
         return f"{slug}.{short_hash(self.model_dump(mode='json'))[:8]}"
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        return _without("key", super().model_copy(update=update, deep=deep))
 
 
 class TrialSpec(Strict):
@@ -58,10 +67,13 @@ class TrialSpec(Strict):
     learning_rate: Annotated[float, Field(gt=0)]
     seed: Annotated[int, Field(ge=0)] = Field(0, description="replicate: 0 in the search, the sweep's seeds in confirm")
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """16 hexadecimal digits over the whole specification as given."""
         return short_hash(self.model_dump(mode="json", exclude={"sweep", "world_size"} if self.phase is Phase.PRETRAIN else None))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        return _without("hash", super().model_copy(update=update, deep=deep))
 
     @property
     def random_start(self) -> bool:
@@ -81,3 +93,9 @@ class TrialSpec(Strict):
     def stream(self, name: str, *parts: int) -> int:
         """The seed of a named random stream; the same for all arms of a comparison (task, replicate, stream)."""
         return derive_seed(self.task.name, self.seed, name, *parts)
+
+
+def _without(name: str, copied: M) -> M:
+    """A changed copy, which pydantic gives the original's cached values, without one of them."""
+    copied.__dict__.pop(name, None)
+    return copied

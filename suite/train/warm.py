@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from suite.attention.counts import AttentionCount, count_attention
@@ -20,9 +21,8 @@ from suite.errors import CheckpointError
 from suite.meters import release_memory
 from suite.petl.arm import task_head
 from suite.train.build import build_model
-from suite.train.checkpoint import sha256
 from suite.train.engine import Engine, gather_objects
-from suite.train.folder import TrialFolder, Workspace
+from suite.train.folder import TrialFolder, Workspace, sha256
 from suite.train.probe import Probe, probe, strays
 from suite.train.result import PretrainRecord
 from suite.train.spec import TrialSpec
@@ -35,7 +35,7 @@ class Warm:
     Attributes:
         attention: How large the converted backbone's attention is, before the method.
         pretrain: Where the backbone's weights come from; None = from its own checkpoint, or they are random.
-        initial: DeepSpeed checkpoint of step 0.
+        initial: Folder of step 0, in which each rank reads what it wrote.
         initial_digest: Of the trained weights at step 0; a reset must reproduce it.
         frozen_digest: Of the frozen weights; no trial may change it.
         start_output: What the model answers at step 0; training must change it.
@@ -65,8 +65,8 @@ class Warm:
             AssertionError: The weights are not those of step 0: a result would be contaminated.
         """
         if not self.pristine:
-            self.engine.load(self.initial)
-            if self.engine.digest(trained=True) != self.initial_digest:
+            self.engine.load(self.initial, alone=True)
+            if self.engine.fingerprint(trained=True) != self.initial_digest:
                 raise AssertionError("the engine's reset did not bring back the weights of step 0")
             self.pristine = True
 
@@ -99,9 +99,9 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
     if spec.training.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
     head_parameters = sum(p.numel() for p in task_head(model, resolved))
-    engine = Engine(model, spec.training, world_size=spec.world_size, device=device)
+    engine = Engine(model, spec.training, world_size=dist.get_world_size(), device=device)
     initial = workspace.engines / gather_objects(uuid.uuid4().hex)[0] / "step-0"
-    engine.save(initial)
+    engine.save(initial, alone=True)
     return Warm(
         key=spec.engine_key,
         engine=engine,
@@ -112,7 +112,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         attention=attention,
         pretrain=pretrain,
         initial=initial,
-        initial_digest=engine.digest(trained=True),
+        initial_digest=engine.fingerprint(trained=True),
         frozen_digest=engine.digest(trained=False),
         start_output=probe(engine, objective, data.split("train", confirm=False)),
         strays=strays(engine, spec, resolved, objective.head, weights=weights),

@@ -31,6 +31,7 @@ class Contest:
     """All cells of one backbone, attention and method: its architectures by its tasks."""
 
     cells: list[Studied] = field(default_factory=list)
+    _winner: str | None = None
 
     @property
     def open_studies(self) -> int:
@@ -39,12 +40,12 @@ class Contest:
 
     def winner(self) -> str | None:
         """The arm that is confirmed; None while a study is open."""
-        if self.open_studies:
-            return None
-        choices: dict[str, list[Studied]] = {}
-        for cell in self.cells:
-            choices.setdefault(cell.cell.arm.key, []).append(cell)
-        return max(choices, key=lambda arm: quality(choices[arm]))  # of equals the first
+        if self._winner is None and all(cell.search_done for cell in self.cells):  # which then stays so
+            choices: dict[str, list[Studied]] = {}
+            for cell in self.cells:
+                choices.setdefault(cell.cell.arm.key, []).append(cell)
+            self._winner = max(choices, key=lambda arm: quality(choices[arm]))  # of equals the first
+        return self._winner
 
 
 def quality(cells: Iterable[Studied]) -> tuple[int, float]:

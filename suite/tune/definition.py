@@ -21,11 +21,12 @@ from suite.config.task import TaskConfig
 from suite.errors import ConfigError, SweepConflictError
 from suite.train.folder import Home, write_json
 from suite.train.spec import Arm, TrialSpec
+from suite.tune.lease import Lease, held_lease
 from suite.tune.plan import Plan, PlannedCell
 
 FREE = (
     *("description", "reference", "architectures", "search.trials", "search.edge_guard", "search.stop", "confirm.seeds"),
-    *("resources", "timeouts", "failures", "lm_eval"),
+    *("resources", "timeouts", "failures", "tracking", "lm_eval"),
 )
 AXES = ("backbones", "attention", "methods", "tasks")
 """Lists that may grow; an entry that was there before must stay as it was."""
@@ -108,28 +109,46 @@ def store_definition(plan: Plan, home: Home) -> None:
 
 
 @contextlib.contextmanager
-def only_driver(home: Home, sweep: str) -> Iterator[None]:
-    """Hold the sweep in this home for this process.
+def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterator[Lease]:
+    """Hold the sweep for this process: its lease decides; the lock says on this machine, without waiting, that somebody holds it.
+
+    Args:
+        home: Where the sweep lives.
+        sweep: Its name.
+        storage: URL below which the home is mirrored: there its lease lies then, else in the home.
 
     Raises:
         SweepConflictError: Another process holds it.
+        StorageError: The storage cannot be used.
     """
     path = _lock_path(home, sweep)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
+    root = lease_root(home, storage)
     try:
         lock.acquire(timeout=0)
-    except Timeout:
-        owner = _owner(home, sweep)
-        raise SweepConflictError(
-            f"{home.path}: sweep {sweep!r} is being run by process {owner.get('pid', '?')} on {owner.get('host', '?')}; "
-            "wait for it, stop it, or choose another --home"
-        ) from None
+    except Timeout:  # a process that is frozen holds it still, and may have lost the sweep: the lease tells, if it is the same
+        _check_same_root(home, sweep, root)
     try:
-        write_json(_owner_path(home, sweep), {"pid": os.getpid(), "host": socket.gethostname()})
-        yield
+        with held_lease(root, sweep) as lease:
+            write_json(_owner_path(home, sweep), {"pid": os.getpid(), "host": socket.gethostname(), "lease": str(root)})
+            yield lease
     finally:
         lock.release()
+
+
+def _check_same_root(home: Home, sweep: str, root: str | Path) -> None:
+    owner = _owner(home, sweep)
+    if owner.get("lease", str(root)) != str(root):
+        raise SweepConflictError(
+            f"{home.path}: sweep {sweep!r} is being run by process {owner.get('pid')} with its claim in {owner['lease']}, "
+            f"here it would be in {root}; give the same --storage, end that process, or choose another --home"
+        )
+
+
+def lease_root(home: Home, storage: str | None) -> str | Path:
+    """Below what the claims of a home's sweeps lie."""
+    return storage or home.sweep_definition("x").parent
 
 
 def driver_pid(home: Home, sweep: str) -> int | None:
@@ -171,8 +190,7 @@ def _changes(old: Plan, new: Plan) -> list[str]:
     for axis in AXES:
         stay = {canonical_json(entry) for entry in after[axis]}
         lines += [f"{axis}: {json.dumps(entry)} is gone or has changed" for entry in before[axis] if canonical_json(entry) not in stay]
-    if old.world_size != new.world_size:
-        lines.append(f"resources.workers: {old.world_size} -> {new.world_size}")
+    lines += _worker_changes(old, new)
     cells = {cell.key: cell for cell in new.cells}
     for was, now in ((cell, cells[cell.key]) for cell in old.cells if cell.key in cells):
         lines += [f"tasks/{was.task.name}.yaml: {line}" for line in _model_changes(was.task, now.task)]
@@ -181,6 +199,17 @@ def _changes(old: Plan, new: Plan) -> list[str]:
     for earlier, run in ((run, runs[run.arm.key]) for run in old.pretrains if run.arm.key in runs):
         lines += [f"corpus tasks/{run.task.name}.yaml: {line}" for line in _model_changes(earlier.task, run.task)]
     return list(dict.fromkeys(lines))
+
+
+def _worker_changes(old: Plan, new: Plan) -> list[str]:
+    """Where cells of both plans would run with another number of workers than before."""
+    now, changed = {cell.key: cell for cell in new.cells}, list[str]()
+    for cell in old.cells:
+        before, after = old.workers(cell), new.workers(now.get(cell.key, cell))
+        if before != after:
+            by_name = cell.arm.backbone.name in (old.config.resources.workers_by_backbone | new.config.resources.workers_by_backbone)
+            changed.append(f"resources.workers{f'_by_backbone.{cell.arm.backbone.name}' if by_name else ''}: {before} -> {after}")
+    return changed
 
 
 def _model_changes(old: Strict, new: Strict) -> list[str]:

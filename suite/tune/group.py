@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import faulthandler
-import importlib
-import os
-import socket
+import re
+import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from suite.config.sweep import TimeoutConfig
+from suite.config.sweep import FailureConfig, TimeoutConfig
+from suite.redact import redact
 from suite.train.folder import TrialFolder, Workspace
-from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.train.result import FailureRecord, TrialResult
 from suite.train.spec import TrialSpec
+from suite.tune import network
+from suite.tune.host import Process, killed_for_memory, look_at, tell
+from suite.tune.notice import Notice
+from suite.tune.rank import Place, Rank, Report
 from suite.tune.resources import Layout
 
 if TYPE_CHECKING:
@@ -39,7 +42,10 @@ MAX_TRIALS = 200
 GROWTH_FRAC, GROWTH_SLACK_BYTES = 0.10, 64 * 2**20
 JOIN_ATTEMPTS = 3
 PING_S, CLOSE_S, GRACE_S = 10.0, 10.0, 2.0
+POLL_S = 1.0
 TAIL_BYTES = 4000
+FATAL = re.compile(r"Fatal Python error: (.*)")
+MEMORY_REMEDY = "set a smaller training.micro_batch_size, a lower resources.concurrent_trials, or take hosts with more memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class Settings:
     Attributes:
         trainer: `module:Class` with the interface of `suite.train.loop.Trainer`.
         pruning: Which search trials are ended early; None = none.
+        failures: How often a trial is tried again.
     """
 
     workspace: Workspace
@@ -56,25 +63,7 @@ class Settings:
     timeouts: TimeoutConfig
     trainer: str = TRAINER
     pruning: Pruning | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One epoch, as plain records: the trial's actor never imports torch."""
-
-    record: EpochRecord | None
-    done: bool
-    status: Status | None
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Node id, node address, a free port and the GPUs of a rank."""
-
-    node: str
-    address: str
-    port: int
-    gpus: tuple[str, ...]
+    failures: FailureConfig = field(default_factory=FailureConfig)
 
 
 class GroupFailureError(Exception):
@@ -93,71 +82,26 @@ class GroupFailureError(Exception):
         return f"{self.record.type}: {self.record.message} (log: {self.record.log_path})"
 
 
-class Rank:
-    """The process of one rank; a Ray actor that hosts the trainer."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._trainer: Any = None  # `suite.train.loop.Trainer`, imported in this process only
-        faulthandler.enable()
-
-    def where(self) -> Place:
-        """Where this process is, with a port that is free there now."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = int(probe.getsockname()[1])
-        gpus = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        return Place(ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address()), port, gpus)
-
-    def ping(self) -> None:
-        """Answer, which a dead or stopped process does not."""
-
-    def join(self, trainer: str, workspace: Workspace, gpus: Sequence[str], place: dict[str, Any]) -> None:
-        """Make the trainer, which joins the process group. The ranks of a node see each other's GPUs, as NCCL's peer access needs."""
-        if gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        module, _, name = trainer.partition(":")
-        self._trainer = getattr(importlib.import_module(module), name)(workspace, rank=self._rank, **place)
-
-    def start(self, spec_json: str, log_path: str) -> int:
-        """Begin or take up a trial; what the process prints goes to the trial's own log from here on."""
-        Path(log_path).parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        return int(self._trainer.start(TrialSpec.model_validate_json(spec_json)))
-
-    def epoch(self) -> Report:
-        report = self._trainer.epoch()
-        return Report(report.record, report.done, report.status)
-
-    def finish(self, pruned: bool) -> TrialResult:
-        result = self._trainer.finish(pruned=pruned)
-        assert isinstance(result, TrialResult)
-        return result
-
-    def baseline_bytes(self) -> int:
-        return int(self._trainer.baseline_bytes())
-
-    def close(self) -> None:
-        if self._trainer is not None:
-            self._trainer.close()
-
-
 class Group:
     """Ranks in the bundles of a placement group; built at first use, rebuilt after any failure.
 
     Args:
         settings: What to run and for how long.
-        placement: Its bundle i is rank i's; None = anywhere in the cluster.
+        placement: A bundle for each rank, as many as it has; None = the layout's number of ranks, anywhere in the cluster.
         max_trials: Trials after which the processes are replaced, whatever they look like.
+        notice: Asked while the ranks are at work whether they are to leave; None = nobody says so.
     """
 
-    def __init__(self, settings: Settings, placement: PlacementGroup | None, *, max_trials: int = MAX_TRIALS) -> None:
-        self.settings, self.placement, self.max_trials = settings, placement, max_trials
+    def __init__(
+        self, settings: Settings, placement: PlacementGroup | None, *, max_trials: int = MAX_TRIALS, notice: Notice | None = None
+    ) -> None:
+        self.settings, self.placement, self.max_trials, self.notice = settings, placement, max_trials, notice
+        self.workers = settings.layout.workers if placement is None else placement.bundle_count
         self._ranks: list[ActorHandle[Rank]] = []
+        self._processes: list[Process] = []
+        self._warned = False
         self._folder: TrialFolder | None = None
+        self._log_starts: list[int] = []
         self._trials = 0
         self._baselines: dict[str, list[int]] = {}
         self._worn = False
@@ -172,6 +116,7 @@ class Group:
             GroupFailureError: A rank failed, died or did not answer in time; no rank is left.
         """
         self._folder = self.settings.workspace.home.trial(spec)
+        self._log_starts = [_size(self._log(i)) for i in self._indices()]
         self._retire_unfit()
         if not self._ranks:
             self._build()
@@ -202,7 +147,7 @@ class Group:
         self._kill()
 
     def _indices(self) -> range:
-        return range(self.settings.layout.workers)
+        return range(self.workers)
 
     def _log(self, rank: int) -> Path:
         assert self._folder is not None
@@ -237,27 +182,31 @@ class Group:
             else:
                 return
 
-    def _spawn(self, rank: int) -> ActorHandle[Rank]:
+    def _spawn(self, bundle: int) -> ActorHandle[Rank]:
         layout = self.settings.layout
         options: dict[str, Any] = {"num_cpus": layout.cpus, "num_gpus": layout.gpus, "max_restarts": 0}
         if self.placement is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=bundle)
         actor: Any = ray.remote(Rank)
-        handle: ActorHandle[Rank] = actor.options(**options).remote(rank)
+        handle: ActorHandle[Rank] = actor.options(**options).remote()
         return handle
 
     def _join(self) -> None:
-        deadline_s = self.settings.timeouts.setup_s
-        places: list[Place] = self._call("where", deadline_s)
+        """Number the ranks, node by node, and let them meet at the first one's address."""
+        deadline_s, layout = self.settings.timeouts.setup_s, self.settings.layout
+        found: list[Place] = self._call("where", deadline_s, [(layout.interface,) for _ in self._indices()])
+        order = rank_order(found)
+        self._ranks, places = [self._ranks[i] for i in order], [found[i] for i in order]
+        self._processes = [place.process for place in places]
         nodes = [place.node for place in places]
         # nothing listens beyond this machine unless it must
-        address = "127.0.0.1" if len(set(nodes)) == 1 else places[0].address
-        shared = {"world_size": len(places), "master_addr": address, "master_port": places[0].port, "device": self.settings.layout.device}
+        address = network.LOOPBACK if len(set(nodes)) == 1 else places[0].address
+        shared = {"world_size": len(places), "master_addr": address, "master_port": places[0].port, "device": layout.device}
         arguments = []
         for i, node in enumerate(nodes):
-            gpus = [gpu for place in places if place.node == node for gpu in place.gpus[:1]] if self.settings.layout.gpus else []
-            place = {**shared, "local_rank": nodes[:i].count(node)}
-            arguments.append((self.settings.trainer, self.settings.workspace, gpus, place))
+            gpus = [gpu for place in places if place.node == node for gpu in place.gpus[:1]] if layout.gpus else []
+            place = {**shared, "rank": i, "local_rank": nodes[:i].count(node)}
+            arguments.append((self.settings.trainer, self.settings.workspace, gpus, places[i].interface, place))
         self._call("join", deadline_s, arguments)
 
     def _call(self, method: str, deadline_s: float, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
@@ -266,13 +215,11 @@ class Group:
         waiting, end = list(refs), time.monotonic() + deadline_s
         errors: dict[int, Exception] = {}
         while waiting and not errors:
-            ready, waiting = ray.wait(waiting, timeout=max(0.0, end - time.monotonic()))
-            if not ready:
-                silent = [refs.index(ref) for ref in waiting]
-                raise self._failed(
-                    FailureRecord(type="Timeout", message=f"{method}: no answer from rank {silent} within {deadline_s:g} s"), rank=silent[0]
-                )
+            self._pass_on_notice()
+            ready, waiting = ray.wait(waiting, timeout=max(0.0, min(POLL_S, end - time.monotonic())))
             errors = _errors(refs, ready)
+            if waiting and not errors and time.monotonic() >= end:
+                raise self._hung(f"{method}: no answer", deadline_s, silent=[refs.index(ref) for ref in waiting])
         if errors:
             late, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if waiting else ([], [])
             raise self._blame(method, errors | _errors(refs, late))
@@ -283,26 +230,62 @@ class Group:
         rank = min(errors, key=lambda i: (_severity(errors[i]), i))
         error = errors[rank]
         cause = error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, Exception) else error
-        full_disk = any(_is_full_disk(e) for e in errors.values())
-        if isinstance(error, RayActorError):
-            record = FailureRecord(type="RankDied", message=f"{method}: rank {rank} died", traceback=str(error))
+        full_disk = any(is_full_disk(e) for e in errors.values())
+        if isinstance(error, (RayActorError, OutOfMemoryError)):
+            record = self._death(method, rank, error)
         else:
             record = FailureRecord(type=type(cause).__name__, message=f"{method}: rank {rank}: {cause}"[:2000], traceback=str(error))
         return self._failed(record, rank=rank, full_disk=full_disk)
+
+    def _death(self, method: str, rank: int, error: RayError) -> FailureRecord:
+        """Of what a process died, as far as anyone knows: notice was given, its host lacked memory, it crashed, or no more than that."""
+        kind, why = "RankDied", "its process is gone without a word, as after SIGKILL; by whom is unknown"
+        process = self._processes[rank] if self._processes else None
+        if isinstance(error, RayActorError) and error.preempted:
+            kind, why = "PreemptedError", "its node was taken away, as announced"
+        elif isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
+            kind, why = "HostOutOfMemory", f"Ray's memory monitor killed it; {MEMORY_REMEDY}"
+        elif (crash := FATAL.search(_tail(self._log(rank), after=self._log_starts[rank]))) is not None:
+            why = f"it crashed: {crash[1]}"
+        elif process is not None and (counter := killed_for_memory(process)) is not None:
+            kind, why = "HostOutOfMemory", f"killed for lack of memory, as {counter} counted; {MEMORY_REMEDY}"
+        return FailureRecord(type=kind, message=f"{method}: rank {rank} died: {why}", traceback=str(error))
+
+    def _pass_on_notice(self) -> None:
+        """Have the ranks leave, once, if they are to: they answer with an error when their checkpoint is written."""
+        if self.notice is not None and self._processes and not self._warned and self.notice.why(p.node for p in self._processes):
+            self._warned = True
+            tell(self._processes, signal.SIGTERM)
+
+    def _hung(self, what: str, deadline_s: float, *, silent: list[int]) -> GroupFailureError:
+        """The end of a group that does not answer, with the stacks of all its processes: only the one that hangs shows why."""
+        seen = look_at(self._processes, [self._log(i) for i in self._indices()])
+        odd = [i for i, process in enumerate(seen) if process.state in ("stopped", "unreachable", "gone")]
+        states = "".join(f"; rank {i} is {seen[i].state}" for i in odd)
+        stacks = "\n".join(f"--- rank {i}, {process.state} ---\n{process.stacks}" for i, process in enumerate(seen))
+        record = FailureRecord(type="Timeout", message=f"{what} from rank {silent} within {deadline_s:g} s{states}", traceback=stacks)
+        return self._failed(record, rank=(odd or silent)[0])
 
     def _failed(self, record: FailureRecord, *, rank: int = 0, full_disk: bool = False) -> GroupFailureError:
         """End every rank, and complete the record by the log of the one to blame."""
         self._kill()
         path = self._log(rank)
-        text = f"{record.traceback}\n--- end of {path.name} ---\n{_tail(path)}".strip()
+        text = redact(f"{record.traceback}\n--- end of {path.name} ---\n{_tail(path)}".strip())
         return GroupFailureError(record.model_copy(update={"log_path": str(path), "traceback": text[-20_000:]}), full_disk)
 
     def _kill(self) -> None:
         for rank in self._ranks:
             with contextlib.suppress(RayError):
                 ray.kill(rank, no_restart=True)
-        self._ranks, self._trials, self._worn = [], 0, False
+        self._ranks, self._processes, self._trials, self._worn, self._warned = [], [], 0, False, False
         self._baselines.clear()
+
+
+def rank_order(places: Sequence[Place]) -> list[int]:
+    """Indices of processes in the order of their ranks: those of a node side by side, by GPU."""
+    nodes = [place.node for place in places]
+    gpus = [[(len(gpu), gpu) for gpu in place.gpus] for place in places]  # as numbers: 10 comes after 9
+    return sorted(range(len(places)), key=lambda i: (nodes.index(nodes[i]), gpus[i], i))
 
 
 def _errors(refs: Sequence[Any], ready: Sequence[Any]) -> dict[int, Exception]:
@@ -317,21 +300,30 @@ def _errors(refs: Sequence[Any], ready: Sequence[Any]) -> dict[int, Exception]:
 
 
 def _severity(error: Exception) -> int:
-    if isinstance(error, RayActorError):
+    if isinstance(error, (RayActorError, OutOfMemoryError)):
         return 0
     text = str(getattr(error, "cause", error)).lower()
     return 2 if any(sign in text for sign in ("connection", "gloo", "nccl", "timed out", "broken pipe")) else 1
 
 
-def _is_full_disk(error: Exception) -> bool:
+def is_full_disk(error: Exception) -> bool:
+    """Whether there was no space left, also where Ray or Tune wrapped the error."""
     cause = getattr(error, "cause", None) or error
     return (isinstance(cause, OSError) and cause.errno in FULL_DISK) or "No space left on device" in str(error)
 
 
-def _tail(path: Path) -> str:
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _tail(path: Path, *, after: int = 0) -> str:
+    """The end of a file, of what lies `after` so many bytes."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            file.seek(max(after, path.stat().st_size - TAIL_BYTES))
             return file.read().decode(errors="replace")
     except OSError:
         return "(no log)"

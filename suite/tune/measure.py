@@ -16,9 +16,10 @@ from ray.exceptions import RayError
 
 from suite.config.lm_eval import LmEvalConfig, parse_requests
 from suite.evaluation.library import Library
-from suite.evaluation.record import read_record
+from suite.evaluation.record import FILE, read_record
 from suite.train.cells import Trial
-from suite.train.folder import Home
+from suite.train.folder import Home, Workspace
+from suite.train.mirror import Mirror
 from suite.tune.group import Settings
 from suite.tune.plan import Plan, objectives
 from suite.tune.schedule import CellState
@@ -81,14 +82,17 @@ def measure_confirmed(plan: Plan, states: Mapping[str, CellState], settings: Set
     layout, workspace = settings.layout, settings.workspace
     function: Any = ray.remote(_measure)
     task = function.options(num_cpus=layout.cpus, num_gpus=layout.gpus, max_retries=plan.config.failures.retries)
-    given = (str(workspace.home.path), workspace.data_root, config.model_dump_json(), layout.device)
+    given = (workspace, config.model_dump_json(), layout.device)
     waiting = {task.remote(job.trial, job.before, *given): job for job in jobs}
     deadline = time.monotonic() + len(jobs) * len(config.tasks) * settings.timeouts.epoch_s
     failed: dict[str, str] = {}
+    mirror = Mirror.of(workspace)
     while waiting and time.monotonic() < deadline:
         ready, _ = ray.wait(list(waiting), timeout=WAIT_S)  # in short steps, so that Ctrl-C comes through
         for reference in ready:
-            failed |= _outcome(reference, waiting.pop(reference))
+            job = waiting.pop(reference)
+            failed |= _outcome(reference, job)
+            mirror.fetch_file(job.folder / FILE)
     for reference, job in waiting.items():
         ray.cancel(reference, force=True)
         failed[str(job.folder)] = f"no answer within {settings.timeouts.epoch_s:g} s a task (timeouts.epoch_s)"
@@ -129,12 +133,20 @@ def _outcome(reference: Any, job: Job) -> dict[str, str]:
     return failed
 
 
-def _measure(trial: str, before: bool, home: str, data_root: Path | None, config: str, device: str) -> dict[str, str]:
+def _measure(trial: str, before: bool, workspace: Workspace, config: str, device: str) -> dict[str, str]:
     """In a worker: one model, on the GPU that Ray gave it."""
     from suite.evaluation.run import measure
 
-    given = LmEvalConfig.model_validate_json(config)
-    return measure([_subject(trial, Home(Path(home)), data_root, before=before)], given, device=device)
+    given, home, mirror = LmEvalConfig.model_validate_json(config), workspace.home, Mirror.of(workspace)
+    mirror.fetch_all(home.trial(trial))
+    spec = home.trial(trial).spec()
+    if spec is not None and spec.arm.pretrain is not None:
+        mirror.fetch_weights(home.pretrained(spec.arm.pretrain))
+    subject = _subject(trial, home, workspace.data_root, before=before)
+    mirror.fetch_file(subject.folder / FILE)
+    failed = measure([subject], given, device=device)
+    mirror.push_file(subject.folder / FILE)
+    return failed
 
 
 def _subject(name: str, home: Home, data_root: Path | None, *, before: bool) -> Subject:

@@ -52,7 +52,7 @@ class Plan:
     Attributes:
         config: The sweep as given.
         cells: Arms in the order backbone, attention, method, architecture; the tasks of an arm side by side.
-        world_size: Workers per trial; part of every trial's identity.
+        world_size: Workers of a trial whose backbone asks for no other number; part of every trial's identity.
         pretrains: Runs of the pretrain stage; a cell's arm names its own by hash.
     """
 
@@ -60,6 +60,10 @@ class Plan:
     cells: tuple[PlannedCell, ...]
     world_size: int
     pretrains: tuple[TrialSpec, ...] = ()
+
+    def workers(self, cell: PlannedCell) -> int:
+        """Workers of a cell's trials."""
+        return _workers(self.config, cell.arm.backbone.name, self.world_size)
 
     def search_trials(self, cell: PlannedCell) -> int:
         """The budget of a cell's study, before the edge guard adds to it or the stop rule saves of it."""
@@ -107,7 +111,7 @@ class Plan:
             training=config.training,
             limit=config.limit,
             decoder_objective=config.decoder_objective,
-            world_size=self.world_size,
+            world_size=self.workers(cell),
             phase=phase,
             number=number,
             learning_rate=learning_rate,
@@ -121,14 +125,15 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
     Args:
         config: The sweep.
         where: Its file, for errors.
-        world_size: Workers per trial once the cluster is known; None = as the sweep says, else two.
+        world_size: Workers of a trial whose backbone asks for no other number, if that is known; None = as the sweep says, else two.
 
     Raises:
         ConfigError: A name that does not exist, a batch that does not divide, an axis with the same entry twice.
         IncompatibleError: A method that does not work on a backbone's family.
     """
     world_size = world_size or config.resources.workers or DEFAULT_CPU_WORKERS
-    _check_batch(config.training, world_size, where=f"{where}: training")
+    for workers in {_workers(config, choice.name, world_size) for choice in config.backbones}:
+        _check_batch(config.training, workers, where=f"{where}: training")
     tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]
     pretrains = _pretrains(config, world_size, where=where)
     arms = list(_arms(config, pretrains, where=where))
@@ -167,7 +172,7 @@ def _pretrains(config: SweepConfig, world_size: int, *, where: str) -> dict[tupl
     for b, backbone in enumerate(config.backbones):
         resolved = resolve(backbone, where=f"{where}: backbones")
         for a, attention in enumerate(config.attention):
-            spec = pretrain_run(config, resolved, attention, world_size=world_size, where=where)
+            spec = pretrain_run(config, resolved, attention, world_size=_workers(config, backbone.name, world_size), where=where)
             if spec is not None:
                 found[b, a] = spec
     if not found:
@@ -291,6 +296,10 @@ def _placed(place: str) -> Iterator[None]:
     except SuiteError as error:
         kind = IncompatibleError if isinstance(error, IncompatibleError) else ConfigError
         raise kind(f"{place}: {error}") from None
+
+
+def _workers(config: SweepConfig, backbone: str, world_size: int) -> int:
+    return config.resources.workers_by_backbone.get(backbone, world_size)
 
 
 def _check_batch(training: TrainingConfig, world_size: int, *, where: str) -> None:

@@ -6,22 +6,26 @@ runs side by side degrades to a random one; only when there are fewer open cells
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from filelock import FileLock, Timeout
 
+from suite.train.attempts import is_given_up
 from suite.train.cells import Cell, Trial, read_cells
 from suite.train.folder import Home, TrialFolder
 from suite.train.result import TrialResult
 from suite.train.spec import Phase, TrialSpec
 from suite.tune.contest import Contest, contests
 from suite.tune.front import costs, unmeasured
+from suite.tune.order import Order
 from suite.tune.plan import Plan, PlannedCell
 from suite.tune.proposer import propose
-from suite.tune.studies import store_studies
+from suite.tune.resources import Capacity
+from suite.tune.studies import StoredStudies
 from suite.tune.study import Study, decide
+from suite.tune.turn import Turn
 
 
 class Progress(StrEnum):
@@ -54,7 +58,7 @@ class PretrainState:
 
     Attributes:
         live: Handed out here.
-        given_up: It used up its retries in this run.
+        given_up: It used up its retries.
     """
 
     folder: TrialFolder
@@ -103,7 +107,7 @@ class PretrainState:
 
 @dataclass(slots=True)
 class CellState:
-    """The trials of one planned cell by their place in it; `given_up` holds those that used up their retries in this run.
+    """The trials of one planned cell by their place in it; `given_up` holds those that used up their retries.
 
     Attributes:
         pretrain: The run that must end before the cell begins; its failure is the cell's.
@@ -200,19 +204,30 @@ class CellState:
 
     def next_spec(self) -> TrialSpec | None:
         """The next trial to hand out, or None when the cell has none (for now)."""
+        return self.handed_out() or self._next_search() or self._next_confirm() if self._may_go_on else None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `next_spec` has a trial; asked where there is no room for it, because to propose one takes time."""
+        waits = self.handed_out() is not None or self._open_number() is not None or self._next_confirm() is not None
+        return waits if self._may_go_on else False
+
+    @property
+    def _may_go_on(self) -> bool:
         if self.pretrain is not None and not self.pretrain.ready:
-            return None
-        if self.given_up and not self.search_done:  # the study waits for a trial that this run could not finish
-            return None
-        return self.handed_out() or self._next_search() or self._next_confirm()
+            return False
+        return self.search_done or not self.given_up  # an open study waits for a trial that this run could not finish
 
     def _is_free(self, trial: Trial) -> bool:
         return trial.result is None and trial.spec.hash not in self.live | self.given_up
 
+    def _open_number(self) -> int | None:
+        """Of the next search trial."""
+        return None if self.study.ended is not None else next((n for n in range(self.study.budget) if n not in self.search), None)
+
     def _next_search(self) -> TrialSpec | None:
-        search, study = self.plan.config.search, self.study
-        number = next((n for n in range(study.budget) if n not in self.search), None)
-        if number is None or study.ended is not None:
+        search, study, number = self.plan.config.search, self.study, self._open_number()
+        if number is None:
             return None
         learning_rate = propose(
             self.cell.key,
@@ -253,6 +268,8 @@ def read_states(plan: Plan, home: Home) -> dict[str, CellState]:
             for trial in (*found[key].search, *found[key].confirm):
                 if plan.includes(state.cell, trial):
                     state.add(trial)
+                    if trial.result is None and is_given_up(trial.folder, retries=plan.config.failures.retries):
+                        state.given_up.add(trial.spec.hash)
     for contest in contests(states.values()).values():
         for member in contest.cells:
             states[member.cell.key].contest = contest
@@ -262,7 +279,10 @@ def read_states(plan: Plan, home: Home) -> dict[str, CellState]:
 def read_pretrains(plan: Plan, home: Home) -> dict[str, PretrainState]:
     """The state of every pretrain run of a plan, by hash."""
     folders = {spec.hash: home.trial(spec) for spec in plan.pretrains}
-    return {spec.hash: PretrainState(folders[spec.hash], spec, folders[spec.hash].result()) for spec in plan.pretrains}
+    states = {spec.hash: PretrainState(folders[spec.hash], spec, folders[spec.hash].result()) for spec in plan.pretrains}
+    for state in states.values():
+        state.given_up = state.result is None and is_given_up(state.folder, retries=plan.config.failures.retries)
+    return states
 
 
 class Schedule:
@@ -271,19 +291,31 @@ class Schedule:
     Args:
         plan: The sweep.
         home: Where specifications are written at hand-out and results are read.
-        slots: Trials at a time.
+        slots: Trials at a time, at most.
+        capacity: Room in the cluster, which may be set anew at any time; None = for any `slots` trials.
+
+    Attributes:
+        fetch: Gets what other hosts wrote of a trial, where each has a home of its own.
+        held_for: Size of a trial that was handed out and found no room, because of others that are smaller: none of these follows.
     """
 
-    def __init__(self, plan: Plan, home: Home, *, slots: int) -> None:
-        self.plan, self.home, self.slots = plan, home, slots
+    def __init__(self, plan: Plan, home: Home, *, slots: int, capacity: Capacity | None = None) -> None:
+        self.plan, self.home, self.slots, self.capacity = plan, home, slots, capacity
+        self.held_for = 0
+        self.fetch: Callable[[TrialFolder], None] = lambda folder: None
         self.states = read_states(plan, home)
         self.pretrains = {state.pretrain.spec.hash: state.pretrain for state in self.states.values() if state.pretrain is not None}
+        self._sizes: dict[str, int] = {}  # workers of the live trials, by hash
         self._last: str | None = None  # cell of the trial that ended last: its engine is warm
-        self._decided = store_studies(self.states, home, plan.config.name)
+        sizes = {plan.workers(cell) for cell in plan.cells}
+        self._smallest, self._one_size = min(sizes, default=1), len(sizes) < 2
+        self._order = Order(self.states)
+        self._studies = StoredStudies(self.states, home, plan.config.name)
+        self._studies.store()
 
     @property
     def live(self) -> int:
-        return sum(len(state.live) for state in self.states.values()) + sum(p.live for p in self.pretrains.values())
+        return len(self._sizes)
 
     @property
     def waiting(self) -> bool:
@@ -292,23 +324,29 @@ class Schedule:
 
     def next(self) -> TrialSpec | None:
         """Hand out a trial: its specification is on disk when this returns. None = nothing for now."""
-        if self.live >= self.slots:
+        turn = Turn(self.capacity, self._sizes.values(), held_for=self.held_for)
+        if self.live >= self.slots or not turn.admits(max(1, self.held_for)):
             return None
-        pretrain = next((p for p in self.pretrains.values() if p.is_due and p.claim()), None)
-        if pretrain is not None:
-            pretrain.folder.write_spec(pretrain.spec)
-            return pretrain.spec
-        spec = self._choose()
+        spec = self._choose_pretrain(turn) or self._choose(turn)
         if spec is not None:
             folder = self.home.trial(spec)
             folder.write_spec(spec)
-            state = self.states[spec.cell]
-            state.add(Trial(folder, spec, None))
-            state.live.add(spec.hash)
+            self._sizes[spec.hash] = spec.world_size
+            if spec.phase is not Phase.PRETRAIN:
+                state = self.states[spec.cell]
+                state.add(Trial(folder, spec, None))
+                state.live.add(spec.hash)
+                self._order.handed_out(state)
         return spec
+
+    def resized(self, spec: TrialSpec, workers: int) -> None:
+        """A live trial runs, or is to run, with another number of workers than planned."""
+        self._sizes[spec.hash] = workers
 
     def ended(self, spec: TrialSpec) -> TrialResult | None:
         """Take in the end of a trial: its result, or (no result file) the end of its retries."""
+        self._sizes.pop(spec.hash, None)
+        self.fetch(self.home.trial(spec))
         if spec.phase is Phase.PRETRAIN:
             return self.pretrains[spec.hash].end()
         folder = self.home.trial(spec)
@@ -318,7 +356,8 @@ class Schedule:
         if result is None:
             state.given_up.add(spec.hash)
         self._last = spec.cell
-        self._decided = store_studies(self.states, self.home, self.plan.config.name, stored=self._decided)
+        self._order.ended(state)
+        self._studies.store(spec.cell)
         return result
 
     def unmeasured(self, spec: TrialSpec | None = None) -> str | None:
@@ -333,15 +372,28 @@ class Schedule:
         search = self.states[spec.cell].search
         return [search[n].spec.hash for n in sorted(search) if n < spec.number]
 
-    def _choose(self) -> TrialSpec | None:
-        """The warm cell first, then begun cells, then fresh ones, all in the plan's order; last, cells that have a live trial already."""
-        idle = [s for s in self.states.values() if not s.live]
-        begun = [s for s in idle if s.search or s.confirm]
-        fresh = [s for s in idle if not (s.search or s.confirm)]
-        busy = sorted((s for s in self.states.values() if s.live), key=lambda s: len(s.live))
-        warm = [s for s in idle if s.cell.key == self._last]
-        return _first(state.next_spec() for state in (*warm, *begun, *fresh, *busy))
+    def _choose_pretrain(self, turn: Turn) -> TrialSpec | None:
+        for pretrain in sorted((p for p in self.pretrains.values() if p.is_due), key=lambda p: turn.order(p.spec.world_size)):
+            if not turn.admits(pretrain.spec.world_size):
+                turn.wait(pretrain.spec.world_size)
+            elif pretrain.claim():
+                return pretrain.spec
+        return None
 
+    def _choose(self, turn: Turn) -> TrialSpec | None:
+        """The largest trial that may start, of a cell that has none; last, of one that has. Among equals as `Order` says."""
+        slots = self.slots if self.capacity is None else min(self.slots, max(1, self.capacity.slots(self._smallest)))
+        idle, busy = self._order.ask(last=self._last, live=self.live, slots=slots)
+        for state in (*self._by_size(idle, turn), *self._by_size(busy, turn)):
+            workers = self.plan.workers(state.cell)
+            if turn.admits(workers):
+                spec = state.next_spec()
+                if spec is not None:
+                    return spec
+                self._order.has_nothing(state)
+            elif workers > self._smallest and not state.live and state.is_due:
+                turn.wait(workers)
+        return None
 
-def _first(specs: Iterable[TrialSpec | None]) -> TrialSpec | None:
-    return next((spec for spec in specs if spec is not None), None)
+    def _by_size(self, states: list[CellState], turn: Turn) -> list[CellState]:
+        return states if self._one_size else sorted(states, key=lambda state: turn.order(self.plan.workers(state.cell)))

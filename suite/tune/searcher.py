@@ -25,12 +25,12 @@ class SweepSearcher(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's specification as JSON, None (ask again later) or `Searcher.FINISHED`."""
-        spec = self.schedule.next()
+        spec = None if self.stopped() else self.schedule.next()
         if spec is None:
             waiting = self.schedule.waiting and not self.stopped()
             return None if self.schedule.live or waiting else Searcher.FINISHED
         self.specs[trial_id] = spec
-        return {"spec": spec.model_dump_json(), "peers": self.schedule.peers(spec)}
+        return {"spec": spec.model_dump_json(), "workers": spec.world_size, "peers": self.schedule.peers(spec)}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Also called with `error` when a trial's retries are used up; its folder says which it was."""

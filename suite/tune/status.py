@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from suite.train.attempts import counted, is_given_up
 from suite.train.cells import Trial
 from suite.train.folder import Home
 from suite.train.result import FailureRecord, Status
-from suite.tune.definition import driver_pid, read_plan
+from suite.tune.definition import driver_pid, lease_root, read_plan
+from suite.tune.lease import holder
 from suite.tune.schedule import CellState, PretrainState, Progress, read_states
 
 
@@ -55,6 +57,8 @@ class CellStatus:
         extensions: Decades by which the edge guard lengthened the range.
         saved_trials: Search trials that the stop rule saved.
         edge: Whether the best learning rate of an ended study lies at the end of its range.
+        workers: Of each of its trials, as planned.
+        own_code: Commit of the code that the backbone's checkpoint brings; None = only that of the libraries runs.
         waits_for: Studies of the cell's architecture contest that are still open once its own has ended.
     """
 
@@ -80,6 +84,8 @@ class CellStatus:
     saved_trials: int = 0
     edge: bool = False
     waits_for: int = 0
+    own_code: str | None = None
+    workers: int = 1
 
     @property
     def done(self) -> int:
@@ -95,6 +101,7 @@ class CellStatus:
             f"range + {self.extensions} decade{'s' if self.extensions > 1 else ''}": self.extensions,
             "best learning rate at the edge": self.edge,
         }
+        notes |= {f"runs code of its checkpoint, {self.own_code}": self.own_code is not None}
         return [note for note, holds in notes.items() if holds]
 
 
@@ -107,9 +114,11 @@ def status(home: Home, sweep: str) -> list[CellStatus]:
     return [cell_status(state) for state in read_states(read_plan(home, sweep), home).values()]
 
 
-def is_running(home: Home, sweep: str) -> bool:
-    """Whether a driver of this sweep is alive (on this machine)."""
-    return driver_pid(home, sweep) is not None
+def driver(home: Home, sweep: str) -> str | None:
+    """Who runs a sweep, None = nobody; one on another machine is named until its sweep is taken over, whether it still lives or not."""
+    claim = holder(lease_root(home, None), sweep)
+    pid = driver_pid(home, sweep) if claim is None else None  # with --storage the lease is not here
+    return str(claim) if claim is not None else None if pid is None else f"process {pid}"
 
 
 def cell_status(state: CellState) -> CellStatus:
@@ -134,13 +143,15 @@ def cell_status(state: CellState) -> CellStatus:
         total=total,
         best_validation_score=best.result.score if best is not None and best.result is not None else None,
         best_learning_rate=best.spec.learning_rate if best is not None else None,
-        failures=tuple(f for t in _behind(state) if (f := _failure(t)) is not None),
+        failures=tuple(f for t in _behind(state) if (f := _failure(t, retries=state.plan.config.failures.retries)) is not None),
         pretrain=None if state.pretrain is None else pretrain_status(state.pretrain),
         pruned=sum(t.result.status is Status.PRUNED for t in finished if t.result is not None),
         extensions=study.extensions,
         saved_trials=study.saved_trials,
         edge=study.ended is not None and study.edge is not None,
         waits_for=state.contest.open_studies if state.contest is not None and progress is Progress.WAITING else 0,
+        own_code=arm.backbone.revision if arm.backbone.trust_remote_code else None,
+        workers=state.plan.workers(state.cell),
     )
 
 
@@ -166,12 +177,13 @@ def _behind(state: CellState) -> list[Trial]:
     return [*pretrain, *state.trials]
 
 
-def _failure(trial: Trial) -> TrialFailure | None:
+def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
     """Why a trial has no score: its own result says so, or else the last attempt that its machine ended."""
     if trial.result is not None and (trial.result.status.has_score or trial.result.status is Status.PRUNED):
         return None
-    attempts = trial.folder.failures() if trial.result is None else []
-    ending = trial.result.status.value if trial.result is not None else "interrupted"
+    attempts = counted(trial.folder) or trial.folder.failures() if trial.result is None else []
+    unfinished = "gave up" if is_given_up(trial.folder, retries=retries) else "interrupted"
+    ending = trial.result.status.value if trial.result is not None else unfinished
     record: FailureRecord | None = trial.result.failure if trial.result is not None else (attempts[-1] if attempts else None)
     if trial.result is None and record is None:
         return None

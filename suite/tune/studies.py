@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from suite.config.hashing import short_hash
-from suite.train.folder import Home, write_json
+from suite.train.folder import Home
 from suite.train.result import Status
 from suite.tune.front import pareto
 
@@ -20,19 +22,51 @@ if TYPE_CHECKING:
     from suite.tune.schedule import CellState
 
 
-def store_studies(states: Mapping[str, CellState], home: Home, sweep: str, *, stored: str | None = None) -> str:
-    """Write what is decided unless that is what `stored` says was written last; returns what to pass the next time."""
-    decided = decisions(states)
-    digest = short_hash(decided)
-    if digest != (stored or short_hash(home.studies(sweep))):
-        write_json(home.studies_path(sweep), decided)
-    return digest
+class StoredStudies:
+    """The file of a sweep, and what is in it; a trial's end costs the entry of its own cell.
+
+    Args:
+        states: Every cell by key, live.
+        home: Where the file is.
+        sweep: Its name.
+    """
+
+    def __init__(self, states: Mapping[str, CellState], home: Home, sweep: str) -> None:
+        self.states, self.path = states, home.studies_path(sweep)
+        self._entries: dict[str, str] = {}
+        self._text: str | None = None
+        with contextlib.suppress(FileNotFoundError):
+            self._text = self.path.read_text()
+
+    def store(self, cell: str | None = None) -> None:
+        """Write what is decided unless it is what the file says.
+
+        Args:
+            cell: The one whose trial ended; None = look at all.
+        """
+        keys: Iterable[str] = self.states if cell is None else (cell,)
+        self._entries |= {key: json.dumps(_study(self.states[key]), allow_nan=False) for key in keys}
+        studies = ",\n  ".join(f"{json.dumps(key)}: {entry}" for key, entry in self._entries.items())
+        text = f'{{"chosen": {json.dumps(self._chosen())},\n "studies": {{\n  {studies}}}}}\n'
+        if text != self._text:
+            self._write(text)
+            self._text = text
+
+    def _write(self, text: str) -> None:
+        """At once, but not synced: of a view nothing is lost."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(".studies-new")
+        new.write_text(text)
+        os.replace(new, self.path)
+
+    def _chosen(self) -> dict[str, bool]:
+        competing = (state for state in self.states.values() if state.contest is not None)
+        return {state.cell.arm.key: state.chosen for state in competing if state.chosen is not None}
 
 
-def decisions(states: Mapping[str, CellState]) -> dict[str, Any]:
-    """Every study and every decided contest of a sweep."""
-    chosen = {state.cell.arm.key: state.chosen for state in states.values() if state.contest is not None and state.chosen is not None}
-    return {"studies": {key: _study(state) for key, state in states.items()}, "chosen": chosen}
+def store_studies(states: Mapping[str, CellState], home: Home, sweep: str) -> None:
+    """Write what is decided about every study and contest of a sweep."""
+    StoredStudies(states, home, sweep).store()
 
 
 def _study(state: CellState) -> dict[str, Any]:
