@@ -78,7 +78,7 @@ def require_token(address: str) -> None:
             f"--address {redact(address)}: this Ray cluster asks for no token, so whoever reaches it can run code on it; start it with "
             "RAY_AUTH_MODE=token on every node (docs/security.md), or accept that with --insecure"
         )
-    with _ray_says_nothing():
+    with ray_says_nothing():
         shows_token = maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     if not shows_token:
         mode = os.environ.get("RAY_AUTH_MODE")
@@ -90,8 +90,8 @@ def require_token(address: str) -> None:
 
 
 @contextmanager
-def _ray_says_nothing() -> Iterator[None]:
-    """Ray warns of the very thing that was asked for."""
+def ray_says_nothing() -> Iterator[None]:
+    """Ray's loggers are silent: what there is to say, the suite says."""
     logger = logging.getLogger("ray")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -22,7 +21,7 @@ from suite.train.attempts import asked_again
 from suite.train.folder import Home, Workspace
 from suite.train.mirror import Mirror
 from suite.tune import notice
-from suite.tune.access import tune_keeps_secrets
+from suite.tune.access import ray_says_nothing, tune_keeps_secrets
 from suite.tune.cluster import check_interface, cluster, environment, free_nodes
 from suite.tune.definition import check_definition, known_plan, only_driver, store_definition
 from suite.tune.elastic import Elastic, Sizes, request
@@ -192,7 +191,7 @@ def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) 
     shutil.rmtree(scratch, ignore_errors=True)
     notice.take_down(str(scratch))
     try:
-        with environment(TUNE_ENVIRONMENT), tune_keeps_secrets(), _quiet(), _stoppable(watch):
+        with environment(TUNE_ENVIRONMENT), tune_keeps_secrets(), ray_says_nothing(), _stoppable(watch):
             tune.Tuner(
                 tune.with_resources(TrialTrainable, lambda trial: request(layout, trial["workers"])),
                 param_space={"settings": settings},
@@ -261,18 +260,6 @@ def _check_disk(home: Home) -> None:
         raise ResourceError(
             f"{home.path}: {free / 2**20:.0f} MiB free, expected at least {wanted:.0f}; free some space or choose another --home"
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ray's loggers say nothing: the listeners do."""
-    logger = logging.getLogger("ray")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @contextmanager
