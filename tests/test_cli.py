@@ -33,6 +33,14 @@ def test_every_command_has_help_with_its_example(suite: Suite, name: str) -> Non
     assert f"Example: suite {name} " in " ".join(out.split())
 
 
+def test_a_full_disk_is_said_in_a_sentence() -> None:
+    command = [sys.executable, "-u", "-m", "suite", "list", "methods"]  # unbuffered: the first line meets the full device
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: No space left on device; free some space and give the same command again; what had ended is kept\n"
+
+
 def test_the_commands_are_these(suite: Suite) -> None:
     assert list(COMMANDS) == [
         *("run", "trial", "status", "submit", "stop", "leaderboard", "lm-eval", "curves", "export-results"),

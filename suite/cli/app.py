@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 done, but something ended without a result; 2 a mistake in
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 
@@ -104,3 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SuiteError as error:
         print(f"error: {redact(error)}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"error: {error.strerror}{where}; free some space and give the same command again; what had ended is kept", file=sys.stderr)
+        sys.exit(1)
