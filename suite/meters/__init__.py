@@ -1,5 +1,11 @@
 """Energy, memory and clocks of a training run; usable alone in any PyTorch script.
 
+>>> with Meter() as meter:
+...     train()
+>>> meter.seconds, meter.energy_kwh, meter.energy_source, meter.watts, meter.memory.allocated_max_bytes
+
+The suite's own loop uses the parts: accounts by phase that survive checkpoints and are combined over ranks.
+
 >>> meter = PhaseMeter(torch.device("cpu"))
 >>> with meter.phase("train"):
 ...     for batch in batches:
@@ -16,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from suite.meters.clock import Ticker, Unavailable, synchronise
     from suite.meters.energy import WATTS_PER_CORE, EnergySource
+    from suite.meters.idle import idle_watts
     from suite.meters.local import LocalPhase, of_attempt
     from suite.meters.machine import hardware
     from suite.meters.memory import TensorPeak, baseline_bytes, release_memory
+    from suite.meters.meter import Meter
     from suite.meters.nvml import why_no_energy
     from suite.meters.phases import PhaseMeter
     from suite.meters.record import MemoryPeak, PhaseRecord
@@ -29,6 +37,7 @@ _MODULES = {
     "EnergySource": "energy",
     "LocalPhase": "local",
     "MemoryPeak": "record",
+    "Meter": "meter",
     "PhaseMeter": "phases",
     "PhaseRecord": "record",
     "TensorPeak": "memory",
@@ -37,6 +46,7 @@ _MODULES = {
     "baseline_bytes": "memory",
     "combine": "totals",
     "hardware": "machine",
+    "idle_watts": "idle",
     "of_attempt": "local",
     "release_memory": "memory",
     "synchronise": "clock",
@@ -48,6 +58,7 @@ __all__ = [
     "EnergySource",
     "LocalPhase",
     "MemoryPeak",
+    "Meter",
     "PhaseMeter",
     "PhaseRecord",
     "TensorPeak",
@@ -56,6 +67,7 @@ __all__ = [
     "baseline_bytes",
     "combine",
     "hardware",
+    "idle_watts",
     "of_attempt",
     "release_memory",
     "synchronise",

@@ -86,17 +86,22 @@ class TensorPeak(TorchDispatchMode):
     thread on a CPU and are seen. Not seen: scratch space inside a kernel, tensors made by other threads. (torch's MemTracker does the
     like by module hooks, but refuses frozen parameters.)
 
+    Args:
+        of: Count these and what is made of them, in place of every tensor that lives when it is entered.
+
     Attributes:
         live_bytes: Now.
         peak_bytes: Largest since it was last entered.
         stale: Whether entering looks for tensors made in the meantime. That costs about 0.1 s; frees in the meantime are known anyway.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of: Iterable[torch.Tensor] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = self.peak_bytes = 0
-        self.stale = True
+        self.stale = of is None
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        for tensor in of or ():
+            self._see(tensor)
 
     def __enter__(self) -> Self:
         if self.stale:

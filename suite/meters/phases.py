@@ -31,6 +31,7 @@ class PhaseMeter:
         watts_per_core: Power of a busy core, for the estimate where no counter can be read.
         sample_read_energy: Also sample READ's equation 16 (GPU only).
         sources: Energy sources in place of the device's own.
+        watch_tensors: On a CPU, watch the tensors' peak all the time, and not in `probe` alone. It slows every operation.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class PhaseMeter:
         watts_per_core: float = WATTS_PER_CORE,
         sample_read_energy: bool = True,
         sources: Sequence[EnergySource] | None = None,
+        watch_tensors: bool = False,
     ) -> None:
         self.device = device
         self.watts_per_core = watts_per_core
@@ -53,6 +55,7 @@ class PhaseMeter:
         self._phases: dict[str, LocalPhase] = {}
         self._open: list[str] = []
         self._tensors = TensorPeak()
+        self._watched = TensorPeak() if watch_tensors and device.type == "cpu" else None
         self._probing = False
         self._probes: dict[str, tuple[int, int]] = {}
         self._still: dict[str, list[tuple[LocalPhase | None, float]]] = {}
@@ -62,6 +65,9 @@ class PhaseMeter:
     def phase(self, name: str) -> Iterator[None]:
         """Meter what happens inside as phase `name`; may be entered again, and inside another phase."""
         synchronise(self.device)
+        if self._watched is not None and not self._open:
+            self._watched.stale = True
+            self._watched.__enter__()
         self._border()
         self._open.append(name)
         self._tensors.stale = True
@@ -76,6 +82,8 @@ class PhaseMeter:
             self._open.pop()
             if not self._open:
                 self._tick(False)
+                if self._watched is not None:
+                    self._watched.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def probe(self, size: int | None = None) -> Iterator[bool]:
@@ -154,6 +162,10 @@ class PhaseMeter:
                 phase.add_peak("allocated_bytes", self._cuda.allocated_bytes())
                 phase.add_peak("reserved_bytes", self._cuda.reserved_bytes())
             self._cuda.reset()
+        if self._watched is not None:
+            if phase is not None:
+                phase.add_peak("allocated_bytes", self._watched.peak_bytes)
+            self._watched.peak_bytes = self._watched.live_bytes
         try:
             if phase is not None and "rss_bytes" not in phase.missing:
                 phase.add_peak("rss_bytes", self._resident.read_bytes())
@@ -193,7 +205,7 @@ class PhaseMeter:
             stretches.clear()
 
     def _wants_probe(self, size: int | None) -> bool:
-        if self.device.type != "cpu" or not self._open or self._probing:
+        if self.device.type != "cpu" or not self._open or self._probing or self._watched is not None:
             return False
         name = self._open[-1]
         count, largest = self._probes.get(name, (0, 0))
