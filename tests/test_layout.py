@@ -24,7 +24,7 @@ LAYERS = (
     {"attention", "petl"},
     {"data", "metrics", "meters"},
     {"train"},
-    {"evaluation", "export", "doctor"},
+    {"evaluation", "export", "doctor", "profile"},
     {"tune", "tracking", "stats"},
     {"cli", "__main__", "run_sweep"},
 )

@@ -21,6 +21,7 @@ from suite.cli import (
     listing,
     lm_eval,
     params,
+    profile,
     results,
     run,
     status,
@@ -48,6 +49,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "compare": (compare.compare, "suite compare read lora --sweep minilm-glue-small"),
     "sync": (sync.sync, "suite sync --home runs --tracking-uri http://127.0.0.1:5000"),
     "params": (params.params, "suite params --backbone t5-base --method read --set hidden=256 --format json"),
+    "profile": (profile.profile, "suite profile --backbone t5-small --methods full,lora,read --compare read,full"),
     "list": (listing.listing, "suite list methods"),
     "doctor": (doctor.doctor, "suite doctor --address auto --home /shared/runs"),
 }

@@ -156,6 +156,18 @@ AttentionOption: TypeAlias = Annotated[str, typer.Option("--attention", metavar=
 DEFAULT_HOME = Path("runs")
 
 
+def split_names(text: str) -> list[str]:
+    """`full,read` as names, each once.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise ConfigError(f"{text!r}: expected names with commas between them, as full,read")
+    return names
+
+
 def existing_home(path: Path) -> Path:
     """`path`, if sweeps or trials were ever run there.
 

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -199,13 +199,14 @@ class Engine:
         module: nn.Module = self._engine.module
         return module
 
-    def step(self, batches: Sequence[LocalBatch], learning_rate: float) -> torch.Tensor:
+    def step(self, batches: Sequence[LocalBatch], learning_rate: float, *, mark: Callable[[str], None] | None = None) -> torch.Tensor:
         """One optimizer step over this rank's micro-batches. Collective.
 
         Args:
             batches: Model inputs with their weight: the loss of the step is the mean of weight x loss over micro-batches
                 and ranks, so that unequal parts (tokens) still give the gradient of the whole batch's mean.
             learning_rate: For this step.
+            mark: Called after each part of a micro-batch: forward, backward, update.
 
         Returns:
             This rank's part of the step's loss, detached, on the device.
@@ -214,10 +215,14 @@ class Engine:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         total = torch.zeros((), device=self.device)
+        mark = mark or _unmarked
         for batch, weight in batches:
             loss = self._engine(**batch).loss * weight
+            mark("forward")
             self._engine.backward(loss)
+            mark("backward")
             self._engine.step()
+            mark("update")
             total += loss.detach().float()
         return total / len(batches)
 
@@ -338,6 +343,15 @@ class Engine:
         """Parameters counted whole, each shared one once."""
         return sum(whole_numel(p) for p in self.module.parameters() if p.requires_grad or not trained_only)
 
+    def held_bytes(self) -> tuple[int, int]:
+        """What this rank holds between two steps: forward weights, whole or its share of them; and Adam's moments and fp32 copies."""
+        held = [tensor for p in self.module.parameters() for tensor in (p.data, getattr(p, "ds_tensor", p.data))]
+        weights = {storage_of(tensor) for tensor in held}
+        adam = adam_of(self._engine.optimizer)
+        moments = [tensor for state in adam.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
+        copies = {storage_of(tensor) for tensor in (*moments, *masters_of(self.module, self._engine.optimizer))} - weights
+        return sum(size for _, size in weights), sum(size for _, size in copies)
+
     def check_mask(self) -> None:
         """`requires_grad` is what it was at the start: what is unfrozen later would never train, silently."""
         now = [name for name, p in self.module.named_parameters() if p.requires_grad]
@@ -365,6 +379,16 @@ class Engine:
 
         with deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=modifier_rank, enabled=self.training.zero_stage == 3):
             yield
+
+
+def _unmarked(_part: str) -> None:
+    return
+
+
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's memory is, and how much it is in bytes: equal for all its views."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
 
 
 def whole_numel(parameter: torch.Tensor) -> int:

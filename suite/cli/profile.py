@@ -1,0 +1,337 @@
+"""`suite profile`: what every arm costs, in minutes and without training it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.cli import render
+from suite.cli.options import Format, FormatOption
+from suite.cli.render import Column, column
+
+if TYPE_CHECKING:
+    from suite.profile import ArmProfile, Profile, Setting
+    from suite.profile.compare import Ratio
+
+ESTIMATED = ("cpu-time-estimate",)
+SHAPE = "backbone"
+"""In `--set`: what changes the backbone's configuration."""
+
+
+class Device(StrEnum):
+    """Where to measure."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Precision(StrEnum):
+    """Of forward weights and activations."""
+
+    AUTO = "auto"
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+def profile(
+    backbone: Annotated[
+        str, typer.Option("--backbone", "--sizes", metavar="B,...", help="Known names or folders; only shapes are read.")
+    ] = "t5-small",
+    methods: Annotated[str, typer.Option(metavar="M,...", help="PETL methods, or all.")] = "all",
+    attention: Annotated[str, typer.Option(metavar="V,...", help="Attention variants.")] = "pretrained",
+    batch: Annotated[int | None, typer.Option(min=1, help="Examples per step over all ranks. (default: 96 on a GPU, 8 on a CPU)")] = None,
+    micro_batch: Annotated[int | None, typer.Option(min=1, help="Examples per rank and forward pass. (default: batch / ranks)")] = None,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens of an example.")] = 128,
+    target: Annotated[int, typer.Option(min=1, help="Tokens of a text target (encoder-decoders).")] = 8,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes that train together on this machine, a GPU each.")] = 1,
+    zero: Annotated[int, typer.Option(min=0, max=3, help="DeepSpeed ZeRO stage.")] = 3,
+    dtype: Annotated[Precision, typer.Option(help="auto: bf16 on a GPU, fp32 on a CPU.")] = Precision.AUTO,
+    device: Annotated[Device, typer.Option(help="auto: the GPU where there is one.")] = Device.AUTO,
+    rounds: Annotated[int, typer.Option(min=1, help="Visits to every arm, in alternating order; ratios are taken within a round.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of timed training steps per arm and round (at least 5 steps).")] = 3.0,
+    infer_batch: Annotated[str, typer.Option(metavar="N,...", help="Examples of a forward pass without gradients.")] = "1,32",
+    context: Annotated[str, typer.Option(metavar="N,...", help="Tokens in the cache when decoding is timed.")] = "128,512",
+    compare: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Two methods or variants: also print A's costs over B's, with intervals.")
+    ] = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Counts and estimates alone: runs nothing, any size on any machine.")
+    ] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="lora.rank=8 of a method, backbone.num_layers=2 of all backbones; may be given often."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write everything as JSON.")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw the papers' efficiency figures, as PNG.")] = None,
+    fmt: FormatOption = Format.TABLE,
+) -> None:
+    """Measure what arms cost: step time, energy, memory and its parts, latency, decoding and cache, on random weights (no download).
+
+    Every arm runs in rounds of alternating order on the engine that sweeps train with. Beside the measured memory stands an estimate, made
+    before anything runs; an arm that would not fit is not tried. Formulas and units: docs/profile.md.
+    """
+    from suite.cli.options import split_names
+    from suite.profile import choose, estimate_only, measure
+
+    setting = make_setting(
+        {"batch": batch, "micro_batch": micro_batch, "seq": seq, "target": target, "ranks": ranks, "zero": zero, "rounds": rounds},
+        dtype=dtype,
+        device=device,
+        seconds=seconds,
+        inference_batches=numbers(infer_batch, "--infer-batch"),
+        contexts=numbers(context, "--context"),
+    )
+    names = method_names(methods)
+    changes = read_changes(overrides or (), names)
+    arms = choose(split_names(backbone), names, split_names(attention), shape=changes.pop(SHAPE, {}), architectures=changes)
+    pair = None if compare is None else compared(compare, [arm.named() for arm in arms])
+    tell = (lambda line: print(line, file=sys.stderr, flush=True)) if fmt is Format.TABLE else (lambda line: None)
+    found = (estimate_only if estimate else measure)(arms, setting, tell=tell)
+    show(found, fmt)
+    if pair is not None:
+        show_ratios(found, pair, fmt)
+    if out is not None:
+        write_json(found, out)
+    if figures is not None:
+        from suite.profile.figures import draw
+
+        for path in draw(found, figures):
+            print(f"wrote {path}", file=sys.stderr)
+    if any(arm.status in ("oom", "failed") for arm in found.arms):
+        raise typer.Exit(1)
+
+
+def make_setting(shapes: dict[str, Any], *, dtype: Precision, device: Device, **rest: Any) -> Setting:
+    """The setting with what was left open filled in for this machine.
+
+    Raises:
+        ConfigError: Numbers that do not go together.
+    """
+    import torch
+
+    from suite.config.loader import validate
+    from suite.profile import Setting
+
+    where = ("cuda" if torch.cuda.is_available() else "cpu") if device is Device.AUTO else device.value
+    precision = ("bf16" if where == "cuda" else "fp32") if dtype is Precision.AUTO else dtype.value
+    batch = shapes["batch"] or (96 if where == "cuda" else 8)
+    return validate(Setting, {**shapes, "batch": batch, "dtype": precision, "device": where, **rest}, where="suite profile")
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """`1,32` as numbers.
+
+    Raises:
+        ConfigError: Anything else.
+    """
+    from suite.errors import ConfigError
+
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: expected whole numbers with commas between them, as 1,32") from None
+
+
+def method_names(text: str) -> list[str]:
+    """The methods asked for; `all` is every one that the suite has by name."""
+    from suite.cli.options import split_names
+    from suite.petl import methods
+
+    return methods.names() if text == "all" else split_names(text)
+
+
+def read_changes(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`lora.rank=8` by method, and `backbone.num_layers=2`.
+
+    Raises:
+        UnknownNameError: Of a method that is not profiled.
+    """
+    from suite.config.loader import apply_overrides
+    from suite.errors import UnknownNameError
+
+    for item in overrides:
+        if (first := item.partition("=")[0].split(".")[0]) not in (SHAPE, *names):
+            raise UnknownNameError("method", first, [*names, SHAPE], where="--set")
+    return apply_overrides({}, overrides)
+
+
+def compared(text: str, arms: Sequence[ArmProfile]) -> tuple[str, str]:
+    """The two names of `--compare`, each of which some arm has.
+
+    Raises:
+        ConfigError: Not two names.
+        UnknownNameError: A name that no arm has.
+    """
+    from suite.cli.options import split_names
+    from suite.errors import ConfigError, UnknownNameError
+
+    pair = split_names(text)
+    if len(pair) != 2:
+        raise ConfigError(f"--compare {text!r}: expected two names with a comma between them, as full,read")
+    known = list(dict.fromkeys(name for arm in arms for name in (arm.method, arm.attention)))
+    for name in pair:
+        if name not in known:
+            raise UnknownNameError("method or attention variant", name, known, where="--compare")
+    return pair[0], pair[1]
+
+
+# ---- tables -----------------------------------------------------------------------------------------------------------
+
+
+def show(found: Profile, fmt: Format) -> None:
+    """Two tables, training and use; JSON has everything, CSV and Markdown a line per arm."""
+    if fmt is Format.JSON:
+        print(found.model_dump_json(indent=2))
+        return
+    rows = [row_of(arm) for arm in found.arms]
+    if fmt is Format.CSV:
+        render.render(rows, [], fmt)
+        return
+    render.render(rows, training_columns(found), fmt, title="Training")
+    if any(row["inference"] for row in rows):
+        print()
+        render.render([row for row in rows if row["inference"]], use_columns(found), fmt, title="Use")
+    print("\n" + "\n".join(notes(found)))
+
+
+def row_of(arm: ArmProfile) -> dict[str, Any]:
+    """An arm in plain values; nested ones by dotted keys."""
+    row: dict[str, Any] = {"arm": arm.name, **arm.model_dump(mode="json", exclude={"rounds"})}
+    for part in ("time", "memory"):
+        values = row.pop(part) or {}
+        row |= {f"{part}.{key}": value["median"] if isinstance(value, dict) else value for key, value in values.items()}
+    expected = row.pop("estimate") or {"memory": {}}
+    row |= {f"estimate.{key}": value for key, value in expected["memory"].items()}
+    return row | {key: expected.get(key) for key in ("forward_flops", "step_flops")}
+
+
+def training_columns(found: Profile) -> list[Column]:
+    """Columns of the first table; what is estimated says so."""
+    estimated = any(arm.energy_source in ESTIMATED for arm in found.arms)
+    measured = any(arm.time is not None for arm in found.arms)
+    timed = [
+        column("time.step_s", "step", seconds_text),
+        Column("fwd + bwd + update", parts_text, right=True, rank=2),
+        column("time.samples_per_s", "samples/s", render.brief),
+        column("energy_kwh_per_1000", "est. Wh/1000" if estimated else "Wh/1000", lambda v: "-" if v is None else f"{v * 1000:.3g}"),
+        column("memory.peak_bytes", "peak", render.size),
+    ]
+    kept = ("parameters", "optimizer", "gradients", "activations")
+    shown = "memory" if measured else "estimate"
+    return [
+        column("arm"),
+        column("trainable_parameters", "trains", render.count),
+        *(timed if measured else []),
+        column("estimate.peak_bytes", "estimate", render.size),
+        *(column(f"{shown}.{name}_bytes", name, render.size, rank=1) for name in kept),
+        column("step_flops", "FLOPs", lambda v: "-" if v is None else f"{v:.3g}", rank=3),
+        *([column("flops_utilisation", "of peak", lambda v: "-" if v is None else f"{v:.0%}", rank=2)] if measured else []),
+        column("status", "", lambda v: "" if v in ("ok", "estimated") else str(v)),
+    ]
+
+
+def use_columns(found: Profile) -> list[Column]:
+    """Columns of the second table: by batch size and context."""
+    batches, contexts = found.setting["inference_batches"], found.setting["contexts"]
+    columns = [column("arm")]
+    for batch in batches:
+        columns += [_picked("inference", "batch", batch, f"forward, batch {batch}", lambda item: seconds_text(item["seconds"]["median"]))]
+        columns += [_picked("inference", "batch", batch, f"peak, batch {batch}", lambda item: render.size(item["peak_bytes"]))]
+    if any(arm.decoding for arm in found.arms):
+        for context in contexts:
+            columns += [
+                _picked("decoding", "context_tokens", context, f"token at {context}", lambda item: seconds_text(item["token_s"]["median"]))
+            ]
+            columns += [_picked("decoding", "context_tokens", context, f"cache at {context}", lambda item: render.size(item["kv_bytes"]))]
+    return columns
+
+
+def _picked(key: str, by: str, value: int, head: str, show_item: Any) -> Column:
+    def text(row: Mapping[str, Any]) -> str:
+        found = [item for item in row[key] if item[by] == value]
+        return str(show_item(found[0])) if found else render.MISSING
+
+    return Column(head, text, right=True)
+
+
+def seconds_text(value: float | None) -> str:
+    """Seconds or milliseconds, three digits."""
+    if value is None:
+        return render.MISSING
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+
+
+def parts_text(row: Mapping[str, Any]) -> str:
+    """Forward, backward and update, beside one another."""
+    return " + ".join(seconds_text(row.get(f"time.{part}_s")) for part in ("forward", "backward", "update"))
+
+
+def notes(found: Profile) -> list[str]:
+    """What the tables rest on, and why an arm has no numbers."""
+    setting = found.setting
+    lines = [
+        f"{found.device_name}; {setting['ranks']} rank(s), ZeRO {setting['zero']}, {setting['dtype']}; "
+        f"batch {setting['batch']} x {setting['seq']} tokens; medians of {setting['rounds']} round(s); sizes on the fullest rank"
+    ]
+    if any(arm.energy_source in ESTIMATED for arm in found.arms):
+        lines.append("energy: processor seconds x watts per core, an estimate: no counter can be read here")
+    if found.peak_flops is not None:
+        lines.append(f"peak: {found.peak_flops:.3g} FLOP/s, {found.peak_flops_source}")
+    if found.idle_watts is not None:
+        lines.append(f"idle power: {found.idle_watts:.0f} W (not subtracted)")
+    return lines + [f"{arm.name}: {arm.status}: {arm.reason}" for arm in found.arms if arm.reason]
+
+
+def show_ratios(found: Profile, pair: tuple[str, str], fmt: Format) -> None:
+    """`A / B` for every couple of arms that differ in nothing else."""
+    from suite.profile import ratios
+
+    for first, second in couples(found.arms, pair):
+        rows = [ratio_row(each) for each in ratios(first, second)]
+        if fmt is Format.TABLE or fmt is Format.MD:
+            print()
+        shown = [column("quantity"), column(pair[0], pair[0], render.brief), column(pair[1], pair[1], render.brief)]
+        shown += [
+            column("ratio", show=render.brief),
+            Column("95% interval", _interval),
+            column("estimated", "by the estimate", render.brief),
+        ]
+        renamed = [{**row, pair[0]: row["first"], pair[1]: row["second"]} for row in rows]
+        render.render(renamed, shown, fmt, title=f"{first.name} / {second.name}")
+
+
+def couples(arms: Sequence[ArmProfile], pair: tuple[str, str]) -> list[tuple[ArmProfile, ArmProfile]]:
+    """Arms of the first name beside those of the second with the same backbone and the same other choice."""
+
+    def rest(arm: ArmProfile, name: str) -> tuple[str, str] | None:
+        if arm.method == name:
+            return arm.backbone, arm.attention
+        return (arm.backbone, arm.method) if arm.attention == name else None
+
+    return [(a, b) for a in arms for b in arms if a is not b and rest(a, pair[0]) is not None and rest(a, pair[0]) == rest(b, pair[1])]
+
+
+def ratio_row(ratio: Ratio) -> dict[str, Any]:
+    names = ("quantity", "first", "second", "ratio", "low", "high", "estimated")
+    return {name: getattr(ratio, name) for name in names}
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return "exact" if row["low"] is None else f"{row['low']:.3g} - {row['high']:.3g}"
+
+
+def write_json(found: Profile, path: Path) -> None:
+    """Everything, in one piece or not at all."""
+    from suite.train.folder import json_bytes, write_atomic
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json_bytes(found.model_dump(mode="json")))
+    print(f"wrote {path}", file=sys.stderr)

@@ -1,0 +1,16 @@
+"""What an arm costs, without training it: a few steps on random weights and random tokens, measured and estimated.
+
+>>> setting = Setting(batch=8, seq=64, device="cpu")
+>>> profile = measure(choose(["t5-small"], ["full", "read"], ["pretrained"]), setting)
+>>> ratios(profile.arms[1], profile.arms[0])
+"""
+
+from __future__ import annotations
+
+from suite.profile.arms import choose
+from suite.profile.compare import ratios
+from suite.profile.record import ArmProfile, Profile
+from suite.profile.run import estimate_only, measure
+from suite.profile.setting import Setting
+
+__all__ = ["ArmProfile", "Profile", "Setting", "choose", "estimate_only", "measure", "ratios"]

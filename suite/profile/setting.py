@@ -1,0 +1,58 @@
+"""What all arms of a profile have in common."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from suite.config.loader import Strict
+from suite.config.training import TrainingConfig
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Setting(Strict):
+    """Shapes, precision, ranks and how long to measure; equal for all arms of a table."""
+
+    batch: Positive = Field(96, description="examples per optimizer step over all ranks (READ: 96)")
+    micro_batch: Positive | None = Field(None, description="examples per rank and forward pass; null = batch / ranks")
+    seq: Positive = Field(128, description="tokens of every example; none is padding")
+    target: Positive = Field(8, description="tokens of a text target, encoder-decoders only (GLUE's label words are shorter)")
+    ranks: Positive = Field(1, description="processes that train together, a GPU each")
+    zero: Annotated[int, Field(ge=0, le=3)] = Field(3, description="DeepSpeed ZeRO stage, as in a sweep")
+    dtype: Literal["fp32", "bf16"] = Field("fp32", description="of the forward weights and activations; Adam keeps fp32 in any case")
+    device: Literal["cpu", "cuda"] = "cpu"
+    rounds: Positive = Field(3, description="visits to every arm, in alternating order; ratios are taken within a round")
+    seconds: Annotated[float, Field(gt=0)] = Field(3.0, description="of timed training steps per arm and round; never fewer than 5 steps")
+    inference_batches: tuple[Positive, ...] = Field((1, 32), description="examples of a forward pass without gradients")
+    contexts: tuple[Positive, ...] = Field((128, 512), description="tokens in the cache when decoding is timed")
+    decoded: Positive = Field(16, description="tokens decoded per timing")
+    threads: Positive | None = Field(None, description="CPU threads of a rank; null = the usable cores / ranks")
+
+    @model_validator(mode="after")
+    def _divides(self) -> Setting:
+        if self.batch % self.ranks or (self.batch // self.ranks) % (self.micro_batch or 1):
+            raise ValueError(f"batch {self.batch} cannot be cut into equal parts for {self.ranks} ranks and micro_batch {self.micro_batch}")
+        return self
+
+    @property
+    def micro(self) -> int:
+        """Examples of one forward pass."""
+        return self.micro_batch or self.batch // self.ranks
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes of a step on each rank."""
+        return self.batch // self.ranks // self.micro
+
+    @property
+    def rank_threads(self) -> int:
+        """CPU threads of a rank."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.ranks)
+
+    @property
+    def training(self) -> TrainingConfig:
+        """The same for DeepSpeed's engine: everything else as a sweep has it by default."""
+        return TrainingConfig(batch_size=self.batch, micro_batch_size=self.micro, precision=self.dtype, zero_stage=self.zero)

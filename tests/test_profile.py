@@ -1,0 +1,298 @@
+"""`suite profile`: what is measured and estimated, what happens to an arm that does not fit or dies, and what the tables say."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import suite.profile.run as run
+from suite.errors import ConfigError
+from suite.profile import ArmProfile, Setting, choose, estimate_only, measure, ratios
+from suite.profile.estimate import estimate
+from suite.profile.figures import ATTENTION_WEIGHTS, draw
+from suite.profile.record import Estimate, Memory
+from suite.profile.training import Training
+from suite.train.engine import close_process_group, free_port, init_process_group
+from tests.commands import Suite, suite
+from tests.ranks import on_ranks
+from tests.tiny import tiny_choice
+
+__all__ = ["suite"]
+CPU = torch.device("cpu")
+SHORT: dict[str, Any] = {
+    "batch": 4,
+    "seq": 16,
+    "target": 4,
+    "seconds": 0.01,
+    "rounds": 1,
+    "inference_batches": (1,),
+    "contexts": (16,),
+    "decoded": 2,
+}
+
+
+def shape_of(family: str) -> dict[str, Any]:
+    """With dropout, as all published backbones have it."""
+    return tiny_choice(family, dropout=0.1).config or {}
+
+
+def wide(family: str) -> dict[str, Any]:
+    """Large enough that activations outweigh the odds and ends that no estimate counts."""
+    sizes = {"t5": {"d_model": 128, "d_ff": 512, "d_kv": 32}, "bert": {"hidden_size": 128, "intermediate_size": 512}}
+    return shape_of(family) | sizes[family] | {"vocab_size": 2048}
+
+
+def arms_of(family: str, methods: list[str], *, attention: str = "pretrained", shape: dict[str, Any] | None = None) -> Any:
+    preset = tiny_choice(family).name
+    return choose([preset], methods, [attention], shape=shape or shape_of(family))
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    init_process_group(rank=0, world_size=1, local_rank=0, address="127.0.0.1", port=free_port(), device="cpu", timeout_s=60)
+    try:
+        yield
+    finally:
+        close_process_group()
+
+
+def memory_of(arm: Any, setting: Setting, *, rank: int = 0) -> Memory:
+    training = Training(arm, setting, CPU, rank=rank)
+    try:
+        return training.memory()
+    finally:
+        training.close()
+
+
+# the estimate beside what is measured
+
+
+ALL = ["full", "lora", "read", "lst", "adapter", "bitfit", "prompt"]
+
+
+@pytest.mark.parametrize(("family", "zero", "methods"), [("t5", 0, ["full", "read"]), ("bert", 2, ["full", "lora"]), ("t5", 3, ALL)])
+def test_the_estimate_of_the_peak_is_within_a_tenth_of_what_is_measured(family: str, zero: int, methods: list[str]) -> None:
+    setting = Setting(**SHORT | {"batch": 8, "seq": 64, "zero": zero})
+    with one_rank():
+        for arm in arms_of(family, methods, shape=wide(family)):
+            measured, expected = memory_of(arm, setting), estimate(arm, setting).memory
+            assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.1), arm.method
+            assert expected.parameters_bytes == measured.parameters_bytes, arm.method
+            assert expected.activations_bytes == pytest.approx(measured.activations_bytes, rel=0.02), arm.method
+
+
+def on_two_ranks(rank: int) -> list[tuple[str, Memory]]:
+    setting = Setting(**SHORT | {"batch": 8, "seq": 64, "ranks": 2})
+    arms = arms_of("bert", ["full", "lora"], shape=wide("bert"))
+    return [(arm.method, memory_of(arm, setting, rank=rank)) for arm in arms]
+
+
+def test_two_ranks_hold_half_of_the_states_each_and_say_the_same() -> None:
+    first, second = on_ranks(on_two_ranks)
+    assert first == second
+    setting = Setting(**SHORT | {"batch": 8, "seq": 64, "ranks": 2})
+    for arm, (method, measured) in zip(arms_of("bert", ["full", "lora"], shape=wide("bert")), first, strict=True):
+        expected = estimate(arm, setting).memory
+        assert expected.parameters_bytes == pytest.approx(measured.parameters_bytes, rel=0.01), method  # DeepSpeed fills shares up
+        assert expected.optimizer_bytes == pytest.approx(measured.optimizer_bytes, rel=0.01), method
+        assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.25), method  # what is gathered when is DeepSpeed's to say
+
+
+def test_accumulation_divides_activations_and_multiplies_no_work() -> None:
+    (arm,) = arms_of("bert", ["full"], shape=wide("bert"))
+    whole, parts = (estimate(arm, Setting(**SHORT | {"batch": 8, "micro_batch": micro})) for micro in (8, 2))
+    assert parts.memory.activations_bytes == pytest.approx(whole.memory.activations_bytes / 4, rel=0.01)
+    assert parts.step_flops == whole.step_flops
+
+
+def test_forward_flops_are_those_of_the_matrix_products() -> None:
+    (arm,) = arms_of("bert", ["full"])
+    setting = Setting(**SHORT)
+    found = estimate(arm, setting)
+    d, inner, tokens, layers = 32, 64, setting.batch * setting.seq, 2
+    blocks = layers * (2 * tokens * (4 * d * d + 2 * d * inner) + 2 * 2 * tokens * setting.seq * d)
+    head = 2 * setting.batch * (d * d + d * 2)
+    assert found.forward_flops == blocks + head
+    assert found.step_flops == pytest.approx(3 * found.forward_flops, rel=0.01)  # the first layer's input needs no gradient
+
+
+def test_estimating_allocates_nothing_of_the_models_size() -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    (arm,) = choose(["bert-large"], ["read"], ["pretrained"])
+    found = estimate_only([arm], Setting(batch=8, seq=128)).arms[0]
+    assert found.estimate is not None
+    assert found.estimate.memory.parameters_bytes > 1.3e9
+    assert process.memory_info().rss - before < 0.5e9
+
+
+# measuring
+
+
+def test_arms_are_measured_and_those_that_do_not_go_together_say_why() -> None:
+    pair, misfit = arms_of("t5", ["full", "read"], attention="gqa"), arms_of("bert", ["full", "lora"], attention="fnet")[1]
+    *found, incompatible = measure([*pair, misfit], Setting(**SHORT | {"rounds": 2})).arms
+    for arm in found:
+        assert arm.status == "ok", arm.reason
+        assert arm.time is not None and arm.memory is not None
+        assert arm.time.samples_per_s == pytest.approx(4 / arm.time.step_s.median)
+        assert arm.energy_kwh_per_1000 is not None and arm.energy_kwh_per_1000 > 0
+        assert len(arm.rounds) == 2
+        assert arm.decoding[0].kv_bytes == 16 * 2 * (arm.kv_bytes_per_token or 0)  # as many source tokens, for as many heads
+    assert incompatible.status == "incompatible"
+    assert "projections" in str(incompatible.reason)
+
+
+def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = arms_of("bert", ["full", "bitfit"])
+    sizes = [estimate(arm, Setting(**SHORT)).memory.peak_bytes for arm in arms]
+    assert sizes[1] < sizes[0]
+    monkeypatch.setattr(run, "free_bytes", lambda setting: sizes[1])
+    full, bitfit = measure(arms, Setting(**SHORT)).arms
+    assert (full.status, bitfit.status) == ("oom", "ok")
+    assert "needs about" in str(full.reason) and "GiB are free" in str(full.reason)
+    assert full.time is None
+
+
+def test_an_arm_whose_process_is_killed_takes_no_other_with_it() -> None:
+    killed: list[int] = []
+
+    def kill_once(line: str) -> None:
+        if "round 1" in line and not killed:  # the first arm is done, the second has begun
+            killed.extend(child.pid for child in multiprocessing.active_children() if child.pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    first, second, third = measure(arms_of("bert", ["full", "bitfit", "lora"]), Setting(**SHORT), tell=kill_once).arms
+    assert (first.status, second.status, third.status) == ("ok", "oom", "ok")
+    assert "killed (signal 9)" in str(second.reason)
+    assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+
+
+# comparing
+
+
+def record(method: str, steps: list[float], peak: int) -> ArmProfile:
+    memory = Memory(peak_bytes=peak, parameters_bytes=1, optimizer_bytes=1, gradients_bytes=1, activations_bytes=1)
+    expected = Estimate(memory=memory.model_copy(update={"peak_bytes": 2 * peak}), forward_flops=1, step_flops=3)
+    rounds = [{"step_s": step} for step in steps]
+    return ArmProfile(backbone="b", attention="pretrained", method=method, memory=memory, estimate=expected, rounds=rounds)
+
+
+def test_a_ratio_is_taken_within_rounds_and_its_interval_is_students() -> None:
+    found = {r.quantity: r for r in ratios(record("read", [1.0, 2.0, 4.0], 30), record("full", [2.0, 4.0, 16.0], 60))}
+    logs = [math.log(0.5), math.log(0.5), math.log(0.25)]
+    middle = sum(logs) / 3
+    deviation = math.sqrt(sum((each - middle) ** 2 for each in logs) / 2)
+    half = 4.302652729749464 * deviation / math.sqrt(3)  # t with 2 degrees of freedom at 97.5%
+    assert found["step_s"].ratio == pytest.approx(math.exp(middle))
+    assert found["step_s"].low == pytest.approx(math.exp(middle - half))
+    assert found["step_s"].high == pytest.approx(math.exp(middle + half))
+    peak = found["memory.peak_bytes"]
+    assert (peak.ratio, peak.low, peak.estimated) == (0.5, None, 0.5)
+
+
+def test_a_single_round_has_no_interval() -> None:
+    (step, *_) = ratios(record("read", [1.0], 30), record("full", [2.0], 60))
+    assert (step.ratio, step.low, step.high) == (0.5, None, None)
+
+
+def test_mhes_table_of_attention_weights_is_met() -> None:
+    """GPT-3: 96 layers, 96 heads of width 128 (MHE, arXiv 2310.07911, section 3.5)."""
+    whole = {name: 96 * weights(96, 128) for name, weights in ATTENTION_WEIGHTS.items()}
+    assert whole == {
+        "mha": 43_486_543_872,
+        "el": 14_495_514_624,
+        "mqa": 14_797_504_512,
+        "skv": 28_991_029_248,
+        "mhe": 456_523_776,
+        "sha": 96 * 3 * 128 * 128 * 96,
+    }
+
+
+# the command
+
+FLAGS = ("--backbone", "bert-base", "--batch", 4, "--seq", 16, "--rounds", 2, "--seconds", 0.01, "--infer-batch", "1", "--device", "cpu")
+
+
+def shape_flags(family: str) -> list[str]:
+    return [item for key, value in shape_of(family).items() for item in ("--set", f"backbone.{key}={value}")]
+
+
+def test_the_command_prints_tables_ratios_and_writes_json_and_figures(suite: Suite, tmp_path: Path) -> None:
+    options = ("--methods", "full,bitfit", "--compare", "bitfit,full", "--out", tmp_path / "p.json", "--figures", tmp_path / "figures")
+    code, out, err = suite("profile", *FLAGS, *shape_flags("bert"), *options)
+    assert code == 0, err
+    assert "Training" in out and "Use" in out
+    assert "bert-base/bitfit / bert-base/full" in out
+    assert "est. Wh/1000" in out and "an estimate: no counter can be read here" in out
+    stored = json.loads((tmp_path / "p.json").read_text())
+    assert [arm["method"] for arm in stored["arms"]] == ["full", "bitfit"]
+    assert stored["arms"][0]["memory"]["peak_bytes"] > stored["arms"][1]["memory"]["peak_bytes"]
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"cost-against-full.png", "attention-parameters.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "figures").iterdir())
+
+
+@pytest.mark.parametrize("fmt", ["json", "csv", "md"])
+def test_estimates_alone_can_be_piped(suite: Suite, fmt: str) -> None:
+    code, out, err = suite("profile", "--estimate", *FLAGS, *shape_flags("bert"), "--methods", "full,bitfit", "--format", fmt)
+    assert (code, err) == (0, "")
+    if fmt == "json":
+        assert [arm["status"] for arm in json.loads(out)["arms"]] == ["estimated", "estimated"]
+    else:
+        assert "bert-base/bitfit" in out
+
+
+def test_figures_by_size_need_two_sizes(tmp_path: Path) -> None:
+    both = choose(["bert-base", "gpt2"], ["full", "bitfit"], ["pretrained"])
+    setting = Setting(**SHORT)
+    assert {path.stem for path in draw(estimate_only(both, setting), tmp_path / "two")} >= {"memory-by-size", "trainable-by-size"}
+    assert "memory-by-size" not in {path.stem for path in draw(estimate_only(both[:2], setting), tmp_path / "one")}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--methods", "lorra"), "did you mean lora"),
+        (("--methods", ","), "expected names with commas"),
+        (("--attention", "gqua"), "did you mean gqa"),
+        (("--backbone", "t5-bse"), "did you mean t5-base"),
+        (("--batch", 6, "--ranks", 4), "cannot be cut into equal parts"),
+        (("--infer-batch", "1;2"), "expected whole numbers"),
+        (("--compare", "full"), "expected two names"),
+        (("--compare", "full,reed"), "did you mean read"),
+        (("--set", "lst.depth=3", "--methods", "full"), "--set"),
+        (("--methods", "lora", "--attention", "fnet", "--backbone", "bert-base"), "left no attention projections to adapt"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(suite: Suite, options: tuple[Any, ...], words: str) -> None:
+    code, out, err = suite("profile", *options)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_missed_by_name(suite: Suite) -> None:
+    code, _, err = suite("profile", "--device", "cuda", "--methods", "full")
+    assert code == 2
+    assert "this machine has 0" in err and "--device cpu" in err
+
+
+def test_a_setting_that_cannot_be_cut_is_refused() -> None:
+    with pytest.raises(ValueError, match="micro_batch 3"):
+        Setting(batch=8, micro_batch=3)
+
+
+def test_no_combination_at_all_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="left no attention projections"):
+        choose(["bert-base"], ["lora"], ["fnet"])
