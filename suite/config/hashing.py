@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+
 
 def canonical_json(value: Any) -> str:
     """JSON with sorted keys, no spaces and shortest round-trip floats; NaN is refused."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    return _ENCODER.encode(value)
 
 
 def short_hash(value: Any) -> str:

@@ -56,8 +56,9 @@ def search_cost(ended: Sequence[TrialResult]) -> dict[str, Any]:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Mean, or None when there is no value or one of them is missing."""
-    kept = list(values)
-    return fmean(v for v in kept if v is not None) if kept and None not in kept else None
+    asked = list(values)
+    known = [v for v in asked if v is not None]
+    return fmean(known) if known and len(known) == len(asked) else None
 
 
 def join(names: Iterable[str | None]) -> str | None:

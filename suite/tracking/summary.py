@@ -22,6 +22,7 @@ from statistics import stdev
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.reference import MEAN
@@ -253,9 +254,14 @@ _KNOWN = frozenset(FIELDS)
 
 def with_values(cell: CellSummary, **values: Any) -> CellSummary:
     """`dataclasses.replace` in a tenth of its time: a leaderboard of ten thousand rows does it four times for each."""
-    changed = object.__new__(CellSummary)
-    vars(changed).update(vars(cell), **values)
-    return changed
+    return _holding({**vars(cell), **values})
+
+
+def _holding(values: dict[str, Any]) -> CellSummary:
+    """A summary of all its fields, without its constructor, which sets one after the other."""
+    cell = object.__new__(CellSummary)
+    object.__setattr__(cell, "__dict__", values)
+    return cell
 
 
 def from_tags(tags: dict[str, str]) -> CellSummary:
@@ -283,11 +289,12 @@ def from_row(tags: Mapping[str, str]) -> tuple[CellSummary, str]:
         TrackingError: As `from_tags`.
     """
     try:
-        values = json.loads(tags[ROW])
-        home = values.pop("home")
-        if not values.keys() <= _KNOWN:
-            values = {key: value for key, value in values.items() if key in _KNOWN}
-        return CellSummary(**values), home
+        stored = from_json(tags[ROW])  # in a third of the standard library's time
+        home = stored.pop("home")
+        values = {**dict.fromkeys(COMPARED), "curve": [], **stored}
+        if values.keys() == _KNOWN:
+            return _holding(values), home
+        return CellSummary(**{key: value for key, value in values.items() if key in _KNOWN}), home
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise TrackingError(f"a cell's row cannot be read ({error}); run: suite sync --verify") from error
 
