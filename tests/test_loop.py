@@ -20,7 +20,7 @@ from suite.data.prepare import Prepared, prepare
 from suite.errors import CheckpointError
 from suite.petl.arm import full_architecture
 from suite.train.engine import free_port
-from suite.train.folder import Home, Workspace
+from suite.train.folder import Home, Workspace, sha256
 from suite.train.loop import Trainer, TrialEndedError
 from suite.train.restore import restore
 from suite.train.result import Status, TrialResult, ValidityRecord
@@ -78,6 +78,7 @@ def everything(folder: Path) -> None:
     table = pq.read_table(home.trial(other).predictions("test")).to_pydict()
     found["items"] = [len(table["index"]), 100.0 * sum(a == b for a, b in zip(table["gold"], table["prediction"], strict=True)) / 20]
     found["kept"] = sorted(p.name for p in home.trial(other).path.iterdir())
+    found["best"] = sha256(home.trial(other).best)
 
     home.trial(other).path.rename(folder / "whole")
     trainer.start(other)
@@ -189,6 +190,7 @@ def test_a_search_trial_cannot_read_test_data(tmp_path: Path) -> None:
 def test_a_result_holds_what_tables_need(found: dict[str, Any]) -> None:
     result = found["confirm"]
     assert result["status"] == Status.COMPLETED
+    assert result["weights_sha256"] == found["best"]
     assert result["score"] == result["test_score"] == pytest.approx(found["items"][1])
     assert found["items"][0] == result["splits"]["test"] == 20
     assert set(result["phases"]) == {"load", "train", "eval", "test", "checkpoint"}

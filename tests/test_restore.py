@@ -109,6 +109,17 @@ def test_what_is_not_a_whole_confirmed_trial_says_what_is_missing(spoil: object,
         restore(folder, home)
 
 
+def test_one_flipped_bit_in_the_trained_tensors_is_noticed(home: Home) -> None:
+    folder, _ = write_trained(home, trained_spec("lora", "bert"))
+    changed(folder, weights_sha256=sha256(folder.best))
+    restore(folder, home)
+    content = bytearray(folder.best.read_bytes())
+    content[-1] ^= 1  # of the last weight: the file can still be read
+    folder.best.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"best\.safetensors: not the trained tensors of this trial: got SHA-256 .* again"):
+        restore(folder, home)
+
+
 def test_a_search_trial_kept_no_weights(home: Home) -> None:
     folder, _ = write_trained(home, trained_spec("lora", "bert", phase=Phase.SEARCH))
     folder.best.unlink()

@@ -48,7 +48,7 @@ def build_result(run: Run, test: Evaluation | None, validity: ValidityRecord | N
         parameters=_parameters(warm),
         checkpoint_bytes=progress.checkpoint_bytes,
         pretrain=warm.pretrain,
-        weights_sha256=run.weights_sha256,
+        weights_sha256=run.weights_sha256 or progress.best_sha256,
         splits=warm.data.sizes,
         data_hash=warm.data.data_hash,
         frozen_sha256=frozen,

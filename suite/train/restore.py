@@ -27,7 +27,7 @@ from suite.petl.arm import load_trained_state
 from suite.petl.base import Method
 from suite.train.build import build_model
 from suite.train.engine import uses_bf16
-from suite.train.folder import Home, TrialFolder
+from suite.train.folder import Home, TrialFolder, sha256
 from suite.train.result import TrialResult
 from suite.train.spec import Phase, TrialSpec
 from suite.train.warm import read_pretrain
@@ -128,7 +128,17 @@ def _ended(folder: TrialFolder) -> tuple[TrialSpec, TrialResult, Path]:
             f"{folder.path}: got {_lacks(spec, result)}, expected a finished trial of the confirm phase (spec.json, result.json with a "
             f"score, and {tensors.name}); search trials keep no weights: run the sweep to its end, or `suite trial --test`"
         )
+    _check_unchanged(tensors, result)
     return spec, result, tensors
+
+
+def _check_unchanged(tensors: Path, result: TrialResult) -> None:
+    """One flipped bit still loads, and gives another model."""
+    if result.weights_sha256 is not None and (found := sha256(tensors)) != result.weights_sha256:
+        raise CheckpointError(
+            f"{tensors}: not the trained tensors of this trial: got SHA-256 {found[:16]}..., expected {result.weights_sha256[:16]}..., "
+            f"which its result records: damaged or changed since; use a copy, or remove {tensors.parent} and run the sweep again"
+        )
 
 
 def _lacks(spec: TrialSpec | None, result: TrialResult | None) -> str:

@@ -131,7 +131,9 @@ class TrialResult(Record):
     parameters: ParameterCount | None = None
     checkpoint_bytes: int | None = None
     pretrain: PretrainRecord | None = Field(None, description="null where the weights come from no pretrain stage")
-    weights_sha256: str | None = Field(None, description="of a pretrain run: its model.safetensors")
+    weights_sha256: str | None = Field(
+        None, description="of a pretrain run's model.safetensors, or a confirm run's best.safetensors; null before it was kept"
+    )
     splits: dict[str, int] = Field(default={}, description="rows per split that were used")
     data_hash: str = ""
     frozen_sha256: str | None = Field(None, description="over the frozen weights at the end")
