@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from optuna.study import StudyDirection
 
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
 from suite.doctor.install import amdsmi, packages, sessions, token_file
@@ -21,6 +23,8 @@ from suite.doctor.places import home_writable, storage
 from suite.tracking.doctor import check_store
 from suite.tune.cluster import cluster
 from suite.tune.doctor import check_cluster, check_versions, judge_clock
+from suite.tune.doctor_optuna import check_optuna
+from suite.tune.optuna_mirror import open_storage
 from tests.records import make_store
 from tests.test_meters_energy import NOT_SUPPORTED, FakeNvml
 
@@ -223,6 +227,56 @@ def test_a_store_of_another_mlflow_fails_with_what_to_do(tmp_path: Path) -> None
 def test_a_server_that_is_away_fails_without_its_password(uri: str) -> None:
     found = check_store(uri)
     assert found.level is Level.FAIL and "127.0.0.1:9" in found.found and "s3cr3t" not in repr(found)
+
+
+# Optuna's storage
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_an_optuna_storage_is_looked_at_and_not_touched(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "optuna.db"
+    absent = check_optuna(f"{kind}:///{path}")
+    assert absent.level is Level.OK and "none yet" in absent.found and list(tmp_path.iterdir()) == []
+    open_storage(f"{kind}:///{path}").create_new_study([StudyDirection.MAXIMIZE], "one")
+    before = path.read_bytes()
+    found = check_optuna(f"{kind}:///{path}")
+    assert found.level is Level.OK and "can be written" in found.found
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["optuna.db"]
+
+
+def test_an_empty_database_for_optuna_stays_empty(tmp_path: Path) -> None:
+    (tmp_path / "optuna.db").touch()
+    found = check_optuna(f"sqlite:///{tmp_path}/optuna.db")
+    assert found.level is Level.OK and "the first run makes its tables" in found.found
+    with sqlite3.connect(tmp_path / "optuna.db") as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE alembic_version SET version_num = 'v2.6.0.a'", "schema v2.6.0.a, this Optuna writes"),
+        (
+            "CREATE TRIGGER no BEFORE INSERT ON studies BEGIN SELECT RAISE(ABORT, 'read only'); END",
+            "cannot be written: .*read only",
+        ),
+        ("CREATE TABLE experiments (id INTEGER)", "holds MLflow's tables"),
+    ],
+)
+def test_an_optuna_storage_that_cannot_serve_says_why(statement: str, said: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/optuna.db"
+    open_storage(url)
+    with sqlite3.connect(tmp_path / "optuna.db") as connection:
+        connection.execute(statement)
+    connection.close()
+    found = check_optuna(url)
+    assert found.level is Level.FAIL and re.search(said, found.found) and found.remedy
+
+
+def test_a_postgresql_for_optuna_that_is_away_fails_without_its_password() -> None:
+    found = check_optuna("postgresql://me:s3cr3t@127.0.0.1:9/optuna")
+    assert found.level is Level.FAIL and "127.0.0.1" in found.found and "s3cr3t" not in repr(found)
 
 
 # the cluster

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from suite.cli import render
-from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, StorageOption, TrackingOption
+from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, OptunaOption, StorageOption, TrackingOption
 from suite.cli.render import Row, column
 from suite.redact import redact
 
@@ -25,11 +25,12 @@ def doctor(
     home: HomeOption = DEFAULT_HOME,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
+    optuna: OptunaOption = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """What this machine or cluster can do and measure: ok, warn or fail, and what to do about it. Exit code 1 if anything fails."""
     with render.stdout_for_result():
-        found = list(findings(address, home.resolve(), storage, tracking_uri))
+        found = list(findings(address, home.resolve(), storage, tracking_uri, optuna))
     rows: list[Row] = [{key: redact(value) for key, value in asdict(finding).items()} for finding in found]
     counts = {level: sum(row["level"] == level for row in rows) for level in ("ok", "warn", "fail")}
     where = "this machine" if address is None else f"cluster {address}"
@@ -38,7 +39,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def findings(address: str | None, home: Path, storage: str | None, tracking_uri: str | None) -> Iterable[Finding]:
+def findings(address: str | None, home: Path, storage: str | None, tracking_uri: str | None, optuna: str | None) -> Iterable[Finding]:
     """This machine first; then, where Ray can be imported, the cluster; then the stores."""
     from suite.doctor import Level, run_checks
     from suite.doctor.install import install_checks
@@ -60,3 +61,7 @@ def findings(address: str | None, home: Path, storage: str | None, tracking_uri:
 
         yield from check_cluster(address, home=home, url=storage)
     yield from run_checks([("mlflow", lambda: check_store(resolve_uri(Home(home), tracking_uri)))])
+    if optuna is not None:
+        from suite.tune.doctor_optuna import check_optuna
+
+        yield from run_checks([("optuna", lambda: check_optuna(optuna))])

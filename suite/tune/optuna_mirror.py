@@ -69,7 +69,7 @@ def mirror_studies(home: Home, url: str, *, sweep: str | None = None) -> MirrorR
     """
     report = MirrorReport()
     try:
-        with FileLock(home.path / "optuna.lock", timeout=LOCK_TIMEOUT_S), quiet(), _explained(url):
+        with FileLock(home.path / "optuna.lock", timeout=LOCK_TIMEOUT_S), quiet(), explained(url):
             storage = open_storage(url)
             try:
                 for name in sweeps(home):
@@ -83,28 +83,50 @@ def mirror_studies(home: Home, url: str, *, sweep: str | None = None) -> MirrorR
 
 
 def open_storage(url: str) -> BaseStorage:
-    """Raises TrackingError for a URL of another kind, MLflow's own database, or sqlite on a network file system."""
-    if url.startswith("journal:///"):
-        path = Path(url.removeprefix("journal://"))
+    """Open a storage, and make it where there is none.
+
+    Raises:
+        TrackingError: As `database_url`.
+    """
+    path = journal_path(url)
+    if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(path)))
+    url = database_url(url)
+    if url.startswith("sqlite:"):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    return RDBStorage(url, engine_kwargs={"poolclass": NullPool})
+
+
+def journal_path(url: str) -> Path | None:
+    """The file of a journal, None for a database."""
+    return Path(url.removeprefix("journal://")) if url.startswith("journal:///") else None
+
+
+def database_url(url: str) -> str:
+    """A database's URL with driver, deadlines and, of sqlite, an absolute path.
+
+    Raises:
+        TrackingError: A URL of another kind, MLflow's own database, or sqlite on a network file system.
+    """
     if not re.match(r"(sqlite:///|postgres(ql)?[:+]|mysql[:+])", url):
         raise TrackingError(f"--optuna {redact(url)}: expected postgresql://USER:PASSWORD@HOST/DATABASE, sqlite:///PATH or journal:///PATH")
     url = with_deadlines(with_driver(url))
     if url.startswith("sqlite:"):
         path = Path(url.removeprefix("sqlite:///")).resolve()
         check_local(path, option="--optuna")
-        path.parent.mkdir(parents=True, exist_ok=True)
         url = f"sqlite:///{path}"
+        if not path.exists():
+            return url
     if inspect(create_engine(url, poolclass=NullPool)).has_table("experiments"):
         raise TrackingError(
             f"--optuna {redact(url.partition('?')[0])}: holds MLflow's tables, which Optuna's would break; make it another database"
         )
-    return RDBStorage(url, engine_kwargs={"poolclass": NullPool})
+    return url
 
 
 @contextmanager
-def _explained(url: str) -> Iterator[None]:
+def explained(url: str) -> Iterator[None]:
     """What Optuna and its driver raise, as one line that names the storage and holds no password."""
     try:
         yield
