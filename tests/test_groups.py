@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from suite.errors import ResourceError
 from suite.train.folder import Home, TrialFolder, Workspace
 from suite.train.result import EpochRecord, FailureRecord, TrialResult
 from suite.train.spec import TrialSpec
-from suite.tune.cluster import RAY_ENVIRONMENT, environment, worker_environment
+from suite.tune import cluster as cluster_module
+from suite.tune.cluster import RAY_ENVIRONMENT, ask_nodes, environment, worker_environment
 from suite.tune.driver import run_sweep
 from suite.tune.events import Listener
 from suite.tune.group import Group, Place, Settings, rank_order
@@ -126,6 +128,46 @@ def test_strict_pack_keeps_a_group_on_a_node(two_nodes: tuple[Cluster, Path], ho
     too_large = small(name="x", resources={"workers": 3, "placement": "strict-pack"})
     with pytest.raises(ResourceError, match=r"no node of the cluster .* holds more than 2"):
         run_sweep(too_large, home=home, data_root=two_nodes[1], trainer=PLACED)
+
+
+def test_a_node_that_is_lost_while_it_is_asked_is_done_without(
+    two_nodes: tuple[Cluster, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, _ = two_nodes
+    lost = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    nodes = {str(node["NodeID"]): str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+    assert lost.node_id in nodes
+
+    def kill_once_asked() -> None:
+        while not (tmp_path / lost.node_id).exists():
+            time.sleep(0.05)
+        cluster.remove_node(lost, allow_graceful=False)
+
+    monkeypatch.setattr(cluster_module, "ANSWER_S", 1000.0)  # it is the loss that ends the wait
+    killer = threading.Thread(target=kill_once_asked)
+    killer.start()
+    answers = ask_nodes(nodes, marks_and_answers, tmp_path, lost.node_id)
+    killer.join()
+    assert answers == dict.fromkeys(nodes.keys() - {lost.node_id}, "here")
+
+
+def marks_and_answers(folder: Path, slow: str) -> str:
+    """In a worker; on one node it does not come to its answer."""
+    node = ray.get_runtime_context().get_node_id()
+    (folder / node).touch()
+    time.sleep(2000.0 if node == slow else 0.0)
+    return "here"
+
+
+def test_a_node_on_which_the_suite_cannot_run_is_an_error_that_names_it(two_nodes: tuple[Cluster, Path]) -> None:
+    nodes = {str(node["NodeID"]): "host-7" for node in ray.nodes()[:1]}
+    with pytest.raises(ResourceError, match=r"node host-7: cannot run the suite \(.*no such module.*suite doctor --address"):
+        ask_nodes(nodes, fails)
+
+
+def fails() -> None:
+    """In a worker."""
+    raise ImportError("no such module")
 
 
 def test_a_named_interface_is_used_and_a_wrong_one_is_an_error_before_any_worker(two_nodes: tuple[Cluster, Path], home: Home) -> None:

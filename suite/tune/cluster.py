@@ -6,15 +6,15 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray._private import worker as ray_worker
 from ray._private.state import state as cluster_state
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from suite.errors import ResourceError
@@ -24,7 +24,8 @@ from suite.tune.access import loopback_only
 from suite.tune.resources import Node, local_cpus
 
 log = logging.getLogger(__name__)
-INTERFACE_WAIT_S = 60.0
+T = TypeVar("T")
+ANSWER_S = 60.0
 OBJECT_STORE_BYTES = 128 * 2**20  # only specifications and epoch records pass through it
 PASSED_ON = (
     "SUITE_PATH",
@@ -147,14 +148,42 @@ def check_interface(name: str) -> None:
     Raises:
         ResourceError: One of them lacks it; says which, and what it has.
     """
-    function: Any = ray.remote(network.interfaces)
     nodes = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
-    asked = {i: function.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(i, soft=False)).remote() for i in nodes}
-    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=INTERFACE_WAIT_S)
-    found = {nodes[i]: ray.get(reference) for i, reference in asked.items() if reference in ready}
-    lacking = [f"{address} has {', '.join(known)}" for address, known in found.items() if name not in known]
+    found = ask_nodes(nodes, network.interfaces)
+    lacking = [f"{nodes[node]} has {', '.join(known)}" for node, known in found.items() if name not in known]
     if lacking:
         raise ResourceError(f"resources.interface: got {name!r}, expected one that every node has; {'; '.join(lacking)}")
+
+
+def ask_nodes(nodes: Mapping[str, str], function: Callable[..., T], *arguments: object) -> dict[str, T]:
+    """What a function says on each of some nodes. One that leaves meanwhile, or does not answer in time, is left out: Ray does without it.
+
+    Args:
+        nodes: What to call each, by Ray's id.
+        function: Runs in a worker there.
+
+    Returns:
+        Answers by Ray's id.
+
+    Raises:
+        ResourceError: A node is there, and the function fails.
+    """
+    remote: Any = ray.remote(num_cpus=0, max_retries=0)(function)
+    on = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
+    asked = {node: remote.options(scheduling_strategy=where).remote(*arguments) for node, where in on.items()}
+    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
+    answers: dict[str, T] = {}
+    for node, reference in asked.items():
+        try:
+            if reference in ready:
+                answers[node] = ray.get(reference)
+        except RayTaskError as error:
+            why = redact(str(error).strip().splitlines()[-1])[:300]
+            remedy = "install it there as it is here (suite doctor --address shows what differs)"
+            raise ResourceError(f"node {nodes[node]}: cannot run the suite ({why}); {remedy}") from error
+        except RayError:
+            log.warning("node %s left while it was asked for what it has", nodes[node])
+    return answers
 
 
 @contextmanager

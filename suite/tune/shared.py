@@ -19,8 +19,9 @@ from suite.train.folder import Home, TrialFolder, write_atomic
 from suite.train.mirror import Mirror
 from suite.train.result import EpochRecord
 from suite.train.storage import is_local, open_storage
+from suite.tune.cluster import ask_nodes
 
-ANSWER_S, REMOVAL_S = 60.0, 20.0
+REMOVAL_S = 20.0
 
 
 def open_mirror(home: Home, storage: str | None, *, patience_s: float) -> Mirror:
@@ -67,7 +68,7 @@ def check_home_is_shared(home: Home, storage: str | None) -> None:
     mark = root / f".seen-{uuid.uuid4().hex}"
     write_atomic(mark, mark.name.encode())
     try:
-        blind = _blind(others, mark)
+        blind = [others[node] for node, sees in ask_nodes(others, _sees, str(mark)).items() if not sees]
     finally:
         mark.unlink(missing_ok=True)
     if blind:
@@ -90,19 +91,6 @@ def remove_on_all_nodes(path: Path) -> None:
 def _remove(path: str) -> None:
     """In a worker."""
     shutil.rmtree(path, ignore_errors=True)
-
-
-def _blind(nodes: dict[str, str], mark: Path) -> list[str]:
-    """Host names of the nodes that do not see a file; a node that does not answer is left to Ray."""
-    look: Any = ray.remote(num_cpus=0, max_retries=0)(_sees)
-    asked = {look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(n, soft=False)).remote(str(mark)): h for n, h in nodes.items()}
-    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
-    blind = []
-    for reference in ready:
-        with contextlib.suppress(RayError):  # the node is gone
-            if not ray.get(reference):
-                blind.append(asked[reference])
-    return blind
 
 
 def _sees(path: str) -> bool:
