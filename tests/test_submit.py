@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ import yaml
 from suite.cli.submit import _variables
 from suite.errors import ClusterError, ConfigError
 from suite.train.folder import Home
-from suite.tune.jobs import JobClient
+from suite.tune.jobs import HOME, SWEEP, JobClient, named_in
 from suite.tune.package import check_size, files
 from tests.commands import Suite, suite  # noqa: F401
 from tests.heads import Head, ray_head
@@ -128,8 +129,8 @@ def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(pl
     assert {(row["sweep"], row["home"]) for row in rows} == {("toy", str(place.home.path))}
 
 
-def test_ray_s_own_job_command_runs_the_script_and_a_failure_keeps_its_exit_code(place: Place) -> None:
-    """Two jobs, because each takes a driver's start: one as `ray submit` would run it, one that cannot run."""
+def test_ray_s_own_job_command_runs_the_script_suite_stop_ends_it_and_a_failure_keeps_its_exit_code(place: Place, suite: Suite) -> None:  # noqa: F811
+    """Three jobs, because each takes a driver's start: as `ray submit` would run it, one to be stopped, one that cannot run."""
     environment = {**place.head.environment, "PYTHONPATH": str(ROOT), "RAY_API_SERVER_ADDRESS": place.head.url}
     ray = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--working-dir", str(place.folder), "--"]
     home = place.home.path.parent / "second"
@@ -139,6 +140,19 @@ def test_ray_s_own_job_command_runs_the_script_and_a_failure_keeps_its_exit_code
     done = subprocess.run([*ray, *script], env=environment, cwd=place.folder, capture_output=True, text=True)
     assert done.returncode == 0 and "[3/3]" in done.stdout, done.stdout + done.stderr
     assert sum(folder.result() is not None for folder in Home(home).trials()) == 3
+    (home / "go").unlink()
+    write_sweep(place.folder, "waits")
+    script[3] = "waits.yaml"
+    patient = ["--runtime-env-json", json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}}), "--no-wait"]
+    subprocess.run([*ray[:3], *patient, *ray[3:], *script], env=environment, cwd=place.folder, capture_output=True, check=True)
+    cluster = JobClient(place.head.url)
+    (running,) = cluster.live("waits", str(home))
+    while "[1/3]" not in cluster.log(running.id):
+        assert cluster.job(running.id).is_live, cluster.log(running.id)
+        time.sleep(0.5)
+    code, _, err = suite("stop", "waits", "--address", place.head.url)
+    assert code == 0 and f"stopped ({running.id})" in err
+    assert "stopped by SIGTERM; nothing that finished is lost" in cluster.log(running.id)
     failed = command(place, "submit", "toy.yaml", *place.options("other"), "--data-root", place.data / "none")
     said, told = failed.communicate()
     assert failed.returncode == 2 and "error: " in said and "failed, exit code 2" in told
@@ -156,6 +170,22 @@ def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(place:
 
 
 # ---- without a cluster -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "sweep", "home"),
+    [
+        ("suite run sweeps/small.yaml --address auto --home /shared/runs", "small", "/shared/runs"),
+        ("suite run small --address auto", "small", None),
+        ("python -m suite run --home=/runs --set training.epochs=3 'my sweeps/small.yml'", "small", "/runs"),
+        ("python3 suite/run_sweep.py -- sweeps/small.yaml", "small", None),
+        ("bash -c 'cd /x && suite  run small.yaml'", "small", None),
+        ("suite run --home /runs small", None, "/runs"),
+        ("python train.py small.yaml", None, None),
+    ],
+)
+def test_the_sweep_of_a_job_of_ones_own_is_read_from_its_command(command: str, sweep: str | None, home: str | None) -> None:
+    assert named_in(command) == {key: value for key, value in {SWEEP: sweep, HOME: home}.items() if value is not None}
 
 
 @pytest.mark.parametrize(

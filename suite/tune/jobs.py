@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ POLL_S = 1.0
 HEAD_STARTS_S = 180.0
 RECONNECTS = 30
 LINES_AT_ATTACH = 20
+COMMAND = re.compile(r"(?:\bsuite\s+run|\brun_sweep\.py)\s+(?P<arguments>.*)", re.DOTALL)
 PROGRESS = re.compile(r"^\[(\d+)/(\d+)\] ", re.MULTILINE)
 
 
@@ -42,7 +44,7 @@ class Job:
 
     Attributes:
         id: Ray's submission id.
-        sweep, home: What it runs and where, as they were submitted; None of a job that was not submitted by the suite.
+        sweep, home: What it runs and where, as they were submitted; of a job of `ray job submit`, as its command line names them.
         status: Ray's word: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
         started_s, ended_s: Seconds since the epoch by the cluster's clock.
         exit_code: Of the driver; None while it runs.
@@ -272,11 +274,25 @@ def _token_header() -> dict[str, str]:
 
 
 def _is_ours(details: JobDetails) -> bool:
-    return SWEEP in (details.metadata or {}) or bool(re.search(r"\bsuite run\b|run_sweep\.py", details.entrypoint))
+    return SWEEP in (details.metadata or {}) or COMMAND.search(details.entrypoint) is not None
+
+
+def named_in(command: str) -> dict[str, str]:
+    """Sweep and home of a driver's command line, for a job of somebody's own; what is not to be found there is left out.
+
+    Args:
+        command: `suite run SWEEP ...` or `run_sweep.py SWEEP ...`, also as `python -m` or within a shell's. A sweep is called by its file.
+    """
+    found = COMMAND.search(command)
+    words = [] if found is None else [word.strip("'\"") for word in re.split(r"[\s=]+", found["arguments"])]
+    files = [Path(word).stem for word in words if word.endswith((".yaml", ".yml"))]
+    sweeps = files or [word for word in words if word != "--"][:1]
+    homes = [after for word, after in pairwise(words) if word == "--home"]
+    return {key: values[0] for key, values in ((SWEEP, sweeps), (HOME, homes)) if values and not values[0].startswith("-")}
 
 
 def _job(details: JobDetails) -> Job:
-    told: Mapping[str, str] = details.metadata or {}
+    told: Mapping[str, str] = named_in(details.entrypoint) | (details.metadata or {})
     times: Sequence[Any] = (details.start_time, details.end_time)
     started_s, ended_s = (None if not ms else ms / 1000 for ms in times)
     name, message = details.submission_id or "", (details.message or "").strip()
