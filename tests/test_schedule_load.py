@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from suite.train.folder import Home
+from suite.config.sweep import TimeoutConfig
+from suite.train.folder import Home, Workspace
 from suite.train.spec import TrialSpec
 from suite.tune import studies
+from suite.tune.elastic import request
+from suite.tune.group import Settings
 from suite.tune.plan import make_plan
+from suite.tune.resources import Layout
 from suite.tune.schedule import CellState, Schedule, read_states
 from suite.tune.studies import store_studies
-from tests.records import make_spec
+from tests.records import make_result, make_spec
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 
 __all__ = ["toy_roots"]
@@ -72,6 +77,27 @@ def test_what_is_stored_as_trials_end_is_what_a_new_driver_would_store(tmp_path:
     assert home.studies("toy") == kept
     assert [p.name for p in home.studies_path("toy").parent.iterdir()] == ["toy.studies"], "nothing is left beside it"
     assert len(ran) == len({s.hash for s in ran})
+
+
+def test_a_driver_remembers_of_ended_trials_what_decides_and_what_it_is_told_of_them_whole(tmp_path: Path) -> None:
+    home, schedule = many_cells(tmp_path)
+    spec = schedule.next()
+    assert spec is not None
+    full = make_result(spec, provenance={"versions": {"torch": "2"}})
+    home.trial(spec).write_result(full)
+    assert schedule.ended(spec) == full
+    for states in (schedule.states, Schedule(schedule.plan, home, slots=1).states):
+        kept = states[spec.cell].search[spec.number].result
+        assert kept is not None and (kept.score, kept.status, kept.phases) == (full.score, full.status, {"train": full.phases["train"]})
+        assert not kept.epochs and not kept.provenance and kept.parameters is None
+    assert read_states(schedule.plan, home)[spec.cell].search[spec.number].result == full
+
+
+def test_what_tune_keeps_for_every_trial_is_one_for_all(tmp_path: Path) -> None:
+    layout = Layout(workers=2, cpus=1.0, gpus=0.0, slots=1)
+    settings = Settings(Workspace(Home(tmp_path)), layout, TimeoutConfig())
+    assert copy.deepcopy({"settings": settings})["settings"] is settings
+    assert request(layout, 2) is request(layout, 2) and request(layout, 3) != request(layout, 2)
 
 
 def test_a_changed_copy_of_an_arm_or_a_trial_has_a_key_of_its_own() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from suite.config.space import End, LearningRateRange
 from suite.train.folder import Home, TrialFolder
@@ -30,6 +31,15 @@ class Trial:
         """What a sampler learns from: the utility, or that of a pruned trial's best epoch, which is never chosen."""
         best = self.result.validation_score if self.result is not None and self.result.status is Status.PRUNED else None
         return self.utility if best is None else self.spec.task.utility(best)
+
+    def outcome(self) -> Trial:
+        """The same with only that of its result on which other trials depend: what a driver remembers of each for as long as it runs."""
+        if self.result is None:
+            return self
+        train = {name: phase for name, phase in self.result.phases.items() if name == "train"}
+        rest: dict[str, Any] = {"phases": train, "epochs": [], "scores": {}, "splits": {}, "provenance": {}}
+        rest |= dict.fromkeys(("timing", "parameters", "validity"))
+        return replace(self, result=self.result.model_copy(update=rest))
 
 
 @dataclass(slots=True)

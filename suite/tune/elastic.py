@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from suite.tune.schedule import Schedule
 LOOK_EVERY_S = 1.0
 
 
+@functools.cache  # Tune keeps one for every trial
 def request(layout: Layout, workers: int) -> tune.PlacementGroupFactory:
     """A bundle for each worker. The trial's own process needs none and lives in one of them, so that it dies with its group."""
     return tune.PlacementGroupFactory([{}, *([layout.bundle] * workers)], strategy=layout.strategy)

@@ -65,6 +65,10 @@ class Settings:
     pruning: Pruning | None = None
     failures: FailureConfig = field(default_factory=FailureConfig)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Settings:
+        """Itself, as nothing in it changes: Tune would keep a copy of it for every trial."""
+        return self
+
 
 class GroupFailureError(Exception):
     """The machine ended an attempt, not the trial's mathematics: it may be tried again.

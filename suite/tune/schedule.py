@@ -258,8 +258,8 @@ class CellState:
         return [self.confirm.get((best.spec.learning_rate, seed)) for seed in self.plan.config.confirm.seeds]
 
 
-def read_states(plan: Plan, home: Home) -> dict[str, CellState]:
-    """The state of every planned cell, from its trial folders, in the plan's order."""
+def read_states(plan: Plan, home: Home, *, outcomes: bool = False) -> dict[str, CellState]:
+    """The state of every planned cell, from its trial folders, in the plan's order; of results whole, or `outcomes` alone."""
     found = read_cells(home, plan.config.name)
     pretrains = read_pretrains(plan, home)
     states = {cell.key: CellState(plan, cell, pretrains.get(cell.arm.pretrain or "")) for cell in plan.cells}
@@ -267,7 +267,7 @@ def read_states(plan: Plan, home: Home) -> dict[str, CellState]:
         if key in found:
             for trial in (*found[key].search, *found[key].confirm):
                 if plan.includes(state.cell, trial):
-                    state.add(trial)
+                    state.add(trial.outcome() if outcomes else trial)
                     if trial.result is None and is_given_up(trial.folder, retries=plan.config.failures.retries):
                         state.given_up.add(trial.spec.hash)
     for contest in contests(states.values()).values():
@@ -303,7 +303,7 @@ class Schedule:
         self.plan, self.home, self.slots, self.capacity = plan, home, slots, capacity
         self.held_for = 0
         self.fetch: Callable[[TrialFolder], None] = lambda folder: None
-        self.states = read_states(plan, home)
+        self.states = read_states(plan, home, outcomes=True)
         self.pretrains = {state.pretrain.spec.hash: state.pretrain for state in self.states.values() if state.pretrain is not None}
         self._sizes: dict[str, int] = {}  # workers of the live trials, by hash
         self._last: str | None = None  # cell of the trial that ended last: its engine is warm
@@ -352,7 +352,7 @@ class Schedule:
         folder = self.home.trial(spec)
         result, state = folder.result(), self.states[spec.cell]
         state.live.discard(spec.hash)
-        state.add(Trial(folder, spec, result))
+        state.add(Trial(folder, spec, result).outcome())
         if result is None:
             state.given_up.add(spec.hash)
         self._last = spec.cell

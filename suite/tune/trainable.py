@@ -105,7 +105,7 @@ class TrialTrainable(tune.Trainable):
             return self._ended(group.finish(pruned=True))
         report = group.epoch()
         self._epochs += 1
-        record = report.record.model_dump(mode="json") if report.record is not None else None
+        record = report.record.model_dump_json() if report.record is not None else None  # of numbers Tune would keep statistics, for good
         if not report.done:
             return {"record": record, "done": False}
         return {**self._ended(group.finish()), "record": record}

@@ -96,7 +96,7 @@ class Watch(tune.Callback):
 
     def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any) -> None:
         if result.get("record") is not None:
-            spec, record = self._spec(trial), EpochRecord.model_validate(result["record"])
+            spec, record = self._spec(trial), EpochRecord.model_validate_json(result["record"])
             if self.mirror.storage is not None:
                 note_epoch(self.settings.workspace.home.trial(spec), record)
             self._breaker.progressed()
