@@ -31,15 +31,12 @@ from suite.train.folder import Home
 from suite.train.identity import home_id
 from tests.cluster.bed import why_not
 from tests.cluster.processes import HostError
+from tests.cluster.sweep_check import CELLS
 
-SWEEP = """
+SWEEP = (
+    CELLS
+    + """
 name: chaos
-backbones:
-  - {name: bert-base, tokenizer: bytes, config: {vocab_size: 384, hidden_size: 32, intermediate_size: 64, num_attention_heads: 4,
-     num_hidden_layers: 2, max_position_embeddings: 128}}
-methods: [lora, bitfit]
-tasks: [entailment]
-architectures: first
 search: {trials: 4, startup_trials: 2, edge_guard: {extensions: 0}, stop: null}
 confirm: {seeds: [1, 2]}
 limit: {train: 256, validation: 60, test: 60}
@@ -48,6 +45,7 @@ resources: {workers: 2, cpus_per_worker: 1.0, placement: spread}
 timeouts: {setup_s: 90, epoch_s: 30, collective_s: 20, placement_s: 600}
 failures: {retries: 100}
 """
+)
 TRIALS = 2 * (4 + 2)
 DISK_BYTES = 700 * 2**20
 DEADLINE_S = 3600.0

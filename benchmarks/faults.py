@@ -128,18 +128,19 @@ def host_cut_off(fleet: Fleet, chance: random.Random) -> str:
 
 @fault
 def tracking_killed(fleet: Fleet, chance: random.Random) -> str:
-    fleet.servers.kill("mlflow")
-    time.sleep(away_s := chance.uniform(2, 20))
-    fleet.servers.start_tracking()
-    return f"SIGKILL of MLflow's server, back after {away_s:.0f} s"
+    return _killed(fleet, "mlflow", fleet.servers.start_tracking, away_s=chance.uniform(2, 20))
 
 
 @fault
 def database_killed(fleet: Fleet, chance: random.Random) -> str:
-    fleet.servers.kill("postgres")
-    time.sleep(away_s := chance.uniform(2, 10))
-    fleet.servers.start_database()
-    return f"SIGKILL of PostgreSQL, back after {away_s:.0f} s"
+    return _killed(fleet, "postgres", fleet.servers.start_database, away_s=chance.uniform(2, 10))
+
+
+def _killed(fleet: Fleet, server: str, start: Callable[[], object], *, away_s: float) -> str:
+    fleet.servers.kill(server)
+    time.sleep(away_s)
+    start()
+    return f"SIGKILL of {server}, back after {away_s:.0f} s"
 
 
 @fault

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.train.folder import Home
 from tests.records import make_store
 
 collect_ignore = ["cluster"]  # needs root and minutes; `make test-cluster` names it
@@ -15,3 +16,10 @@ collect_ignore = ["cluster"]  # needs root and minutes; `make test-cluster` name
 def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database with its schema and nothing in it, to be copied: making one takes seconds."""
     return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """An empty home."""
+    (tmp_path / "home").mkdir()
+    return Home(tmp_path / "home")

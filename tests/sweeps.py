@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def make_roots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for split in ("train", "validation", "test"):
         pq.write_table(pa.table({"text": [f"word {i}" for i in range(16)], "label": [i % 2 for i in range(16)]}), root / f"{split}.parquet")
     return folder / "data"
+
+
+@contextmanager
+def toy_cluster(folder: Path) -> Iterator[Path]:
+    """A local Ray of two CPUs whose workers know the task `toy`, for as long as the block runs; gives the data root."""
+    from suite.tune.cluster import cluster  # Ray, which tests of planning do without
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        roots = make_roots(folder, patch)
+        with cluster(None, threads=1):
+            yield roots
 
 
 def finish(home: Home, spec: TrialSpec, score: float | None, status: Status = Status.COMPLETED) -> None:

@@ -20,14 +20,12 @@ from suite.train.folder import Home, TrialFolder
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import TrialSpec
 from suite.tune.breaker import Breaker
-from suite.tune.cluster import cluster
 from suite.tune.driver import run_sweep
 from suite.tune.events import Listener, Outcome
 from suite.tune.host import oom_kills
 from suite.tune.status import status
-from tests.sweeps import make_roots, toy_sweep
+from tests.sweeps import toy_cluster, toy_sweep
 
-ROOT = Path(__file__).parents[1]
 FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
 CGROUPS = Path("/sys/fs/cgroup/memory")
 
@@ -35,18 +33,8 @@ CGROUPS = Path("/sys/fs/cgroup/memory")
 @pytest.fixture(scope="module")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of the task `toy`, with a cluster of two CPUs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        roots = make_roots(tmp_path_factory.mktemp("roots"), patch)
-        with cluster(None, threads=1):
-            yield roots
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    path = tmp_path / "home"
-    path.mkdir()
-    return Home(path)
+    with toy_cluster(tmp_path_factory.mktemp("roots")) as roots:
+        yield roots
 
 
 class Told(Listener):

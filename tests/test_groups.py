@@ -76,12 +76,6 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluste
             cluster.shutdown()
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    (tmp_path / "home").mkdir()
-    return Home(tmp_path / "home")
-
-
 def small(**changes: Any) -> SweepConfig:
     """One cell, one search trial, one seed."""
     return toy_sweep(

@@ -17,7 +17,6 @@ from suite.config.sweep import SweepConfig
 from suite.train.folder import Home, Workspace, sha256
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
-from suite.tune.cluster import cluster
 from suite.tune.driver import run_sweep
 from suite.tune.events import Listener
 from suite.tune.group import Group, GroupFailureError, Settings
@@ -25,10 +24,9 @@ from suite.tune.plan import make_plan
 from suite.tune.resources import Layout
 from suite.tune.schedule import Schedule
 from suite.tune.status import status
-from tests.sweeps import finish, make_roots
+from tests.sweeps import finish, toy_cluster
 from tests.tiny import tiny_choice
 
-ROOT = Path(__file__).parents[1]
 FAKE = "tests.fake_trainer:FakeTrainer"
 STAGE: dict[str, Any] = {
     "corpus": "entailment",
@@ -45,17 +43,8 @@ STAGE: dict[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        roots = make_roots(tmp_path_factory.mktemp("roots"), patch)
-        with cluster(None, threads=1):
-            yield roots
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    (tmp_path / "home").mkdir()
-    return Home(tmp_path / "home")
+    with toy_cluster(tmp_path_factory.mktemp("roots")) as roots:
+        yield roots
 
 
 def sweep(**changes: Any) -> SweepConfig:

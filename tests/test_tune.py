@@ -20,7 +20,7 @@ from suite.errors import DataError, ResourceError, SweepConflictError
 from suite.train.folder import Home, Workspace
 from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.train.spec import Phase, TrialSpec
-from suite.tune.cluster import PASSED_ON, cluster, worker_environment
+from suite.tune.cluster import PASSED_ON, worker_environment
 from suite.tune.definition import driver_pid, only_driver
 from suite.tune.driver import run_sweep
 from suite.tune.events import Listener, Listeners, Outcome
@@ -32,31 +32,16 @@ from suite.tune.searcher import SweepSearcher
 from suite.tune.status import status
 from suite.tune.watch import Watch
 from tests.fake_trainer import score_of
-from tests.sweeps import make_roots, run_all, toy_sweep
+from tests.sweeps import run_all, toy_cluster, toy_sweep
 
 ROOT = Path(__file__).parents[1]
 FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def local_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        roots = make_roots(tmp_path_factory.mktemp("roots"), patch)
-        with cluster(None, threads=1):
-            yield roots
-
-
-@pytest.fixture
-def data_root(local_cluster: Path) -> Path:
-    return local_cluster
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    path = tmp_path / "home"
-    path.mkdir()
-    return Home(path)
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with toy_cluster(tmp_path_factory.mktemp("roots")) as roots:
+        yield roots
 
 
 class Recorder(Listener):

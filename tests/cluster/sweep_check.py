@@ -11,14 +11,19 @@ from suite.train.folder import Home
 from suite.train.result import TrialResult
 from tests.cluster.bed import Bed
 
-SWEEP = """
-name: hosts
+CELLS = """
 backbones:
   - {name: bert-base, tokenizer: bytes, config: {vocab_size: 384, hidden_size: 32, intermediate_size: 64, num_attention_heads: 4,
      num_hidden_layers: 2, max_position_embeddings: 128}}
 methods: [lora, bitfit]
 tasks: [entailment]
 architectures: first
+"""
+"""Two cells, of which a trial takes seconds."""
+SWEEP = (
+    CELLS
+    + """
+name: hosts
 search: {trials: 2, startup_trials: 2, edge_guard: {extensions: 0}, stop: null}
 confirm: {seeds: [1]}
 limit: {train: 192, validation: 60, test: 60}
@@ -26,6 +31,7 @@ training: {epochs: 5, patience: null, batch_size: 16, max_length: 128}
 resources: {workers: 2, cpus_per_worker: 1.0}
 timeouts: {placement_s: 900.0, setup_s: 900.0, collective_s: 300.0}
 """
+)
 TRIALS = 2 * (2 + 1)
 RANK = "ray::Rank"
 COLUMNS = ("method", "task", "score_mean", "seeds", "validation_score", "learning_rate", "search_trials", "status")
