@@ -25,7 +25,7 @@ LAYERS = (
     {"data", "metrics", "meters"},
     {"train"},
     {"evaluation", "export", "doctor", "profile"},
-    {"tune", "tracking", "stats"},
+    {"tune", "tracking", "stats", "report"},
     {"cli", "__main__", "run_sweep"},
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -1,0 +1,66 @@
+"""`suite report`: the result as a page to read and to send, as a document, as figures or as tables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suite.cli.leaderboard import Sort
+from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, existing_home
+from suite.errors import ConfigError
+from suite.report.build import FOLDER, Form
+
+
+def report(
+    home: HomeOption = DEFAULT_HOME,
+    tracking_uri: TrackingOption = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write. (default: report in --home)")] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
+    form: Annotated[
+        Form, typer.Option("--format", help="A page that needs nothing else; Markdown with figures; figures; the tables behind them.")
+    ] = Form.HTML,
+    sort: Annotated[Sort, typer.Option(help="What comes first on the leaderboard.")] = Sort.SCORE,
+    live: Annotated[bool, typer.Option("--live", help="Serve the page on 127.0.0.1 while the sweep runs; Ctrl-C ends it.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="For --live; 0 = any that is free.")] = 0,
+) -> None:
+    """Who leads on what, at what cost, and what cannot be told apart: one self-contained page per sweep."""
+    elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    place = home if elsewhere else existing_home(home)
+    if not live:
+        _write(place, tracking_uri, out or place / FOLDER, sweep, form, sort)
+    elif out is not None or form is not Form.HTML:
+        raise ConfigError("--live serves the page and writes nothing; leave --out and --format out")
+    else:
+        _serve(place, tracking_uri, sweep, port)
+
+
+def _write(home: Path, tracking_uri: str | None, out: Path, sweep: str | None, form: Form, sort: Sort) -> None:
+    """Prints the paths, what to open first."""
+    from suite.report.build import write
+    from suite.report.data import read, sweeps
+
+    for name in [sweep] if sweep is not None else sweeps(home, tracking_uri):
+        for path in write(read(home, name, tracking_uri=tracking_uri, sort=sort.value), out, form):
+            typer.echo(path)
+
+
+def _serve(home: Path, tracking_uri: str | None, sweep: str | None, port: int) -> None:
+    """Until Ctrl-C or SIGTERM."""
+    from suite.errors import TrackingError
+    from suite.report.live import Source, addresses, make_server
+
+    source = Source(home, sweep, tracking_uri=tracking_uri)
+    with make_server(source, port) as server:
+        try:
+            names = source.names()
+        except TrackingError as reason:
+            names = []
+            typer.echo(f"{reason}\nThe page shows the sweep as soon as it has a result.", err=True)
+        typer.echo("\n".join([*addresses(server, names), "Ctrl-C ends it."]))
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            typer.echo("ended", err=True)

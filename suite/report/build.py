@@ -1,0 +1,97 @@
+"""Write reports: a page, a document, figures, tables."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from suite.errors import ConfigError
+from suite.report.data import Report, read
+from suite.train.folder import Home, write_atomic
+
+
+class Form(StrEnum):
+    """What a report is written as."""
+
+    HTML = "html"
+    MD = "md"
+    PNG = "png"
+    CSV = "csv"
+
+
+FOLDER = "report"
+"""In the home, where nothing else was asked for."""
+
+
+def build(home: Home | Path | str, sweep: str | None = None, *, out: Path | None = None, tracking_uri: str | None = None) -> Path:
+    """Write the page of one sweep, from the home's files and its MLflow store as they are now.
+
+    Args:
+        home: As `suite run --home`.
+        sweep: Its name; may be left out where there is one.
+        out: Folder; None = `HOME/report`.
+        tracking_uri: As `read`.
+
+    Returns:
+        The page: `OUT/<sweep>.html`.
+
+    Raises:
+        TrackingError: No results, or none of this sweep.
+        ConfigError: A record is not of this version; the folder cannot be written.
+    """
+    place = home.path if isinstance(home, Home) else Path(home)
+    (path,) = write(read(place, sweep, tracking_uri=tracking_uri), out or place / FOLDER, Form.HTML)
+    return path
+
+
+def write(report: Report, out: Path, form: Form) -> list[Path]:
+    """Write a report into a folder; every file begins with the sweep's name.
+
+    Returns:
+        The files, what to open first.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return _WRITERS[form](report, out)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}; give another folder") from error
+
+
+def _html(report: Report, out: Path) -> list[Path]:
+    from suite.report.page import page
+
+    path = out / f"{report.sweep}.html"
+    write_atomic(path, page(report).encode())
+    return [path]
+
+
+def _markdown(report: Report, out: Path) -> list[Path]:
+    from suite.report.document import document, draw
+
+    pictures = draw(report, out, f"{report.sweep}-")
+    path = out / f"{report.sweep}.md"
+    write_atomic(path, document(report, pictures).encode())
+    return [path, *pictures.values()]
+
+
+def _pictures(report: Report, out: Path) -> list[Path]:
+    from suite.report.document import draw
+
+    return [*draw(report, out, f"{report.sweep}-").values()]
+
+
+def _tables(report: Report, out: Path) -> list[Path]:
+    from suite.report.content import content
+    from suite.report.tables import everything
+
+    paths = []
+    for table in everything(report, content(report, whole=True).figures):
+        paths.append(out / f"{report.sweep}-{table.key}.csv")
+        write_atomic(paths[-1], table.csv().encode())
+    return paths
+
+
+_WRITERS = {Form.HTML: _html, Form.MD: _markdown, Form.PNG: _pictures, Form.CSV: _tables}

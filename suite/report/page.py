@@ -1,0 +1,145 @@
+"""A report as one HTML page that needs nothing else: no network, no other file.
+
+What others wrote (names, descriptions, errors) reaches the page through the template's escaping or as JSON without `<`, and the
+page's own policy forbids it to fetch anything (Content-Security-Policy).
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from suite import __version__
+from suite.config.reference import MEAN
+from suite.redact import redact
+from suite.report import interactive, tables, values
+from suite.report.answer import answer, facts
+from suite.report.chart import COLOURS, Chart
+from suite.report.content import MOST_ROWS, content
+from suite.report.data import Report, Row
+from suite.report.names import Arm
+from suite.report.table import Column, Table
+
+PLOT_WIDTH, PLOT_HEIGHT = 132.0, 16.0
+
+
+def page(report: Report, *, live: bool = False) -> str:
+    """The page as text.
+
+    Args:
+        report: As `suite.report.read` gives it.
+        live: Whether it is served by `suite.report.live`: then it asks for news, and reloads where there are some.
+    """
+    made = content(report)
+    rows = tables.shown_rows(report)
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            made=made,
+            report=report,
+            version=__version__,
+            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            live=live,
+            answer=answer(report),
+            facts=facts(report),
+            board=_table(tables.leaderboard_columns(report), rows[:MOST_ROWS], report),
+            intervals=_intervals(report, rows),
+            board_csv=tables.leaderboard(report),
+            places=[place for place in (MEAN, *report.tasks) if any(row["task"] == place for row in rows)],
+            trials_of=lambda arm: _table(tables.trial_columns(report), [t for t in report.trials if t["arm"] == arm.key], report),
+            rows_of=lambda arm: _table(tables.leaderboard_columns(report), [r for r in report.rows if r["arm"] == arm.key], report),
+            failures=_table(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
+            rejected=_table(tables.rejected_columns(report), tables.rejected_rows(report), report),
+            plotly=Markup(_plotly()),  # noqa: S704 - plotly's own file
+            figures=[(chart, _json(_figure(chart))) for chart in made.figures],
+        )
+    )
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("suite.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"data_link": data_link, "clean": redact}
+    made.filters |= {"backbone": values.backbone, "attention": values.attention, "settings": values.settings}
+    made.globals["colours"] = COLOURS
+    return made
+
+
+@functools.cache
+def _plotly() -> str:
+    """plotly.js as the package brings it: 5 MB, a second to read."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _figure(chart: Chart) -> dict[str, Any]:
+    """Without plotly's template, which the page holds once."""
+    found = interactive.single(chart).to_plotly_json()
+    found["layout"].pop("template", None)
+    return {"data": found["data"], "layout": found["layout"]}
+
+
+def _json(value: Any) -> Markup:
+    """JSON that can stand inside a script element whatever its texts are."""
+    from plotly.utils import PlotlyJSONEncoder
+
+    text = redact(json.dumps(value, cls=PlotlyJSONEncoder))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - nothing is left to escape
+
+
+def data_link(table: Table) -> str:
+    """A table's CSV inside a link."""
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(table.csv().encode()).decode()
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> dict[str, Any]:
+    """What the template's table needs: heads, and of every row its arm and its cells as text and as what they are sorted by."""
+    return {
+        "columns": columns,
+        "rows": [
+            {"row": row, "arm": _arm(row, report), "cells": [(redact(c.show(row)), _key(c.value(row))) for c in columns]} for row in rows
+        ],
+    }
+
+
+def _arm(row: Row, report: Report) -> Arm | None:
+    return report.arms.get(row.get("arm", ""))
+
+
+def _key(value: float | str | None) -> str:
+    """Empty, and so sorted last, where it is not known."""
+    return "" if value is None else redact(value) if isinstance(value, str) else repr(float(value))
+
+
+def _intervals(report: Report, rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, float | str]]:
+    """By arm and task, where a row's score and its interval lie on the scale of its task: pixels of a small picture."""
+    found: dict[tuple[str, str], dict[str, float | str]] = {}
+    for task in (MEAN, *report.tasks):
+        scored = [row for row in rows if row["task"] == task and row["score_mean"] is not None]
+        ends = [value for row in scored for value in (row["score_mean"], row["ci_low"], row["ci_high"]) if value is not None]
+        if not ends or min(ends) == max(ends):
+            continue
+        low, width = min(ends), max(ends) - min(ends)
+        for row in scored:
+            at = {
+                key: 5 + (PLOT_WIDTH - 10) * (row[key] - low) / width for key in ("score_mean", "ci_low", "ci_high") if row[key] is not None
+            }
+            colour = COLOURS[report.arms[row["arm"]].style % len(COLOURS)]
+            found[row["arm"], task] = {**at, "colour": colour}
+    return found
+
+
+def waiting_page(reason: str) -> str:
+    """What is served while there is nothing to report yet."""
+    return _environment().get_template("waiting.html").render(reason=redact(reason))
