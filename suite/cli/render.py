@@ -14,10 +14,8 @@ from typing import Any, TextIO
 from suite.cli.options import Format
 from suite.report.values import MISSING, attention, backbone, brief, count, duration, energy, score, settings, size, text
 
-__all__ = [
-    *("MISSING", "attention", "backbone", "brief", "count", "duration", "energy", "score", "settings", "size", "text"),
-    *("Column", "Row", "column", "fitting", "make_table", "render", "stdout_for_result"),
-]
+__all__ = ["MISSING", "attention", "backbone", "brief", "count", "duration", "energy", "score", "settings", "size", "text"]
+__all__ += ["Column", "Row", "column", "fitting", "make_table", "render", "stdout_for_result"]
 
 Row = Mapping[str, Any]
 

@@ -70,11 +70,14 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     said += f" ({listed(_named(report, row) for row in rows)})."
     costs = (("energy_kwh", "energy"), ("peak_memory_bytes", "memory"))
     cheapest = {what: _least(rows, key) for key, what in costs if all(row[key] is not None for row in rows)}
-    parts = [
-        f"{_named(report, row)} takes the least {what}, {energy(row) if what == 'energy' else values.size(row['peak_memory_bytes'])}"
-        for what, row in cheapest.items()
-    ]
-    return said + (f" Of these, {'; and '.join(parts)}." if parts else "")
+    takers: dict[str, list[str]] = defaultdict(list)
+    for what, row in cheapest.items():
+        takers[_named(report, row)].append(f"the least {what} ({_amount(row, what)})")
+    return said + (f" {listed(f'{name} takes {listed(least)}' for name, least in takers.items())}." if takers else "")
+
+
+def _amount(row: Row, what: str) -> str:
+    return values.size(row["peak_memory_bytes"]) if what == "memory" else values.energy(row["energy_kwh"])
 
 
 def _least(rows: Sequence[Row], key: str) -> Row:
@@ -143,7 +146,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         found.append(("Training", f"{steps}, {shape}, {training.precision} precision, ZeRO stage {training.zero_stage}"))
         rows = [f"{name} {value:,}" for name, value in limit.model_dump().items() if value is not None]
         found += [("Rows", f"at most {', '.join(rows)}")] if rows else []
-    found.append(("Arms", f"{len(report.arms)}: {listed((a.label for a in report.arms.values()), most=30)}"))
+    found.append(("Arms", f"{len(report.arms)}: {listed((a.label for a in report.arms.values()), most=20)}"))
     found.append(("Tasks", listed(report.tasks, most=30)))
     return [*found, *_spent(report), *_machines(report)]
 

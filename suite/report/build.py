@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from suite.errors import ConfigError
-from suite.report.data import Report, read
-from suite.train.folder import Home, write_atomic
+
+if TYPE_CHECKING:
+    from suite.report.data import Report
+    from suite.train.folder import Home
 
 
 class Form(StrEnum):
@@ -39,7 +42,9 @@ def build(home: Home | Path | str, sweep: str | None = None, *, out: Path | None
         TrackingError: No results, or none of this sweep.
         ConfigError: A record is not of this version; the folder cannot be written.
     """
-    place = home.path if isinstance(home, Home) else Path(home)
+    from suite.report.data import read
+
+    place = Path(home) if isinstance(home, (Path, str)) else home.path
     (path,) = write(read(place, sweep, tracking_uri=tracking_uri), out or place / FOLDER, Form.HTML)
     return path
 
@@ -62,6 +67,7 @@ def write(report: Report, out: Path, form: Form) -> list[Path]:
 
 def _html(report: Report, out: Path) -> list[Path]:
     from suite.report.page import page
+    from suite.train.folder import write_atomic
 
     path = out / f"{report.sweep}.html"
     write_atomic(path, page(report).encode())
@@ -70,6 +76,7 @@ def _html(report: Report, out: Path) -> list[Path]:
 
 def _markdown(report: Report, out: Path) -> list[Path]:
     from suite.report.document import document, draw
+    from suite.train.folder import write_atomic
 
     pictures = draw(report, out, f"{report.sweep}-")
     path = out / f"{report.sweep}.md"
@@ -86,6 +93,7 @@ def _pictures(report: Report, out: Path) -> list[Path]:
 def _tables(report: Report, out: Path) -> list[Path]:
     from suite.report.content import content
     from suite.report.tables import everything
+    from suite.train.folder import write_atomic
 
     paths = []
     for table in everything(report, content(report, whole=True).figures):

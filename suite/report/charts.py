@@ -34,7 +34,7 @@ SCORE_COLUMNS = {
 
 def score_against_energy(report: Report, task: str) -> Chart | None:
     """Test score over the energy of a run's training phase, with the Pareto front."""
-    title = f"energy of one training run, Wh{report.energy_note}"
+    title = f"Wh per training run{report.energy_note}"
     return _score_against(report, task, "energy_kwh", 1000.0, title, "energy_wh", "energy of the training phase of a run, Wh", "energy")
 
 
@@ -67,14 +67,17 @@ def _score_against(report: Report, task: str, key: str, factor: float, title: st
         [{**row, "label": report.arms[row["arm"]].label, name: row[key] * factor, "on_front": row in front} for row in rows],
     )
     heading = f"Score and {short}, {'mean over tasks' if task == MEAN else task}"
-    return Chart(
-        f"score-{short}-{task}", heading, said, Axis(title, log=_wide(rows, key)), score_axis(report, task), marks, table, 400, not labelled
-    )
+    x = _with_margins(title, [row[key] * factor for row in rows])
+    return Chart(f"score-{short}-{task}", heading, said, x, score_axis(report, task), marks, table, 400, not labelled)
 
 
-def _wide(rows: Sequence[Row], key: str) -> bool:
-    """Whether a logarithmic axis is needed to see the cheap ones."""
-    return max(row[key] for row in rows) > 20 * min(row[key] for row in rows)
+def _with_margins(title: str, values_: Sequence[float]) -> Axis:
+    """Room for the names of the outermost points; logarithmic where that is needed to see the cheap ones."""
+    low, high = min(values_), max(values_)
+    if high > 20 * low:
+        return Axis(title, log=True, limits=(low * (low / high) ** 0.12, high * (high / low) ** 0.12))
+    margin = 0.12 * (high - low) or 0.5 * high
+    return Axis(title, limits=(low - margin, high + margin))
 
 
 def _point(report: Report, row: Row, x: float, labelled: bool) -> Points:
@@ -199,7 +202,7 @@ def energy_by_phase(report: Report) -> Chart | None:
         "energy_wh": f"mean over confirm runs, Wh{report.energy_note}",
     }
     table = Table("energy-by-phase", "Energy of a confirm run by phase", meanings, rows)
-    axes = Axis(f"energy of one confirm run, Wh{report.energy_note}"), Axis("", categories=labels)
+    axes = Axis(f"Wh per confirm run{report.energy_note}"), Axis("", categories=labels)
     return Chart("energy-by-phase", "Energy by phase", said, *axes, marks, table, 130 + 30 * len(labels))
 
 
@@ -242,7 +245,7 @@ def search_cost(report: Report) -> Chart | None:
         "trials": "search trials in all"
     }
     table = Table("search-cost", "Energy to tune and confirm", meanings, rows)
-    axes = Axis(f"energy over all tasks, Wh{report.energy_note}"), Axis("", categories=labels)
+    axes = Axis(f"Wh over all tasks{report.energy_note}"), Axis("", categories=labels)
     return Chart("search-cost", "Cost of the search", said, *axes, marks, table, 130 + 30 * len(labels))
 
 

@@ -24,6 +24,7 @@ class Content:
 
     Attributes:
         tradeoffs: By place, score against energy and against memory.
+        rates: By task, learning-rate curves; `lost`, those of architectures that were not chosen.
         arms: Those that have a part of their own.
         left_out: In sentences.
     """
@@ -31,6 +32,7 @@ class Content:
     report: Report
     tradeoffs: dict[str, list[Chart]] = field(default_factory=dict)
     rates: dict[str, list[Chart]] = field(default_factory=dict)
+    lost: dict[str, list[Chart]] = field(default_factory=dict)
     heat: Chart | None = None
     phases: Chart | None = None
     search: Chart | None = None
@@ -44,7 +46,7 @@ class Content:
         """Every figure in the order of reading."""
         single = [chart for chart in (self.heat, self.phases, self.search) if chart is not None]
         pairs = [chart for found in self.tradeoffs.values() for chart in found]
-        curves_ = [chart for found in self.rates.values() for chart in found]
+        curves_ = [chart for by_task in (self.rates, self.lost) for found in by_task.values() for chart in found]
         return [*([self.paper] if self.paper else []), *pairs, *single, *curves_, *self.training]
 
 
@@ -63,10 +65,11 @@ def content(report: Report, *, whole: bool = False) -> Content:
         if there := [chart for chart in found if chart is not None]:
             made.tradeoffs[place] = there
     room = len(report.cells) if whole else MOST_CURVES
-    for task in report.tasks:
-        if room > 0 and (rates := curves.learning_rate_curves(report, task)[:room]):
-            made.rates[task] = rates
-            room -= len(rates)
+    for chosen, kept in ((True, made.rates), (False, made.lost)):
+        for task in report.tasks:
+            if room > 0 and (rates := curves.learning_rate_curves(report, task, chosen=chosen)[:room]):
+                kept[task] = rates
+                room -= len(rates)
     made.training = [chart for task in places if task != MEAN for chart in curves.training_curves(report, task)]
     made.arms = [*report.arms.values()] if whole else _with_room(report)
     made.left_out = [] if whole else _left_out(made)

@@ -69,13 +69,20 @@ def _told(cell: CellSummary, scored: int, failed: int) -> str:
     return said + "."
 
 
-def learning_rate_curves(report: Report, task: str | None = None) -> list[Chart]:
-    """One per cell that was searched, by task and then by arm."""
+def learning_rate_curves(report: Report, task: str | None = None, *, chosen: bool | None = None) -> list[Chart]:
+    """One per cell that was searched, by task and then by arm.
+
+    Args:
+        report: As read.
+        task: None = all.
+        chosen: True leaves out the architectures that lost their contest, False all others; None = all.
+    """
     tasks = report.tasks if task is None else [task]
     cells = [(arm, report.cells.get((arm.key, name))) for name in tasks for arm in report.arms.values()]
     searched = [(arm, cell) for arm, cell in cells if cell is not None and cell.curve]
     limits = {name: score_limits([cell for _, cell in searched if cell.task == name]) for name in tasks}
-    return [learning_rate_curve(cell, arm.label, limits[cell.task]) for arm, cell in searched]
+    wanted = [(arm, cell) for arm, cell in searched if chosen in (None, cell.status != "not chosen")]
+    return [learning_rate_curve(cell, arm.label, limits[cell.task]) for arm, cell in wanted]
 
 
 def score_limits(cells: Sequence[CellSummary]) -> Limits | None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from suite.config.reference import MEAN
 from suite.report import values
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +17,16 @@ class Arm:
 
     Attributes:
         key: Its key.
-        label: The shortest name that no other arm of the sweep has: `lora`, or `minilm gqa lora rank=8`.
+        label: The shortest name that no other arm of the sweep has: `lora`, or `minilm gqa lora rank=8`. Where architectures competed,
+            the chosen one goes by the method alone.
+        settings: What tells its architecture from those it competed with: `rank=32`.
         style: Its place in the palette; the same in all figures.
         row: One of its rows, for its names.
     """
 
     key: str
     label: str
+    settings: str
     style: int
     row: Mapping[str, Any]
 
@@ -40,8 +41,12 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
     first: dict[str, Mapping[str, Any]] = {}
     for row in sorted(rows, key=_merit):
         first.setdefault(row["arm"], row)
-    labels = dict(zip(first, distinct([_parts(row) for row in first.values()]), strict=True))
-    return {key: Arm(key, labels[key], style, row) for style, (key, row) in enumerate(first.items())}
+    names = [_parts(row) for row in first.values()]
+    whole = dict(zip(first, distinct(names), strict=True))
+    alone = dict(zip(first, differing([" ".join(name[:3]) for name in names], [name[3] for name in names]), strict=True))
+    winners = {key: _parts(row) for key, row in first.items() if row["status"] != "not chosen"}
+    short = dict(zip(winners, distinct([*winners.values()], among=names), strict=True))
+    return {key: Arm(key, short.get(key, whole[key]), " ".join(alone[key]), style, row) for style, (key, row) in enumerate(first.items())}
 
 
 def _merit(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
@@ -50,16 +55,20 @@ def _merit(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
     return score is None, row["task"] != MEAN, -better
 
 
-def _parts(row: Mapping[str, Any]) -> tuple[str, str, str, Mapping[str, Any]]:
+def _parts(row: Mapping[str, Any]) -> Names:
     return values.backbone(row), values.attention(row), str(row["method"]), row["architecture"] or {}
 
 
-def distinct(arms: Sequence[tuple[str, str, str, Mapping[str, Any]]]) -> list[str]:
-    """A name for each of (backbone, attention, method, architecture): what all share is left out.
+Names = tuple[str, str, str, Mapping[str, Any]]
+"""Backbone, attention, method, architecture."""
+
+
+def distinct(arms: Sequence[Names], *, among: Sequence[Names] = ()) -> list[str]:
+    """A name for each: the backbone and the attention that all share (all of `among`, if given) are left out.
 
     The method is always there; the settings are those that differ between arms that are called the same otherwise.
     """
-    shown = [n for n in (0, 1) if len({arm[n] for arm in arms}) > 1]
+    shown = [n for n in (0, 1) if len({arm[n] for arm in among or arms}) > 1]
     names = [" ".join([*(str(arm[n]) for n in shown), arm[2]]) for arm in arms]
     return [" ".join([name, *own]) for name, own in zip(names, differing(names, [arm[3] for arm in arms]), strict=True)]
 

@@ -112,27 +112,28 @@ def shown_rows(report: Report) -> list[Row]:
 def leaderboard_columns(report: Report) -> list[Column]:
     """What is the same or unknown in every row is left out."""
     rows = shown_rows(report)
-    any_of = {key: any(row[key] is not None for row in rows) for key in ("rank", "ci_low", "prr", "reference_score", "kv_bytes_per_token")}
+    any_of = {key: any(row[key] is not None for row in rows) for key in ("rank", "ci_low", "reference_score", "kv_bytes_per_token")}
     note = report.energy_note
     paper = [number("reference_score", "paper", values.score, "as printed"), number("difference", "ours - paper", _signed)]
     ratios = [number("prr", "PRR", values.score, "share of multi-head attention's score, percent"), number("peop", "PEoP", values.brief)]
-    mixed = note == ", partly estimated"
+    mixed, competed = note == ", partly estimated", any(arm.settings for arm in report.arms.values())
     return [
-        *([Column("rank", _rank, _rank_value, "arms that a paired test cannot tell apart share ranks")] if any_of["rank"] else []),
         words("arm", lambda row: report.arms[row["arm"]].label),
+        *([Column("rank", _rank, _rank_value, "arms that a paired test cannot tell apart share ranks")] if any_of["rank"] else []),
         words("task", lambda row: row["task"]),
         Column("score", _score, lambda row: row["score_mean"], "test score, mean over seeds ± standard deviation; ↓ = less is better"),
         *([Column("95% interval", _interval, lambda row: row["ci_low"], "over seeds and test items")] if any_of["ci_low"] else []),
         *(paper if any_of["reference_score"] else []),
-        number("seeds", "seeds", values.count, "confirm runs"),
-        number("validation_score", "validation", values.score, "best of the search"),
-        Column("learning rate", _learning_rate, lambda row: row["learning_rate"], "chosen; edge = at the end of the searched range"),
-        number("trainable_parameters", "trained", values.count, "parameters, head included"),
-        *(ratios if any_of["prr"] else []),
-        *([number("kv_bytes_per_token", "KV/token", values.size, "cached per token, fp16")] if any_of["kv_bytes_per_token"] else []),
         Column(f"energy{note}", _energy if mixed else _plain_energy, lambda row: row["energy_kwh"], "training phase of one run"),
         number("peak_memory_bytes", "memory", values.size, "peak allocated in training, largest rank"),
+        number("trainable_parameters", "trained", values.count, "parameters, head included"),
+        *(ratios if len({row["attention"] for row in rows}) > 1 else []),
+        *([number("kv_bytes_per_token", "KV/token", values.size, "cached per token, fp16")] if any_of["kv_bytes_per_token"] else []),
         number("train_s", "train time", values.duration, "training phase of one run"),
+        number("seeds", "seeds", values.count, "confirm runs"),
+        *([words("architecture", lambda row: report.arms[row["arm"]].settings or values.MISSING, "as chosen")] if competed else []),
+        Column("learning rate", _learning_rate, lambda row: row["learning_rate"], "chosen; edge = at the end of the searched range"),
+        number("validation_score", "validation", values.score, "best of the search"),
         number("search_trials", "trials", values.count, "of its search"),
         Column(f"search energy{note}", lambda row: values.energy(row["search_energy_kwh"]), lambda row: row["search_energy_kwh"]),
         words("status", _status),
