@@ -8,12 +8,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from suite.cli.curve_figure import titles
+from suite.report.names import distinct
 from suite.tracking import leaderboard, sync, to_rows
 from suite.tracking.costs import with_energy_to_target, with_selection_cost
 from suite.tracking.curves import POINTS_PER_TAG, of_tags, progress, sensitivity_decades, to_tags
@@ -259,12 +258,9 @@ def test_suite_curves_prints_and_draws_what_was_tried(home: Home, suite: Suite, 
 
 
 def test_panels_of_one_method_are_told_apart_by_what_differs_in_their_architectures() -> None:
-    cells = [
-        SimpleNamespace(attention="mha", method="lora", task="sst2", edge=e, architecture={"rank": r, "alpha": 8})
-        for r, e in ((8, False), (32, True))
-    ]
-    other = SimpleNamespace(attention="mha", method="full", task="sst2", edge=False, architecture={})
-    assert titles([*cells, other]) == ["mha/lora/sst2 rank=8", "mha/lora/sst2 rank=32 (edge)", "mha/full/sst2"]  # type: ignore[list-item]
+    lora = [("t5", "mha", "lora", {"rank": rank, "alpha": 8}) for rank in (8, 32)]
+    assert distinct([*lora, ("t5", "mha", "full", {})]) == ["lora rank=8", "lora rank=32", "full"]
+    assert distinct([lora[0], ("t5", "gqa", "lora", {"rank": 8, "alpha": 8})]) == ["mha lora", "gqa lora"]
 
 
 def test_a_row_keeps_its_curve_in_mlflow(home: Home) -> None:

@@ -42,9 +42,10 @@ def curves(
     cells = chosen([row for row, _ in read_rows(open_store(uri, create=False), sweep)], cell)
     render.render([point for c in cells for point in points(c)], columns(cells), fmt)
     if figure is not None:
-        from suite.cli.curve_figure import curves_figure
+        from suite.report import static
+        from suite.report.curves import of_cells
 
-        curves_figure(cells, figure)
+        static.save(static.draw(of_cells(cells)), figure)
 
 
 def chosen(cells: Sequence[CellSummary], given: str | None) -> list[CellSummary]:

@@ -77,7 +77,9 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
 
 
 def _amount(row: Row, what: str) -> str:
-    return values.size(row["peak_memory_bytes"]) if what == "memory" else values.energy(row["energy_kwh"])
+    if what == "memory":
+        return values.size(row["peak_memory_bytes"])
+    return values.energy(row["energy_kwh"]) + (", estimate" if values.ESTIMATE in (row["energy_source"] or "") else "")
 
 
 def _least(rows: Sequence[Row], key: str) -> Row:
@@ -135,7 +137,8 @@ def facts(report: Report) -> list[tuple[str, str]]:
     found = [("Sweep", report.sweep + (f": {config.description}" if config is not None and config.description else ""))]
     if config is not None:
         search, training, limit = config.search, config.training, config.limit
-        guard = f", up to {search.edge_guard.extensions} decades more at an edge" if search.edge_guard.extensions else ""
+        decades = search.edge_guard.extensions
+        guard = f", up to {decades} decade{'s' if decades > 1 else ''} more at an edge" if decades else ""
         stop = f", may stop early (tolerance {search.stop.tolerance:g})" if search.stop is not None else ""
         budget = f"{search.trials} trials per cell ({search.startup_trials} quasi-random, then {search.sampler}){guard}{stop}; "
         found.append(("Budget", budget + f"confirmed with seeds {listed(map(str, config.confirm.seeds), most=20)}"))

@@ -94,9 +94,11 @@ def score_limits(cells: Sequence[CellSummary]) -> Limits | None:
     return min(scores) - margin, max(scores) + margin
 
 
-def cell_labels(cells: Sequence[CellSummary]) -> list[str]:
-    """Names for cells that need not be of one sweep."""
-    return distinct([(cell.backbone, cell.attention, cell.method, cell.architecture) for cell in cells])
+def of_cells(cells: Sequence[CellSummary]) -> list[Chart]:
+    """One per cell, of whatever sweeps they are; what all have in common is not in their titles."""
+    labels = distinct([(cell.backbone, cell.attention, cell.method, cell.architecture) for cell in cells])
+    limits = {task: score_limits([cell for cell in cells if cell.task == task]) for task in {cell.task for cell in cells}}
+    return [learning_rate_curve(cell, label, limits[cell.task]) for cell, label in zip(cells, labels, strict=True)]
 
 
 def training_curves(report: Report, task: str) -> list[Chart]:

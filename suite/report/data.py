@@ -232,7 +232,7 @@ def trial_row(trial: Trial) -> Row:
 def failure_rows(trial: Trial) -> list[Row]:
     """A row per attempt that ended without a result, and one where the trial itself ended without a score."""
     spec = trial.spec
-    names = {"trial": trial.folder.hash, "arm": spec.arm.key, "task": spec.task.name, "phase": spec.phase.value}
+    names: Row = {"trial": trial.folder.hash, "arm": spec.arm.key, "task": spec.task.name, "phase": spec.phase.value}
     names |= {"number": spec.number, "seed": spec.seed, "learning_rate": spec.learning_rate}
     rows = [
         {**names, "status": "attempt", "type": f.type, "message": redact(f.message), "log": _log(f.log_path)}

@@ -1,7 +1,12 @@
-"""Charts drawn by plotly: for the page, and for notebooks."""
+"""Charts drawn by plotly: for the page, and for notebooks. The only import of plotly."""
+
+# mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+# plotly makes its classes when it is imported, and has no type information of them.
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Sequence
 from functools import singledispatch
@@ -9,7 +14,9 @@ from itertools import cycle
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
+from plotly.utils import PlotlyJSONEncoder
 
 from suite.report.chart import COLOURS, DASHES, HATCHES, SHAPES, Axis, Bars, Chart, Heat, Mark, Points, Span
 
@@ -61,6 +68,19 @@ def single(chart: Chart) -> go.Figure:
     )
 
 
+@functools.cache
+def library() -> str:
+    """plotly.js as the package brings it, 5 MB of text."""
+    return str(get_plotlyjs())
+
+
+def as_json(chart: Chart) -> str:
+    """What plotly.js draws a chart from, without the template's colours: a page has its own."""
+    found = single(chart).to_plotly_json()
+    found["layout"].pop("template", None)
+    return json.dumps({"data": found["data"], "layout": found["layout"]}, cls=PlotlyJSONEncoder)
+
+
 def _below(chart: Chart) -> dict[str, Any]:
     """The legend hangs below the axis and its title."""
     return {"yref": "paper", "y": -60 / max(chart.height - 60, 60)}
@@ -95,7 +115,11 @@ def _points(mark: Points, chart: Chart) -> Any:
     style = mark.style
     colour = GREY if style is None else COLOURS[style % len(COLOURS)]
     shape = mark.shape or ("circle" if mark.ring else SHAPES[(style or 0) % len(SHAPES)])
-    marker = {"color": colour, "symbol": shape + ("-open" if mark.hollow or mark.ring else ""), "size": 15 if mark.ring else 9}
+    marker: dict[str, Any] = {
+        "color": colour,
+        "symbol": shape + ("-open" if mark.hollow or mark.ring else ""),
+        "size": 15 if mark.ring else 9,
+    }
     marker["line"] = {"width": 2 if mark.hollow or mark.ring else 0, "color": colour}
     bars = _error_bars(mark, colour)
     return go.Scatter(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +20,7 @@ from suite.config.reference import MEAN
 from suite.redact import redact
 from suite.report import interactive, tables, values
 from suite.report.answer import answer, facts
-from suite.report.chart import COLOURS, Chart
+from suite.report.chart import COLOURS
 from suite.report.content import MOST_ROWS, content
 from suite.report.data import Report, Row
 from suite.report.names import Arm
@@ -58,8 +57,8 @@ def page(report: Report, *, live: bool = False) -> str:
             rows_of=lambda arm: _table(tables.leaderboard_columns(report), [r for r in report.rows if r["arm"] == arm.key], report),
             failures=_table(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
             rejected=_table(tables.rejected_columns(report), tables.rejected_rows(report), report),
-            plotly=Markup(_plotly()),  # noqa: S704 - plotly's own file
-            figures=[(chart, _json(_figure(chart))) for chart in made.figures],
+            plotly=Markup(interactive.library()),  # noqa: S704 - plotly's own file
+            figures=[(chart, _inside_script(interactive.as_json(chart))) for chart in made.figures],
         )
     )
 
@@ -75,26 +74,9 @@ def _environment() -> Environment:
     return made
 
 
-@functools.cache
-def _plotly() -> str:
-    """plotly.js as the package brings it: 5 MB, a second to read."""
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
-def _figure(chart: Chart) -> dict[str, Any]:
-    """Without plotly's template, which the page holds once."""
-    found = interactive.single(chart).to_plotly_json()
-    found["layout"].pop("template", None)
-    return {"data": found["data"], "layout": found["layout"]}
-
-
-def _json(value: Any) -> Markup:
+def _inside_script(json_text: str) -> Markup:
     """JSON that can stand inside a script element whatever its texts are."""
-    from plotly.utils import PlotlyJSONEncoder
-
-    text = redact(json.dumps(value, cls=PlotlyJSONEncoder))
+    text = redact(json_text)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - nothing is left to escape
 
 

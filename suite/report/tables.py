@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from suite.config.reference import MEAN
 from suite.report import values
 from suite.report.chart import Chart
-from suite.report.data import Report, Row
-from suite.report.table import Column, Table, number, words
+from suite.report.data import Report
+from suite.report.table import Column, Row, Table, number, words
 
 LEADERBOARD = {
     "rank": "among the finished rows of the backbone and task: from 1 + how many are shown better to all - how many are shown worse",
@@ -104,7 +105,7 @@ def everything(report: Report, charts: Sequence[Chart]) -> list[Table]:
     return [*found, dictionary(found)]
 
 
-def shown_rows(report: Report) -> list[Row]:
+def shown_rows(report: Report) -> list[dict[str, Any]]:
     """Rows that a reader of the leaderboard wants: those that lost the contest of their architectures have their place elsewhere."""
     return [row for row in report.rows if row["status"] != "not chosen"]
 
@@ -216,7 +217,7 @@ def failure_columns(report: Report) -> list[Column]:
     ]
 
 
-def rejected_rows(report: Report) -> list[Row]:
+def rejected_rows(report: Report) -> list[dict[str, Any]]:
     return [row for row in report.rows if row["admitted"] is False and row["task"] != MEAN]
 
 
