@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from suite.config.reference import MEAN
 from suite.report import charts, curves
@@ -13,6 +13,7 @@ from suite.report.names import Arm
 MOST_CURVES = 120
 MOST_PLACES = 12
 MOST_ARMS = 150
+MOST_DRAWN = 100
 MOST_TRIAL_ROWS = 6_000
 MOST_ROWS = 1_000
 """What a browser still scrolls through with ease; what lies beyond is in the CSV files, and the report says so."""
@@ -57,23 +58,33 @@ def content(report: Report, *, whole: bool = False) -> Content:
         report: As read.
         whole: Leave nothing out, for the files that hold the numbers.
     """
-    made = Content(report, heat=charts.score_heat_map(report), phases=charts.energy_by_phase(report))
-    made.search, made.paper = charts.search_cost(report), charts.beside_the_paper(report)
+    drawn = report if whole else best_arms(report)
+    made = Content(report, heat=charts.score_heat_map(drawn), phases=charts.energy_by_phase(drawn))
+    made.search, made.paper = charts.search_cost(drawn), charts.beside_the_paper(drawn)
     places = report.places if whole else report.places[:MOST_PLACES]
     for place in places:
-        found = [charts.score_against_energy(report, place), charts.score_against_memory(report, place)]
+        found = [charts.score_against_energy(drawn, place), charts.score_against_memory(drawn, place)]
         if there := [chart for chart in found if chart is not None]:
             made.tradeoffs[place] = there
     room = len(report.cells) if whole else MOST_CURVES
     for chosen, kept in ((True, made.rates), (False, made.lost)):
         for task in report.tasks:
-            if room > 0 and (rates := curves.learning_rate_curves(report, task, chosen=chosen)[:room]):
+            if room > 0 and (rates := curves.learning_rate_curves(drawn, task, chosen=chosen)[:room]):
                 kept[task] = rates
                 room -= len(rates)
-    made.training = [chart for task in places if task != MEAN for chart in curves.training_curves(report, task)]
+    made.training = [chart for task in places if task != MEAN for chart in curves.training_curves(drawn, task)]
     made.arms = [*report.arms.values()] if whole else _with_room(report)
     made.left_out = [] if whole else _left_out(made)
     return made
+
+
+def best_arms(report: Report) -> Report:
+    """The report of the arms that figures have room for."""
+    if len(report.arms) <= MOST_DRAWN:
+        return report
+    kept = {*[*report.arms][:MOST_DRAWN]}
+    rows, trials = ([row for row in found if row["arm"] in kept] for found in (report.rows, report.trials))
+    return replace(report, rows=rows, trials=trials, cells={key: cell for key, cell in report.cells.items() if key[0] in kept})
 
 
 def _with_room(report: Report) -> list[Arm]:
@@ -91,6 +102,7 @@ def _with_room(report: Report) -> list[Arm]:
 def _left_out(made: Content) -> list[str]:
     report, where = made.report, "the CSV files have all (suite report --format csv)"
     found = [
+        (len(report.arms) - MOST_DRAWN, f"arms in figures, which draw the {MOST_DRAWN} of the best scores"),
         (len(report.places) - MOST_PLACES, f"tasks beyond {MOST_PLACES} in figures of trade-offs and training"),
         (sum(bool(cell.curve) for cell in report.cells.values()) - MOST_CURVES, f"learning-rate curves beyond {MOST_CURVES}"),
         (len(report.arms) - len(made.arms), "arms without a part of their own"),

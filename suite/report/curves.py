@@ -138,12 +138,11 @@ def _curve(
         "seeds": "runs",
     }
     table = Table(key.replace("_", "-"), f"{what.capitalize()} by epoch", meanings, rows)
-    longest = max(row["epoch"] for row in rows)
-    epochs_of = f"{longest} epoch{'s' if longest > 1 else ''}"
-    said = f"{what.capitalize()} of the confirm runs of {len(found)} arms on {task} over {epochs_of}: "
+    count = len({row["epoch"] for row in rows})
+    said = f"{what.capitalize()} of the confirm runs of {len(found)} arms on {task} over {count} epoch{'s' if count > 1 else ''}: "
     said += "mean over seeds, bars from the lowest to the highest."
     title = f"{what.capitalize()}, {task}"
-    if longest > 1:
+    if count > 1:
         lines = [Points(a.label, epochs, mean, a.style, line=True, low=low, high=high) for a, epochs, mean, low, high in found]
         return Chart(f"{table.key}-{task}", title, said, Axis("epoch", whole=True), y, lines, table)
     names = tuple(arm.label for arm, *_ in found)

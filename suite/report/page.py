@@ -22,9 +22,9 @@ from suite.report import interactive, tables, values
 from suite.report.answer import answer, facts
 from suite.report.chart import COLOURS
 from suite.report.content import MOST_ROWS, content
-from suite.report.data import Report, Row
+from suite.report.data import Report
 from suite.report.names import Arm
-from suite.report.table import Column, Table
+from suite.report.table import Column, Row, Table, clean
 
 PLOT_WIDTH, PLOT_HEIGHT = 132.0, 16.0
 
@@ -68,7 +68,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("suite.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"data_link": data_link, "clean": redact}
+    made.filters |= {"data_link": data_link, "clean": clean}
     made.filters |= {"backbone": values.backbone, "attention": values.attention, "settings": values.settings}
     made.globals["colours"] = COLOURS
     return made
@@ -89,10 +89,12 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> di
     """What the template's table needs: heads, and of every row its arm and its cells as text and as what they are sorted by."""
     return {
         "columns": columns,
-        "rows": [
-            {"row": row, "arm": _arm(row, report), "cells": [(redact(c.show(row)), _key(c.value(row))) for c in columns]} for row in rows
-        ],
+        "rows": [{"row": row, "arm": _arm(row, report), "cells": [(_shown(c, row), _key(c.value(row))) for c in columns]} for row in rows],
     }
+
+
+def _shown(column: Column, row: Row) -> str:
+    return column.show(row) if column.number else clean(column.show(row))
 
 
 def _arm(row: Row, report: Report) -> Arm | None:
@@ -101,7 +103,7 @@ def _arm(row: Row, report: Report) -> Arm | None:
 
 def _key(value: float | str | None) -> str:
     """Empty, and so sorted last, where it is not known."""
-    return "" if value is None else redact(value) if isinstance(value, str) else repr(float(value))
+    return "" if value is None else clean(value) if isinstance(value, str) else repr(float(value))
 
 
 def _intervals(report: Report, rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, float | str]]:

@@ -1,0 +1,493 @@
+"""The report of a sweep: what it says, what it draws, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib.figure
+import plotly.graph_objects
+import pytest
+
+from suite.config.reference import Reference
+from suite.errors import ConfigError, StatisticsError, SuiteError, TrackingError, UnknownNameError
+from suite.report import charts, content, curves, figures, live, names, tables
+from suite.report.answer import answer, facts
+from suite.report.build import Form, build, write
+from suite.report.chart import COLOURS, DASHES, SHAPES, Points
+from suite.report.data import Report, read
+from suite.report.live import Source, make_server
+from suite.report.page import page
+from suite.report.table import escaped
+from suite.tracking import sync
+from suite.train.folder import Home, write_json
+from tests.commands import Suite, suite  # noqa: F401
+from tests.records import PERPLEXITY, make_home, make_spec, write_cell, write_definition, write_trial
+from tests.report_home import ATTACK, SECRET, SHARES, TASKS, make_report_home
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
+    """Read only."""
+    return make_report_home(tmp_path_factory.mktemp("home"), empty_db)
+
+
+@pytest.fixture(scope="module")
+def report(home: Home) -> Report:
+    return read(home.path)
+
+
+@pytest.fixture(scope="module")
+def html(report: Report) -> str:
+    return page(report)
+
+
+@pytest.fixture
+def other(tmp_path: Path, empty_db: Path) -> Home:
+    """An empty home with a ready database."""
+    shutil.copy(empty_db, tmp_path / "mlflow.db")
+    return Home(tmp_path)
+
+
+def said(report: Report) -> str:
+    return "\n".join(f"{s.head} {s.rest}" for s in answer(report))
+
+
+def ranked(report: Report, **ranks: str | None) -> Report:
+    """The same with other ranks, by method."""
+    rows = [{**row, "rank": ranks.get(row["method"], row["rank"])} for row in report.rows]
+    return replace(report, rows=rows)
+
+
+# ---- the answer ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_names_the_leader_its_rivals_and_what_they_save(report: Report) -> None:
+    first, *_, last = answer(report)
+    assert first.head == "full leads on the mean over 2 tasks:" or first.head == "lora leads on the mean over 2 tasks:"
+    rival = "lora" if first.head.startswith("full") else "full"
+    assert f"Cannot be told apart from it: {rival} (" in first.rest
+    assert "the same energy" in first.rest, "both spent the same"
+    assert "Shown to be worse than some arm: read (" in first.rest
+    assert last.head == "2 rows are rejected and not ranked:" and "bitfit on agreement and entailment" in last.rest
+
+
+def test_the_answer_follows_the_ranks_and_not_the_scores_alone(report: Report) -> None:
+    alike = said(ranked(report, full="1-3", lora="1-3", read="1-3"))
+    assert "Nothing separates the 3 ranked arms on the mean over 2 tasks:" in alike and "leads" not in alike
+    alone = answer(ranked(report, full="1", lora="2-3", read="2-3"))[0]
+    assert "Cannot be told apart" not in alone.rest and "lora (" in alone.rest.partition("Shown to be worse")[2]
+
+
+def test_without_ranks_the_answer_says_that_nothing_was_tested(report: Report) -> None:
+    rows = [{**row, "rank": None, "rank_missing": "only one seed"} for row in report.rows]
+    first = answer(replace(report, rows=rows))[0]
+    assert "scores highest" in first.head and "No test says whether that is more than luck: only one seed" in first.rest
+
+
+def test_of_a_perplexity_the_lowest_leads(other: Home) -> None:
+    write_definition(other, ["full", "lora"], [PERPLEXITY], trials=1)
+    for method in ("full", "lora"):
+        write_cell(other, method, PERPLEXITY, trials=1)
+    sync(other, tracking_uri=other.tracking_uri)
+    report = read(other.path)
+    best = min(report.scored(PERPLEXITY), key=lambda row: row["score_mean"])
+    assert answer(report)[0].head == f"{best['method']} scores lowest on {PERPLEXITY}:"
+    chart = charts.score_against_energy(report, PERPLEXITY)
+    assert chart is not None and chart.y.title.endswith("(less is better)")
+
+
+def test_what_was_run_is_told_from_the_definition_and_the_records(report: Report) -> None:
+    found = dict(facts(report))
+    assert found["Budget"].startswith("2 trials per cell") and found["Budget"].endswith("seeds 1, 2 and 3")
+    assert found["Hardware"] == "2 cores of AMD <EPYC>, 16.0 GiB, no GPU; 2 ranks on cpu"
+    assert found["Commit"] == "f32476f1eccb" and "torch 2.13.0" in found["Versions"]
+    assert found["Energy"] == "estimated, not measured: processor time x 4 W per core"
+
+
+# ---- figures -------------------------------------------------------------------------------------------------------------------
+
+
+def row(score: float, cost: float) -> dict[str, Any]:
+    return {"score_mean": score, "cost": cost}
+
+
+def test_the_front_holds_what_nothing_beats_and_nothing_else() -> None:
+    rows = [row(80, 5), row(70, 1), row(69, 2), row(75, 3), row(75, 4), row(70, 0.5)]
+    assert [(r["score_mean"], r["cost"]) for r in charts.pareto(rows, "cost", higher_is_better=True)] == [(70, 0.5), (75, 3), (80, 5)]
+    lower = [row(9.0, 1), row(8.0, 2), row(8.5, 3)]
+    assert [r["score_mean"] for r in charts.pareto(lower, "cost", higher_is_better=False)] == [9.0, 8.0]
+
+
+def test_rejected_arms_are_hollow_and_on_no_front(report: Report) -> None:
+    chart = charts.score_against_energy(report, "agreement")
+    assert chart is not None
+    points = {mark.name: mark for mark in chart.marks if isinstance(mark, Points)}
+    assert points["bitfit (rejected)"].hollow and not points["full"].hollow
+    assert {r["label"]: r["on_front"] for r in chart.table.rows}["bitfit"] is False
+    assert "Hollow: 1 rejected" in chart.text and chart.x.title == "Wh per training run, estimate"
+
+
+@pytest.mark.parametrize("backend", ["plotly", "matplotlib"])
+def test_every_figure_is_drawn_by_both_libraries(report: Report, backend: figures.Backend) -> None:
+    kind = {"plotly": plotly.graph_objects.Figure, "matplotlib": matplotlib.figure.Figure}[backend]
+    for draw in (figures.score_against_energy, figures.score_against_memory, figures.learning_rate_curves, figures.training_curves):
+        assert isinstance(draw(report, "agreement", backend=backend), kind)
+    for draw_all in (figures.score_heat_map, figures.energy_by_phase, figures.search_cost):
+        assert isinstance(draw_all(report, backend=backend), kind)
+
+
+def test_a_figure_that_cannot_be_drawn_says_why(report: Report) -> None:
+    with pytest.raises(StatisticsError, match="carries no printed numbers"):
+        figures.beside_the_paper(report)
+    with pytest.raises(UnknownNameError, match="did you mean agreement"):
+        figures.score_against_energy(report, "agrement")
+    with pytest.raises(UnknownNameError, match="unknown backend 'bokeh'"):
+        figures.score_heat_map(report, backend="bokeh")  # type: ignore[arg-type]
+
+
+def test_a_learning_rate_curve_rings_the_chosen_rate_and_crosses_failures(report: Report) -> None:
+    chart = next(c for c in curves.learning_rate_curves(report, "agreement") if c.title == "read / agreement")
+    marks = {mark.name: mark for mark in chart.marks if isinstance(mark, Points)}
+    assert marks["chosen"].ring and list(marks["chosen"].x) == [1e-4]
+    assert marks["no score"].shape == "x" and list(marks["no score"].x) == [3e-4]
+    assert "1 of them without a score (crosses)" in chart.text
+    scales = {c.y.limits for c in curves.learning_rate_curves(report, "agreement")}
+    assert len(scales) == 1, "one scale for all cells of a task"
+
+
+def test_three_hundred_arms_look_different_from_each_other() -> None:
+    looks = {(COLOURS[n % len(COLOURS)], SHAPES[n % len(SHAPES)], DASHES[n % len(DASHES)]) for n in range(315)}
+    assert len(looks) == 315
+
+
+def test_a_tenth_of_a_point_is_not_shown_as_day_and_night(report: Report) -> None:
+    chart = charts.score_heat_map(replace(report, rows=[{**r, "score_mean": 80.0 + 0.1 * (r["method"] == "full")} for r in report.rows]))
+    assert chart is not None
+    shades = [shade for mark in chart.marks for line in mark.shade for shade in line]  # type: ignore[union-attr]
+    assert min(shades) == pytest.approx(0.98, abs=1e-9) and max(shades) == 1.0
+
+
+def test_the_energy_of_phases_adds_up_to_that_of_the_runs(report: Report) -> None:
+    chart = charts.energy_by_phase(report)
+    assert chart is not None
+    trials = [t for t in report.trials if t["phase"] == "confirm" and t["arm"].split(".")[2] == "full"]
+    whole = 1000 * sum(kwh for t in trials for _, kwh in t["phases"].values()) / len(trials)
+    assert sum(r["energy_wh"] for r in chart.table.rows if r["label"] == "full") == pytest.approx(whole, rel=1e-9)
+
+
+def test_ours_stand_beside_the_printed_numbers(other: Home) -> None:
+    home = make_home(other.path, trials=1)
+    path = home.sweep_definition("demo")
+    line = Reference(method="lora", scores={"agreement": 0.5}, stds={"agreement": 0.1}, source="READ, table 1")
+    write_json(path, {**json.loads(path.read_text()), "reference": [line.model_dump(mode="json")]})
+    sync(home, tracking_uri=home.tracking_uri)
+    report = read(home.path)
+    chart = charts.beside_the_paper(report)
+    assert chart is not None and "1 printed scores beside ours" in chart.text and "READ, table 1" in chart.text
+    (found,) = chart.table.rows
+    assert (found["label"], found["task"], found["reference_score"]) == ("lora", "agreement", 0.5)
+    assert 'id="paper"' in page(report) and "ours - paper" in page(report)
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_chosen_architecture_goes_by_its_method_and_the_others_by_what_differs() -> None:
+    def of(rank: int, status: str, score: float | None) -> dict[str, Any]:
+        common = {"backbone": "b", "attention": "pretrained", "attention_options": {}, "method": "lora", "task": "mean"}
+        return common | {
+            "arm": f"lora{rank}",
+            "architecture": {"rank": rank, "alpha": 8},
+            "status": status,
+            "score_mean": score,
+            "higher_is_better": True,
+        }
+
+    found = names.arms_of([of(8, "not chosen", None), of(16, "done", 80.0), of(32, "not chosen", None)])
+    assert {key: arm.label for key, arm in found.items()} == {"lora16": "lora", "lora8": "lora rank=8", "lora32": "lora rank=32"}
+    assert found["lora16"].style == 0 and found["lora16"].settings == "rank=16"
+
+
+def test_long_lists_are_cut_short() -> None:
+    assert names.listed("ab") == "a and b"
+    assert names.listed("abcde", most=3) == "a, b, c and 2 more"
+
+
+# ---- the page ------------------------------------------------------------------------------------------------------------------
+
+
+class Outline(HTMLParser):
+    """Elements that were opened, with their attributes, and the text outside of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.text.append(data)
+
+
+def test_what_others_wrote_is_text_on_the_page_and_secrets_are_not(html: str) -> None:
+    outline = Outline(html)
+    assert all("onerror" not in attributes for _, attributes in outline.found)
+    assert not any(tag == "img" for tag, _ in outline.found)
+    assert any("<script>document.title='owned'</script>" in text for text in outline.text), "shown as it was written"
+    assert SECRET not in html and "postgresql://***@db/x" in html
+    assert sum(tag == "script" for tag, _ in outline.found) == html.count("<script"), "no script that a text opened"
+
+
+def test_the_page_asks_nobody_for_anything(html: str) -> None:
+    outline = Outline(html)
+    links = [value for _, attributes in outline.found for key, value in attributes.items() if key in ("src", "href") and value is not None]
+    assert links and all(link.startswith(("#", "data:")) for link in links)
+    (policy,) = [a["content"] for tag, a in outline.found if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None and "default-src 'none'" in policy and "connect-src 'none'" in policy
+
+
+def test_plotly_is_there_once(html: str) -> None:
+    assert html.count("plotly.js v") == 1 and len(html) < 6_000_000
+
+
+def test_every_figure_has_its_text_and_its_data(html: str, report: Report) -> None:
+    outline = Outline(html)
+    plots = [a for tag, a in outline.found if a.get("class") == "plot"]
+    made = content.content(report)
+    assert [plot["data-key"] for plot in plots] and {plot["data-key"] for plot in plots} == {chart.key for chart in made.figures}
+    assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 60 for plot in plots)
+    data = [a["href"] for tag, a in outline.found if tag == "a" and "download" in a]
+    assert len(data) == len(plots) + 1, "one each, and the leaderboard"
+    first = base64.b64decode((data[0] or "").partition("base64,")[2]).decode()
+    assert next(csv.reader(io.StringIO(first)))[:2] == ["rank", "arm"]
+
+
+def test_ids_are_unique_and_every_link_inside_the_page_leads_somewhere(html: str) -> None:
+    found = Outline(html).found
+    ids = [a["id"] for _, a in found if "id" in a]
+    assert len(ids) == len(set(ids))
+    targets = {(a["href"] or "")[1:] for tag, a in found if tag == "a" and (a.get("href") or "").startswith("#")}
+    assert targets <= set(ids) and {arm for arm in ids if arm and arm.startswith("arm-") and arm.count("-rows") + arm.count("-trials") == 0}
+
+
+def test_an_arm_has_all_of_its_trials_on_the_page(html: str, report: Report) -> None:
+    for trial in report.trials:
+        assert trial["trial"] in html
+    assert len(report.trials) == len(SHARES) * len(TASKS) * 5
+
+
+def test_estimated_energy_is_called_an_estimate(html: str, report: Report) -> None:
+    assert report.estimated and "energy, estimate" in html and "All energy here is an <strong>estimate</strong>" in html
+    measured = replace(report, trials=[{**t, "energy_source": "nvml"} for t in report.trials])
+    assert measured.energy_note == ""
+    mixed = replace(report, trials=[{**t, "energy_source": "nvml" if t["seed"] else "cpu-time-estimate"} for t in report.trials])
+    assert mixed.energy_note == ", partly estimated"
+    columns = {column.head for column in tables.leaderboard_columns(mixed)}
+    assert "energy, partly estimated" in columns
+
+
+def test_a_large_sweep_is_capped_and_says_so(report: Report) -> None:
+    rows = [{**report.rows[0], "arm": f"arm{n}", "task": "agreement", "architecture": {"n": n}, "status": "done"} for n in range(1200)]
+    many = replace(report, rows=rows, cells={}, trials=[])
+    made = content.content(many)
+    assert len(made.arms) == content.MOST_ARMS
+    assert made.left_out == [
+        "Left out here: 1,100 arms in figures, which draw the 100 of the best scores; the CSV files have all (suite report --format csv).",
+        "Left out here: 1,050 arms without a part of their own; the CSV files have all (suite report --format csv).",
+        "Left out here: 200 rows of the leaderboard beyond 1,000; the CSV files have all (suite report --format csv).",
+    ]
+    shown = page(many)
+    assert all(sentence in shown for sentence in made.left_out)
+    assert len(content.content(many, whole=True).arms) == 1200
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_hold_every_number_and_say_what_it_means(report: Report, tmp_path: Path) -> None:
+    paths = {path.name.removeprefix("demo-"): path for path in write(report, tmp_path, Form.CSV)}
+    rows = {name: list(csv.DictReader(path.open())) for name, path in paths.items()}
+    assert len(rows["leaderboard.csv"]) == len(report.rows) and len(rows["trials.csv"]) == len(report.trials)
+    assert len(rows["learning-rates.csv"]) == len(SHARES) * len(TASKS) * 2
+    meant = {(line["file"], line["column"]) for line in rows["columns.csv"]}
+    assert meant == {(name, column) for name, found in rows.items() if found and name != "columns.csv" for column in found[0]}
+    assert SECRET not in paths["failures.csv"].read_text() and "<script>" in paths["failures.csv"].read_text()
+
+
+def test_what_a_spreadsheet_would_run_is_kept_from_it(report: Report) -> None:
+    table = replace(tables.failures(report), rows=[{**report.failures[0], "message": "=HYPERLINK(1)", "learning_rate": -1.0}])
+    (line,) = csv.DictReader(io.StringIO(table.csv()))
+    assert line["message"] == "'=HYPERLINK(1)" and line["learning_rate"] == "-1.0"
+
+
+def test_a_document_has_tables_and_figures_that_exist(report: Report, tmp_path: Path) -> None:
+    text, *pictures = write(report, tmp_path, Form.MD)
+    shown = re.findall(r"^!\[(.+)\]\((.+)\)$", text.read_text(), re.MULTILINE)
+    assert {name for _, name in shown} == {path.name for path in pictures} and all(alternative for alternative, _ in shown)
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures)
+    assert "<script" not in text.read_text() and SECRET not in text.read_text()
+    lines = text.read_text().splitlines()
+    heads = [line for line in lines if line.startswith("| arm |")]
+    assert len(heads) >= 3 and "energy, estimate" in heads[0]
+
+
+def test_markdown_of_others_stays_text() -> None:
+    assert escaped("a|b\n<b> [x](y) `c` *d*") == "a\\|b &lt;b&gt; \\[x](y) \\`c\\` \\*d\\*"
+
+
+def test_build_gives_the_page_that_a_tracking_server_may_keep(home: Home, tmp_path: Path) -> None:
+    path = build(home, "demo", out=tmp_path)
+    assert path == tmp_path / "demo.html" and path.read_text().startswith("<!doctype html>")
+    assert list(tmp_path.iterdir()) == [path], "nothing temporary is left"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(report: Report, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--out .*file: cannot be written"):
+        write(report, tmp_path / "file", Form.HTML)
+
+
+# ---- what is not there ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_half_finished_sweep_says_what_is_missing_and_draws_the_rest(other: Home) -> None:
+    write_definition(other, ["full", "lora", "read"], ["agreement"], trials=4)
+    write_cell(other, "full", trials=4)
+    write_cell(other, "lora", trials=2, seeds=[])
+    write_trial(other, make_spec("lora", number=2))  # handed out
+    sync(other, tracking_uri=other.tracking_uri)
+    report = read(other.path)
+    assert [line.partition(":")[0] for line in report.missing] == [
+        "1 of 3 planned cells have no ended trial yet",
+        "1 of 2 cells are still searched.",
+        "1 trials were handed out and have not ended.",
+    ]
+    shown = page(report)
+    assert "Not finished." in shown and 'id="rates"' in shown and "full is the only arm on agreement so far:" in shown
+
+
+def test_before_the_first_confirm_run_the_page_shows_the_search(other: Home) -> None:
+    write_definition(other, ["lora"], ["agreement"], trials=4)
+    write_cell(other, "lora", trials=2, seeds=[])
+    sync(other, tracking_uri=other.tracking_uri)
+    shown = page(read(other.path))
+    assert "Nothing can be said yet:" in shown and 'id="rates"' in shown and 'id="tradeoffs"' not in shown
+
+
+def test_a_home_without_results_says_what_to_do(other: Home, suite: Suite, tmp_path: Path) -> None:  # noqa: F811
+    (other.path / "trials").mkdir()
+    code, _, err = suite("report", "--home", other.path)
+    assert code == 2 and "no results yet" in err and "suite run" in err
+    code, _, err = suite("report", "--home", tmp_path / "nowhere")
+    assert code == 2 and "holds no trials" in err
+
+
+def test_names_that_do_not_exist_are_answered_with_those_that_do(home: Home, suite: Suite) -> None:  # noqa: F811
+    code, _, err = suite("report", "--home", home.path, "--sweep", "dmo")
+    assert code == 2 and "did you mean demo?" in err
+    code, _, err = suite("report", "--home", home.path, "--sort", "beauty")
+    assert code == 2 and "peop" in err
+    with pytest.raises(UnknownNameError, match="known: energy, memory"):
+        read(home.path, sort="zzz")
+
+
+def test_records_of_a_newer_version_are_refused_and_not_misread(tmp_path: Path, empty_db: Path) -> None:
+    home = make_report_home(tmp_path, empty_db)
+    folder = next(home.trials())
+    data = json.loads((folder.path / "result.json").read_text())
+    write_json(folder.path / "result.json", {**data, "schema_version": 99})
+    with pytest.raises(ConfigError, match=r"not a record of this version of the suite \(schema_version\); use the version that wrote it"):
+        read(home.path)
+    write_json(folder.path / "result.json", data)
+    definition = home.sweep_definition("demo")
+    write_json(definition, {**json.loads(definition.read_text()), "of_tomorrow": 1})
+    with pytest.raises(TrackingError, match="not a sweep definition of this version"):
+        read(home.path)
+
+
+def test_the_command_writes_what_it_names(home: Home, suite: Suite, tmp_path: Path) -> None:  # noqa: F811
+    code, out, _ = suite("report", "--home", home.path, "--out", tmp_path, "--format", "png")
+    paths = [Path(line) for line in out.splitlines()]
+    assert code == 0 and len(paths) >= 8 and all(path.exists() and path.parent == tmp_path for path in paths)
+    code, _, err = suite("report", "--home", home.path, "--live", "--out", tmp_path)
+    assert code == 2 and "--live serves the page and writes nothing" in err
+
+
+# ---- live ----------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(source: Source) -> Iterator[str]:
+    server = make_server(source)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def get(url: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer_:
+        return str(answer_.read().decode())
+
+
+def test_a_served_page_follows_the_sweep_and_is_built_only_when_something_changed(other: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_definition(other, ["full", "lora"], ["agreement"], trials=1)
+    source, built = Source(other.path), []
+    real = live.read
+    monkeypatch.setattr(live, "read", lambda *args, **options: built.append(1) or real(*args, **options))
+    with served(source) as url:
+        assert "no results yet" in get(f"{url}/")
+        before = get(f"{url}/demo?version")
+        write_cell(other, "full", trials=1)
+        sync(other, tracking_uri=other.tracking_uri)
+        assert get(f"{url}/demo?version") != before
+        built.clear()
+        assert "full is the only arm" in get(f"{url}/") and "full is the only arm" in get(f"{url}/demo")
+        assert len(built) == 1
+        assert get(f"{url}/?version") == get(f"{url}/?version")
+        write_cell(other, "lora", trials=1)
+        sync(other, tracking_uri=other.tracking_uri)
+        assert "lora" in get(f"{url}/") and len(built) == 2
+
+
+def test_another_sites_script_cannot_read_a_served_page(home: Home) -> None:
+    with served(Source(home.path)) as url, pytest.raises(urllib.error.HTTPError, match="403"):
+        get(f"{url}/", Host="evil.example")
+
+
+def test_a_port_that_is_taken_is_an_error(home: Home) -> None:
+    server = make_server(Source(home.path))
+    try:
+        with pytest.raises(SuiteError, match=r"--port \d+: Address already in use"):
+            make_server(Source(home.path), server.server_port)
+    finally:
+        server.server_close()
+
+
+def test_the_attack_is_one(report: Report) -> None:
+    """Guards the tests above: what they look for is really in the records, and escaping it is what kept it out."""
+    assert any("<script>" in failure["message"] for failure in report.failures) and "<script>" in ATTACK

@@ -1,0 +1,199 @@
+"""The report in a real browser: sorted, filtered, opened and followed; nothing goes wrong, and nothing leaves the machine."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.report.build import build
+from suite.report.data import read
+from suite.report.live import Source, make_server
+from suite.tracking import sync
+from suite.train.folder import Home
+from tests.records import write_cell, write_definition
+from tests.report_home import SHARES, TASKS, make_report_home
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
+    return make_report_home(tmp_path_factory.mktemp("home"), empty_db)
+
+
+@pytest.fixture(scope="module")
+def address(home: Home) -> str:
+    return build(home).as_uri()
+
+
+class Visit:
+    """A page, and all that went wrong or out while it was open."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda line: self.problems.append(line.text) if line.type in ("error", "warning") else None)
+        self.page.goto(url)
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def column(self, head: str, table: str = "board") -> list[str]:
+        """Texts of the rows that are shown."""
+        script = """([id, head]) => { const t = document.getElementById(id);
+            const at = [...t.tHead.rows[0].cells].findIndex((c) => c.textContent === head);
+            return [...t.tBodies[0].rows].filter((r) => !r.hidden).map((r) => r.cells[at].textContent); }"""
+        found: list[str] = self.page.evaluate(script, [table, head])
+        return found
+
+    def head(self, name: str) -> Any:
+        return self.page.locator("#board thead th").filter(has=self.page.get_by_role("button", name=name, exact=True))
+
+
+def test_every_figure_is_drawn_without_a_complaint_and_without_a_request(browser: Any, address: str) -> None:
+    with Visit(browser, address) as visit:
+        page = visit.page
+        page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+        count = page.locator(".plot").count()
+        assert count >= 20
+        for n in range(count):
+            page.locator(".plot").nth(n).scroll_into_view_if_needed()
+            page.wait_for_function("(n) => document.querySelectorAll('.plot')[n].dataset.drawn === 'yes'", arg=n)
+        assert page.locator(".plot .main-svg").count() >= count
+        assert page.locator("#plot-energy-by-phase .bars path").count() >= len(SHARES) * 3, "every phase has its bars"
+        assert page.title() == "demo: report", "the attack on the title stayed text"
+        assert visit.problems == [] and visit.requests == [address]
+
+
+def test_a_press_on_a_head_sorts_and_another_turns_it_round(browser: Any, address: str) -> None:
+    with Visit(browser, address) as visit:
+        visit.page.get_by_label("Task").select_option("agreement")
+        head = visit.head("memory")
+        for direction in ("ascending", "descending"):
+            head.get_by_role("button").focus()
+            visit.page.keyboard.press("Enter")
+            assert head.get_attribute("aria-sort") == direction
+        visit.head("score").get_by_role("button").click()
+        assert visit.head("score").get_attribute("aria-sort") == "descending" and head.get_attribute("aria-sort") is None
+        scores = [float(text.split(" ")[0]) for text in visit.column("score")]
+        assert scores == sorted(scores, reverse=True) and len(scores) == len(SHARES)
+        visit.head("rank").get_by_role("button").click()
+        assert visit.column("rank")[-1] == "-", "what is not known comes last"
+
+
+def test_rows_are_filtered_by_task_by_text_and_by_number(browser: Any, address: str) -> None:
+    with Visit(browser, address) as visit:
+        page = visit.page
+        assert visit.column("task") == ["mean"] * len(SHARES), "the mean comes first"
+        page.get_by_label("Task").select_option("")
+        assert set(visit.column("task")) == {"mean", *TASKS}
+        page.get_by_label("Find").fill("bitfit")
+        assert set(visit.column("arm")) == {"bitfit"}
+        assert page.locator("[data-count=board]").text_content() == "3 of 12 rows"
+        page.get_by_label("Find").fill("")
+        page.get_by_role("button", name="Filter columns").click()
+        page.get_by_label("Filter score").fill("> 80")
+        scores = [float(text.split(" ")[0]) for text in visit.column("score")]
+        assert scores and min(scores) > 80
+        page.get_by_label("Filter arm").fill("lora")
+        assert set(visit.column("arm")) == {"lora"}
+        page.get_by_label("Filter arm").fill("nobody")
+        assert visit.column("arm") == []
+
+
+def test_an_arms_part_opens_from_the_leaderboard_and_by_its_address(browser: Any, address: str, home: Home) -> None:
+    read_ = read(home.path)
+    lora = next(arm for arm in read_.arms.values() if arm.label == "lora")
+    with Visit(browser, address) as visit:
+        part = visit.page.locator(f"#{lora.anchor}")
+        assert not part.evaluate("(d) => d.open")
+        visit.page.locator("#board").get_by_role("link", name="lora", exact=True).first.click()
+        visit.page.wait_for_function("(id) => document.getElementById(id).open", arg=lora.anchor)
+        assert part.get_by_text("10 trials").is_visible()
+        hashes = visit.column("trial", f"{lora.anchor}-trials")
+        assert sorted(hashes) == sorted(t["trial"] for t in read_.trials if t["arm"] == lora.key)
+    with Visit(browser, f"{address}#{lora.anchor}") as visit:
+        assert visit.page.locator(f"#{lora.anchor}").evaluate("(d) => d.open")
+
+
+@pytest.mark.parametrize("width", [390, 320])
+def test_on_a_phone_tables_scroll_inside_their_boxes_and_the_page_does_not(browser: Any, address: str, width: int) -> None:
+    with Visit(browser, address, viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True) as visit:
+        page = visit.page
+        page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+        for n in range(page.locator(".plot").count()):
+            page.locator(".plot").nth(n).scroll_into_view_if_needed()
+        page.wait_for_function("[...document.querySelectorAll('.plot')].every((p) => p.dataset.drawn)")
+        wide = page.evaluate("[document.documentElement.scrollWidth, document.querySelector('.scroll').scrollWidth]")
+        assert wide[0] <= width < wide[1]
+        assert visit.problems == []
+
+
+def test_in_the_dark_text_and_figures_are_light(browser: Any, address: str) -> None:
+    with Visit(browser, address, color_scheme="dark") as visit:
+        page = visit.page
+        page.locator("#plot-scores").scroll_into_view_if_needed()
+        page.wait_for_selector("#plot-scores[data-drawn] .ytick text")
+        light = "(e) => Math.min(...getComputedStyle(e).{} .match(/\\d+/g).slice(0, 3).map(Number))"
+        assert page.locator("body").evaluate(light.format("backgroundColor")) < 60
+        assert page.locator("body").evaluate(light.format("color")) > 200
+        assert page.locator("#plot-scores .ytick text").first.evaluate(light.format("fill")) > 200
+        page.emulate_media(color_scheme="light")
+        page.wait_for_function("getComputedStyle(document.querySelector('#plot-scores .ytick text')).fill === 'rgb(27, 31, 36)'")
+
+
+def test_a_live_page_reloads_and_its_reader_stays_where_he_was(browser: Any, tmp_path: Path, empty_db: Path) -> None:
+    shutil.copy(empty_db, tmp_path / "mlflow.db")
+    home = Home(tmp_path)
+    write_definition(home, ["full", "lora", "read"], TASKS, trials=2)
+    for task in TASKS:
+        write_cell(home, "full", task, trials=2)
+    sync(home, tracking_uri=home.tracking_uri)
+    server = make_server(Source(home.path))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/demo"
+        with Visit(browser, url) as visit:
+            visit.page.get_by_label("Task").select_option("agreement")
+            visit.head("memory").get_by_role("button").click()
+            visit.page.wait_for_function("document.getElementById('live').textContent === 'live'")
+            assert visit.column("arm") == ["full"]
+            with visit.page.expect_response(lambda response: response.url.endswith("?version")):
+                pass
+            for task in TASKS:
+                write_cell(home, "lora", task, trials=2)
+            sync(home, tracking_uri=home.tracking_uri)
+            visit.page.wait_for_function("document.querySelectorAll('#board tbody tr[data-task=agreement]').length === 2", timeout=60_000)
+            visit.page.wait_for_function("document.querySelector('[data-task=board]').value === 'agreement'")
+            assert visit.head("memory").get_attribute("aria-sort") == "ascending"
+            assert sorted(visit.column("arm")) == ["full", "lora"]
+            assert all(request.startswith(url) for request in visit.requests) and visit.problems == []
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
