@@ -91,7 +91,7 @@ def test_every_figure_is_drawn_without_a_complaint_and_without_a_request(browser
 
 def test_a_press_on_a_head_sorts_and_another_turns_it_round(browser: Any, address: str) -> None:
     with Visit(browser, address) as visit:
-        visit.page.get_by_label("Task").select_option("agreement")
+        visit.page.locator("select[data-task=board]").select_option("agreement")
         head = visit.head("memory")
         for direction in ("ascending", "descending"):
             head.get_by_role("button").focus()
@@ -109,19 +109,19 @@ def test_rows_are_filtered_by_task_by_text_and_by_number(browser: Any, address: 
     with Visit(browser, address) as visit:
         page = visit.page
         assert visit.column("task") == ["mean"] * len(SHARES), "the mean comes first"
-        page.get_by_label("Task").select_option("")
+        page.locator("select[data-task=board]").select_option("")
         assert set(visit.column("task")) == {"mean", *TASKS}
-        page.get_by_label("Find").fill("bitfit")
+        page.locator("input[data-find=board]").fill("bitfit")
         assert set(visit.column("arm")) == {"bitfit"}
         assert page.locator("[data-count=board]").text_content() == "3 of 12 rows"
-        page.get_by_label("Find").fill("")
+        page.locator("input[data-find=board]").fill("")
         page.get_by_role("button", name="Filter columns").click()
-        page.get_by_label("Filter score").fill("> 80")
+        page.get_by_label("Filter score", exact=True).fill("> 80")
         scores = [float(text.split(" ")[0]) for text in visit.column("score")]
         assert scores and min(scores) > 80
-        page.get_by_label("Filter arm").fill("lora")
+        page.get_by_label("Filter arm", exact=True).fill("lora")
         assert set(visit.column("arm")) == {"lora"}
-        page.get_by_label("Filter arm").fill("nobody")
+        page.get_by_label("Filter arm", exact=True).fill("nobody")
         assert visit.column("arm") == []
 
 
@@ -147,7 +147,7 @@ def test_on_a_phone_tables_scroll_inside_their_boxes_and_the_page_does_not(brows
         page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
         for n in range(page.locator(".plot").count()):
             page.locator(".plot").nth(n).scroll_into_view_if_needed()
-        page.wait_for_function("[...document.querySelectorAll('.plot')].every((p) => p.dataset.drawn)")
+        page.wait_for_function("() => [...document.querySelectorAll('.plot')].every((p) => p.dataset.drawn)")
         wide = page.evaluate("[document.documentElement.scrollWidth, document.querySelector('.scroll').scrollWidth]")
         assert wide[0] <= width < wide[1]
         assert visit.problems == []
@@ -163,7 +163,7 @@ def test_in_the_dark_text_and_figures_are_light(browser: Any, address: str) -> N
         assert page.locator("body").evaluate(light.format("color")) > 200
         assert page.locator("#plot-scores .ytick text").first.evaluate(light.format("fill")) > 200
         page.emulate_media(color_scheme="light")
-        page.wait_for_function("getComputedStyle(document.querySelector('#plot-scores .ytick text')).fill === 'rgb(27, 31, 36)'")
+        page.wait_for_function("() => getComputedStyle(document.querySelector('#plot-scores .ytick text')).fill === 'rgb(27, 31, 36)'")
 
 
 def test_a_live_page_reloads_and_its_reader_stays_where_he_was(browser: Any, tmp_path: Path, empty_db: Path) -> None:
@@ -179,17 +179,19 @@ def test_a_live_page_reloads_and_its_reader_stays_where_he_was(browser: Any, tmp
     try:
         url = f"http://127.0.0.1:{server.server_port}/demo"
         with Visit(browser, url) as visit:
-            visit.page.get_by_label("Task").select_option("agreement")
+            visit.page.locator("select[data-task=board]").select_option("agreement")
             visit.head("memory").get_by_role("button").click()
-            visit.page.wait_for_function("document.getElementById('live').textContent === 'live'")
+            visit.page.wait_for_function("() => document.getElementById('live').textContent === 'live'")
             assert visit.column("arm") == ["full"]
             with visit.page.expect_response(lambda response: response.url.endswith("?version")):
                 pass
             for task in TASKS:
                 write_cell(home, "lora", task, trials=2)
             sync(home, tracking_uri=home.tracking_uri)
-            visit.page.wait_for_function("document.querySelectorAll('#board tbody tr[data-task=agreement]').length === 2", timeout=60_000)
-            visit.page.wait_for_function("document.querySelector('[data-task=board]').value === 'agreement'")
+            visit.page.wait_for_function(
+                "() => document.querySelectorAll('#board tbody tr[data-task=agreement]').length === 2", timeout=60_000
+            )
+            visit.page.wait_for_function("() => document.querySelector('[data-task=board]').value === 'agreement'")
             assert visit.head("memory").get_attribute("aria-sort") == "ascending"
             assert sorted(visit.column("arm")) == ["full", "lora"]
             assert all(request.startswith(url) for request in visit.requests) and visit.problems == []
