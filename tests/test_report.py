@@ -181,6 +181,15 @@ def test_a_tenth_of_a_point_is_not_shown_as_day_and_night(report: Report) -> Non
     assert min(shades) == pytest.approx(0.98, abs=1e-9) and max(shades) == 1.0
 
 
+def test_of_many_arms_only_those_of_the_front_are_named(report: Report) -> None:
+    whole = report.scored("agreement")[0]
+    rows = [{**whole, "arm": f"a{n}", "architecture": {"n": n}, "score_mean": n, "energy_kwh": 1e-5 * (1 + n % 7)} for n in range(1, 31)]
+    chart = charts.score_against_energy(replace(report, rows=rows), "agreement")
+    assert chart is not None and not chart.legend and "Only arms of the front are named." in chart.text
+    named = {label for mark in chart.marks if isinstance(mark, Points) for label in mark.labels}
+    assert named == {r["label"] for r in chart.table.rows if r["on_front"]} and 0 < len(named) < 14
+
+
 def test_the_energy_of_phases_adds_up_to_that_of_the_runs(report: Report) -> None:
     chart = charts.energy_by_phase(report)
     assert chart is not None

@@ -119,6 +119,14 @@ def test_rows_are_filtered_by_task_by_text_and_by_number(browser: Any, address: 
         page.get_by_label("Filter score", exact=True).fill("> 80")
         scores = [float(text.split(" ")[0]) for text in visit.column("score")]
         assert scores and min(scores) > 80
+        page.get_by_label("Filter score", exact=True).fill("")
+        every = visit.column("memory")
+        for bound, kept in (("< 9", []), ("> 9", every), ("< 9000 KiB", []), ("> 0.001 GiB", every), ("<= 10,000,000 B", [])):
+            page.get_by_label("Filter memory", exact=True).fill(bound)
+            assert visit.column("memory") == kept, f"{bound}: all take 9.5 MiB"
+        page.get_by_label("Filter memory", exact=True).fill("")
+        page.get_by_label("Filter energy, estimate", exact=True).fill("> 0.02")
+        assert len(visit.column("arm")) == len(every), "0.022 Wh, stored in kWh"
         page.get_by_label("Filter arm", exact=True).fill("lora")
         assert set(visit.column("arm")) == {"lora"}
         page.get_by_label("Filter arm", exact=True).fill("nobody")

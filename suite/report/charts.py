@@ -18,7 +18,7 @@ from suite.report.names import listed
 from suite.report.table import Table
 
 MOST_LABELS = 14
-"""With more points their names would cover each other; the legend, or pointing at them, then tells."""
+"""With more points their names would cover each other: only those of the front are written then, and pointing at others tells theirs."""
 LEAST_SPAN = 5.0
 """Points (of a score of which less is better, percent) from dark to light at least: otherwise tenths of a point would look like day and
 night."""
@@ -51,14 +51,15 @@ def _score_against(report: Report, task: str, key: str, factor: float, title: st
     higher = report.higher_is_better(task)
     front = pareto([row for row in rows if row["admitted"] is not False], key, higher_is_better=higher)
     names = [report.arms[row["arm"]].label for row in front]
-    labelled = len(rows) <= MOST_LABELS
+    labelled = {row["arm"] for row in (rows if len(rows) <= MOST_LABELS else front[:MOST_LABELS])}
     marks = [Points("Pareto front", [r[key] * factor for r in front], [r["score_mean"] for r in front], line=True, marker=False)]
-    marks += [_point(report, row, row[key] * factor, labelled) for row in rows]
+    marks += [_point(report, row, row[key] * factor, named=row["arm"] in labelled) for row in rows]
     rejected = sum(row["admitted"] is False for row in rows)
     said = (
         f"Test score {place(report, task)} against {short} for {len(rows)} arms. On the Pareto front (dotted), where no arm is "
         f"both better and cheaper: {listed(names)}. Bars are 95% intervals."
     )
+    said += " Only arms of the front are named." if len(labelled) < len(rows) else ""
     said += f" Hollow: {rejected} rejected by a check of validity, on no front." if rejected else ""
     table = Table(
         f"score-{short}",
@@ -68,7 +69,7 @@ def _score_against(report: Report, task: str, key: str, factor: float, title: st
     )
     heading = f"Score and {short}, {'mean over tasks' if task == MEAN else task}"
     x = _with_margins(title, [row[key] * factor for row in rows])
-    return Chart(f"score-{short}-{task}", heading, said, x, score_axis(report, task), marks, table, 400, not labelled)
+    return Chart(f"score-{short}-{task}", heading, said, x, score_axis(report, task), marks, table, 400, legend=False)
 
 
 def _with_margins(title: str, values_: Sequence[float]) -> Axis:
@@ -80,7 +81,7 @@ def _with_margins(title: str, values_: Sequence[float]) -> Axis:
     return Axis(title, limits=(low - margin, high + margin))
 
 
-def _point(report: Report, row: Row, x: float, labelled: bool) -> Points:
+def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
     arm = report.arms[row["arm"]]
     hint = f"{arm.label}: score {values.score(row['score_mean'])}, {energy(row)}, {values.size(row['peak_memory_bytes'])}"
     rejected = row["admitted"] is False
@@ -91,7 +92,7 @@ def _point(report: Report, row: Row, x: float, labelled: bool) -> Points:
         arm.style,
         low=[row["ci_low"]],
         high=[row["ci_high"]],
-        labels=[arm.label] if labelled else (),
+        labels=[arm.label] if named else (),
         details=[hint + (f"; rejected: {'; '.join(row['rejected'])}" if rejected else "")],
         hollow=rejected,
     )

@@ -15,6 +15,8 @@ from suite.report.names import distinct
 from suite.report.table import Table
 from suite.tracking.summary import CellSummary
 
+MOST_NAMES = 24
+"""A legend of more would take more room than the lines; pointing at one tells its arm."""
 RATE_COLUMNS = {
     "learning_rate": "as tried",
     "validation_score": "best of its epochs, unit of the task's metric",
@@ -144,7 +146,7 @@ def _curve(
     title = f"{what.capitalize()}, {task}"
     if count > 1:
         lines = [Points(a.label, epochs, mean, a.style, line=True, low=low, high=high) for a, epochs, mean, low, high in found]
-        return Chart(f"{table.key}-{task}", title, said, Axis("epoch", whole=True), y, lines, table)
+        return Chart(f"{table.key}-{task}", title, said, Axis("epoch", whole=True), y, lines, table, legend=len(lines) <= MOST_NAMES)
     names = tuple(arm.label for arm, *_ in found)
     points = [Points(a.label, mean, [a.label], a.style, low=low, high=high, along="x") for a, _, mean, low, high in found]
     return Chart(f"{table.key}-{task}", title, said, y, Axis("", categories=names), points, table, 110 + 26 * len(names), legend=False)

@@ -37,7 +37,7 @@ def page(report: Report, *, live: bool = False) -> str:
         live: Whether it is served by `suite.report.live`: then it asks for news, and reloads where there are some.
     """
     made = content(report)
-    rows = tables.shown_rows(report)
+    rows, columns = tables.shown_rows(report), tables.leaderboard_columns(report)
     return (
         _environment()
         .get_template("page.html")
@@ -49,12 +49,14 @@ def page(report: Report, *, live: bool = False) -> str:
             live=live,
             answer=answer(report),
             facts=facts(report),
-            board=_table(tables.leaderboard_columns(report), rows[:MOST_ROWS], report),
+            board=_table(columns, rows[:MOST_ROWS], report),
             intervals=_intervals(report, rows),
             board_csv=tables.leaderboard(report),
             places=[place for place in (MEAN, *report.tasks) if any(row["task"] == place for row in rows)],
             trials_of=lambda arm: _table(tables.trial_columns(report), [t for t in report.trials if t["arm"] == arm.key], report),
-            rows_of=lambda arm: _table(tables.leaderboard_columns(report), [r for r in report.rows if r["arm"] == arm.key], report),
+            rows_of=lambda arm: _table(
+                [c for c in columns if c.head not in ("arm", "architecture")], [r for r in report.rows if r["arm"] == arm.key], report
+            ),
             failures=_table(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
             rejected=_table(tables.rejected_columns(report), tables.rejected_rows(report), report),
             plotly=Markup(interactive.library()),  # noqa: S704 - plotly's own file

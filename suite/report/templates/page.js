@@ -27,7 +27,7 @@
   const drawAll = () => all(".plot:not([data-drawn])").forEach(draw);
   addEventListener("beforeprint", () => { all("details").forEach((d) => (d.open = true)); drawAll(); });
 
-  // ---- tables: sorted by a press on a head, filtered by text or by `> 70`, `< 0.05`, `= 3` ----
+  // ---- tables: sorted by a press on a head, filtered by text or by `> 70`, `< 0.05 Wh`, `= 3` ----
   const value = (cell) => (cell.dataset.v === undefined ? cell.textContent.trim().toLowerCase() : cell.dataset.v === "" ? null : Number(cell.dataset.v));
   const sort = (table, at, direction) => {
     const rows = all("tbody tr", table);
@@ -41,11 +41,19 @@
     table.tBodies[0].append(...rows);
     all("thead th", table).forEach((head, n) => (n === at ? head.setAttribute("aria-sort", direction) : head.removeAttribute("aria-sort")));
   };
+  // a number without a unit is in that of the column's first cell: `< 300` of memory shown in MiB is 300 MiB
+  const units = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, Wh: 1e-3, kWh: 1, s: 1, min: 60, h: 3600 };
+  const unitOf = (text) => (/[\d.]\s(B|KiB|MiB|GiB|TiB|Wh|kWh|s|min|h)(?:\s|$)/.exec(text) || [])[1];
+  const columnUnit = (cell) => {
+    const first = [...cell.closest("tbody").rows].map((row) => unitOf(row.cells[cell.cellIndex].textContent)).find(Boolean);
+    return units[first] || 1;
+  };
   const passes = (cell, wanted) => {
-    const compared = /^\s*(<=|>=|<|>|=)\s*(-?[\d.]+(?:e[+-]?\d+)?)\s*$/i.exec(wanted);
+    const compared = /^\s*(<=|>=|<|>|=)\s*(-?[\d.,]+(?:e[+-]?\d+)?)\s*([A-Za-z]*)\s*$/.exec(wanted);
     if (!compared || cell.dataset.v === undefined) return cell.textContent.toLowerCase().includes(wanted.trim().toLowerCase());
     if (cell.dataset.v === "") return false;
-    const [found, bound] = [Number(cell.dataset.v), Number(compared[2])];
+    const bound = Number(compared[2].replaceAll(",", "")) * (units[compared[3]] || columnUnit(cell));
+    const found = Number(cell.dataset.v);
     return { "<": found < bound, ">": found > bound, "<=": found <= bound, ">=": found >= bound, "=": found === bound }[compared[1]];
   };
   const filter = (table) => {
