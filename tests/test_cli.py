@@ -43,7 +43,7 @@ def test_a_full_disk_is_said_in_a_sentence() -> None:
 
 def test_the_commands_are_these(suite: Suite) -> None:
     assert list(COMMANDS) == [
-        *("run", "trial", "status", "submit", "stop", "leaderboard", "report", "lm-eval", "curves"),
+        *("init", "run", "trial", "status", "submit", "stop", "leaderboard", "report", "lm-eval", "curves"),
         *("export-results", "import-results", "export", "compare", "sync", "params", "profile", "list", "doctor"),
     ]
     assert all(f" {name} " in suite("--help")[1] for name in COMMANDS)

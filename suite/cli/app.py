@@ -17,6 +17,7 @@ from suite.cli import (
     curves,
     doctor,
     export,
+    init,
     leaderboard,
     listing,
     lm_eval,
@@ -36,6 +37,7 @@ from suite.errors import SuiteError
 from suite.redact import redact
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "init": (init.init, "suite init my-sweep.yaml --backbone t5-base --methods full,lora,read --tasks sst2,rte"),
     "run": (run.run, "suite run sweeps/quickstart.yaml --set search.trials=4"),
     "trial": (trial.trial, "suite trial --backbone minilm --method lora --task acceptability --set learning_rate=2e-3 --set rank=4"),
     "status": (status.status, "suite status --home runs --sweep quickstart"),

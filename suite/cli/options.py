@@ -30,7 +30,10 @@ HomeOption: TypeAlias = Annotated[Path, typer.Option("--home", metavar="DIR", en
 DataRootOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--data-root", metavar="DIR", envvar="SUITE_DATA_ROOT", help="Local data instead of the hub: DIR/<hub id>/<config>/<split>.parquet."
+        "--data-root",
+        metavar="DIR",
+        envvar="SUITE_DATA_ROOT",
+        help="Local data instead of the hub: DIR/<hub id>/<config>/<split>.parquet or .csv.",
     ),
 ]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 HEAD = """# Every command and option
 
-Made from the code by `python -m suite.cli.reference`; do not edit by hand. What the commands print, exit codes and files: [the command line](cli.md).
+Made from the code by `python -m suite.cli.reference`; do not edit by hand. What the commands print, exit codes and
+environment variables: [the command line](cli.md).
 """
 BAR = "\\|"
 """Within a table, also in code."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from suite.config.hashing import canonical_json
@@ -141,7 +142,7 @@ class GeneratedSource(Source):
 
 
 class LocalSource(Source):
-    """`<root>/<hub id>/<config>/<split>.parquet`, with the hub's column names."""
+    """`<root>/<hub id>/<config>/<split>.parquet` or `.csv`, with the hub's column names."""
 
     def __init__(self, data: HubData, task: TaskConfig, root: Path) -> None:
         self.where, self.names = f"{data.hub} ({data.config})", data.columns
@@ -161,19 +162,30 @@ class LocalSource(Source):
     def read(self, split: str, columns: Sequence[str]) -> pa.Table:
         path = self._path(split)
         try:
-            with pq.ParquetFile(path) as file:
-                return self._renamed(split, file.read(columns=self._columns(split, file.schema_arrow.names, columns)), columns)
+            return self._renamed(split, _read_file(path, lambda found: self._columns(split, found, columns)), columns)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: not a readable parquet file ({path.stat().st_size:,} bytes): {error}; copy it again") from error
+            kind = path.suffix.removeprefix(".")
+            raise DataError(f"{path}: not a readable {kind} file ({path.stat().st_size:,} bytes): {error}; copy it again") from error
 
     def _path(self, split: str) -> Path:
-        path = self.folder / f"{split}.parquet"
-        if path.is_file():
-            return path
+        path, text = (self.folder / f"{split}{suffix}" for suffix in (".parquet", ".csv"))
+        if path.is_file() and text.is_file():
+            raise DataError(f"{self.where}, split {split!r}: {path} and {text.name} are both there; keep one of them")
+        if path.is_file() or text.is_file():
+            return path if path.is_file() else text
         beside = next(folder for folder in (self.folder, *self.folder.parents) if folder.is_dir())
         names = sorted(entry.name for entry in beside.iterdir())
         there = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else "") or "nothing"
-        raise DataError(f"{self.where}, split {split!r}: looked for {path}, which does not exist; in {beside} there is: {there}")
+        raise DataError(f"{self.where}, split {split!r}: looked for {path} (or .csv), which does not exist; in {beside} there is: {there}")
+
+
+def _read_file(path: Path, choose: Callable[[Sequence[str]], list[str]]) -> pa.Table:
+    """Some columns of a parquet file, or of a CSV file with a heading; texts in quotes may hold commas and line ends."""
+    if path.suffix == ".csv":
+        table = pacsv.read_csv(path, parse_options=pacsv.ParseOptions(newlines_in_values=True))
+        return table.select(choose(table.column_names))
+    with pq.ParquetFile(path) as file:
+        return file.read(columns=choose(file.schema_arrow.names))
 
 
 class HubSource(Source):

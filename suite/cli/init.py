@@ -1,0 +1,166 @@
+"""`suite init`: a first sweep file, from four questions or from options."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from suite.cli.sweep_text import Answers, Budget, sweep_text
+from suite.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from suite.tune.plan import Plan
+
+T = TypeVar("T")
+BACKBONES, METHODS, TASKS = ("minilm",), ("full", "lora", "read"), ("acceptability", "entailment")
+"""What is taken without an answer: nothing of it is downloaded."""
+PRETRAINED = "pretrained"
+DEFAULT = Path("my-sweep.yaml")
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="The file to write; its stem is the sweep's name.")] = DEFAULT,
+    backbone: Annotated[str | None, typer.Option(metavar="B,...", help="Backbones, with commas between them.")] = None,
+    methods: Annotated[str | None, typer.Option(metavar="M,...", help="Fine-tuning methods.")] = None,
+    attention: Annotated[str | None, typer.Option(metavar="V,...", help="Attention variants (default: pretrained).")] = None,
+    tasks: Annotated[str | None, typer.Option(metavar="T,...", help="Tasks.")] = None,
+    budget: Annotated[
+        Budget | None, typer.Option(help="Quick: few rows, for CPUs; paper: READ's 32 trials (default: quick, with a GPU standard).")
+    ] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Learning rates per cell, instead of the budget's.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Confirm runs per cell.")] = 3,
+    workers: Annotated[int | None, typer.Option(min=1, help="Workers of a trial (default: decided when the sweep starts).")] = None,
+    gpus_per_worker: Annotated[float | None, typer.Option(min=0, help="GPUs of a worker; 0 = train on CPUs.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; what is not given is the default.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a commented sweep file. Asks four questions on a terminal, about what the options leave open; checks the answers first."""
+    _refuse_to_overwrite(path, force=force)
+    ask = _asker(yes=yes, needed={"--backbone": backbone, "--methods": methods or attention, "--tasks": tasks})
+    backbones = _names(backbone) or ask("Which backbones? (suite list backbones)", BACKBONES, _some)
+    if methods is None and attention is None:
+        chosen = ask("Which methods or attention variants? (suite list methods, suite list attention)", METHODS, _split)
+    else:
+        chosen = (_names(methods) or ("full",), _names(attention) or (PRETRAINED,))
+    known = _names(tasks) or ask("On which tasks? (suite list tasks)", TASKS, _known_tasks)
+    size = budget or ask("How much: quick (CPUs, few rows), standard, or paper (32 trials per cell)?", (_usual_budget(),), _budget)
+    answers = Answers(backbones, chosen[1], chosen[0], known, size, trials, seeds, workers, gpus_per_worker)
+    text = sweep_text(path.stem, answers)
+    plan = _checked(text, path)
+    _write(path, text)
+    _say_what_next(path, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Asks on a terminal until the answer can be used; a silent one takes the default."""
+
+    silent: bool
+
+    def __call__(self, question: str, default: Sequence[str], read: Callable[[str], T]) -> T:
+        while True:
+            usual = ",".join(default)
+            given = usual if self.silent else typer.prompt(question, default=usual, err=True)
+            try:
+                return read(given)
+            except ConfigError as error:
+                if self.silent:
+                    raise
+                typer.echo(f"  {error}", err=True)
+
+
+def _asker(*, yes: bool, needed: Mapping[str, str | None]) -> _Asker:
+    """Who answers what the options leave open.
+
+    Raises:
+        ConfigError: Nobody is there to ask, and options are missing.
+    """
+    missing = [option for option, given in needed.items() if given is None]
+    terminal = sys.stdin.isatty()
+    if missing and not yes and not terminal:
+        raise ConfigError(f"suite init: no terminal to ask on; give {', '.join(missing)}, or --yes for the defaults of what is not given")
+    return _Asker(silent=yes or not terminal)
+
+
+def _names(given: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in (given or "").split(",") if name.strip()))
+
+
+def _some(given: str) -> tuple[str, ...]:
+    if not (names := _names(given)):
+        raise ConfigError("expected at least one name")
+    return names
+
+
+def _split(given: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Methods and attention variants out of one list; of variants alone, `full` trains them, beside the unchanged backbone."""
+    from suite.attention import variants
+    from suite.petl import methods
+
+    known = {*methods.names(), *variants.names()}
+    for name in _some(given):
+        if name not in known and not name.startswith("peft:"):
+            raise UnknownNameError("method or attention variant", name, known)
+    attention = tuple(name for name in _some(given) if name in variants.names())
+    chosen = tuple(name for name in _some(given) if name not in attention)
+    return chosen or ("full",), tuple(dict.fromkeys((PRETRAINED, *attention)))
+
+
+def _known_tasks(given: str) -> tuple[str, ...]:
+    from suite.config.task_files import task_paths
+
+    for name in _some(given):
+        if name not in task_paths():
+            raise UnknownNameError("task", name, task_paths())
+    return _some(given)
+
+
+def _budget(given: str) -> Budget:
+    if given not in list(Budget):
+        raise UnknownNameError("budget", given, list(Budget))
+    return Budget(given)
+
+
+def _usual_budget() -> str:
+    return Budget.STANDARD if any(Path("/dev").glob("nvidia[0-9]*")) else Budget.QUICK
+
+
+def _refuse_to_overwrite(path: Path, *, force: bool) -> None:
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{path}: expected a file name that ends in .yaml")
+    if path.exists() and not force:
+        raise ConfigError(f"{path}: is there already; give another name, or --force to overwrite it")
+
+
+def _checked(text: str, path: Path) -> Plan:
+    """The plan of the sweep, made by the loader and planner that `suite run` uses.
+
+    Raises:
+        SuiteError: A name that does not exist, or choices that do not go together; nothing was written.
+    """
+    from suite.config.loader import parse_yaml, validate
+    from suite.config.sweep import SweepConfig
+    from suite.tune.plan import make_plan
+
+    data, lines = parse_yaml(text, where=str(path))
+    return make_plan(validate(SweepConfig, data, where=str(path), lines=lines), where=str(path))
+
+
+def _write(path: Path, text: str) -> None:
+    from suite.train.folder import write_atomic
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from error
+
+
+def _say_what_next(path: Path, plan: Plan) -> None:
+    print(f"{path}: {len(plan.cells)} cells, {plan.total_trials} trials at least")
+    print(f"next:\n  suite run {path} --dry-run   what it would take\n  suite run {path}             the same again goes on after a stop")

@@ -1,0 +1,121 @@
+"""The text of a first sweep file: every key that matters, each with a line that says what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import yaml
+
+WIDTH = 42
+"""Characters of a line before its comment, where they suffice."""
+
+
+class Budget(StrEnum):
+    """How much is spent on each cell."""
+
+    QUICK = "quick"
+    STANDARD = "standard"
+    PAPER = "paper"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What a budget means; `limit` are training, validation and test rows, None = all."""
+
+    trials: int
+    startup_trials: int
+    edge_guard: dict[str, int]
+    stop: dict[str, float] | None
+    epochs: int
+    batch_size: int
+    limit: tuple[int, int, int] | None
+
+
+PRESETS = {
+    Budget.QUICK: Preset(4, 2, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 32, (768, 200, 400)),
+    Budget.STANDARD: Preset(8, 4, {"extensions": 2}, {"tolerance": 0.5}, 10, 96, None),
+    Budget.PAPER: Preset(32, 8, {"extensions": 0}, None, 30, 96, None),
+}
+"""Quick: two CPU cores, hours for a handful of cells (ours). Paper: READ, arXiv 2305.15348, appendix D."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the person wants; None = as the budget has it, or as the suite decides when the sweep starts."""
+
+    backbones: Sequence[str]
+    attention: Sequence[str]
+    methods: Sequence[str]
+    tasks: Sequence[str]
+    budget: Budget
+    trials: int | None = None
+    seeds: int = 3
+    workers: int | None = None
+    gpus_per_worker: float | None = None
+
+
+def sweep_text(name: str, answers: Answers) -> str:
+    """A commented sweep file; whether its names exist is for the loader to say."""
+    preset = PRESETS[answers.budget]
+    lines = [
+        "# Made by `suite init`. What it would do and cost: suite run FILE --dry-run. Any value can also be changed on the command",
+        "# line: --set search.trials=16. All keys, with ranges: suite/config/sweep.py and training.py.",
+        _line(f"name: {_plain(name)}", "on the leaderboard; one sweep of a name in a --home"),
+        "",
+        "# Backbone x attention x method is an arm, arm x task a cell: each cell gets its own search for the learning rate.",
+        _line(f"backbones: {_plain(answers.backbones)}", "suite list backbones; or a hub id, a folder, package:NAME/FOLDER"),
+        _line(f"attention: {_plain(answers.attention)}", "suite list attention; pretrained = the backbone's own"),
+        _line(f"methods: {_plain(answers.methods)}", "suite list methods; or {name: lora, architecture: {rank: 8}}"),
+        _line(f"tasks: {_plain(answers.tasks)}", "suite list tasks; or the name of a file in tasks/ beside this one"),
+        _line("architectures: search", "of a method's choices the best over all tasks; first = its first, all = a row each"),
+        "",
+        *_search(preset, answers.trials),
+        "",
+        "confirm: # the best learning rate again, with fresh seeds; only these runs see test data",
+        _line(f"  seeds: {_plain(list(range(1, answers.seeds + 1)))}", "three are the least that show a spread"),
+        "",
+        *_limit(preset),
+        "training: # the same for every arm",
+        _line(f"  epochs: {preset.epochs}", "at most; the best one on validation counts"),
+        _line("  patience: 3", "epochs without improvement before a run ends; null = never"),
+        _line(f"  batch_size: {preset.batch_size}", "examples per step over all workers; must divide by their number"),
+        _line("  max_length: 128", "tokens kept of an input; suite task check shows what that cuts"),
+        _line("  zero_stage: 3", "DeepSpeed ZeRO: 3 partitions parameters too; less is faster where the model fits"),
+        "",
+        "resources: # of one trial; as many trials run at a time as fit",
+        _line(f"  workers: {_plain(answers.workers)}", "null = a worker for each GPU of the machine, else two on CPUs"),
+        _line(f"  gpus_per_worker: {_plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _search(preset: Preset, trials: int | None) -> list[str]:
+    budget = preset.trials if trials is None else trials
+    return [
+        "search: # learning rates tried per cell, scored on validation data; the budget is equal for every arm",
+        _line("  sampler: gp", "a Gaussian process, one trial after the other; or tpe, random, grid"),
+        _line(f"  trials: {budget}", "per cell and choice of architecture"),
+        _line(f"  startup_trials: {min(preset.startup_trials, budget)}", "of them quasi-random, before the sampler has a model"),
+        _line(f"  edge_guard: {_plain(preset.edge_guard)}", "a best rate at the end of its range widens that by a decade, so often"),
+        _line(f"  stop: {_plain(preset.stop)}", "end a search that can gain no more points than this; null = never"),
+    ]
+
+
+def _limit(preset: Preset) -> list[str]:
+    if preset.limit is None:
+        return []
+    limit = dict(zip(("train", "validation", "test"), preset.limit, strict=True))
+    return [_line(f"limit: {_plain(limit)}", "rows at most, drawn by seed; leave it out for real results"), ""]
+
+
+def _line(text: str, comment: str) -> str:
+    return f"{text:<{WIDTH}} # {comment}"
+
+
+def _plain(value: Any) -> str:
+    """A value as YAML on one line, in quotes where it needs them."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
