@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from suite.cli import complete
 from suite.cli.options import AttentionOption, BackboneOption, DataRootOption, Format, FormatOption, SetOption
 from suite.cli.render import brief, column, render, stdout_for_result
 from suite.errors import ConfigError
@@ -34,7 +35,9 @@ WEIGHT_KEYS = ("site", "layer", "projection", "start", "mean_difference", "mean_
 
 def attention(
     backbone: BackboneOption,
-    task: Annotated[str, typer.Option("--task", metavar="T", help="Whose validation inputs are read (suite list tasks).")],
+    task: Annotated[
+        str, typer.Option("--task", metavar="T", autocompletion=complete.tasks, help="Whose validation inputs are read (suite list tasks).")
+    ],
     variant: AttentionOption = "pretrained",
     rows: Annotated[int, typer.Option(min=1, help="How many inputs.")] = 64,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write. (default: analysis/BACKBONE-VARIANT-TASK)")] = None,

@@ -75,7 +75,6 @@ app = typer.Typer(
     help="Benchmark attention variants and parameter-efficient fine-tuning methods: same budget, same data, same loop.",
     epilog="Example: suite run sweeps/quickstart.yaml",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, existing_home
 from suite.cli.render import Column, Row, column
 from suite.config.reference import MEAN
@@ -36,8 +36,8 @@ def compare(
     ] = None,
     second: Annotated[str | None, typer.Argument(metavar="ARM_B]", help="The same of the arm to compare it with.")] = None,
     home: HomeOption = DEFAULT_HOME,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="T", help="Only this task.")] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Only this task.")] = None,
     all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every two arms with the same backbone, instead of two by name.")] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:

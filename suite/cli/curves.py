@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, TrackingOption, existing_home
 from suite.cli.render import Column, column
 from suite.cli.select import short_names
@@ -26,7 +26,7 @@ def curves(
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw them.")] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from suite.cli import complete
 from suite.cli.options import DEFAULT_HOME, HomeOption, TasksOption, existing_home
 from suite.cli.render import size, stdout_for_result
 from suite.errors import ConfigError
@@ -26,7 +27,10 @@ def export(
     cell: Annotated[str, typer.Argument(metavar="CELL", help="ARM/TASK, as `lora/rte`; ARM where it has one task.")],
     out: Annotated[str, typer.Argument(metavar="DIR", help="A new folder, or a URL: s3://BUCKET/PREFIX.")],
     home: HomeOption = DEFAULT_HOME,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Of which sweep, where several have such a cell.")] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Of which sweep, where several have such a cell."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Which confirm run. (default: the one with the best validation score)")] = None,
     tasks: TasksOption = None,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from suite.cli import complete
 from suite.cli.sweep_text import Answers, Budget, sweep_text
 from suite.errors import ConfigError, UnknownNameError
 
@@ -25,10 +26,18 @@ DEFAULT = Path("my-sweep.yaml")
 
 def init(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="The file to write; its stem is the sweep's name.")] = DEFAULT,
-    backbone: Annotated[str | None, typer.Option(metavar="B,...", help="Backbones, with commas between them.")] = None,
-    methods: Annotated[str | None, typer.Option(metavar="M,...", help="Fine-tuning methods.")] = None,
-    attention: Annotated[str | None, typer.Option(metavar="V,...", help="Attention variants (default: pretrained).")] = None,
-    tasks: Annotated[str | None, typer.Option(metavar="T,...", help="Tasks.")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(metavar="B,...", autocompletion=complete.listed(complete.backbones), help="Backbones, with commas between them."),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="M,...", autocompletion=complete.listed(complete.methods), help="Fine-tuning methods.")
+    ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(metavar="V,...", autocompletion=complete.listed(complete.attention), help="Attention variants (default: pretrained)."),
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(metavar="T,...", autocompletion=complete.listed(complete.tasks), help="Tasks.")] = None,
     budget: Annotated[
         Budget | None, typer.Option(help="Quick: few rows, for CPUs; paper: READ's 32 trials (default: quick, with a GPU standard).")
     ] = None,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, TrackingOption, existing_home
 from suite.cli.render import Column, Row, column
 
@@ -31,10 +31,12 @@ class Sort(StrEnum):
 def leaderboard(
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="T", help="Only this task.")] = None,
-    method: Annotated[str | None, typer.Option(metavar="M", help="Only this method.")] = None,
-    attention: Annotated[str | None, typer.Option(metavar="V", help="Only this attention variant.")] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Only this task.")] = None,
+    method: Annotated[str | None, typer.Option(metavar="M", autocompletion=complete.methods, help="Only this method.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(metavar="V", autocompletion=complete.attention, help="Only this attention variant.")
+    ] = None,
     sort: Annotated[Sort, typer.Option(help="What comes first.")] = Sort.SCORE,
     target: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of full's validation score, for the energy to it.")] = 0.95,
     everything: Annotated[bool, typer.Option("--all", help="Rejected rows too, with the reason.")] = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import (
     DEFAULT_HOME,
     DataRootOption,
@@ -40,7 +40,9 @@ KEYS = (*NAMES, "lm_eval_task", "metric", "value", "std", "stderr", "seeds", "re
 
 def lm_eval(
     what: Annotated[str | None, typer.Argument(metavar="[CELL|DIR]", help="A cell's confirmed runs, or what `suite export` wrote.")] = None,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="All confirmed runs of this sweep.")] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="All confirmed runs of this sweep.")
+    ] = None,
     backbone: Annotated[str | None, typer.Option(metavar="B", help="Instead: this backbone, untrained.")] = None,
     attention: Annotated[str, typer.Option(metavar="V", help="With --backbone: an attention variant.")] = "pretrained",
     overrides: SetOption = None,

@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from suite.cli import complete
 from suite.config.trust import trusting
 from suite.errors import ConfigError
 from suite.redact import refuse_password
@@ -33,7 +34,7 @@ DataRootOption: TypeAlias = Annotated[
         "--data-root",
         metavar="DIR",
         envvar="SUITE_DATA_ROOT",
-        help="Local data instead of the hub: DIR/<hub id>/<config>/<split>.parquet or .csv.",
+        help="Local data, not the hub: DIR/<hub id>/<config>/<split>.parquet or .csv.",
     ),
 ]
 
@@ -152,10 +153,15 @@ TasksOption: TypeAlias = Annotated[
 SetOption: TypeAlias = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given often.")]
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print it.")]
 BackboneOption: TypeAlias = Annotated[
-    str, typer.Option("--backbone", metavar="B", help="A known name, hub id, folder or package:NAME/FOLDER.")
+    str,
+    typer.Option("--backbone", metavar="B", autocompletion=complete.backbones, help="A known name, hub id, folder or package:NAME/FOLDER."),
 ]
-MethodOption: TypeAlias = Annotated[str, typer.Option("--method", metavar="M", help="A PETL method (suite list methods), or peft:<type>.")]
-AttentionOption: TypeAlias = Annotated[str, typer.Option("--attention", metavar="V", help="An attention variant (suite list attention).")]
+MethodOption: TypeAlias = Annotated[
+    str, typer.Option("--method", metavar="M", autocompletion=complete.methods, help="A PETL method (suite list methods), or peft:<type>.")
+]
+AttentionOption: TypeAlias = Annotated[
+    str, typer.Option("--attention", metavar="V", autocompletion=complete.attention, help="An attention variant (suite list attention).")
+]
 DEFAULT_HOME = Path("runs")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import AttentionOption, BackboneOption, Format, FormatOption, MethodOption, SetOption, TasksOption, TrustOption
 from suite.cli.render import column
 
@@ -44,7 +44,7 @@ def params(
     backbone: BackboneOption,
     method: MethodOption = "full",
     attention: AttentionOption = "pretrained",
-    task: Annotated[str | None, typer.Option(metavar="T", help="Count the head of this task.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Count the head of this task.")] = None,
     num_labels: Annotated[int, typer.Option(min=1, help="Classes of the head, where there is no --task.")] = 2,
     dtype: Annotated[Precision, typer.Option(help="Type of the cached keys and values.")] = Precision.FP16,
     overrides: SetOption = None,

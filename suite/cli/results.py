@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from suite.cli import complete
 from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, existing_home
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .json or .parquet.")]
-SweepOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")]
+SweepOption = Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")]
 
 
 def export_results(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.cli import leaderboard, render
+from suite.cli import complete, leaderboard, render
 from suite.cli.options import (
     DEFAULT_HOME,
     DataRootOption,
@@ -38,7 +38,12 @@ STOPPED, TERMINATED = 130, 143
 
 
 def run(
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep file, or the name of a known one (suite list sweeps).")],
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP", autocompletion=complete.sweeps, help="A sweep file, or the name of a known one (suite list sweeps)."
+        ),
+    ],
     home: HomeOption = DEFAULT_HOME,
     data_root: DataRootOption = None,
     tasks: TasksOption = None,

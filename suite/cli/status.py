@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption
 from suite.cli.render import Column, Row, column
 from suite.errors import ConfigError
@@ -38,7 +38,7 @@ KEYS = (
 
 def status(
     home: HomeOption = DEFAULT_HOME,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
     address: Annotated[str | None, typer.Option(metavar="URL", help="Jobs of a Ray cluster instead: http://HEAD:8265.")] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
+from suite.cli import complete
 from suite.cli.options import DEFAULT_HOME, HomeOption, StorageOption
 from suite.cli.submit import DashboardOption
 from suite.errors import ConfigError, ResourceError
@@ -23,7 +24,9 @@ WAIT_S = 600.0
 
 
 def stop(
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="The name of a sweep that is running.")],
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", autocompletion=complete.sweeps_of_home, help="The name of a sweep that is running.")
+    ],
     address: DashboardOption = None,
     home: HomeOption = DEFAULT_HOME,
     storage: StorageOption = None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import (
     Format,
     InsecureOption,
@@ -44,7 +44,12 @@ DashboardOption: TypeAlias = Annotated[
 
 
 def submit(
-    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="A sweep file in the working folder, or the name of a known one.")],
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP", autocompletion=complete.sweeps, help="A sweep file in the working folder, or the name of a known one."
+        ),
+    ],
     address: DashboardOption = None,
     home: Annotated[
         Path | None, typer.Option("--home", metavar="DIR", help="On the cluster: an absolute path that every node sees.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from suite.cli import complete
 from suite.cli.options import DEFAULT_HOME, HomeOption, OptunaOption, StorageOption, TrackingOption, existing_home
 from suite.errors import StorageError, TrackingError
 
@@ -22,7 +23,7 @@ def sync(
     tracking_uri: TrackingOption = None,
     optuna: OptunaOption = None,
     weights: Annotated[bool, typer.Option("--all", help="From the storage, get trained weights and logs too, for suite export.")] = False,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", help="Only this sweep.")] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Look every trial up, also where nothing seems to have changed.")] = False,
 ) -> None:
     """Get what the storage has and the home lacks; write into MLflow what that lacks. Run it twice and nothing is done twice."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import DataRootOption, Format, TasksOption, search_first
 from suite.cli.render import column
 
@@ -59,7 +59,12 @@ class Report:
 
 
 def check(
-    given: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A task's file, or the name of a known one (suite list tasks).")],
+    given: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|NAME", autocompletion=complete.tasks, help="A task's file, or the name of a known one (suite list tasks)."
+        ),
+    ],
     data_root: DataRootOption = None,
     tasks: TasksOption = None,
     backbone: Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from suite.cli import complete
 from suite.cli.options import (
     DEFAULT_HOME,
     AttentionOption,
@@ -34,7 +35,7 @@ DEFAULT_LEARNING_RATE = 1e-3
 def trial(
     backbone: BackboneOption,
     method: MethodOption,
-    task: Annotated[str, typer.Option("--task", metavar="T", help="A task (suite list tasks).")],
+    task: Annotated[str, typer.Option("--task", metavar="T", autocompletion=complete.tasks, help="A task (suite list tasks).")],
     attention: AttentionOption = "pretrained",
     overrides: SetOption = None,
     ranks: Annotated[int, typer.Option(min=1, help="Worker processes; 1 = this process, for a debugger.")] = 1,

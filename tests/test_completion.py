@@ -1,0 +1,78 @@
+"""What a shell offers: names of methods, variants, tasks, backbones and sweeps, without importing what they name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.attention import variants
+from suite.backbones.presets import PRESETS
+from suite.cli import complete
+from suite.config.task_files import task_paths
+from suite.petl import methods
+from tests.commands import ROOT, shell
+
+
+def test_the_names_are_those_of_the_registries() -> None:
+    assert complete.methods("") == methods.names()
+    assert complete.attention("") == variants.names()
+    assert complete.backbones("") == sorted(PRESETS)
+    assert complete.tasks("") == sorted(task_paths())
+    assert complete.sweeps("quick") == ["quickstart"]
+
+
+def test_a_method_of_the_users_own_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "petl").mkdir()
+    (tmp_path / "petl" / "my_own.py").write_text('raise RuntimeError("run")\nclass MyOwn:\n    description = "mine"\n')
+    (tmp_path / "petl" / "helper.py").write_text("def help_(): ...\n")
+    monkeypatch.setenv("SUITE_PATH", str(tmp_path))
+    assert complete.methods("my") == ["my-own"]
+    assert "helper" not in complete.methods("")
+
+
+def test_the_last_name_of_a_list_is_completed() -> None:
+    assert complete.listed(complete.methods)("lora,re") == ["lora,read"]
+    assert "lora,lora" not in complete.listed(complete.methods)("lora,")
+
+
+def completed(line: str, words: int, cwd: Path) -> list[str]:
+    """What bash is told to offer after `line`, whose word number `words` is being typed."""
+    done = shell(cwd=cwd, _SUITE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(words))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("suite lead", ["leaderboard"]),
+        ("suite run quick", ["quickstart"]),
+        ("suite params --backbone t5-s", ["t5-small"]),
+        ("suite trial --method lor", ["lora"]),
+        ("suite leaderboard --sweep de", ["demo"]),
+        ("suite leaderboard --home elsewhere --sweep ", ["other"]),
+    ],
+)
+def test_bash_is_offered(tmp_path: Path, line: str, offered: list[str]) -> None:
+    for home, name in (("runs", "demo"), ("elsewhere", "other")):
+        (tmp_path / home / "sweeps").mkdir(parents=True)
+        (tmp_path / home / "sweeps" / f"{name}.json").touch()
+    assert completed(line, len(line.split(" ")) - 1, tmp_path) == offered
+
+
+def test_completing_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from suite.cli import complete as c; c.methods(''), c.attention(''), c.tasks(''), c.backbones(''), c.sweeps('');"
+        "print(sorted({'torch', 'transformers', 'ray', 'pandas', 'mlflow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_script_for_the_shell_is_shown(tmp_path: Path) -> None:
+    done = shell("--show-completion", "bash", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "_SUITE_COMPLETE=complete_bash" in done.stdout
