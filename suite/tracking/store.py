@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from suite.errors import TrackingError
 from suite.redact import redact
+from suite.tracking.notes import NOTE, sweep_note
 from suite.train.databases import check_local, with_deadlines, with_driver
 from suite.train.folder import Home
 
@@ -257,8 +258,9 @@ class Store:
         """Another driver may be quicker: then it is theirs."""
         from mlflow.exceptions import MlflowException
 
+        tags = {"suite.kind": "sweep", NOTE: sweep_note(name)}
         try:
-            return str(self.client.create_experiment(name, self._artifact_location(artifacts), {"suite.kind": "sweep"}))
+            return str(self.client.create_experiment(name, self._artifact_location(artifacts), tags))
         except MlflowException:
             known = self.client.get_experiment_by_name(name)
             if known is None:

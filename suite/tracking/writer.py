@@ -22,6 +22,7 @@ from suite.errors import SuiteError, TrackingError, UnknownNameError
 from suite.evaluation.record import FILE as LM_EVAL
 from suite.evaluation.record import as_metrics, over_seeds, read_record
 from suite.tracking.encode import identity_tags, result_digest, run_status, trial_metrics, trial_name, trial_params, trial_tags
+from suite.tracking.notes import NOTE, cell_note, trial_note
 from suite.tracking.ranks import RankWriter
 from suite.tracking.store import COMPLETE, Point, RunRecord, Store, StoredRun, open_store
 from suite.tracking.summary import CellSummary, Definition, read_definition, summarise
@@ -225,7 +226,7 @@ class Syncer:
         return kept
 
     def _create_cell(self, spec: TrialSpec, ended: Sequence[Trial]) -> _CellRun:
-        tags = {**identity_tags(spec), "suite.kind": "cell", "suite.home": self._home_id}
+        tags = {**identity_tags(spec), "suite.kind": "cell", "suite.home": self._home_id, NOTE: cell_note(spec)}
         start_s = min((t.result.started_at for t in ended if t.result is not None), default=time.time())
         created = _CellRun(self.store.create_run(self._experiments[spec.sweep], name=spec.cell, start_s=start_s, tags=tags))
         self._runs[spec.sweep][spec.cell] = created
@@ -256,6 +257,7 @@ class Syncer:
         spec, result = trial.spec, trial.result
         assert result is not None
         own = {"suite.kind": "trial", "suite.home": self._home_id, "suite.result": result_digest(result), "mlflow.parentRunId": parent}
+        own[NOTE] = trial_note(spec)
         return RunRecord(
             trial_name(spec),
             result.started_at,

@@ -1,0 +1,66 @@
+"""The report of an ended sweep as a file of its run `report` in MLflow: one for each home and sweep, replaced when results change."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from suite.config.hashing import short_hash
+from suite.tracking.notes import NOTE
+from suite.tracking.store import Store, StoredRun, open_store
+from suite.train.folder import Home
+from suite.train.identity import home_id
+
+KIND = "report"
+FILE = "report.html"
+ENDED = ("FINISHED", "FAILED")
+Build = Callable[[Home, str, Path], object]
+"""Writes the report of a home's sweep, one page, to a file."""
+
+
+def attach_reports(home: Home, tracking_uri: str, build: Build, *, sweep: str | None = None) -> list[str]:
+    """Attach the report of every sweep of a home that has ended and has changed since its report was attached.
+
+    Args:
+        home: Whose sweeps are meant; other homes' sweeps of the same name keep reports of their own.
+        tracking_uri: As `resolve_uri` gives it; the cells must be up to date there.
+        build: Called only for sweeps that need it.
+        sweep: Only this one; None = all.
+
+    Returns:
+        The sweeps whose report was attached.
+
+    Raises:
+        TrackingError: The store cannot be written.
+        SuiteError: What `build` raises.
+    """
+    store = open_store(tracking_uri)
+    known = store.experiments()
+    names = [name for name in sorted(known) if sweep in (None, name)]
+    return [name for name in names if _attach(store, known[name], home, name, build)]
+
+
+def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build) -> bool:
+    of_home = {"suite.home": home_id(home)}
+    cells = store.runs([experiment], {"suite.kind": "cell", **of_home})
+    if not cells or any(cell.status not in ENDED for cell in cells):
+        return False
+    digest = short_hash(sorted(cell.tags.get("suite.digest", "") for cell in cells))
+    run = next(iter(store.runs([experiment], {"suite.kind": KIND, **of_home})), None)
+    if run is not None and run.tags.get("suite.digest") == digest:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / FILE
+        build(home, sweep, path)
+        run = run or _create(store, experiment, sweep, of_home)
+        store.add_files(run.id, [path])
+    store.finish(run.id, "FINISHED", time.time())
+    store.log(run.id, tags={"suite.digest": digest})
+    return True
+
+
+def _create(store: Store, experiment: str, sweep: str, of_home: dict[str, str]) -> StoredRun:
+    tags = {"sweep": sweep, "suite.kind": KIND, **of_home, NOTE: f"The report of the sweep **{sweep}**, under Artifacts: `{FILE}`."}
+    return store.create_run(experiment, name=KIND, start_s=time.time(), tags=tags)

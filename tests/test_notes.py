@@ -1,0 +1,106 @@
+"""MLflow's own pages: descriptions of sweeps, cells and trials, and the report as a file of the sweep."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from suite.tracking import open_store, sync
+from suite.tracking.attach import FILE, attach_reports
+from suite.tracking.notes import NOTE
+from suite.tracking.store import Store, StoredRun
+from suite.train.folder import Home
+from tests.records import make_home, make_result, make_spec, write_cell, write_definition, write_trial
+
+
+@pytest.fixture
+def home(tmp_path: Path, empty_db: Path) -> Home:
+    home = make_home(tmp_path / "runs", tasks=["agreement"], trials=2, seeds=(1, 2))
+    shutil.copy(empty_db, home.path / "mlflow.db")
+    sync(home, tracking_uri=home.tracking_uri)
+    return home
+
+
+def runs(home: Home, kind: str) -> tuple[Store, list[StoredRun]]:
+    store = open_store(home.tracking_uri)
+    return store, store.runs([store.experiments()["demo"]], {"suite.kind": kind})
+
+
+def artifact(home: Home) -> str:
+    store, (run,) = runs(home, "report")
+    return Path(store.client.download_artifacts(run.id, FILE)).read_text()
+
+
+def build(home: Home, sweep: str, path: Path) -> None:
+    path.write_text(f"{sweep}: {len(list(home.trials()))} trials")
+
+
+def test_sweeps_cells_and_trials_say_what_they_are(home: Home) -> None:
+    store, cells = runs(home, "cell")
+    note = store.client.get_experiment_by_name("demo").tags[NOTE]
+    assert "sweep **demo**" in note and "docs/metrics.md" in note
+    assert all(f"`{run.tags['method']}` on `{run.tags['backbone']}`" in run.tags[NOTE] for run in cells)
+    trials = runs(home, "trial")[1]
+    assert {run.tags[NOTE].split(":")[0] for run in trials} == {
+        "Tried on validation data",
+        "Confirms the learning rate found, on test data",
+    }
+    assert len({run.tags[NOTE] for run in trials}) == len(trials), "each names its learning rate and seed"
+
+
+def test_what_somebody_wrote_in_mlflow_stays(home: Home) -> None:
+    store, cells = runs(home, "cell")
+    for run in cells:
+        store.client.set_tag(run.id, NOTE, "mine")
+    store.client.set_experiment_tag(store.experiments()["demo"], NOTE, "ours")
+    write_trial(home, spec := make_spec("lora", "agreement", number=7), make_result(spec))
+    assert sync(home, tracking_uri=home.tracking_uri).cells == 1
+    assert [run.tags[NOTE] for run in runs(home, "cell")[1]] == ["mine"] * len(cells)
+    assert store.client.get_experiment_by_name("demo").tags[NOTE] == "ours"
+
+
+def test_runs_without_notes_are_left_as_an_earlier_version_wrote_them(home: Home) -> None:
+    store, trials = runs(home, "trial")
+    for run in trials:
+        store.client.delete_tag(run.id, NOTE)
+    report = sync(home, tracking_uri=home.tracking_uri, verify=True)
+    assert report.written == 0
+    assert all(NOTE not in run.tags for run in runs(home, "trial")[1])
+
+
+def test_the_report_is_attached_once_and_replaced_when_results_change(home: Home) -> None:
+    built: list[str] = []
+
+    def counted(home: Home, sweep: str, path: Path) -> None:
+        built.append(sweep)
+        build(home, sweep, path)
+
+    assert attach_reports(home, home.tracking_uri, counted) == ["demo"]
+    first = artifact(home)
+    assert attach_reports(home, home.tracking_uri, counted) == [] and built == ["demo"], "nothing changed: not even built"
+    write_trial(home, spec := make_spec("lora", "agreement", number=7), make_result(spec))
+    sync(home, tracking_uri=home.tracking_uri)
+    assert attach_reports(home, home.tracking_uri, counted) == ["demo"]
+    assert artifact(home) != first and "demo: " in artifact(home)
+    assert len(runs(home, "report")[1]) == 1
+
+
+def test_a_sweep_that_goes_on_gets_no_report(tmp_path: Path, empty_db: Path) -> None:
+    home = Home(tmp_path / "runs")
+    write_definition(home, ["lora"], ["agreement"], trials=3, seeds=[1])
+    write_cell(home, "lora", "agreement", trials=1, seeds=[])
+    shutil.copy(empty_db, home.path / "mlflow.db")
+    sync(home, tracking_uri=home.tracking_uri)
+    assert attach_reports(home, home.tracking_uri, build) == []
+    assert runs(home, "report")[1] == []
+
+
+def test_a_report_changes_nothing_for_the_leaderboard_and_the_next_sync(home: Home) -> None:
+    from suite.tracking import leaderboard
+
+    before = leaderboard(home.tracking_uri)
+    attach_reports(home, home.tracking_uri, build)
+    assert leaderboard(home.tracking_uri).equals(before)
+    assert sync(home, tracking_uri=home.tracking_uri).cells == 0
