@@ -37,7 +37,7 @@ HOMES = {
     "lm_eval": "suite/evaluation/",
     "typer": "suite/cli/",
 }
-PUBLISHED = ("suite", "tests", "tasks", "search_spaces", "sweeps", "benchmarks", "docs", "deploy", ".ci")
+PUBLISHED = ("suite", "tests", "tasks", "search_spaces", "sweeps", "benchmarks", "docs", "deploy", "tools", "notebooks", ".ci")
 
 
 def relative(path: Path) -> str:
