@@ -36,7 +36,7 @@ lint: setup
 	$(BIN)/mypy
 
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet # strict: see mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # strict, as mkdocs.yml says
 
 test: lint docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile # two processes with a thread each: more would wait for one another

@@ -5,6 +5,7 @@ MkDocs calls the functions named `on_*`. On a code host the same links lead to t
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -69,8 +70,11 @@ def rebased(text: str, path: str, uri: str) -> str:
 
 
 def as_page(path: str, text: str) -> str:
-    """Markdown as it is, anything else as highlighted text under its name."""
+    """Markdown as it is, a notebook as its cells, anything else as highlighted text under its name."""
     if path.endswith(".md"):
         return rebased(text, path, page_of(path))
+    if path.endswith(".ipynb"):
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+        return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells) + "\n"
     language = {".py": "python", ".yaml": "yaml", ".sh": "bash"}.get(Path(path).suffix, "text")
     return f"# {path}\n\n````{language}\n{text.rstrip()}\n````\n"
