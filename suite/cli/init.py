@@ -25,7 +25,7 @@ DEFAULT = Path("my-sweep.yaml")
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="The file to write; its stem is the sweep's name.")] = DEFAULT,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The file to write; its stem is the sweep's name.")] = DEFAULT,
     backbone: Annotated[
         str | None,
         typer.Option(metavar="B,...", autocompletion=complete.listed(complete.backbones), help="Backbones, with commas between them."),

@@ -11,8 +11,6 @@ HEAD = """# Every command and option
 Made from the code by `python -m suite.cli.reference`; do not edit by hand. What the commands print, exit codes and
 environment variables: [the command line](cli.md).
 """
-BAR = "\\|"
-"""Within a table, also in code."""
 
 
 def reference() -> str:
@@ -49,7 +47,7 @@ def _row(parameter: Any, context: Any) -> str:
     """Names and value, then what --help says of it."""
     names, text = parameter.get_help_record(context)
     often = " May be given often." if parameter.multiple and "often" not in text else ""
-    return f"| `{names.replace('|', BAR)}` | {_escaped(text.removesuffix('[required]'))}{often} |"
+    return f"| `{names.replace('|', ', ')}` | {_escaped(text.removesuffix('[required]'))}{often} |"
 
 
 def _paragraphs(text: str | None) -> str:
@@ -58,7 +56,7 @@ def _paragraphs(text: str | None) -> str:
 
 def _escaped(text: str) -> str:
     """What Markdown and HTML would take for their own is kept as text."""
-    return " ".join(text.split()).replace("|", BAR).replace("<", "&lt;").replace("*", r"\*").replace("_", r"\_")
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*").replace("_", r"\_")
 
 
 if __name__ == "__main__":
