@@ -113,6 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(600)  # six small trials and the report; a minute on idle cores
 def test_the_tutorial_is_run_as_it_is_written(suite: Suite, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command of the page, in its order; the sweep with fewer and shorter trials."""
     monkeypatch.chdir(folder)
@@ -123,7 +124,7 @@ def test_the_tutorial_is_run_as_it_is_written(suite: Suite, folder: Path, monkey
             exec(compile((folder / words[1]).read_text(), words[1], "exec"), {})
         elif words[:2] == ["suite", "run"] and "--dry-run" not in words:
             changes = [text for item in QUICK for text in ("--set", item)]
-            done = shell(*words[1:], *changes, cwd=folder)
+            done = shell(*words[1:], *changes, cwd=folder, timeout_s=500)
             assert done.returncode == 0, done.stderr
         elif words[0] == "suite":
             code, said[words[1]], err = suite(*words[1:])
@@ -133,3 +134,4 @@ def test_the_tutorial_is_run_as_it_is_written(suite: Suite, folder: Path, monkey
     assert "fit to compare on: 0 failed, 0 to look at" in said["task"]
     assert all(method in said["leaderboard"] for method in ("full", "lora", "bitfit"))
     assert "tickets" in said["compare"]
+    assert "tickets" in next((folder / "report").glob("*.html")).read_text()
