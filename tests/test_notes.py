@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from suite.tracking import open_store, sync
-from suite.tracking.attach import FILE, attach_reports
+from suite.tracking.attach import attach_reports
 from suite.tracking.notes import NOTE
 from suite.tracking.store import Store, StoredRun
 from suite.train.folder import Home
@@ -30,11 +30,13 @@ def runs(home: Home, kind: str) -> tuple[Store, list[StoredRun]]:
 
 def artifact(home: Home) -> str:
     store, (run,) = runs(home, "report")
-    return Path(store.client.download_artifacts(run.id, FILE)).read_text()
+    return Path(store.client.download_artifacts(run.id, "demo.html")).read_text()
 
 
-def build(home: Home, sweep: str, path: Path) -> None:
+def build(home: Home, sweep: str, folder: Path) -> Path:
+    path = folder / f"{sweep}.html"
     path.write_text(f"{sweep}: {len(list(home.trials()))} trials")
+    return path
 
 
 def test_sweeps_cells_and_trials_say_what_they_are(home: Home) -> None:
@@ -73,9 +75,9 @@ def test_runs_without_notes_are_left_as_an_earlier_version_wrote_them(home: Home
 def test_the_report_is_attached_once_and_replaced_when_results_change(home: Home) -> None:
     built: list[str] = []
 
-    def counted(home: Home, sweep: str, path: Path) -> None:
+    def counted(home: Home, sweep: str, folder: Path) -> Path:
         built.append(sweep)
-        build(home, sweep, path)
+        return build(home, sweep, folder)
 
     assert attach_reports(home, home.tracking_uri, counted) == ["demo"]
     first = artifact(home)

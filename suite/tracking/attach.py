@@ -14,10 +14,9 @@ from suite.train.folder import Home
 from suite.train.identity import home_id
 
 KIND = "report"
-FILE = "report.html"
 ENDED = ("FINISHED", "FAILED")
-Build = Callable[[Home, str, Path], object]
-"""Writes the report of a home's sweep, one page, to a file."""
+Build = Callable[[Home, str, Path], Path]
+"""Writes the report of a home's sweep into a folder; returns its page."""
 
 
 def attach_reports(home: Home, tracking_uri: str, build: Build, *, sweep: str | None = None) -> list[str]:
@@ -52,8 +51,7 @@ def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build)
     if run is not None and run.tags.get("suite.digest") == digest:
         return False
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / FILE
-        build(home, sweep, path)
+        path = build(home, sweep, Path(folder))
         run = run or _create(store, experiment, sweep, of_home)
         store.add_files(run.id, [path])
     store.finish(run.id, "FINISHED", time.time())
@@ -62,5 +60,5 @@ def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build)
 
 
 def _create(store: Store, experiment: str, sweep: str, of_home: dict[str, str]) -> StoredRun:
-    tags = {"sweep": sweep, "suite.kind": KIND, **of_home, NOTE: f"The report of the sweep **{sweep}**, under Artifacts: `{FILE}`."}
+    tags = {"sweep": sweep, "suite.kind": KIND, **of_home, NOTE: f"The report of the sweep **{sweep}**, under Artifacts."}
     return store.create_run(experiment, name=KIND, start_s=time.time(), tags=tags)
