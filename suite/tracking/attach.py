@@ -14,7 +14,8 @@ from suite.train.folder import Home
 from suite.train.identity import home_id
 
 KIND = "report"
-ENDED = ("FINISHED", "FAILED")
+ENDED = ("done", "failed", "not chosen")
+"""What the leaderboard says of cells that get no more trials."""
 Build = Callable[[Home, str, Path], Path]
 """Writes the report of a home's sweep into a folder; returns its page."""
 
@@ -44,7 +45,7 @@ def attach_reports(home: Home, tracking_uri: str, build: Build, *, sweep: str | 
 def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build) -> bool:
     of_home = {"suite.home": home_id(home)}
     cells = store.runs([experiment], {"suite.kind": "cell", **of_home})
-    if not cells or any(cell.status not in ENDED for cell in cells):
+    if not cells or any(cell.tags.get("status") not in ENDED for cell in cells):
         return False
     digest = short_hash(sorted(cell.tags.get("suite.digest", "") for cell in cells))
     run = next(iter(store.runs([experiment], {"suite.kind": KIND, **of_home})), None)
