@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from transformers import ByT5Tokenizer
@@ -199,6 +200,33 @@ def test_a_data_root_without_the_data_set_says_where_it_looked_and_what_is_there
     (tmp_path / "someone" / "others").mkdir(parents=True)
     with pytest.raises(DataError, match=r"looked for .*someone/pairs/default/train\.parquet.* there is: others"):
         prepared(tmp_path)
+
+
+def as_csv(root: Path, *, keep: bool = False) -> None:
+    """The same rows as CSV, in place of the parquet files or beside them."""
+    for path in (root / HUB / "default").glob("*.parquet"):
+        pacsv.write_csv(pq.read_table(path), path.with_suffix(".csv"))
+        if not keep:
+            path.unlink()
+
+
+def test_csv_files_are_the_same_data_as_parquet_files(root: Path) -> None:
+    expected = prepared(root).data_hash
+    as_csv(root)
+    assert prepared(root).data_hash == expected
+
+
+def test_two_files_of_one_split_are_refused(root: Path) -> None:
+    as_csv(root, keep=True)
+    with pytest.raises(DataError, match=r"train\.csv are both there; keep one of them"):
+        prepared(root)
+
+
+def test_a_csv_file_that_is_none_is_named(root: Path) -> None:
+    as_csv(root)
+    (root / HUB / "default" / "train.csv").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train\.csv: not a readable csv file"):
+        prepared(root)
 
 
 def test_a_missing_split_is_named(root: Path) -> None:
