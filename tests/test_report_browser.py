@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from suite.report.build import build
+from suite.report.compose import build
 from suite.report.data import read
 from suite.report.live import Source, make_server
 from suite.tracking import sync

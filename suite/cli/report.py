@@ -11,7 +11,7 @@ import typer
 from suite.cli.leaderboard import Sort
 from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, existing_home
 from suite.errors import ConfigError
-from suite.report.build import FOLDER, Form
+from suite.report.compose import FOLDER, Form
 
 
 def report(
@@ -39,7 +39,7 @@ def report(
 
 def _write(home: Path, tracking_uri: str | None, out: Path, sweep: str | None, form: Form, sort: Sort) -> None:
     """Prints the paths, what to open first."""
-    from suite.report.build import write
+    from suite.report.compose import write
     from suite.report.data import read, sweeps
 
     for name in [sweep] if sweep is not None else sweeps(home, tracking_uri):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.cli import complete, leaderboard, render
+from suite.cli.attach import attach
 from suite.cli.options import (
     DEFAULT_HOME,
     DataRootOption,
@@ -84,6 +85,7 @@ def run(
     outcome = _run(config, asked, retry_given_up=retry_given_up)
     if any(cell.done for cell in outcome.cells):
         _show_leaderboard(config, asked, fmt)
+        _attach_report(config, asked)
     _say_how_it_ended(config, outcome, asked)
 
 
@@ -185,6 +187,13 @@ def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
         leaderboard.show(resolve_uri(Home(asked.home), asked.tracking_uri), rejected=True, sweep=config.name, fmt=fmt)
     except TrackingError as error:
         print(f"no leaderboard: {error}", file=sys.stderr)
+
+
+def _attach_report(config: SweepConfig, asked: Asked) -> None:
+    from suite.tracking.store import resolve_uri
+    from suite.train.folder import Home
+
+    attach(Home(asked.home), resolve_uri(Home(asked.home), asked.tracking_uri), config.name)
 
 
 def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from suite.cli import complete
+from suite.cli.attach import attach
 from suite.cli.options import DEFAULT_HOME, HomeOption, OptunaOption, StorageOption, TrackingOption, existing_home
 from suite.errors import StorageError, TrackingError
 
@@ -41,6 +42,7 @@ def sync(
         raise TrackingError(f"{report.unreachable}; {report.written} trials were written, run suite sync again for the rest")
     done = f"{report.written} trials written, {report.already} were there already, {report.cells} cells brought up to date"
     print(f"{done}, in {without_password(uri)}")
+    attach(place, uri, sweep)
     if optuna is not None:
         _mirror(place, optuna, sweep)
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from suite.report import figures
-    from suite.report.build import build, write
+    from suite.report.compose import build, write
     from suite.report.data import Report, read
 
 __all__ = ["Report", "build", "figures", "read", "write"]
 
-_HOMES = {"Report": "data", "build": "build", "read": "data", "write": "build"}
+_HOMES = {"Report": "data", "build": "compose", "read": "data", "write": "compose"}
 
 
 def __getattr__(name: str) -> Any:
