@@ -65,7 +65,7 @@ def test_an_outer_phase_contains_its_inner_ones_and_the_block_contains_all() -> 
 
 def test_two_boards_of_a_process_add_up_and_each_counts_once() -> None:
     boards = [Scripted("GPU-a"), Scripted("GPU-b")]
-    with Meter(["cpu", "meta"], sources=[[boards[0]], [boards[1]]]) as meter:
+    with Meter(["meta:0", "meta:1"], sources=[[boards[0]], [boards[1]]]) as meter:
         boards[0].pending, boards[1].pending = 3, 5
     assert meter.energy_kwh == pytest.approx(8 / JOULES_PER_KWH)
 
@@ -120,23 +120,27 @@ def test_idle_power_is_measured_or_the_reason_is_there() -> None:
 
 def test_a_meter_used_in_the_wrong_order_says_how() -> None:
     meter = Meter("cpu")
-    with pytest.raises(RuntimeError, match="enter the Meter first"), meter.phase("train"):
+    with pytest.raises(RuntimeError, match="only inside the Meter"), meter.phase("train"):
         pass
     with meter, pytest.raises(RuntimeError, match="read the Meter after its `with`"):
         _ = meter.seconds
     with pytest.raises(RuntimeError, match="one block"), meter:
         pass
+    with pytest.raises(RuntimeError, match="only inside"), meter.phase("late"):
+        pass
     with pytest.raises(KeyError, match="phases"):
         _ = meter["evaluation"]
     with pytest.raises(ValueError, match="several different"):
         Meter(["cpu", "cpu"])
+    with pytest.raises(ValueError, match="of a kind"):
+        Meter(["cpu", "meta"])
 
 
 def gathered(rank: int) -> dict[str, Any]:
     with Meter("cpu", sources=[[CpuTime()]]) as meter, meter.phase(f"rank-{rank}"):
         busy(0.1 * (rank + 1))
     alone = meter.energy_kwh
-    meter.gather()
+    meter.gather().gather()  # again: the same
     return {"alone": alone, "together": meter.energy_kwh, "phases": sorted(meter.phases)}
 
 

@@ -16,9 +16,8 @@ import psutil
 import pytest
 import torch
 
-import suite.profile.run as run
 from suite.errors import ConfigError
-from suite.profile import ArmProfile, Setting, choose, estimate_only, measure, ratios
+from suite.profile import ArmProfile, Setting, choose, estimate_only, measure, peak, ratios
 from suite.profile.estimate import estimate
 from suite.profile.figures import ATTENTION_WEIGHTS, draw
 from suite.profile.record import Estimate, Memory
@@ -158,11 +157,55 @@ def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(monkeypatch: pyt
     arms = arms_of("bert", ["full", "bitfit"])
     sizes = [estimate(arm, Setting(**SHORT)).memory.peak_bytes for arm in arms]
     assert sizes[1] < sizes[0]
-    monkeypatch.setattr(run, "free_bytes", lambda setting: sizes[1])
+    monkeypatch.setattr(peak, "free_bytes", lambda setting: sizes[1])
     full, bitfit = measure(arms, Setting(**SHORT)).arms
     assert (full.status, bitfit.status) == ("oom", "ok")
     assert "needs about" in str(full.reason) and "GiB are free" in str(full.reason)
     assert full.time is None
+
+
+def test_two_ranks_measure_every_arm_and_the_first_one_alone_what_is_in_use() -> None:
+    first, last = measure(arms_of("bert", ["full", "bitfit"]), Setting(**SHORT | {"ranks": 2})).arms
+    for arm in (first, last):
+        assert arm.status == "ok", arm.reason
+        assert arm.time is not None and arm.inference
+
+
+def test_what_is_in_use_takes_nothing_from_what_training_gave() -> None:
+    shape = shape_of("gpt2") | {"n_positions": 32}
+    (arm,) = measure(choose(["gpt2"], ["bitfit"], ["pretrained"], shape=shape), Setting(**SHORT | {"contexts": (8, 64)})).arms
+    assert arm.status == "ok" and arm.time is not None
+    assert [item.context_tokens for item in arm.decoding] == [8]
+    assert "exceed the backbone's 32 positions" in arm.missing["decoding[64]"]
+
+
+def test_ctrl_c_keeps_what_was_measured() -> None:
+    def interrupt(line: str) -> None:
+        if "round 1" in line:
+            raise KeyboardInterrupt
+
+    found = measure(arms_of("bert", ["full", "bitfit"]), Setting(**SHORT), tell=interrupt)
+    assert found.stopped
+    assert [arm.status for arm in found.arms] == ["ok", "estimated"]
+    assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+
+
+def test_deepspeeds_linear_does_not_outlive_its_engine() -> None:
+    before = torch.nn.functional.linear
+    with one_rank():
+        training = Training(arms_of("bert", ["full"])[0], Setting(**SHORT), CPU, rank=0)
+        try:
+            assert torch.nn.functional.linear is not before
+        finally:
+            training.close()
+    assert torch.nn.functional.linear is before
+
+
+def test_fused_attention_of_a_gpu_keeps_no_probabilities() -> None:
+    (arm,) = arms_of("bert", ["full"], shape=shape_of("bert") | {"max_position_embeddings": 512})
+    shapes = SHORT | {"seq": 256, "zero": 0}
+    cpu, gpu = (estimate(arm, Setting(**shapes | {"device": device})).memory.activations_bytes for device in ("cpu", "cuda"))
+    assert cpu - gpu > 2 * 4 * 4 * 256 * 256 * 4  # layers x batch x heads x T x T x fp32, and masks
 
 
 def test_an_arm_whose_process_is_killed_takes_no_other_with_it() -> None:
@@ -246,11 +289,28 @@ def test_the_command_prints_tables_ratios_and_writes_json_and_figures(suite: Sui
 @pytest.mark.parametrize("fmt", ["json", "csv", "md"])
 def test_estimates_alone_can_be_piped(suite: Suite, fmt: str) -> None:
     code, out, err = suite("profile", "--estimate", *FLAGS, *shape_flags("bert"), "--methods", "full,bitfit", "--format", fmt)
-    assert (code, err) == (0, "")
+    assert code == 0, err
     if fmt == "json":
         assert [arm["status"] for arm in json.loads(out)["arms"]] == ["estimated", "estimated"]
     else:
         assert "bert-base/bitfit" in out
+
+
+def test_an_arm_that_is_too_long_is_set_aside_and_the_others_go_on(suite: Suite) -> None:
+    flags = ("--methods", "prompt,bitfit", "--format", "json", "--set", "backbone.max_position_embeddings=16")
+    code, out, _ = suite("profile", "--estimate", *FLAGS, *shape_flags("bert"), *flags)
+    assert code == 0
+    prompt, bitfit = json.loads(out)["arms"]
+    assert (prompt["status"], bitfit["status"]) == ("incompatible", "estimated")
+    assert "16 tokens and 20 positions of prompt exceed the backbone's 16 positions; use a smaller --seq" in prompt["reason"]
+
+
+def test_json_with_a_comparison_is_one_document(suite: Suite) -> None:
+    flags = ("--methods", "full,bitfit", "--compare", "bitfit,full", "--format", "json")
+    code, out, _ = suite("profile", "--estimate", *FLAGS, *shape_flags("bert"), *flags)
+    assert code == 0
+    (couple,) = json.loads(out)["compared"]
+    assert (couple["first"], couple["second"]) == ("bert-base/bitfit", "bert-base/full")
 
 
 def test_figures_by_size_need_two_sizes(tmp_path: Path) -> None:
@@ -269,9 +329,14 @@ def test_figures_by_size_need_two_sizes(tmp_path: Path) -> None:
         (("--backbone", "t5-bse"), "did you mean t5-base"),
         (("--batch", 6, "--ranks", 4), "cannot be cut into equal parts"),
         (("--infer-batch", "1;2"), "expected whole numbers"),
-        (("--compare", "full"), "expected two names"),
+        (("--compare", "full"), "expected two different names"),
         (("--compare", "full,reed"), "did you mean read"),
         (("--set", "lst.depth=3", "--methods", "full"), "--set"),
+        (("--set", "lora=3"), "expected METHOD.KEY=VALUE"),
+        (("--compare", "lora,pretrained"), "no two arms differ in this alone"),
+        (("--compare", "full,read", "--format", "csv"), "holds one table"),
+        (("--out", "/dev/null/p.json"), "expected a folder that can be made"),
+        (("--out", "/"), "got a folder, expected a file"),
         (("--methods", "lora", "--attention", "fnet", "--backbone", "bert-base"), "left no attention projections to adapt"),
     ],
 )

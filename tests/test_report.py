@@ -26,8 +26,8 @@ from suite.config.reference import Reference
 from suite.errors import ConfigError, StatisticsError, SuiteError, TrackingError, UnknownNameError
 from suite.report import charts, content, curves, figures, live, names, tables
 from suite.report.answer import answer, facts
-from suite.report.compose import Form, build, write
 from suite.report.chart import COLOURS, DASHES, SHAPES, Points
+from suite.report.compose import Form, build, write
 from suite.report.data import Report, read
 from suite.report.live import Source, make_server
 from suite.report.page import page

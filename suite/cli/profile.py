@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +19,9 @@ from suite.cli.render import Column, column
 
 if TYPE_CHECKING:
     from suite.profile import ArmProfile, Profile, Setting
-    from suite.profile.compare import Ratio
 
 ESTIMATED = ("cpu-time-estimate",)
+ENCODER = "an encoder does not decode"
 SHAPE = "backbone"
 """In `--set`: what changes the backbone's configuration."""
 
@@ -92,21 +95,42 @@ def profile(
     names = method_names(methods)
     changes = read_changes(overrides or (), names)
     arms = choose(split_names(backbone), names, split_names(attention), shape=changes.pop(SHAPE, {}), architectures=changes)
-    pair = None if compare is None else compared(compare, [arm.named() for arm in arms])
-    tell = (lambda line: print(line, file=sys.stderr, flush=True)) if fmt is Format.TABLE else (lambda line: None)
-    found = (estimate_only if estimate else measure)(arms, setting, tell=tell)
-    show(found, fmt)
-    if pair is not None:
-        show_ratios(found, pair, fmt)
+    pair = None if compare is None else compared(compare, [arm.named() for arm in arms], fmt)
+    check_targets(out, figures)
+    with render.stdout_for_result():
+        found = (estimate_only if estimate else measure)(arms, setting, tell=lambda line: print(line, file=sys.stderr, flush=True))
     if out is not None:
         write_json(found, out)
+    show(found, pair, fmt)
     if figures is not None:
         from suite.profile.figures import draw
 
         for path in draw(found, figures):
             print(f"wrote {path}", file=sys.stderr)
+    if found.stopped:
+        print("stopped; what was measured until then is above", file=sys.stderr)
+        raise typer.Exit(130)
     if any(arm.status in ("oom", "failed") for arm in found.arms):
         raise typer.Exit(1)
+
+
+def check_targets(out: Path | None, figures: Path | None) -> None:
+    """Raise ConfigError where a result could not be written: minutes of measuring come before it."""
+    from suite.errors import ConfigError
+
+    for option, path, folder in (("--out", out, None if out is None else out.parent), ("--figures", figures, figures)):
+        if path is None or folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{option} {path}: {error.strerror}; expected a folder that can be made or written") from error
+        if path.is_dir() != (option == "--figures") and path.exists():
+            raise ConfigError(
+                f"{option} {path}: got a {'folder' if path.is_dir() else 'file'}, expected a {'folder' if path is figures else 'file'}"
+            )
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"{option} {path}: {folder} cannot be written")
 
 
 def make_setting(shapes: dict[str, Any], *, dtype: Precision, device: Device, **rest: Any) -> Setting:
@@ -152,22 +176,25 @@ def read_changes(overrides: Sequence[str], names: Sequence[str]) -> dict[str, di
     """`lora.rank=8` by method, and `backbone.num_layers=2`.
 
     Raises:
+        ConfigError: No key of a method or of the backbone.
         UnknownNameError: Of a method that is not profiled.
     """
     from suite.config.loader import apply_overrides
-    from suite.errors import UnknownNameError
+    from suite.errors import ConfigError, UnknownNameError
 
     for item in overrides:
+        if "." not in item.partition("=")[0]:
+            raise ConfigError(f"--set {item}: expected METHOD.KEY=VALUE or backbone.KEY=VALUE, as lora.rank=8")
         if (first := item.partition("=")[0].split(".")[0]) not in (SHAPE, *names):
             raise UnknownNameError("method", first, [*names, SHAPE], where="--set")
     return apply_overrides({}, overrides)
 
 
-def compared(text: str, arms: Sequence[ArmProfile]) -> tuple[str, str]:
-    """The two names of `--compare`, each of which some arm has.
+def compared(text: str, arms: Sequence[ArmProfile], fmt: Format) -> tuple[str, str]:
+    """The two names of `--compare`, which some couple of arms has.
 
     Raises:
-        ConfigError: Not two names.
+        ConfigError: Not two names, two that no couple differs in, or a format for one table.
         UnknownNameError: A name that no arm has.
     """
     from suite.cli.options import split_names
@@ -175,31 +202,40 @@ def compared(text: str, arms: Sequence[ArmProfile]) -> tuple[str, str]:
 
     pair = split_names(text)
     if len(pair) != 2:
-        raise ConfigError(f"--compare {text!r}: expected two names with a comma between them, as full,read")
+        raise ConfigError(f"--compare {text!r}: expected two different names with a comma between them, as full,read")
     known = list(dict.fromkeys(name for arm in arms for name in (arm.method, arm.attention)))
     for name in pair:
         if name not in known:
             raise UnknownNameError("method or attention variant", name, known, where="--compare")
+    if not couples(arms, (pair[0], pair[1])):
+        raise ConfigError(f"--compare {text}: no two arms differ in this alone; name two methods, or two attention variants")
+    if fmt is Format.CSV:
+        raise ConfigError("--compare with --format csv: a CSV file holds one table; use table, md or json")
     return pair[0], pair[1]
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------
 
 
-def show(found: Profile, fmt: Format) -> None:
-    """Two tables, training and use; JSON has everything, CSV and Markdown a line per arm."""
+def show(found: Profile, pair: tuple[str, str] | None, fmt: Format) -> None:
+    """Two tables, training and use, and the ratios; JSON is one document with all of it, CSV a line per arm."""
+    compared_rows = [] if pair is None else [(a, b, ratio_rows(a, b)) for a, b in couples(found.arms, pair)]
     if fmt is Format.JSON:
-        print(found.model_dump_json(indent=2))
+        ratios = [{"first": a.name, "second": b.name, "ratios": rows} for a, b, rows in compared_rows]
+        print(json.dumps({**found.model_dump(mode="json"), **({} if pair is None else {"compared": ratios})}, indent=2, allow_nan=False))
         return
     rows = [row_of(arm) for arm in found.arms]
     if fmt is Format.CSV:
         render.render(rows, [], fmt)
         return
     render.render(rows, training_columns(found), fmt, title="Training")
-    if any(row["inference"] for row in rows):
+    if used := [row for row in rows if row["inference"] or row["decoding"]]:
         print()
-        render.render([row for row in rows if row["inference"]], use_columns(found), fmt, title="Use")
+        render.render(used, use_columns(found), fmt, title="Use")
     print("\n" + "\n".join(notes(found)))
+    for first, second, ratios_ in compared_rows:
+        print()
+        show_ratios(first, second, ratios_, fmt)
 
 
 def row_of(arm: ArmProfile) -> dict[str, Any]:
@@ -276,36 +312,31 @@ def parts_text(row: Mapping[str, Any]) -> str:
 
 def notes(found: Profile) -> list[str]:
     """What the tables rest on, and why an arm has no numbers."""
-    setting = found.setting
+    setting, measured = found.setting, any(arm.time is not None for arm in found.arms)
+    how = f"medians of {setting['rounds']} round(s)" if measured else "estimates, nothing was run"
     lines = [
         f"{found.device_name}; {setting['ranks']} rank(s), ZeRO {setting['zero']}, {setting['dtype']}; "
-        f"batch {setting['batch']} x {setting['seq']} tokens; medians of {setting['rounds']} round(s); sizes on the fullest rank"
+        f"batch {setting['batch']} x {setting['seq']} tokens; {how}; sizes on the fullest rank"
     ]
     if any(arm.energy_source in ESTIMATED for arm in found.arms):
         lines.append("energy: processor seconds x watts per core, an estimate: no counter can be read here")
     if found.peak_flops is not None:
-        lines.append(f"peak: {found.peak_flops:.3g} FLOP/s, {found.peak_flops_source}")
+        lines.append(f"of peak: of {found.peak_flops:.3g} FLOP/s a rank, {found.peak_flops_source}")
     if found.idle_watts is not None:
         lines.append(f"idle power: {found.idle_watts:.0f} W (not subtracted)")
-    return lines + [f"{arm.name}: {arm.status}: {arm.reason}" for arm in found.arms if arm.reason]
+    lines += [f"{arm.name}: {arm.status}: {arm.reason}" for arm in found.arms if arm.reason]
+    lost = [(arm.name, key, why) for arm in found.arms for key, why in arm.missing.items() if why != ENCODER]
+    return lines + [f"{name}: no {key}: {why}" for name, key, why in lost]
 
 
-def show_ratios(found: Profile, pair: tuple[str, str], fmt: Format) -> None:
-    """`A / B` for every couple of arms that differ in nothing else."""
-    from suite.profile import ratios
-
-    for first, second in couples(found.arms, pair):
-        rows = [ratio_row(each) for each in ratios(first, second)]
-        if fmt is Format.TABLE or fmt is Format.MD:
-            print()
-        shown = [column("quantity"), column(pair[0], pair[0], render.brief), column(pair[1], pair[1], render.brief)]
-        shown += [
-            column("ratio", show=render.brief),
-            Column("95% interval", _interval),
-            column("estimated", "by the estimate", render.brief),
-        ]
-        renamed = [{**row, pair[0]: row["first"], pair[1]: row["second"]} for row in rows]
-        render.render(renamed, shown, fmt, title=f"{first.name} / {second.name}")
+def show_ratios(first: ArmProfile, second: ArmProfile, rows: Sequence[dict[str, Any]], fmt: Format) -> None:
+    """`first / second`; a sentence where one of them has no numbers."""
+    if not rows:
+        print(f"{first.name} / {second.name}: nothing to compare, {first.name} is {first.status}, {second.name} is {second.status}")
+        return
+    shown = [column("quantity"), column("first", first.name, render.brief), column("second", second.name, render.brief)]
+    shown += [column("ratio", show=render.brief), Column("95% interval", _interval), column("estimated", "by the estimate", render.brief)]
+    render.render(rows, shown, fmt, title=f"{first.name} / {second.name}")
 
 
 def couples(arms: Sequence[ArmProfile], pair: tuple[str, str]) -> list[tuple[ArmProfile, ArmProfile]]:
@@ -319,9 +350,10 @@ def couples(arms: Sequence[ArmProfile], pair: tuple[str, str]) -> list[tuple[Arm
     return [(a, b) for a in arms for b in arms if a is not b and rest(a, pair[0]) is not None and rest(a, pair[0]) == rest(b, pair[1])]
 
 
-def ratio_row(ratio: Ratio) -> dict[str, Any]:
-    names = ("quantity", "first", "second", "ratio", "low", "high", "estimated")
-    return {name: getattr(ratio, name) for name in names}
+def ratio_rows(first: ArmProfile, second: ArmProfile) -> list[dict[str, Any]]:
+    from suite.profile import ratios
+
+    return [asdict(each) for each in ratios(first, second)]
 
 
 def _interval(row: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import torch
 from suite.meters.clock import Unavailable, synchronise
 from suite.meters.energy import JOULES_PER_KWH
 from suite.meters.phases import PhaseMeter
-from suite.meters.totals import combine
+from suite.meters.totals import READ, combine
 
 MEASURED = ("nvml", "nvml-sampled", "rapl")
 
@@ -31,10 +31,7 @@ def idle_watts(device: torch.device, *, seconds: float = 2.0) -> float:
     records, missing = combine([meter.local()])
     record = records["idle"]
     if record.energy_kwh is None or record.energy_source not in MEASURED:
-        raise Unavailable(f"no counter measures power here: {'; '.join(missing_energy(missing)) or record.energy_source}")
+        absent = [why for kind, why in meter.describe()["energy_sources_absent"].items() if kind != READ]
+        reasons = dict.fromkeys([*absent, *(why for where, why in missing.items() if ".energy" in where)])
+        raise Unavailable(f"no counter measures power here: {'; '.join(reasons)}")
     return record.energy_kwh * JOULES_PER_KWH / record.seconds
-
-
-def missing_energy(missing: dict[str, str]) -> list[str]:
-    """The reasons among those that `combine` gives which concern energy, each once."""
-    return list(dict.fromkeys(why for where, why in missing.items() if ".energy" in where))

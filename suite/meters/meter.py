@@ -71,6 +71,7 @@ class Meter:
         self._idle_s, self._grid = idle_s, grid_g_per_kwh
         self._path: list[str] = []
         self._names: list[str] = []
+        self._own: list[dict[str, LocalPhase]] = []
         self._accounts: list[dict[str, LocalPhase]] | None = None
         self._block = ExitStack()
         self.idle_watts: float | None = None
@@ -85,13 +86,15 @@ class Meter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._block.__exit__(kind, error, traceback)
-        self._accounts = [meter.local() for meter in self._meters]
+        self._own = [meter.local() for meter in self._meters]
+        _count_the_process_once(self._own)
+        self._accounts = self._own
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Meter what happens inside as `name`, within the phase that is open; may be entered again."""
-        if not self._names:
-            raise RuntimeError(f"phase {name!r}: enter the Meter first (`with Meter() as meter: ...`)")
+        if not self._names or self._accounts is not None:
+            raise RuntimeError(f"phase {name!r}: only inside the Meter's block (`with Meter() as meter: ...`)")
         if not name or "/" in name:
             raise ValueError(f"phase {name!r}: expected a name without '/'")
         self._path.append(name)
@@ -106,7 +109,8 @@ class Meter:
 
         Afterwards every process reports the same numbers.
         """
-        own = self._ended()
+        self._ended()
+        own = self._own
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             everyone: list[list[dict[str, LocalPhase]]] = [own] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(everyone, own)
@@ -214,10 +218,24 @@ def _devices(given: Device | Sequence[Device] | None) -> list[torch.device]:
     if given is None:
         given = "cuda" if torch.cuda.is_available() else "cpu"
     several: Iterable[Device] = [given] if isinstance(given, (str, torch.device)) else given
-    devices = [torch.device(each) for each in several]
-    if not devices or len({(d.type, d.index) for d in devices}) < len(devices):
-        raise ValueError(f"device {given!r}: expected one device, or several different ones")
+    devices = [_numbered(torch.device(each)) for each in several]
+    if not devices or len(set(devices)) < len(devices) or len({d.type for d in devices}) > 1:
+        raise ValueError(f"device {given!r}: expected one device, or several different ones of a kind")
     return devices
+
+
+def _numbered(device: torch.device) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+
+
+def _count_the_process_once(accounts: Sequence[dict[str, LocalPhase]]) -> None:
+    """All meters of a process read the same resident set, and reset its peak for one another: the largest belongs to the first."""
+    for name, first in accounts[0].items():
+        peaks = [account[name].memory.get("rss_bytes") for account in accounts]
+        if (known := [peak for peak in peaks if peak is not None]) and "rss_bytes" not in first.missing:
+            first.memory["rss_bytes"] = max(known)
+            for account in accounts[1:]:
+                account[name].memory["rss_bytes"] = 0
 
 
 def _with_inner(account: dict[str, LocalPhase], path: str) -> LocalPhase | None:

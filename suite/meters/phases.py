@@ -77,13 +77,15 @@ class PhaseMeter:
         try:
             yield
         finally:
-            synchronise(self.device)
-            self._border()
-            self._open.pop()
-            if not self._open:
-                self._tick(False)
-                if self._watched is not None:
-                    self._watched.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            try:
+                synchronise(self.device)
+                self._border()
+            finally:  # also where the device is lost
+                self._open.pop()
+                if not self._open:
+                    self._tick(False)
+                    if self._watched is not None:
+                        self._watched.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def probe(self, size: int | None = None) -> Iterator[bool]:
@@ -219,7 +221,9 @@ class PhaseMeter:
         if self.device.type == "cpu":
             phase.missing.setdefault("reserved_bytes", "a CPU has no caching allocator")
             if "allocated_bytes" not in phase.memory:
-                phase.missing.setdefault("allocated_bytes", "no step of this phase was watched (PhaseMeter.probe)")
+                phase.missing.setdefault(
+                    "allocated_bytes", "no step of this phase was watched (Meter(watch_tensors=True), PhaseMeter.probe)"
+                )
 
 
 def _open_sources(device: torch.device, watts_per_core: float, *, sample_read_energy: bool) -> tuple[list[EnergySource], dict[str, str]]:

@@ -12,6 +12,7 @@ from suite.attention.counts import Dtype, count_attention
 from suite.backbones.loading import ResolvedBackbone, resolve
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import IncompatibleError
+from suite.petl import get_method
 from suite.petl.arm import build_arm, count_arm, full_architecture
 from suite.profile.batches import head_of
 from suite.profile.record import ArmProfile
@@ -38,6 +39,20 @@ class ArmChoice:
     def resolve(self) -> ResolvedBackbone:
         """The backbone's shape, to be filled with random weights."""
         return resolve(BackboneChoice(name=self.backbone, config=dict(self.shape)), where="--backbone", only_shape=True)
+
+    def extra_positions(self) -> int:
+        """Positions that the method puts in front of the input."""
+        return get_method(self.method).configure(self.architecture).extra_positions()
+
+    def too_long(self, tokens: int) -> str | None:
+        """Why sequences of so many tokens do not fit; None where they do."""
+        resolved = self.resolve()
+        positions = None if resolved.family.kind == "encoder-decoder" else getattr(resolved.config, "max_position_embeddings", None)
+        extra = self.extra_positions()
+        if positions is None or tokens + extra <= positions:
+            return None
+        added = f" and {extra} positions of {self.method}" if extra else ""
+        return f"{tokens} tokens{added} exceed the backbone's {positions} positions; use a smaller --seq"
 
     def build(self, resolved: ResolvedBackbone, *, meta: bool = False) -> nn.Module:
         """The model to train, as if a pretrain stage had made what the attention variant adds."""

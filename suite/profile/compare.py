@@ -36,7 +36,10 @@ class Ratio:
 
 def ratios(first: ArmProfile, second: ArmProfile) -> list[Ratio]:
     """Every quantity that both arms have and that is above 0, noisy ones first."""
-    names = [name for name in first.rounds[0] if name in second.rounds[0]] if first.rounds and second.rounds else []
+    rounds = [*first.rounds, *second.rounds]
+    names = [name for name in first.rounds[0] if all(name in each for each in rounds)] if first.rounds and second.rounds else []
+    if first.energy_source != second.energy_source:
+        names = [name for name in names if not name.startswith("energy")]  # measured joules over estimated ones mean nothing
     noisy = [_of_rounds(name, [r[name] for r in first.rounds], [r[name] for r in second.rounds]) for name in names]
     estimates = _exact(first, estimated=True), _exact(second, estimated=True)
     ones, others = _exact(first), _exact(second)

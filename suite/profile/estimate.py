@@ -12,12 +12,14 @@ parameters of which P_t train, b bytes each in the forward pass:
 DeepSpeed keeps fp32 copies of what trains under stages 1 to 3 also where the forward weights are fp32, and stage 3 lets go of no gathered
 weight that is used again within 10^9 parameters: in models below that size all of them stay, forward and backward. Its `linear` keeps the
 input of every map for the backward pass, also where the map is frozen and plain autograd would not: LoRA's activations grow by it.
+
+On a CPU attention with dropout keeps its probabilities. CUDA's fused kernels keep none, and the estimate for a GPU takes them to be used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +69,11 @@ def estimate(arm: ArmChoice, setting: Setting) -> Estimate:
             shapes = arm.build(resolved, meta=True)
         model = without_numbers(shapes, DTYPES[setting.dtype])
         batch = training_batch(resolved.family, vocabulary_of(model), rows=setting.micro, tokens=setting.seq, target=setting.target)
-        with _linear_of_stage_3() if setting.zero == 3 else nullcontext():
+        with ExitStack() as patches:
+            if setting.zero == 3:
+                patches.enter_context(patched("linear", _LinearOfStage3.apply))
+            if setting.device == "cuda":
+                patches.enter_context(patched("scaled_dot_product_attention", _fused_attention))
             step = step_on_shapes(model, batch, forward_options(resolved.family))
     return Estimate(
         memory=_memory(model, step, setting),
@@ -105,7 +111,8 @@ def step_on_shapes(model: nn.Module, batch: dict[str, Tensor], options: dict[str
     kept, peak = _pass(model, batch, options)
     with _gradients_let_go(model), _saved(model) as weights:
         _, without = _pass(model, batch, options)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # of fused attention the counter knows less
+    plain = patched("scaled_dot_product_attention", torch._C._nn.scaled_dot_product_attention)
+    with plain, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # of fused attention the counter knows less
         loss = model(**batch, **options).loss
         forward = counter.get_total_flops()
         loss.backward()
@@ -172,14 +179,37 @@ class _LinearOfStage3(torch.autograd.Function):
         return of_x, of_weight, g.flatten(0, -2).sum(0) if bias is not None and ctx.needs_input_grad[2] else None
 
 
+class _FusedAttention(torch.autograd.Function):
+    """Keeps what CUDA's fused kernels keep: query, key, value, the output and a number for each row; no probabilities, no dropout mask."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
+        ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors[:4]
+        return tuple(torch.empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=True))
+
+
+def _fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_options: Any) -> Tensor:
+    out: Tensor = _FusedAttention.apply(  # type: ignore[no-untyped-call]
+        query, key, value, attn_mask
+    )
+    return out
+
+
 @contextmanager
-def _linear_of_stage_3() -> Iterator[None]:
-    before = F.linear
-    F.linear = _LinearOfStage3.apply
+def patched(name: str, function: Any) -> Iterator[None]:
+    """`torch.nn.functional.<name>` is another function for the time of the block."""
+    before = getattr(F, name)
+    setattr(F, name, function)
     try:
         yield
     finally:
-        F.linear = before
+        setattr(F, name, before)
 
 
 def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
@@ -194,7 +224,7 @@ def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
         beside, held, gathered = max(step.peak + (gradients if setting.accumulation > 1 else 0), gradients), whole + optimizer, 0
     else:
         gradients = trained * width // n
-        beside, gathered = _under_zero(step, setting, whole=whole, largest=max(map(_bytes, parameters)))
+        beside, gathered = _under_zero(step, setting, whole=whole, largest=max(map(_bytes, parameters)), gradients=gradients)
         beside = max(beside, trained * COPY_BYTES // n)  # in the update they are flattened into a copy
         held = whole // n + optimizer + gradients if setting.zero == 3 else whole + optimizer
     return Memory(
@@ -206,14 +236,14 @@ def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
     )
 
 
-def _under_zero(step: Step, setting: Setting, *, whole: int, largest: int) -> tuple[int, int]:
+def _under_zero(step: Step, setting: Setting, *, whole: int, largest: int, gradients: int) -> tuple[int, int]:
     """Bytes beside the partitioned states: most at once, and of that the weights still gathered after the forward pass.
 
     One rank owns every weight and gathers nothing. Of several, each holds the weights that the backward pass needs, and what is
     prefetched; or, at its first module, the largest weight and the share that it came from.
     """
     if setting.zero < 3:
-        return step.peak, 0
+        return step.peak + (gradients if setting.accumulation > 1 else 0), 0
     if setting.ranks == 1:
         return step.peak_without_gradients, 0
     width, n = DTYPES[setting.dtype].itemsize, setting.ranks

@@ -126,11 +126,16 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, float]], title: str) -> None:
 def by_size(found: Profile, of: Callable[[ArmProfile], float | None], title: str, *, log: bool = False) -> Figure | None:
     """READ's figures 4 and 5: a quantity by the backbone's parameters, a line for each method and attention; None for one backbone."""
     lines: dict[str, list[tuple[float, float]]] = {}
-    sizes = {arm.backbone: arm.total_parameters for arm in found.arms if arm.method == "full" and arm.total_parameters}
+    sizes: dict[str, int] = {}
+    for arm in sorted(found.arms, key=lambda arm: (arm.method != "full", arm.attention != "pretrained")):
+        if arm.total_parameters:
+            sizes.setdefault(arm.backbone, arm.total_parameters)
     for arm in found.arms:
         value, size = of(arm), sizes.get(arm.backbone)
         if value is not None and size:
-            lines.setdefault(arm.name.partition("/")[2], []).append((size / 1e6, value))
+            lines.setdefault(arm.method if arm.attention == "pretrained" else f"{arm.attention}/{arm.method}", []).append(
+                (size / 1e6, value)
+            )
     if len(sizes) < 2 or not lines:
         return None
     figure, (axes,) = new_figure(width=6.4)
@@ -148,7 +153,7 @@ def by_size(found: Profile, of: Callable[[ArmProfile], float | None], title: str
 def cache(found: Profile) -> Figure | None:
     """Bytes of the cache by context, a line for each backbone and attention; None where nothing decodes."""
     lines: dict[str, list[tuple[int, float]]] = {}
-    for arm in found.arms:
+    for arm in sorted(found.arms, key=lambda arm: arm.method != "full"):  # a method may cache more than the variant does
         name = f"{arm.backbone}, {arm.attention}"
         if arm.decoding and name not in lines:
             lines[name] = [(item.context_tokens, item.kv_bytes / MIB) for item in arm.decoding]

@@ -72,7 +72,7 @@ class Decoding(Record):
 
 
 class Estimate(Record):
-    """What the formulas say, before anything runs; `needed_bytes` includes inference."""
+    """What the formulas say of training, before anything runs."""
 
     memory: Memory
     forward_flops: int
@@ -122,8 +122,9 @@ class Profile(Record):
     device_name: str
     peak_flops: float | None = None
     peak_flops_source: str | None = None
-    idle_watts: float | None = None
+    idle_watts: float | None = Field(None, description="of all boards that were used, together, before anything ran")
     idle_watts_missing: str | None = None
     hardware: dict[str, Any]
     versions: dict[str, str]
     arms: list[ArmProfile]
+    stopped: bool = Field(False, description="interrupted: some rounds are missing")

@@ -13,24 +13,22 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
-import psutil
 import torch
 
-from suite.errors import ResourceError
-from suite.meters import Unavailable, hardware, idle_watts
+from suite.errors import ResourceError, SuiteError
+from suite.meters import hardware
+from suite.profile import peak
 from suite.profile.arms import ArmChoice, replace_record
 from suite.profile.estimate import estimate
-from suite.profile.peak import peak_flops
 from suite.profile.record import ArmProfile, Decoding, Inference, Memory, Profile, Spread, TrainingTime
 from suite.profile.setting import Setting
-from suite.profile.worker import rank_main
+from suite.profile.worker import rank_main, told
 from suite.train.engine import free_port
 
 Tell = Callable[[str], None]
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "petl-suite")
-USABLE_FRAC = 0.95
-"""Of free memory: what the estimate does not see (libraries, fragments) needs the rest."""
 LOOK_S = 1.0
+PARTS = ("step_s", "forward_s", "backward_s", "update_s")
 
 
 @dataclass
@@ -38,7 +36,7 @@ class Findings:
     """What is known of an arm so far.
 
     Attributes:
-        rounds: What each round measured, as `suite.profile.worker.measured` gives it.
+        rounds: What each round measured, as `suite.profile.worker` sends it.
     """
 
     record: ArmProfile
@@ -50,11 +48,11 @@ class Findings:
 
 def estimate_only(arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda line: None) -> Profile:
     """Counts and estimates of all arms; nothing is trained, and nothing of a model's size is allocated."""
-    return _profile([_estimated(arm, setting, tell) for arm in arms], setting, measured=False)
+    return _profile([_estimated(arm, setting, tell) for arm in arms], setting, None)
 
 
 def measure(arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda line: None) -> Profile:
-    """Measure all arms that fit.
+    """Measure all arms that fit. Ctrl-C ends it with what was measured until then.
 
     Args:
         arms: As `choose` made them.
@@ -62,17 +60,20 @@ def measure(arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda 
         tell: Takes a line of progress.
 
     Raises:
-        ResourceError: Fewer GPUs than ranks.
+        ResourceError: Fewer GPUs than ranks, or the ranks cannot find each other.
     """
     check_devices(setting)
     found = [Findings(_estimated(arm, setting, tell)) for arm in arms]
-    free = free_bytes(setting)
+    machine = peak.look(setting)
     for each in found:
-        _refuse_too_large(each, free)
-    waiting = deque(_order(arms, found, setting.rounds))
-    while waiting:
-        _one_group(waiting, found, setting, tell)
-    return _profile([_ended(each, setting) for each in found], setting, measured=True)
+        _refuse_too_large(each, setting, machine.free_bytes)
+    waiting, stopped = deque(_order(arms, found, setting.rounds)), False
+    try:
+        while waiting:
+            _one_group(waiting, found, setting, tell)
+    except KeyboardInterrupt:
+        stopped = True
+    return _profile([_ended(each, setting) for each in found], setting, machine, stopped=stopped)
 
 
 def check_devices(setting: Setting) -> None:
@@ -84,25 +85,38 @@ def check_devices(setting: Setting) -> None:
         )
 
 
-def free_bytes(setting: Setting) -> int:
-    """Memory that one rank may fill."""
-    if setting.device == "cuda":
-        return int(min(torch.cuda.mem_get_info(board)[0] for board in range(setting.ranks)) * USABLE_FRAC)
-    return int(psutil.virtual_memory().available * USABLE_FRAC) // setting.ranks
-
-
 def _estimated(arm: ArmChoice, setting: Setting, tell: Tell) -> ArmProfile:
-    if arm.reason is not None:
-        return replace_record(arm.named(), status="incompatible", reason=arm.reason)
+    if (why := arm.reason or arm.too_long(setting.seq)) is not None:
+        return replace_record(arm.named(), status="incompatible", reason=why)
     tell(f"estimate {arm.named().name}")
-    return replace_record(arm.counted(dtype=setting.dtype), status="estimated", estimate=estimate(arm, setting))
+    try:
+        return replace_record(arm.counted(dtype=setting.dtype), status="estimated", estimate=estimate(arm, setting))
+    except (RuntimeError, ValueError, SuiteError) as error:  # one arm that cannot run is no reason to leave out the others
+        return replace_record(arm.named(), status="failed", reason=f"estimate: {told(error)}")
 
 
-def _refuse_too_large(each: Findings, free: int) -> None:
-    """What cannot fit is not tried: on a CPU the kernel would kill whom it likes."""
-    if each.record.estimate is not None and (needed := each.record.estimate.memory.peak_bytes) > free:
-        sizes = f"needs about {needed / 2**30:.1f} GiB on each rank, {free / 2**30:.1f} GiB are free"
-        each.end("oom", f"{sizes}; try a smaller --micro-batch, or more --ranks")
+def _refuse_too_large(each: Findings, setting: Setting, free: int) -> None:
+    """What cannot fit is not tried: on a CPU the kernel would kill whom it likes. A GPU says no itself, so there only the states count.
+
+    Every rank builds the whole model in fp32 before it is cut, on the host; inference needs it whole on one device.
+    """
+    expected, total = each.record.estimate, each.record.total_parameters
+    if expected is None or total is None:
+        return
+    memory = expected.memory
+    states = max(memory.parameters_bytes + memory.optimizer_bytes + memory.gradients_bytes, total * (2 if setting.dtype == "bf16" else 4))
+    needed = states if setting.device == "cuda" else max(memory.peak_bytes, total * 4)
+    if needed > free:
+        each.end("oom", f"{_needs(each.record)}, {_gib(free)} are free; try a smaller --micro-batch, or more --ranks")
+
+
+def _needs(record: ArmProfile) -> str:
+    assert record.estimate is not None
+    return f"needs about {_gib(record.estimate.memory.peak_bytes)} on each rank"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"
 
 
 def _order(arms: Sequence[ArmChoice], found: Sequence[Findings], rounds: int) -> list[tuple[int, bool, ArmChoice]]:
@@ -115,27 +129,33 @@ def _one_group(waiting: deque[tuple[int, bool, ArmChoice]], found: Sequence[Find
     """Start the ranks on all that waits; returns when they are done or one has died, with that arm's remaining rounds dropped."""
     context, port = mp.get_context("spawn"), free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(setting.ranks)]
-    ranks = [
-        context.Process(target=rank_main, args=(rank, port, setting, list(waiting), pipes[rank][1]), daemon=True)
-        for rank in range(setting.ranks)
-    ]
+    ranks: list[Any] = []
     try:
-        for process in ranks:
-            process.start()
-        for _, far_end in pipes:
+        for rank, (_, far_end) in enumerate(pipes):
+            ranks.append(context.Process(target=rank_main, args=(rank, port, setting, list(waiting), far_end), daemon=True))
+            ranks[-1].start()
             far_end.close()
         ended = _listen([near_end for near_end, _ in pipes], ranks, waiting, found, tell)
     finally:
         for process in ranks:
-            process.kill()
-            process.join()
+            if process.pid is not None:
+                process.kill()
+                process.join()
     if ended is not None:
-        number, status, reason = ended
-        found[number].end(status, reason)
-        tell(f"{found[number].record.name}: {status}: {reason}")
-        rest = [each for each in waiting if each[0] != number]
-        waiting.clear()
-        waiting.extend(rest)
+        _drop(ended, waiting, found, tell)
+
+
+def _drop(ended: tuple[int, str, str], waiting: deque[tuple[int, bool, ArmChoice]], found: Sequence[Findings], tell: Tell) -> None:
+    """End an arm that had no result, or none of this round."""
+    number, status, reason = ended
+    if status == "start":
+        raise ResourceError(f"the ranks could not start: {reason}")
+    each = found[number]
+    each.end(status, f"{reason}; {_needs(each.record)} by the estimate" if status == "oom" else reason)
+    tell(f"{each.record.name}: {status}: {reason}")
+    rest = [other for other in waiting if other[0] != number]
+    waiting.clear()
+    waiting.extend(rest)
 
 
 def _listen(
@@ -144,28 +164,30 @@ def _listen(
     """Take in what the ranks measure; returns how an arm ended that had no result."""
     talking = list(pipes)
     while waiting:
-        number = waiting[0][0]
         for pipe in mp.connection.wait(talking, timeout=LOOK_S):
             assert isinstance(pipe, Connection)
             try:
-                what, told, text = pipe.recv()
+                what, number, text = pipe.recv()
             except EOFError:  # the rank has left; its exit code says how
                 talking.remove(pipe)
                 continue
-            if what in ("oom", "failed"):
-                return told, what, text
-            if what == "done":
+            if what == "trained":
+                found[number].rounds.append(json.loads(text))
+            elif what == "done":
                 waiting.popleft()
-                found[told].rounds.append(json.loads(text))
-                tell(_progress(found[told], len(waiting)))
-        if waiting and len(talking) < len(pipes) and (codes := [p.exitcode for p in ranks if p.exitcode is not None]):
-            return number, *_death(next((code for code in codes if code), 0))
+                found[number].rounds[-1] |= {"served": json.loads(text)}
+                tell(_progress(found[number], len(waiting)))
+            else:
+                return number, what, text
+        codes = [process.exitcode for process in ranks]
+        if waiting and len(talking) < len(pipes) and (any(codes) or codes[0] is not None):
+            return waiting[0][0], *_death(next((code for code in codes if code), 0))
     return None
 
 
 def _death(code: int) -> tuple[str, str]:
     if code == -9:
-        return "oom", "a rank was killed (signal 9), as the kernel does to who fills the memory; the estimate stands beside"
+        return "oom", "a rank was killed (signal 9), as the kernel does to who fills the memory"
     return "failed", f"a rank ended with exit code {code}; its last words are above"
 
 
@@ -179,67 +201,70 @@ def _ended(each: Findings, setting: Setting) -> ArmProfile:
     if not each.rounds:
         return each.record
     first, rounds = each.rounds[0], each.rounds
-    seconds = _middle(rounds, lambda r: r["time"]["step_s"]["median"])
-    energies = [r["energy_kwh_per_1000"] for r in rounds]
+    time = _over_rounds(rounds, setting)
+    energy_kwh, source, missing = _energy(rounds)
+    served: dict[str, Any] = first.get("served", {"inference": [], "decoding": [], "missing": {}})
     assert each.record.estimate is not None
-    flops_per_s = each.record.estimate.step_flops / seconds
     return replace_record(
         each.record,
         status="ok" if each.record.status == "estimated" else each.record.status,
-        time=_over_rounds(rounds, setting),
-        energy_kwh_per_1000=None if None in energies else median(energies),
-        energy_source=first["energy_source"],
+        time=time,
+        energy_kwh_per_1000=energy_kwh,
+        energy_source=source,
         memory=Memory(**first["memory"]),
-        flops_per_s=flops_per_s,
-        inference=[Inference(**item) for item in first["inference"]],
-        decoding=[Decoding(**item) for item in first["decoding"]],
-        rounds=[_medians(r) for r in rounds],
-        missing=first["missing"] | first["missing_serving"],
+        flops_per_s=each.record.estimate.step_flops / time.step_s.median,
+        inference=[Inference(**item) for item in served["inference"]],
+        decoding=[Decoding(**item) for item in served["decoding"]],
+        rounds=[_medians(r, source) for r in rounds],
+        missing=missing | served["missing"],
     )
+
+
+def _energy(rounds: Sequence[dict[str, Any]]) -> tuple[float | None, str | None, dict[str, str]]:
+    """The median over rounds of one source; None where they differ or one has none: measured and estimated joules do not mix."""
+    missing: dict[str, str] = {}
+    for each in reversed(rounds):
+        missing |= each["missing"]
+    sources = {each["energy_source"] for each in rounds}
+    if len(sources) > 1:
+        missing["energy_kwh_per_1000"] = f"the rounds' sources differ: {', '.join(sorted(map(str, sources)))}"
+    if len(sources) > 1 or None in sources:
+        return None, None, missing
+    return median(each["energy_kwh_per_1000"] for each in rounds), sources.pop(), missing
 
 
 def _over_rounds(rounds: Sequence[dict[str, Any]], setting: Setting) -> TrainingTime:
     """Medians and quartiles of the rounds' own medians, where there are several; else of the steps."""
     if len(rounds) == 1:
         return TrainingTime(**rounds[0]["time"])
-    parts = {name: Spread.of([r["time"][name]["median"] for r in rounds]) for name in ("step_s", "forward_s", "backward_s", "update_s")}
+    parts = {name: Spread.of([r["time"][name]["median"] for r in rounds]) for name in PARTS}
     return TrainingTime(**parts, samples_per_s=setting.batch / parts["step_s"].median)
 
 
-def _medians(measured: dict[str, Any]) -> dict[str, float]:
+def _medians(measured: dict[str, Any], source: str | None) -> dict[str, float]:
     """One round in plain numbers by the names that `suite.profile.compare` knows."""
-    times = {name: measured["time"][name]["median"] for name in ("step_s", "forward_s", "backward_s", "update_s")}
-    energy = {} if measured["energy_kwh_per_1000"] is None else {"energy_kwh_per_1000": measured["energy_kwh_per_1000"]}
-    inference = {f"inference_s[{item['batch']}]": item["seconds"]["median"] for item in measured["inference"]}
-    decoding = {f"token_s[{item['context_tokens']}]": item["token_s"]["median"] for item in measured["decoding"]}
+    times = {name: measured["time"][name]["median"] for name in PARTS}
+    energy = {} if source is None else {"energy_kwh_per_1000": measured["energy_kwh_per_1000"]}
+    served = measured.get("served", {"inference": [], "decoding": []})
+    inference = {f"inference_s[{item['batch']}]": item["seconds"]["median"] for item in served["inference"]}
+    decoding = {f"token_s[{item['context_tokens']}]": item["token_s"]["median"] for item in served["decoding"]}
     return times | energy | inference | decoding
 
 
-def _middle(rounds: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], float]) -> float:
-    return median(map(of, rounds))
-
-
-def _profile(arms: Sequence[ArmProfile], setting: Setting, *, measured: bool) -> Profile:
+def _profile(arms: Sequence[ArmProfile], setting: Setting, machine: peak.Machine | None, *, stopped: bool = False) -> Profile:
     """The table, with what it was measured on."""
-    peak, source = peak_flops(setting) if measured else (None, None)
-    watts, why = None, "nothing was measured"
-    if measured:
-        try:
-            watts, why = idle_watts(torch.device(setting.device)), ""
-        except Unavailable as unavailable:
-            why = str(unavailable)
-    used = [
-        replace_record(arm, flops_utilisation=arm.flops_per_s / (peak * setting.ranks)) if peak and arm.flops_per_s else arm for arm in arms
-    ]
-    device_name = torch.cuda.get_device_name() if setting.device == "cuda" and measured else hardware()["cpu_model"] or "CPU"
+    if machine is not None:
+        whole = machine.peak_flops * setting.ranks
+        arms = [replace_record(arm, flops_utilisation=arm.flops_per_s / whole) if arm.flops_per_s else arm for arm in arms]
     return Profile(
         setting=setting.model_dump(mode="json"),
-        device_name=device_name,
-        peak_flops=peak,
-        peak_flops_source=source,
-        idle_watts=watts,
-        idle_watts_missing=why or None,
+        device_name="nothing ran" if machine is None else machine.name,
+        peak_flops=None if machine is None else machine.peak_flops,
+        peak_flops_source=None if machine is None else machine.peak_source,
+        idle_watts=None if machine is None else machine.idle_watts,
+        idle_watts_missing="nothing was measured" if machine is None else machine.idle_missing,
         hardware=hardware(),
         versions={name: version(name) for name in PACKAGES},
-        arms=list(used),
+        arms=list(arms),
+        stopped=stopped,
     )

@@ -34,7 +34,7 @@ class Serving:
         resolved = arm.resolve()
         self.family = resolved.family
         self.model = _folded(arm.build(resolved), self.family, arm).eval().to(device, DTYPES[setting.dtype])
-        self.vocabulary = vocabulary_of(self.model)
+        self.vocabulary, self._extra = vocabulary_of(self.model), arm.extra_positions()
 
     @torch.no_grad()
     def inference(self, batch: int) -> Inference:
@@ -52,18 +52,16 @@ class Serving:
         return Inference(batch=batch, seconds=Spread.of(times), peak_bytes=peak)
 
     @torch.no_grad()
-    def decoding(self, context: int) -> Decoding | None:
-        """One more token of one sequence with `context` tokens cached (T5: source tokens, with as many decoded); None for encoders."""
-        if self.family.kind == "encoder":
-            return None
+    def decoding(self, context: int) -> Decoding:
+        """One more token of one sequence with `context` tokens cached (T5: as many source tokens too)."""
         fixed = self._source(context)
         output = self.model(**self._ids(context), **fixed, use_cache=True)
         held = cache_bytes(output.past_key_values)
-        tokens = iter(range(10**9))
+        token = self._ids(1)
 
         def one() -> None:
             nonlocal output
-            output = self.model(**self._ids(1, seed=next(tokens)), past_key_values=output.past_key_values, use_cache=True, **fixed)
+            output = self.model(**token, past_key_values=output.past_key_values, use_cache=True, **fixed)
 
         times = repeated(one, self.device, budget_s=0.0, least=self.setting.decoded)
         return Decoding(context_tokens=context, token_s=Spread.of(times), kv_bytes=held)
@@ -74,7 +72,7 @@ class Serving:
             return "an encoder does not decode"
         config: Any = self.model.config
         positions = getattr(config, "max_position_embeddings", None) if self.family.kind == "decoder" else None
-        needed = context + self.setting.decoded + 2
+        needed = context + self._extra + self.setting.decoded + 2
         return None if positions is None or needed <= positions else f"{needed} tokens exceed the backbone's {positions} positions"
 
     @property

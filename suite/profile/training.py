@@ -19,7 +19,7 @@ from suite.profile.setting import Setting
 from suite.train.engine import Engine, gather_objects
 
 LEARNING_RATE = 1e-5
-LEAST_STEPS, MOST_STEPS, PARTED_STEPS = 5, 200, 3
+LEAST_STEPS, MOST_STEPS, PARTED_STEPS = 5, 5000, 3
 PARTS = ("forward", "backward", "update")
 
 

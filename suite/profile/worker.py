@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing import connection, parent_process
 from typing import Any
 
 import torch
 
+from suite.errors import SuiteError
 from suite.profile.arms import ArmChoice
 from suite.profile.serving import Serving
 from suite.profile.setting import Setting
 from suite.profile.training import Training
-from suite.train.engine import close_process_group, init_process_group
+from suite.train.engine import close_process_group, gather_objects, init_process_group
+from suite.train.failure import status_of
 
 TIMEOUT_S = 1800.0
 """Of a collective: the other ranks wait while the first one measures inference."""
+NOBODY = -1
+Message = tuple[str, int, str]
+"""What happened, the arm's number, and a reason or numbers as JSON: start (failed), trained, done, oom, failed, incompatible."""
 
 
-def rank_main(rank: int, port: int, setting: Setting, arms: Sequence[tuple[int, bool, ArmChoice]], to_parent: Connection) -> None:
+def rank_main(
+    rank: int, port: int, setting: Setting, arms: Sequence[tuple[int, bool, ArmChoice]], to_parent: connection.Connection
+) -> None:
     """Measure arms in the order given.
 
     Args:
@@ -29,78 +38,101 @@ def rank_main(rank: int, port: int, setting: Setting, arms: Sequence[tuple[int, 
         port: Of the group's rendezvous on this machine.
         setting: As for all ranks.
         arms: Number, whether its memory is wanted too, and the arm itself.
-        to_parent: Takes `(what, number, text)`: begun, done (with JSON), oom or failed (with the reason).
+        to_parent: Takes messages.
     """
+    _live_with_the_parent()
     torch.set_num_threads(setting.rank_threads)
     device = torch.device(setting.device, rank) if setting.device == "cuda" else torch.device("cpu")
-    if setting.device == "cuda":
-        torch.cuda.set_device(device)
     place: dict[str, Any] = {"rank": rank, "world_size": setting.ranks, "local_rank": rank, "address": "127.0.0.1", "port": port}
-    init_process_group(**place, device=setting.device, timeout_s=TIMEOUT_S)
+    try:
+        if setting.device == "cuda":
+            torch.cuda.set_device(device)
+        init_process_group(**place, device=setting.device, timeout_s=TIMEOUT_S)
+    except Exception as error:  # noqa: BLE001 - whatever it is, no arm is to blame, and the parent says it
+        to_parent.send(("start", NOBODY, told(error)))
+        return
     for number, wholly, arm in arms:
-        if rank == 0:
-            to_parent.send(("begun", number, ""))
         try:
-            found = measured(arm, setting, device, rank=rank, wholly=wholly)
-        except (RuntimeError, MemoryError, ValueError, AssertionError) as error:
-            to_parent.send(("oom" if ran_out_of_memory(error) else "failed", number, _told(error)))
+            measure_arm(arm, number, setting, device, rank=rank, wholly=wholly, to_parent=to_parent)
+        except Exception as error:  # noqa: BLE001 - the border of an arm: it ends with a reason, and the others go on
+            to_parent.send((how_it_ended(error), number, told(error)))
             return
-        if rank == 0:
-            to_parent.send(("done", number, json.dumps(found)))
     close_process_group()
 
 
-def measured(arm: ArmChoice, setting: Setting, device: torch.device, *, rank: int, wholly: bool) -> dict[str, Any]:
-    """All numbers of an arm that need it to run, as JSON. Collective.
+def measure_arm(
+    arm: ArmChoice, number: int, setting: Setting, device: torch.device, *, rank: int, wholly: bool, to_parent: connection.Connection
+) -> None:
+    """Tell the parent what training costs, then what use does; what is in use cannot take back what training gave. Collective.
 
     Args:
         wholly: Also memory, which repeats exactly.
     """
+    trained = measured_training(arm, setting, device, rank=rank, wholly=wholly)
+    if rank == 0:
+        to_parent.send(("trained", number, json.dumps(trained)))
+        to_parent.send(("done", number, json.dumps(served(arm, setting, device))))
+    gather_objects(None)  # nobody builds the next arm beside the first rank's timing
+
+
+def measured_training(arm: ArmChoice, setting: Setting, device: torch.device, *, rank: int, wholly: bool) -> dict[str, Any]:
+    """Time, energy and memory as JSON. Collective."""
     training = Training(arm, setting, device, rank=rank)
     try:
         memory = training.memory() if wholly else None
         time, energy_kwh, source, missing = training.time()
     finally:
         training.close()
-    found: dict[str, Any] = {
-        "time": time.model_dump(),
-        "energy_kwh_per_1000": energy_kwh,
-        "energy_source": source,
-        "missing": missing,
-    }
-    if memory is not None:
-        found["memory"] = memory.model_dump()
-    if rank == 0:
-        found |= served(arm, setting, device)
-    return found
+    found: dict[str, Any] = {"time": time.model_dump(), "energy_kwh_per_1000": energy_kwh, "energy_source": source, "missing": missing}
+    return found if memory is None else {**found, "memory": memory.model_dump()}
 
 
 def served(arm: ArmChoice, setting: Setting, device: torch.device) -> dict[str, Any]:
-    """Inference at every batch size and decoding at every context."""
+    """Inference at every batch size and decoding at every context, as JSON; what does not fit is missing with the reason."""
     serving = Serving(arm, setting, device)
-    inference = [serving.inference(batch).model_dump() for batch in setting.inference_batches]
-    decoding, missing = [], {}
+    found: dict[str, Any] = {"inference": [], "decoding": [], "missing": {}}
+    for batch in setting.inference_batches:
+        try:
+            found["inference"].append(serving.inference(batch).model_dump())
+        except (RuntimeError, MemoryError) as error:
+            found["missing"][f"inference[{batch}]"] = f"{how_it_ended(error)}: {told(error)}"
     for context in setting.contexts:
-        why = serving.why_not(context)
-        if why is None:
-            decoded = serving.decoding(context)
-            decoding += [] if decoded is None else [decoded.model_dump()]
-        else:
-            missing[f"decoding[{context}]"] = why
-    return {"inference": inference, "decoding": decoding, "missing_serving": missing}
+        if (why := serving.why_not(context)) is not None:
+            found["missing"][f"decoding[{context}]"] = why
+            continue
+        try:
+            found["decoding"].append(serving.decoding(context).model_dump())
+        except (RuntimeError, MemoryError) as error:
+            found["missing"][f"decoding[{context}]"] = f"{how_it_ended(error)}: {told(error)}"
+    return found
 
 
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was refused, on a GPU or by the CPU's allocator."""
-    words = str(error)
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in words or "CUDA out of memory" in words
+def how_it_ended(error: BaseException) -> str:
+    """oom, incompatible or failed."""
+    if isinstance(error, SuiteError):
+        return "incompatible"
+    words = str(error).lower()
+    return "oom" if "can't allocate memory" in words or "alloc_failed" in words else status_of(error).value
 
 
-def _told(error: BaseException) -> str:
-    """The message, with the last lines of our own on the way to it."""
-    if ran_out_of_memory(error):
-        return str(error).split("\n")[0]
-    with suppress(IndexError):
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
-    return f"{type(error).__name__}: {error}"
+def told(error: BaseException) -> str:
+    """The message in a line, with the place in the code where it is a surprise."""
+    first = (str(error).splitlines() or [""])[0]
+    if how_it_ended(error) != "failed":
+        return first
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {first}{place}"
+
+
+def _live_with_the_parent() -> None:
+    """Ctrl-C is the parent's to answer; and without it a rank ends, whatever it waits for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

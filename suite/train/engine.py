@@ -188,6 +188,7 @@ class Engine:
         optimizer = _adamw(trained, training, betas, offloaded=device == "cuda" and training.offload != "none")
         # before ZeRO copies the parameters: its flat buffers take their dtype from them
         model.to(torch.bfloat16 if uses_bf16(training, device) else torch.float32)
+        self._linear = torch.nn.functional.linear
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=self.config, dist_init_required=False)
         self._frozen: str | None = None
         if self._engine.gradient_clipping() != training.gradient_clipping:
@@ -365,6 +366,7 @@ class Engine:
         from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
         self._engine.destroy()
+        torch.nn.functional.linear = self._linear  # ZeRO-3 leaves its own there, for the whole process
         parameter_offload.FWD_MODULE_STACK.clear()
         _clear_caches(PartitionedParameterCoordinator)
         del self._engine
