@@ -60,8 +60,8 @@ def _of_rounds(name: str, ones: Sequence[float], others: Sequence[float]) -> Rat
 
 
 def _exact(arm: ArmProfile, *, estimated: bool = False) -> dict[str, float]:
-    """What repeats exactly: bytes, parameters, operations; `estimated`: by the estimate alone."""
-    memory = arm.estimate.memory if estimated and arm.estimate is not None else arm.memory
+    """What repeats exactly: bytes, parameters, operations. Bytes are the estimate's if `estimated`, and where nothing was measured."""
+    memory = arm.estimate.memory if (estimated or arm.memory is None) and arm.estimate is not None else arm.memory
     found: dict[str, float | None] = {} if memory is None else {f"memory.{name}": value for name, value in memory.model_dump().items()}
     if not estimated:
         found |= {"trainable_parameters": arm.trainable_parameters, "step_flops": arm.estimate.step_flops if arm.estimate else None}
