@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from suite.cli.attach import attach
+from suite.report import compose
 from suite.tracking import open_store, sync
 from suite.tracking.attach import attach_reports
 from suite.tracking.notes import NOTE
 from suite.tracking.store import Store, StoredRun
 from suite.train.folder import Home
-from tests.records import make_home, make_result, make_spec, write_cell, write_definition, write_trial
+from tests.records import make_home, make_result, make_spec, write_trial
 
 
 @pytest.fixture
@@ -89,14 +91,29 @@ def test_the_report_is_attached_once_and_replaced_when_results_change(home: Home
     assert len(runs(home, "report")[1]) == 1
 
 
-def test_a_sweep_that_goes_on_gets_no_report(tmp_path: Path, empty_db: Path) -> None:
-    home = Home(tmp_path / "runs")
-    write_definition(home, ["lora"], ["agreement"], trials=3, seeds=[1])
-    write_cell(home, "lora", "agreement", trials=1, seeds=[])
-    shutil.copy(empty_db, home.path / "mlflow.db")
-    sync(home, tracking_uri=home.tracking_uri)
-    assert attach_reports(home, home.tracking_uri, build) == []
+def test_whether_a_sweep_has_ended_is_for_the_caller_to_say(home: Home) -> None:
+    assert attach_reports(home, home.tracking_uri, build, unless={"demo"}) == []
     assert runs(home, "report")[1] == []
+    write_trial(home, make_spec("lora", "agreement", number=8))  # given up: never gets a result
+    sync(home, tracking_uri=home.tracking_uri)
+    assert attach_reports(home, home.tracking_uri, build) == ["demo"]
+
+
+def test_a_report_that_fails_in_whatever_way_is_said_and_ends_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: object, **options: object) -> Path:
+        raise KeyError("postgresql://me:hunter2-hunter2@db/x\nis gone")
+
+    monkeypatch.setattr(compose, "build", broken)
+    attach(home, None)
+    said = capsys.readouterr().err
+    assert said.startswith("no report in MLflow: KeyError: ") and said.count("\n") == 1 and "hunter2" not in said
+    monkeypatch.undo()
+    attach(home, "nonsense://x", "demo")
+    assert capsys.readouterr().err.startswith("no report in MLflow: TrackingError: ")
+    attach(home, None, "demo")
+    assert "the report of demo is an artifact" in capsys.readouterr().err
 
 
 def test_a_report_changes_nothing_for_the_leaderboard_and_the_next_sync(home: Home) -> None:

@@ -28,7 +28,7 @@ from suite.cli.options import (
     TrackingOption,
     TrustOption,
 )
-from suite.errors import UnknownNameError
+from suite.errors import SuiteError, UnknownNameError
 
 if TYPE_CHECKING:
     from suite.config.sweep import SweepConfig
@@ -85,7 +85,8 @@ def run(
     outcome = _run(config, asked, retry_given_up=retry_given_up)
     if any(cell.done for cell in outcome.cells):
         _show_leaderboard(config, asked, fmt)
-        _attach_report(config, asked)
+        if not outcome.interrupted:
+            _attach_report(config, asked)
     _say_how_it_ended(config, outcome, asked)
 
 
@@ -179,21 +180,22 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
 
 
 def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
-    from suite.errors import TrackingError
+    from suite.redact import redact
     from suite.tracking.store import resolve_uri
     from suite.train.folder import Home
 
     try:
         leaderboard.show(resolve_uri(Home(asked.home), asked.tracking_uri), rejected=True, sweep=config.name, fmt=fmt)
-    except TrackingError as error:
+    except SuiteError as error:
         print(f"no leaderboard: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - the trials are done: how they ended must be said, and decides the exit code
+        print(f"no leaderboard: {type(error).__name__}: {redact(error)}", file=sys.stderr)
 
 
 def _attach_report(config: SweepConfig, asked: Asked) -> None:
-    from suite.tracking.store import resolve_uri
     from suite.train.folder import Home
 
-    attach(Home(asked.home), resolve_uri(Home(asked.home), asked.tracking_uri), config.name)
+    attach(Home(asked.home), asked.tracking_uri, config.name)
 
 
 def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> None:

@@ -35,14 +35,14 @@ def sync(
     if storage is not None:
         _fetch(Home(home), storage, weights=weights)
     place = Home(existing_home(home))
-    _decide_anew(place, sweep)
+    going_on = _decide_anew(place, sweep)
     uri = resolve_uri(place, tracking_uri, write=True)
     report = bring_up_to_date(place, tracking_uri=uri, sweep=sweep, verify=verify)
     if report.unreachable is not None:
         raise TrackingError(f"{report.unreachable}; {report.written} trials were written, run suite sync again for the rest")
     done = f"{report.written} trials written, {report.already} were there already, {report.cells} cells brought up to date"
     print(f"{done}, in {without_password(uri)}")
-    attach(place, uri, sweep)
+    attach(place, tracking_uri, sweep, unless=going_on)
     if optuna is not None:
         _mirror(place, optuna, sweep)
 
@@ -66,12 +66,18 @@ def _fetch(home: Home, url: str, *, weights: bool) -> None:
     print(f"{count} files came from {url}")
 
 
-def _decide_anew(home: Home, sweep: str | None) -> None:
-    """Rebuild what the drivers decided about their studies, of sweeps that none is running."""
+def _decide_anew(home: Home, sweep: str | None) -> set[str]:
+    """Rebuild what the drivers decided about their studies, of sweeps that none is running; returns those that have not ended."""
     from suite.tune.definition import driver_pid, known_plan, sweeps
     from suite.tune.schedule import read_states
     from suite.tune.studies import store_studies
 
-    for name in sweeps(home):
-        if sweep in (None, name) and driver_pid(home, name) is None and (plan := known_plan(home, name)) is not None:
-            store_studies(read_states(plan, home), home, name)
+    going_on = set()
+    for name in sweeps(home) if sweep is None else [sweep]:
+        if driver_pid(home, name) is not None:
+            going_on.add(name)
+        elif (plan := known_plan(home, name)) is not None:
+            store_studies(states := read_states(plan, home), home, name)
+            if not all(state.progress.is_over for state in states.values()):
+                going_on.add(name)
+    return going_on

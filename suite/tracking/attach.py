@@ -1,51 +1,60 @@
-"""The report of an ended sweep as a file of its run `report` in MLflow: one for each home and sweep, replaced when results change."""
+"""The report of a sweep as a file of its run `report` in MLflow: one for each home and sweep, replaced when results change."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from suite.config.hashing import short_hash
+from suite.errors import TrackingError
 from suite.tracking.notes import NOTE
 from suite.tracking.store import Store, StoredRun, open_store
+from suite.tracking.writer import LOCK_TIMEOUT_S
 from suite.train.folder import Home
 from suite.train.identity import home_id
 
 KIND = "report"
-ENDED = ("done", "failed", "not chosen")
-"""What the leaderboard says of cells that get no more trials."""
 Build = Callable[[Home, str, Path], Path]
 """Writes the report of a home's sweep into a folder; returns its page."""
 
 
-def attach_reports(home: Home, tracking_uri: str, build: Build, *, sweep: str | None = None) -> list[str]:
-    """Attach the report of every sweep of a home that has ended and has changed since its report was attached.
+def attach_reports(home: Home, tracking_uri: str, build: Build, *, sweep: str | None = None, unless: Collection[str] = ()) -> list[str]:
+    """Attach the report of every sweep of a home that has changed since its report was attached.
+
+    Whether a sweep has ended, its cells in MLflow do not tell (some may have no trial yet): the caller knows.
 
     Args:
         home: Whose sweeps are meant; other homes' sweeps of the same name keep reports of their own.
         tracking_uri: As `resolve_uri` gives it; the cells must be up to date there.
         build: Called only for sweeps that need it.
         sweep: Only this one; None = all.
+        unless: None of these: they go on.
 
     Returns:
         The sweeps whose report was attached.
 
     Raises:
-        TrackingError: The store cannot be written.
+        TrackingError: The store cannot be written, or another process has been writing for long.
         SuiteError: What `build` raises.
     """
     store = open_store(tracking_uri)
     known = store.experiments()
-    names = [name for name in sorted(known) if sweep in (None, name)]
-    return [name for name in names if _attach(store, known[name], home, name, build)]
+    names = [name for name in sorted(known) if sweep in (None, name) and name not in unless]
+    try:
+        with FileLock(home.path / "tracking.lock", timeout=LOCK_TIMEOUT_S):
+            return [name for name in names if _attach(store, known[name], home, name, build)]
+    except Timeout as error:
+        raise TrackingError(f"{home.path}/tracking.lock: another process has been writing for {LOCK_TIMEOUT_S:.0f} s") from error
 
 
 def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build) -> bool:
     of_home = {"suite.home": home_id(home)}
     cells = store.runs([experiment], {"suite.kind": "cell", **of_home})
-    if not cells or any(cell.tags.get("status") not in ENDED for cell in cells):
+    if not cells:
         return False
     digest = short_hash(sorted(cell.tags.get("suite.digest", "") for cell in cells))
     run = next(iter(store.runs([experiment], {"suite.kind": KIND, **of_home})), None)
