@@ -92,6 +92,17 @@ def test_the_answer_follows_the_ranks_and_not_the_scores_alone(report: Report) -
     assert "Cannot be told apart" not in alone.rest and "lora (" in alone.rest.partition("Shown to be worse")[2]
 
 
+def test_where_no_row_of_rank_one_is_left_the_best_rank_leads(report: Report) -> None:
+    first = answer(ranked(report, full="2", lora="3-4", read="3-4"))[0]
+    assert first.head == "full leads on the mean over 2 tasks:" and "lora (" in first.rest.partition("Shown to be worse")[2]
+
+
+def test_arms_without_a_rank_are_named_beside_the_ranked_ones_and_one_ranked_arm_leads_nobody(report: Report) -> None:
+    assert re.search(r"Not ranked yet: read \(\d+\.\d\)\.$", answer(ranked(report, read=None))[0].rest)
+    alone = answer(ranked(report, lora=None, read=None))[0]
+    assert "scores highest" in alone.head and "No test says whether that is more than luck" in alone.rest
+
+
 def test_without_ranks_the_answer_says_that_nothing_was_tested(report: Report) -> None:
     rows = [{**row, "rank": None, "rank_missing": "only one seed"} for row in report.rows]
     first = answer(replace(report, rows=rows))[0]
@@ -481,6 +492,34 @@ def test_a_served_page_follows_the_sweep_and_is_built_only_when_something_change
         write_cell(other, "lora", trials=1)
         sync(other, tracking_uri=other.tracking_uri)
         assert "lora" in get(f"{url}/") and len(built) == 2
+
+
+def test_a_served_page_knows_its_version_so_that_nothing_is_missed_between_page_and_question(home: Home) -> None:
+    source = Source(home.path)
+    shown = re.search(r'data-version="([0-9a-f]{16})"', source.page("demo"))
+    assert shown is not None and shown[1] == source.version()
+    assert "data-version" not in page(read(home.path))
+
+
+def test_a_failure_that_is_half_written_breaks_neither_question_nor_server(tmp_path: Path, empty_db: Path) -> None:
+    broken = make_report_home(tmp_path, empty_db)
+    source = Source(broken.path)
+    before = source.version()
+    (next(broken.trials()).path / "failure-1.json").write_text("{")
+    with served(source) as url:
+        assert get(f"{url}/?version") not in ("", before)
+        with pytest.raises(urllib.error.HTTPError, match="500") as answered:
+            get(f"{url}/demo")
+        assert b"looks again every five seconds" in answered.value.read()
+
+
+def test_a_server_of_one_sweep_refuses_others(home: Home) -> None:
+    assert "unknown sweep" in Source(home.path, "demo").page("other")
+
+
+def test_a_port_without_live_is_refused(home: Home, suite: Suite) -> None:  # noqa: F811
+    code, _, err = suite("report", "--home", home.path, "--port", 8000)
+    assert code == 2 and "--port: goes with --live" in err
 
 
 def test_another_sites_script_cannot_read_a_served_page(home: Home) -> None:

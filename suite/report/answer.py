@@ -41,23 +41,31 @@ def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sent
     higher = report.higher_is_better(task)
     ordered = sorted(rows, key=lambda row: -row["score_mean"] if higher else row["score_mean"])
     leader, ranked = ordered[0], [row for row in ordered if row["rank"]]
-    if not ranked:
+    if len(ranked) < 2:
         return _unranked(report, rows, leader, where, "highest" if higher else "lowest")
-    first = [row for row in ranked if _rank(row)[0] == 1]
+    best = min(_rank(row)[0] for row in ranked)  # a row of rank 1 may be one that has since been rejected or lost its score
+    first = [row for row in ranked if _rank(row)[0] == best]
+    later = _not_ranked(report, ordered)
     if len(first) == len(ranked):
-        return Sentence(f"Nothing separates the {len(ranked)} ranked arms {where}:", _all_alike(report, ranked))
+        return Sentence(f"Nothing separates the {len(ranked)} ranked arms {where}:", _all_alike(report, ranked) + later)
     leader, rivals, behind = first[0], first[1:], [row for row in ranked if row not in first]
     rest = f"{_scored(leader)}; {cost(leader)}."
     if rivals:
         rest += f" Cannot be told apart from it: {listed(f'{_named(report, r)} ({_scored(r)}{_saving(r, leader)})' for r in rivals)}."
     shown = [f"{_named(report, row)} ({values.score(row['score_mean'])})" for row in behind]
-    return Sentence(f"{_named(report, leader)} leads {where}:", f"{rest} Shown to be worse than some arm: {listed(shown)}.")
+    return Sentence(f"{_named(report, leader)} leads {where}:", f"{rest} Shown to be worse than some arm: {listed(shown)}.{later}")
+
+
+def _not_ranked(report: Report, rows: Sequence[Row]) -> str:
+    """` Not ranked yet: read (61.2).`: arms with a score of their own that no test has compared with the others."""
+    left = [f"{_named(report, row)} ({values.score(row['score_mean'])})" for row in rows if not row["rank"]]
+    return f" Not ranked yet: {listed(left)}." if left else ""
 
 
 def _unranked(report: Report, rows: Sequence[Row], leader: Row, where: str, end: str) -> Sentence:
     if len(rows) == 1:
         return Sentence(f"{_named(report, leader)} is the only arm {where} so far:", f"{_scored(leader)}; {cost(leader)}.")
-    why = leader["rank_missing"] or "there are no ranks"
+    why = leader["rank_missing"] or ("no other arm is ranked yet" if leader["rank"] else "there are no ranks")
     untested = f"{_scored(leader)}; {cost(leader)}. No test says whether that is more than luck: {why}."
     return Sentence(f"{_named(report, leader)} scores {end} {where}:", untested)
 

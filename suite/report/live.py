@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import unquote, urlsplit
 
-from suite.errors import ConfigError, SuiteError
+from suite.errors import ConfigError, SuiteError, UnknownNameError
 from suite.report.data import read, sweeps
 from suite.report.page import page, waiting_page
 from suite.tracking.store import open_store, resolve_uri
@@ -29,11 +29,11 @@ class Source:
     Args:
         home: As `suite run --home`.
         sweep: Only this one; None = all of the home.
-        tracking_uri: As `suite.report.read`.
+        tracking_uri, sort: As `suite.report.read`.
     """
 
-    def __init__(self, home: Path, sweep: str | None = None, *, tracking_uri: str | None = None) -> None:
-        self.home, self.sweep, self.tracking_uri = home, sweep, tracking_uri
+    def __init__(self, home: Path, sweep: str | None = None, *, tracking_uri: str | None = None, sort: str = "score") -> None:
+        self.home, self.sweep, self.tracking_uri, self.sort = home, sweep, tracking_uri, sort
         self._pages: dict[str, tuple[str, str]] = {}
         self._lock = Lock()
 
@@ -41,7 +41,8 @@ class Source:
         """Changes when a trial is handed out or ends, and when a row of the leaderboard does."""
         digest = hashlib.sha256()
         for folder in Home(self.home).trials():
-            digest.update(f"{folder.hash}{[_stamp(folder.path / name) for name in WATCHED]}{len(folder.failures())}".encode())
+            failed = sum(1 for _ in folder.path.glob("failure-*.json"))  # not read: one may be half written, or of another version
+            digest.update(f"{folder.hash}{[_stamp(folder.path / name) for name in WATCHED]}{failed}".encode())
         try:
             store = open_store(resolve_uri(Home(self.home), self.tracking_uri), create=False)
             for run in store.runs([*store.experiments().values()], {}, having="suite.digest", only=("suite.digest", "suite.revision")):
@@ -55,16 +56,23 @@ class Source:
         return [self.sweep] if self.sweep is not None else sweeps(self.home, self.tracking_uri)
 
     def page(self, name: str | None) -> str:
-        """The page of a sweep; None = the first. What cannot be read yet is said on the page."""
+        """The page of a sweep, which knows its version; None = the first. What cannot be read yet is said on the page."""
         with self._lock:
             version = self.version()
             try:
-                chosen = name or self.names()[0]
+                chosen = self._chosen(name)
                 if self._pages.get(chosen, ("", ""))[0] != version:
-                    self._pages[chosen] = (version, page(read(self.home, chosen, tracking_uri=self.tracking_uri), live=True))
+                    report = read(self.home, chosen, tracking_uri=self.tracking_uri, sort=self.sort)
+                    self._pages[chosen] = (version, page(report, live=version))
                 return self._pages[chosen][1]
             except SuiteError as error:
                 return waiting_page(str(error))
+
+    def _chosen(self, name: str | None) -> str:
+        """Raises UnknownNameError for another sweep than the only one that was asked for."""
+        if name is not None and self.sweep not in (None, name):
+            raise UnknownNameError("sweep", name, [str(self.sweep)], where="this server")
+        return name or self.names()[0]
 
 
 def _stamp(path: Path) -> int:
@@ -100,9 +108,12 @@ def _handler(source: Source) -> type[BaseHTTPRequestHandler]:
             address = urlsplit(self.path)
             if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
                 return self._send(403, "text/plain", "this report is served on 127.0.0.1 only")
-            if address.query == "version":
-                return self._send(200, "text/plain", source.version())
-            return self._send(200, "text/html", source.page(unquote(address.path).strip("/") or None))
+            try:
+                if address.query == "version":
+                    return self._send(200, "text/plain", source.version())
+                return self._send(200, "text/html", source.page(unquote(address.path).strip("/") or None))
+            except Exception as error:  # noqa: BLE001 - a sweep that is being written can be read in any state; the page looks again
+                return self._send(500, "text/html", waiting_page(f"{type(error).__name__}: {error}"))
 
         def _send(self, status: int, kind: str, text: str) -> None:
             body = text.encode()

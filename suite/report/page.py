@@ -29,12 +29,12 @@ from suite.report.table import Column, Row, Table, clean
 PLOT_WIDTH, PLOT_HEIGHT = 132.0, 16.0
 
 
-def page(report: Report, *, live: bool = False) -> str:
+def page(report: Report, *, live: str = "") -> str:
     """The page as text.
 
     Args:
         report: As `suite.report.read` gives it.
-        live: Whether it is served by `suite.report.live`: then it asks for news, and reloads where there are some.
+        live: The version that it shows, where it is served by `suite.report.live`: then it asks for the newest, and reloads for another.
     """
     made = content(report)
     rows, columns = tables.shown_rows(report), tables.leaderboard_columns(report)
