@@ -229,6 +229,29 @@ def test_a_csv_file_that_is_none_is_named(root: Path) -> None:
         prepared(root)
 
 
+def test_a_csv_column_that_is_there_twice_is_named(root: Path) -> None:
+    as_csv(root)
+    (root / HUB / "default" / "train.csv").write_text("a,b,b,label\nx,y,z,0\n")
+    with pytest.raises(DataError, match=r"train\.csv: column 'b' is there 2 times; rename or remove"):
+        prepared(root)
+
+
+def test_numbers_and_na_in_a_text_column_of_a_csv_file_are_text(root: Path) -> None:
+    for split in ("train", "validation", "test"):
+        write(root, split, {"a": ["007", "1.50", "NA"], "b": ["1", "", "null"], "label": [0, 1, 1]})
+    expected = prepared(root).data_hash
+    as_csv(root)
+    assert prepared(root).data_hash == expected
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_csv_file_of_another_encoding_says_how_to_save_it(encoding: str, root: Path) -> None:
+    as_csv(root)
+    (root / HUB / "default" / "train.csv").write_text("a,b,label\ncafé,y,0\n", encoding=encoding)
+    with pytest.raises(DataError, match=r"train\.csv: not all of it is UTF-8 text; save it as UTF-8"):
+        prepared(root)
+
+
 def test_a_missing_split_is_named(root: Path) -> None:
     (root / HUB / "default" / "validation.parquet").unlink()
     with pytest.raises(DataError, match=r"split 'validation'.*there is: test\.parquet, train\.parquet"):

@@ -23,6 +23,8 @@ from suite.errors import DataError, SuiteError
 
 HUB_TIMEOUT_S = 10.0
 SHOWN_NAMES = 20
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a file begins that some spreadsheets call "Unicode text"."""
 CONVERTED = "refs/convert/parquet"
 
 
@@ -151,6 +153,8 @@ class LocalSource(Source):
                 raise DataError(f"task {task.name}: {part!r} must name something inside the data root, not a path out of it")
         self.root, self.folder = root, root / data.hub / data.config
         self.splits = source_splits(task.splits)
+        made = task.code is not None and task.code.rows  # then the task's names are not those of the file
+        self.texts = () if made else tuple(self.names.get(column, column) for column in task.text_columns)
         for split in self.splits:
             self._path(split)
 
@@ -162,8 +166,10 @@ class LocalSource(Source):
     def read(self, split: str, columns: Sequence[str]) -> pa.Table:
         path = self._path(split)
         try:
-            return self._renamed(split, _read_file(path, lambda found: self._columns(split, found, columns)), columns)
+            return self._renamed(split, _read_file(path, lambda found: self._columns(split, found, columns), self.texts), columns)
         except (pa.ArrowException, OSError) as error:
+            if path.suffix == ".csv" and ("UTF8" in str(error) or path.read_bytes()[:2] in UTF16):
+                raise DataError(f"{path}: not all of it is UTF-8 text; save it as UTF-8 (a spreadsheet: CSV UTF-8)") from error
             kind = path.suffix.removeprefix(".")
             raise DataError(f"{path}: not a readable {kind} file ({path.stat().st_size:,} bytes): {error}; copy it again") from error
 
@@ -179,11 +185,21 @@ class LocalSource(Source):
         raise DataError(f"{self.where}, split {split!r}: looked for {path} (or .csv), which does not exist; in {beside} there is: {there}")
 
 
-def _read_file(path: Path, choose: Callable[[Sequence[str]], list[str]]) -> pa.Table:
-    """Some columns of a parquet file, or of a CSV file with a heading; texts in quotes may hold commas and line ends."""
+def _read_file(path: Path, choose: Callable[[Sequence[str]], list[str]], texts: Sequence[str]) -> pa.Table:
+    """Some columns of a parquet file, or of a CSV file with a heading; texts in quotes may hold commas and line ends.
+
+    Args:
+        path: Of the file.
+        choose: Of the columns there are.
+        texts: Columns that are text also where a CSV file holds but numbers in them, or `NA`.
+    """
     if path.suffix == ".csv":
-        table = pacsv.read_csv(path, parse_options=pacsv.ParseOptions(newlines_in_values=True))
-        return table.select(choose(table.column_names))
+        types = pacsv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=False)
+        table = pacsv.read_csv(path, parse_options=pacsv.ParseOptions(newlines_in_values=True), convert_options=types)
+        chosen = choose(table.column_names)
+        if twice := [name for name in chosen if table.column_names.count(name) > 1]:
+            raise DataError(f"{path}: column {twice[0]!r} is there {table.column_names.count(twice[0])} times; rename or remove all but one")
+        return table.select(chosen)
     with pq.ParquetFile(path) as file:
         return file.read(columns=choose(file.schema_arrow.names))
 
