@@ -24,14 +24,14 @@ import pytest
 
 from suite.config.reference import Reference
 from suite.errors import ConfigError, StatisticsError, SuiteError, TrackingError, UnknownNameError
-from suite.report import charts, content, curves, figures, live, names, tables
+from suite.report import charts, content, curves, figures, interactive, live, names, static, tables
 from suite.report.answer import answer, facts
 from suite.report.chart import COLOURS, DASHES, SHAPES, Points
 from suite.report.compose import Form, build, write
 from suite.report.data import Report, read
 from suite.report.live import Source, make_server
 from suite.report.page import page
-from suite.report.table import escaped
+from suite.report.table import clean, escaped
 from suite.tracking import sync
 from suite.train.folder import Home, write_json
 from tests.commands import Suite, suite  # noqa: F401
@@ -221,6 +221,33 @@ def test_ours_stand_beside_the_printed_numbers(other: Home) -> None:
     (found,) = chart.table.rows
     assert (found["label"], found["task"], found["reference_score"]) == ("lora", "agreement", 0.5)
     assert 'id="paper"' in page(report) and "ours - paper" in page(report)
+
+
+UGLY = "$x_{ $y^ <b>bold</b> &amp;"
+
+
+def test_names_that_look_like_formulas_or_html_are_drawn_as_they_are(report: Report, tmp_path: Path) -> None:
+    rows = [{**row, "method": UGLY if row["method"] == "full" else row["method"]} for row in report.rows]
+    ugly = replace(report, rows=rows)
+    for chart in (charts.score_against_energy(ugly, "agreement"), charts.score_heat_map(ugly), charts.energy_by_phase(ugly)):
+        assert chart is not None
+        static.save(static.draw([chart, *curves.learning_rate_curves(ugly)]), tmp_path / "chart.png")
+        drawn = json.loads(interactive.as_json(chart))
+        assert "<b>" not in json.dumps(drawn) and "&lt;b&gt;bold&lt;/b&gt; &amp;amp;" in json.dumps(drawn)
+        for axis in (drawn["layout"]["xaxis"], drawn["layout"]["yaxis"]):
+            places = {place for trace in drawn["data"] for place in (*trace["x"], *trace["y"]) if isinstance(place, str)}
+            assert "categoryarray" not in axis or {*axis["categoryarray"]} <= places
+
+
+def test_a_secret_that_json_writes_in_another_way_is_taken_out_before(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = 'hunter2"ü-hunter2'
+    monkeypatch.setenv("MY_PASSWORD", secret)
+    clean.cache_clear()
+    rows = [{**row, "method": f"m {secret}" if row["method"] == "full" else row["method"]} for row in report.rows]
+    shown = page(replace(report, rows=rows))
+    assert not any(form in shown for form in (secret, json.dumps(secret)[1:-1], "ü-hunter2", "\\u00fc-hunter2", "&#34;ü"))
+    assert "m ***" in shown
+    clean.cache_clear()
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------------------

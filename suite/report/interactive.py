@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import json
 import math
 from collections.abc import Sequence
@@ -19,11 +20,21 @@ from plotly.subplots import make_subplots
 from plotly.utils import PlotlyJSONEncoder
 
 from suite.report.chart import COLOURS, DASHES, HATCHES, SHAPES, Axis, Bars, Chart, Heat, Mark, Points, Span
+from suite.report.table import clean
 
 GREY = "#8a8a8a"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 SHADES = [[0.0, "#eef4fa"], [0.5, "#6baed6"], [1.0, "#08306b"]]
 """One hue from light to dark: the order survives grey printing."""
+
+
+def plain(text: str) -> str:
+    """A text of others' that plotly shows as it was written, without secrets: it would read `<b>`, `<a href>` and `&amp;` as HTML."""
+    return html.escape(clean(text), quote=False)
+
+
+def _plain(items: Sequence[Any]) -> list[Any]:
+    return [plain(item) if isinstance(item, str) else item for item in items]
 
 
 def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
@@ -33,7 +44,7 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
     width = min(len(charts), columns)
     height = -(-len(charts) // width)
     figure = make_subplots(
-        height, width, subplot_titles=[c.title for c in charts], vertical_spacing=0.4 / height, horizontal_spacing=0.18 / width
+        height, width, subplot_titles=[plain(c.title) for c in charts], vertical_spacing=0.4 / height, horizontal_spacing=0.18 / width
     )
     named: set[str] = set()
     for place, chart in enumerate(charts):
@@ -123,15 +134,15 @@ def _points(mark: Points, chart: Chart) -> Any:
     marker["line"] = {"width": 2 if mark.hollow or mark.ring else 0, "color": colour}
     bars = _error_bars(mark, colour)
     return go.Scatter(
-        x=list(mark.x),
-        y=list(mark.y),
-        name=mark.name,
+        x=_plain(mark.x),
+        y=_plain(mark.y),
+        name=plain(mark.name),
         mode="+".join(modes),
         marker=marker,
         line={"color": colour, "width": 1.6, "dash": "dot" if style is None else DASHES[style % len(DASHES)]},
-        text=list(mark.labels) or None,
+        text=_plain(mark.labels) or None,
         textfont={"size": 11},
-        hovertext=list(mark.details) or None,
+        hovertext=_plain(mark.details) or None,
         hoverinfo="text" if mark.details else None,
         showlegend=mark.legend,
         cliponaxis=False,
@@ -154,17 +165,17 @@ def _error_bars(mark: Points, colour: str) -> dict[str, Any]:
 def _bars(mark: Bars, chart: Chart) -> Any:
     pattern = {"shape": HATCHES[mark.style % len(HATCHES)], "fillmode": "overlay", "fgcolor": "#ffffff", "size": 7, "solidity": 0.28}
     marker = {"color": COLOURS[mark.style % len(COLOURS)], "pattern": pattern}
-    hover = "%{y}<br>" + mark.name + ": %{x:.3g}<extra></extra>"
-    return go.Bar(x=list(mark.x), y=list(mark.y), name=mark.name, orientation="h", marker=marker, hovertemplate=hover)
+    hover = "%{y}<br>" + plain(mark.name) + ": %{x:.3g}<extra></extra>"
+    return go.Bar(x=_plain(mark.x), y=_plain(mark.y), name=plain(mark.name), orientation="h", marker=marker, hovertemplate=hover)
 
 
 @_trace.register
 def _heat(mark: Heat, chart: Chart) -> Any:
     return go.Heatmap(
-        x=list(mark.x),
-        y=list(mark.y),
+        x=_plain(mark.x),
+        y=_plain(mark.y),
         z=[list(line) for line in mark.shade],
-        text=[list(line) for line in mark.texts],
+        text=[_plain(line) for line in mark.texts],
         texttemplate="%{text}",
         hovertemplate="%{y}<br>%{x}: %{text}<extra></extra>",
         colorscale=SHADES,
@@ -182,7 +193,7 @@ def _span(mark: Span) -> dict[str, Any]:
 
 
 def _axis(axis: Axis, *, vertical: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = {"title": {"text": axis.title, "standoff": 8}, "automargin": True, "zeroline": False}
+    found: dict[str, Any] = {"title": {"text": plain(axis.title), "standoff": 8}, "automargin": True, "zeroline": False}
     if axis.log:
         found |= {"type": "log", "dtick": 1, "exponentformat": "power", "minor": {"ticks": "outside"}}
     if axis.whole:
@@ -190,6 +201,6 @@ def _axis(axis: Axis, *, vertical: bool = False) -> dict[str, Any]:
     if axis.limits is not None:
         found["range"] = [math.log10(end) for end in axis.limits] if axis.log else list(axis.limits)
     if axis.categories:
-        found |= {"type": "category", "categoryorder": "array", "categoryarray": list(axis.categories), "showgrid": False}
+        found |= {"type": "category", "categoryorder": "array", "categoryarray": _plain(axis.categories), "showgrid": False}
         found |= {"autorange": "reversed"} if vertical else {"side": "top"}
     return found

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from suite.report.chart import COLOURS, DASHES, HATCHES, SHAPES, Axis, Bars, Chart, Heat, Points, Span
+from suite.report.table import clean
 from suite.train.folder import replacing
 
 DPI = 120
@@ -45,8 +46,13 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, dpi=DPI, format="png")
 
 
+def plain(text: str) -> str:
+    """A text of others' that matplotlib takes as it is: between two `$` it would read a formula, and fail at one that is none."""
+    return clean(text).replace("$", r"\$")
+
+
 def _panel(axes: Axes, chart: Chart, *, small: bool) -> None:
-    axes.set_title(chart.title, fontsize="small" if small else "medium")
+    axes.set_title(plain(chart.title), fontsize="small" if small else "medium")
     for mark in chart.marks:
         _draw(mark, axes, chart)
     _scale(axes, chart.x, "x")
@@ -60,7 +66,7 @@ def _panel(axes: Axes, chart: Chart, *, small: bool) -> None:
 
 def _scale(axes: Axes, axis: Axis, which: str) -> None:
     title, scale, ticks = (axes.set_xlabel, axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_ylabel, axes.set_yscale, axes.yaxis)
-    title(axis.title, fontsize="small")
+    title(plain(axis.title), fontsize="small")
     if axis.log:
         scale("log")
     if axis.whole:
@@ -68,7 +74,7 @@ def _scale(axes: Axes, axis: Axis, which: str) -> None:
     if axis.limits is not None:
         (axes.set_xlim if which == "x" else axes.set_ylim)(*axis.limits)
     if axis.categories:
-        (axes.set_xticks if which == "x" else axes.set_yticks)(range(len(axis.categories)), axis.categories)
+        (axes.set_xticks if which == "x" else axes.set_yticks)(range(len(axis.categories)), [plain(name) for name in axis.categories])
         if which == "y":
             axes.set_ylim(len(axis.categories) - 0.5, -0.5)
         else:
@@ -90,7 +96,7 @@ def _draw(mark: Any, axes: Axes, chart: Chart) -> None:
 def _points(mark: Points, axes: Axes, chart: Chart) -> None:
     x, y, style = _placed(mark.x, chart.x), _placed(mark.y, chart.y), mark.style
     colour = GREY if style is None else COLOURS[style % len(COLOURS)]
-    drawn: dict[str, Any] = {"color": colour, "label": mark.name if mark.legend else None, "linewidth": 1.2, "zorder": 3}
+    drawn: dict[str, Any] = {"color": colour, "label": plain(mark.name) if mark.legend else None, "linewidth": 1.2, "zorder": 3}
     drawn["linestyle"] = "none" if not mark.line else LINES["dot" if style is None else DASHES[style % len(DASHES)]]
     if mark.marker:
         shape = mark.shape or ("circle" if mark.ring else SHAPES[(style or 0) % len(SHAPES)])
@@ -101,7 +107,7 @@ def _points(mark: Points, axes: Axes, chart: Chart) -> None:
     above = cycle((6, -12))
     for at, label in enumerate(mark.labels):
         higher = next(above) if len(mark.labels) > 1 else (6 if (style or 0) % 2 == 0 else -12)
-        axes.annotate(label, (x[at], y[at]), xytext=(0, higher), textcoords="offset points", ha="center", fontsize="x-small", zorder=4)
+        axes.annotate(plain(label), (x[at], y[at]), xytext=(0, higher), textcoords="offset points", ha="center", fontsize="x-small", zorder=4)
 
 
 def _error_bars(mark: Points, x: Sequence[float], y: Sequence[float], axes: Axes, colour: str) -> None:
@@ -128,7 +134,7 @@ def _bars(mark: Bars, axes: Axes, chart: Chart) -> None:
             before = [a + b for a, b in zip(before, other.x, strict=True)]
     colour, hatch = COLOURS[mark.style % len(COLOURS)], HATCHES[mark.style % len(HATCHES)] * 3
     places = _placed(mark.y, chart.y)
-    axes.barh(places, list(mark.x), left=before, height=0.62, label=mark.name, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
+    axes.barh(places, list(mark.x), left=before, height=0.62, label=plain(mark.name), color=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
 
 
 @_draw.register
@@ -139,7 +145,7 @@ def _heat(mark: Heat, axes: Axes, chart: Chart) -> None:
     for row, line in enumerate(mark.texts):
         for column, text in enumerate(line):
             dark = (mark.shade[row][column] or 0.0) > 0.55
-            axes.text(column, row, text, ha="center", va="center", fontsize="small", color="white" if dark else "black")
+            axes.text(column, row, plain(text), ha="center", va="center", fontsize="small", color="white" if dark else "black")
 
 
 @_draw.register
