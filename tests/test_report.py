@@ -201,6 +201,30 @@ def test_of_many_arms_only_those_of_the_front_are_named(report: Report) -> None:
     assert named == {r["label"] for r in chart.table.rows if r["on_front"]} and 0 < len(named) < 14
 
 
+def test_confirm_runs_whose_energy_is_not_known_are_said_not_to_be(report: Report) -> None:
+    lora = [{**t, "phases": {"train": (1.0, None)}} if ".lora" in t["arm"] and t["phase"] == "confirm" else t for t in report.trials]
+    chart = charts.search_cost(replace(report, trials=lora))
+    assert chart is not None and "lora (confirm: not known)" in chart.y.categories and "full" in chart.y.categories
+    assert chart.text.endswith("Not known: the confirm runs of lora.") and "Dearest: lora" not in chart.text
+    assert "(estimate)" in chart.text and {r["label"]: r["confirm_wh"] for r in chart.table.rows}["lora"] is None
+    none = charts.search_cost(replace(report, trials=[]))
+    assert none is not None and "confirming an unknown amount" in none.text and "Dearest" not in none.text
+
+
+def test_confirm_runs_at_a_rate_that_is_no_longer_chosen_are_not_mixed_in(report: Report) -> None:
+    old = [{**t, "learning_rate": 9.0, "phases": {"train": (1.0, 5.0)}} for t in report.trials if t["phase"] == "confirm"]
+    more = replace(report, trials=[*report.trials, *old])
+    for draw in (charts.energy_by_phase, charts.search_cost, lambda r: curves.training_curves(r, "agreement")[0]):
+        mixed, alone = draw(more), draw(report)
+        assert mixed is not None and alone is not None and mixed.table == alone.table
+
+
+def test_architectures_that_lost_their_contest_reach_neither_front_nor_heat_map(report: Report) -> None:
+    lost = replace(report, rows=[{**r, "status": "not chosen"} if r["method"] == "full" else r for r in report.rows])
+    for chart in (charts.score_against_energy(lost, "agreement"), charts.score_heat_map(lost)):
+        assert chart is not None and chart.table.rows and not any(r["method"] == "full" for r in chart.table.rows)
+
+
 def test_the_energy_of_phases_adds_up_to_that_of_the_runs(report: Report) -> None:
     chart = charts.energy_by_phase(report)
     assert chart is not None
@@ -267,6 +291,11 @@ def test_a_chosen_architecture_goes_by_its_method_and_the_others_by_what_differs
     found = names.arms_of([of(8, "not chosen", None), of(16, "done", 80.0), of(32, "not chosen", None)])
     assert {key: arm.label for key, arm in found.items()} == {"lora16": "lora", "lora8": "lora rank=8", "lora32": "lora rank=32"}
     assert found["lora16"].style == 0 and found["lora16"].settings == "rank=16"
+
+
+def test_arms_that_differ_in_nothing_that_has_a_name_are_told_apart_by_their_keys(report: Report) -> None:
+    rows = [{**report.rows[0], "arm": key, "status": "done"} for key in ("a.lora.11111111", "a.lora.22222222")]
+    assert {arm.label[-8:] for arm in names.arms_of(rows).values()} == {"11111111", "22222222"}
 
 
 def test_long_lists_are_cut_short() -> None:

@@ -210,14 +210,50 @@ def energy_by_phase(report: Report) -> Chart | None:
 def _confirm_runs(report: Report) -> dict[str, list[Row]]:
     """Confirm runs with a score by arm, in the order of the arms."""
     runs: dict[str, list[Row]] = {key: [] for key in report.arms}
-    for trial in report.trials:
-        if trial["phase"] == "confirm" and trial["test_score"] is not None and trial["arm"] in runs:
+    for trial in report.confirm_runs:
+        if trial["test_score"] is not None:
             runs[trial["arm"]].append(trial)
     return {key: found for key, found in runs.items() if found}
 
 
 def search_cost(report: Report) -> Chart | None:
     """What it took to choose: the search of an arm, that of the architectures it was chosen among, and its confirm runs."""
+    rows = _costs_of_choice(report)
+    if not rows:
+        return None
+    whole = [row for row in rows if row["confirm_wh"] is not None]
+    labels = tuple(row["label"] + ("" if row in whole else " (confirm: not known)") for row in rows)
+    parts = {"search_wh": "its own search", "others_wh": "search of its other architectures", "confirm_wh": "confirm runs"}
+    marks = [Bars(name, [row[key] or 0.0 for row in rows], labels, n) for n, (key, name) in enumerate(parts.items())]
+    marks = [mark for mark in marks if any(mark.x)]
+    meanings = {key: ARM_COLUMNS[key] for key in ("arm", "label")}
+    meanings |= {key: f"energy of {name}, all phases, Wh{report.energy_note}" for key, name in parts.items()} | {
+        "trials": "search trials in all"
+    }
+    table = Table("search-cost", "Energy to tune and confirm", meanings, rows)
+    axes = Axis(f"Wh over all tasks{report.energy_note}"), Axis("", categories=labels)
+    said = _costs_told(report, rows, whole)
+    return Chart("search-cost", "Cost of the search", said, *axes, marks, table, 130 + 30 * len(labels))
+
+
+def _costs_told(report: Report, rows: Sequence[Row], whole: Sequence[Row]) -> str:
+    """In words; `whole` are the rows of which everything is known."""
+    searching = fsum(row[key] for row in rows for key in ("search_wh", "others_wh")) / 1000
+    confirming = fsum(row["confirm_wh"] for row in whole) / 1000 if whole else None
+    note = f" ({report.energy_note.removeprefix(', ')})" if report.energy_note else ""
+    said = (
+        f"Energy spent to tune and confirm each of {len(rows)} arms, over all tasks and phases. Searching took "
+        f"{values.energy(searching)} and confirming {'an unknown amount' if confirming is None else values.energy(confirming)}{note}."
+    )
+    if whole:
+        said += f" Dearest: {max(whole, key=_total)['label']}."
+    if len(whole) < len(rows):
+        said += f" Not known: the confirm runs of {listed(row['label'] for row in rows if row['confirm_wh'] is None)}."
+    return said
+
+
+def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
+    """Wh of arms whose search is known whole; `confirm_wh` may be None."""
     confirm = {key: _spent(runs) for key, runs in _confirm_runs(report).items()}
     rows: list[dict[str, Any]] = []
     for arm in report.arms.values():
@@ -229,25 +265,7 @@ def search_cost(report: Report) -> Chart | None:
         wh = {"search_wh": 1000 * fsum(own), "others_wh": 1000 * (fsum(every) - fsum(own)), "confirm_wh": confirm.get(arm.key)}
         trials = sum(row["search_trials"] if row["selection_trials"] is None else row["selection_trials"] for row in cells)
         rows.append({"arm": arm.key, "label": arm.label, **wh, "trials": trials})
-    if not rows:
-        return None
-    labels = tuple(row["label"] for row in rows)
-    parts = {"search_wh": "its own search", "others_wh": "search of its other architectures", "confirm_wh": "confirm runs"}
-    marks = [Bars(name, [row[key] or 0.0 for row in rows], labels, n) for n, (key, name) in enumerate(parts.items())]
-    marks = [mark for mark in marks if any(mark.x)]
-    totals = {key: fsum(row[key] or 0.0 for row in rows) for key in parts}
-    said = (
-        f"Energy spent to tune and confirm each of {len(rows)} arms, over all tasks and phases. Searching took "
-        f"{values.energy((totals['search_wh'] + totals['others_wh']) / 1000)} and confirming {values.energy(totals['confirm_wh'] / 1000)}"
-        f"{report.energy_note.replace(',', ' as an')}. Dearest: {max(rows, key=_total)['label']}."
-    )
-    meanings = {key: ARM_COLUMNS[key] for key in ("arm", "label")}
-    meanings |= {key: f"energy of {name}, all phases, Wh{report.energy_note}" for key, name in parts.items()} | {
-        "trials": "search trials in all"
-    }
-    table = Table("search-cost", "Energy to tune and confirm", meanings, rows)
-    axes = Axis(f"Wh over all tasks{report.energy_note}"), Axis("", categories=labels)
-    return Chart("search-cost", "Cost of the search", said, *axes, marks, table, 130 + 30 * len(labels))
+    return rows
 
 
 def _total(row: Row) -> float:
@@ -262,7 +280,7 @@ def _spent(runs: Sequence[Row]) -> float | None:
 
 def beside_the_paper(report: Report) -> Chart | None:
     """Ours and the printed score, for sweeps that carry a paper's numbers."""
-    rows = [row for row in report.rows if row["reference_score"] is not None]
+    rows = [row for row in report.rows if row["reference_score"] is not None and row["status"] != "not chosen"]
     if not rows:
         return None
     names = [f"{report.arms[row['arm']].label} / {row['task']}" for row in rows]

@@ -106,8 +106,8 @@ def of_cells(cells: Sequence[CellSummary]) -> list[Chart]:
 def training_curves(report: Report, task: str) -> list[Chart]:
     """Training loss and validation score by epoch, of the confirm runs of each arm on a task: mean over seeds, with their range."""
     runs: dict[str, list[list[tuple[int, float, float]]]] = defaultdict(list)
-    for trial in report.trials:
-        if trial["phase"] == "confirm" and trial["task"] == task and trial["epochs"] and trial["arm"] in report.arms:
+    for trial in report.confirm_runs:
+        if trial["task"] == task and trial["epochs"]:
             runs[trial["arm"]].append(trial["epochs"])
     if not runs:
         return []

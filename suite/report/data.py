@@ -66,8 +66,15 @@ class Report:
         return [*([MEAN] if self.scored(MEAN) else []), *self.tasks]
 
     def scored(self, task: str) -> list[Row]:
-        """Rows of a task, or of the mean, that have a test score."""
-        return [row for row in self.rows if row["task"] == task and row["score_mean"] is not None]
+        """Rows of a task, or of the mean, that have a test score; without architectures that another one has beaten since."""
+        return [r for r in self.rows if r["task"] == task and r["score_mean"] is not None and r["status"] != "not chosen"]
+
+    @cached_property
+    def confirm_runs(self) -> list[Row]:
+        """Confirm trials at the learning rates that are chosen now; an earlier choice may have left others."""
+        rates = {key: cell.learning_rate for key, cell in self.cells.items()}
+        confirm = [trial for trial in self.trials if trial["phase"] == "confirm" and trial["arm"] in self.arms]
+        return [trial for trial in confirm if rates.get((trial["arm"], trial["task"])) in (None, trial["learning_rate"])]
 
     def higher_is_better(self, task: str) -> bool:
         return all(row["higher_is_better"] is not False for row in self.rows if row["task"] == task)
@@ -137,8 +144,8 @@ def read(home: Path | str, sweep: str | None = None, *, tracking_uri: str | None
     name = sweep if sweep is not None else _only([*open_store(uri, create=False).experiments()])
     rows = to_rows(leaderboard(uri, sweep=name, rejected=True, sort=sort))
     own = _own_id(place)
-    if own is not None and any(row["home"] == own for row in rows):
-        rows = [row for row in rows if row["home"] == own]
+    own = own if any(row["home"] == own for row in rows) else None  # a store without rows of this home: then all of them are meant
+    rows = [row for row in rows if own in (None, row["home"])]
     cells = {(cell.arm, cell.task): cell for cell, id_ in read_rows(open_store(uri, create=False), name) if own in (None, id_)}
     definition = read_definition(place, name)
     trials, unread = read_trials(place, name, definition)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from suite.config.reference import MEAN
 from suite.report import values
+
+
+KEY_SHOWN = 8
+"""Characters of a key, which ends in a hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,14 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
     alone = dict(zip(first, differing([" ".join(name[:3]) for name in names], [name[3] for name in names]), strict=True))
     winners = {key: _parts(row) for key, row in first.items() if row["status"] != "not chosen"}
     short = dict(zip(winners, distinct([*winners.values()], among=names), strict=True))
-    return {key: Arm(key, short.get(key, whole[key]), " ".join(alone[key]), style, row) for style, (key, row) in enumerate(first.items())}
+    labels = _unlike({key: short.get(key, whole[key]) for key in first})
+    return {key: Arm(key, labels[key], " ".join(alone[key]), style, row) for style, (key, row) in enumerate(first.items())}
+
+
+def _unlike(labels: Mapping[str, str]) -> dict[str, str]:
+    """The end of the key behind labels that several arms have: they differ in something that is in no name."""
+    many = Counter(labels.values())
+    return {key: f"{label} {key[-KEY_SHOWN:]}" if many[label] > 1 else label for key, label in labels.items()}
 
 
 def _merit(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
