@@ -24,7 +24,7 @@ import pytest
 
 from suite.config.reference import Reference
 from suite.errors import ConfigError, StatisticsError, SuiteError, TrackingError, UnknownNameError
-from suite.report import charts, content, curves, figures, interactive, live, names, static, tables
+from suite.report import charts, content, curves, document, figures, interactive, live, names, static, tables
 from suite.report.answer import answer, facts
 from suite.report.chart import COLOURS, DASHES, SHAPES, Points
 from suite.report.compose import Form, build, write
@@ -34,8 +34,9 @@ from suite.report.page import page
 from suite.report.table import clean, escaped
 from suite.tracking import sync
 from suite.train.folder import Home, write_json
+from suite.train.result import Status
 from tests.commands import Suite, suite  # noqa: F401
-from tests.records import PERPLEXITY, make_home, make_spec, write_cell, write_definition, write_trial
+from tests.records import PERPLEXITY, make_home, make_result, make_spec, write_cell, write_definition, write_trial
 from tests.report_home import ATTACK, SECRET, SHARES, TASKS, make_report_home
 
 
@@ -380,6 +381,29 @@ def test_estimated_energy_is_called_an_estimate(html: str, report: Report) -> No
     assert mixed.energy_note == ", partly estimated"
     columns = {column.head for column in tables.leaderboard_columns(mixed)}
     assert "energy, partly estimated" in columns
+
+
+def test_trials_that_the_search_ended_early_are_counted_and_are_no_failures(other: Home) -> None:
+    write_definition(other, ["lora"], ["agreement"], trials=2)
+    write_cell(other, "lora", trials=1)
+    spec = make_spec("lora", number=1, learning_rate=3e-4)
+    write_trial(other, spec, make_result(spec, status=Status.PRUNED))
+    sync(other, tracking_uri=other.tracking_uri)
+    report = read(other.path)
+    shown = page(report)
+    assert report.failures == [] and "The search ended 1 trial early (pruned)." in shown
+    assert "every other trial that ended has a score" in shown
+
+
+def test_the_page_opens_on_a_place_that_has_a_score(report: Report) -> None:
+    assert '<option value="mean" selected>' in page(report)
+    rows = [{**row, "score_mean": None} if row["task"] in ("mean", "agreement") else row for row in report.rows]
+    assert '<option value="entailment" selected>' in page(replace(report, rows=rows))
+
+
+def test_a_table_that_is_cut_in_a_document_says_so(report: Report) -> None:
+    text = document.document(replace(report, failures=report.failures * 201), {})
+    assert f"Left out here: {201 * len(report.failures) - 200:,} rows; the CSV files have all" in text
 
 
 def test_a_large_sweep_is_capped_and_says_so(report: Report) -> None:

@@ -125,7 +125,7 @@ def energy(row: Row) -> str:
 
 def score_heat_map(report: Report) -> Chart | None:
     """Score of every arm on every task; shaded from the worst of a task to its best."""
-    tasks = [*report.tasks, *([MEAN] if report.scored(MEAN) else [])]
+    tasks = [task for task in (*report.tasks, MEAN) if report.scored(task)]
     scores = {(row["arm"], row["task"]): row for task in tasks for row in report.scored(task)}
     arms = [arm for key, arm in report.arms.items() if any((key, task) in scores for task in tasks)]
     if not arms:
@@ -136,7 +136,7 @@ def score_heat_map(report: Report) -> Chart | None:
     texts = [["" if row is None else values.score(row["score_mean"]) + _star(row) for row in line] for line in found]
     best = [_best(report, task) for task in tasks]
     said = (
-        f"Test scores of {len(arms)} arms on {listed(tasks)}. Dark is the best of a column, light its worst (five points below "
+        f"Test scores of {len(arms)} arms on {listed(tasks)}. Dark is the best of a column, light its worst ({_span_told(report, tasks)} "
         f"it at least): columns cannot be compared by shade. Best: {'; '.join(best)}."
     )
     said += " A star marks rejected rows." if any("*" in text for line in texts for text in line) else ""
@@ -154,6 +154,13 @@ def _ends(report: Report, task: str) -> tuple[float, float]:
     if report.higher_is_better(task):
         return min(min(scores), max(scores) - LEAST_SPAN), max(scores)
     return max(max(scores), min(scores) * (1 + LEAST_SPAN / 100)), min(scores)
+
+
+def _span_told(report: Report, tasks: Sequence[str]) -> str:
+    """What `_ends` keeps between the best and the worst."""
+    kinds = {report.higher_is_better(task) for task in tasks}
+    said = {True: f"{LEAST_SPAN:g} points below", False: f"where less is better {LEAST_SPAN:g}% above"}
+    return " or ".join(said[kind] for kind in sorted(kinds, reverse=True))
 
 
 def _shade(score: float, worst: float, best: float) -> float:

@@ -107,5 +107,6 @@ def _left_out(made: Content) -> list[str]:
         (sum(bool(cell.curve) for cell in report.cells.values()) - MOST_CURVES, f"learning-rate curves beyond {MOST_CURVES}"),
         (len(report.arms) - len(made.arms), "arms without a part of their own"),
         (len(report.rows) - MOST_ROWS, f"rows of the leaderboard beyond {MOST_ROWS:,}"),
+        (len(report.failures) - MOST_ROWS, f"failures beyond {MOST_ROWS:,}"),
     ]
     return [f"Left out here: {many:,} {what}; {where}." for many, what in found if many > 0]

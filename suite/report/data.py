@@ -39,7 +39,7 @@ class Report:
         definition: The sweep as last run; None where this home does not hold it.
         unread_trials: Folders beyond `MOST_TRIALS`.
         provenance: Of the results: hardware, versions and the like, as recorded.
-        failures: Attempts that their machine ended, and trials without a score.
+        failures: Attempts that their machine ended, and trials without a score; those that the search ended early are no failures.
     """
 
     sweep: str
@@ -96,6 +96,14 @@ class Report:
         if ESTIMATE not in self.energy_sources:
             return ""
         return ", estimate" if self.estimated else ", partly estimated"
+
+    @cached_property
+    def pruned(self) -> str:
+        """How many trials the search ended early, in a sentence; empty for none."""
+        count = sum(row["status"] == Status.PRUNED.value for row in self.trials)
+        if not count:
+            return ""
+        return "The search ended 1 trial early (pruned)." if count == 1 else f"The search ended {count} trials early (pruned)."
 
     @cached_property
     def missing(self) -> list[str]:
@@ -246,7 +254,7 @@ def failure_rows(trial: Trial) -> list[Row]:
         for f in trial.folder.failures()
     ]
     result = trial.result
-    if result is not None and result.status is not Status.COMPLETED:
+    if result is not None and result.status not in (Status.COMPLETED, Status.PRUNED):
         failure = result.failure
         why = failure.message if failure is not None else result.missing.get("score", "")
         kind, log = (failure.type, _log(failure.log_path)) if failure is not None else (result.status.value, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from suite.config.reference import MEAN
@@ -10,7 +11,7 @@ from suite.report.answer import answer, facts
 from suite.report.chart import Chart
 from suite.report.content import Content, content
 from suite.report.data import Report
-from suite.report.table import escaped, markdown
+from suite.report.table import Column, Row, escaped, markdown
 
 Figures = dict[str, list[Chart]]
 MOST_TABLE_ROWS = 200
@@ -52,18 +53,26 @@ def document(report: Report, pictures: dict[str, Path]) -> str:
     for place in (MEAN, *report.tasks):
         if of_place := [row for row in rows if row["task"] == place]:
             shown = [column for column in columns if column.head != "task"]
-            parts += ["", f"## {'Mean over tasks' if place == MEAN else escaped(place)}", "", markdown(of_place[:MOST_TABLE_ROWS], shown)]
+            parts += ["", f"## {'Mean over tasks' if place == MEAN else escaped(place)}", "", *_cut(of_place, shown)]
     parts += ["", "## Figures"]
     for name, path in pictures.items():
         parts += ["", f"![{_alternative(charts[name])}]({path.name})", ""]
         parts += [escaped(" ".join(chart.text for chart in charts[name]))] if len(charts[name]) <= 2 else [_many(charts[name])]
     for title, found, heads in (
         ("Rejected", tables.rejected_rows(report), tables.rejected_columns(report)),
-        ("Failures", report.failures[:MOST_TABLE_ROWS], tables.failure_columns(report)),
+        ("Failures", report.failures, tables.failure_columns(report)),
     ):
-        parts += ["", f"## {title}", "", markdown(found, heads)] if found else []
+        parts += ["", f"## {title}", "", *_cut(found, heads)] if found else []
+    parts += ["", report.pruned] if report.pruned else []
     parts += ["", "## What was run", "", *(f"- **{name}**: {escaped(text)}" for name, text in facts(report))]
     return "\n".join([*parts, *(f"\n{said}" for said in made.left_out), ""])
+
+
+def _cut(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """A table, and what it leaves out."""
+    more = len(rows) - MOST_TABLE_ROWS
+    left = ["", f"Left out here: {more:,} rows; the CSV files have all (suite report --format csv)."] if more > 0 else []
+    return [markdown(rows[:MOST_TABLE_ROWS], columns), *left]
 
 
 def _alternative(charts: list[Chart]) -> str:

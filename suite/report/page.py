@@ -52,6 +52,7 @@ def page(report: Report, *, live: str = "") -> str:
             board=_table(columns, rows[:MOST_ROWS], report),
             intervals=_intervals(report, rows),
             board_csv=tables.leaderboard(report),
+            first_place=next((place for place in report.places if report.scored(place)), ""),
             places=[place for place in (MEAN, *report.tasks) if any(row["task"] == place for row in rows)],
             trials_of=lambda arm: _table(tables.trial_columns(report), [t for t in report.trials if t["arm"] == arm.key], report),
             rows_of=lambda arm: _table(

@@ -69,9 +69,12 @@
     }
     if (count) count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
   };
+  // a perplexity, whose best is its least, has an arrow behind it
+  const lessIsBetter = (table) => all("tbody tr", table).filter((row) => !row.hidden).some((row) => row.textContent.includes("\u2193"));
   for (const table of all("table")) {
     all("thead th", table).forEach((head, at) => head.querySelector("button.sort").addEventListener("click", () => {
-      const first = head.classList.contains("n") && /score|validation|test|samples/.test(head.textContent) ? "descending" : "ascending";
+      const isScore = /score|validation|test/.test(head.textContent) && !lessIsBetter(table);
+      const first = head.classList.contains("n") && (isScore || /samples/.test(head.textContent)) ? "descending" : "ascending";
       const other = first === "ascending" ? "descending" : "ascending";
       sort(table, at, head.getAttribute("aria-sort") === first ? other : first);
     }));
@@ -83,7 +86,6 @@
   const find = document.querySelector('[data-find="board"]');
   const filters = document.querySelector('[data-filters="board"]');
   tools.hidden = false;
-  if ([...task.options].some((option) => option.value === "mean")) task.value = "mean";
   task.addEventListener("change", () => filter(board));
   find.addEventListener("input", () => filter(board));
   filters.addEventListener("click", () => {
