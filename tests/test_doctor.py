@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,39 @@ def test_an_optuna_storage_that_cannot_serve_says_why(statement: str, said: str,
     connection.close()
     found = check_optuna(url)
     assert found.level is Level.FAIL and re.search(said, found.found) and found.remedy
+
+
+@pytest.mark.parametrize(
+    ("statements", "level", "said"),
+    [
+        ((), Level.OK, ", empty: the first run makes its tables"),
+        (("CREATE TABLE mine (id INTEGER)",), Level.OK, "no table of Optuna, 1 of something else: the first run makes its tables"),
+        (("CREATE TABLE studies (study_id INTEGER)",), Level.FAIL, "Optuna's tables are incomplete: no alembic_version, study_directions"),
+        (("made", "DELETE FROM version_info"), Level.OK, "the schema of this Optuna, can be written"),
+        (("made", "DELETE FROM alembic_version"), Level.FAIL, "schema unknown, this Optuna writes v"),
+        (("made", "DROP TABLE alembic_version"), Level.FAIL, "incomplete: no alembic_version"),
+    ],
+)
+def test_whatever_a_database_for_optuna_holds_the_doctor_leaves_it_so(
+    statements: tuple[str, ...], level: Level, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "optuna.db"
+    path.touch()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            open_storage(f"sqlite:///{path}") if statement == "made" else connection.execute(statement)
+    before = path.read_bytes()
+    found = check_optuna(f"sqlite:///{path}")
+    assert (found.level, said in found.found) == (level, True), found.found
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["optuna.db"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_a_folder_that_takes_no_file_for_optuna_is_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and allowed(path, mode))  # root may write anywhere
+    found = check_optuna(f"{kind}:///{tmp_path}/new/optuna.db")
+    assert found.level is Level.FAIL and f"{tmp_path} cannot be written" in found.found
 
 
 def test_a_postgresql_for_optuna_that_is_away_fails_without_its_password() -> None:
