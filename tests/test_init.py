@@ -32,6 +32,12 @@ def test_flags_make_a_sweep_that_the_loader_takes(suite: Suite, tmp_path: Path) 
     assert out.startswith(f"{path}: 8 cells, "), "lora brings three architectures: (3 + 1) x 2 attention x 1 task"
 
 
+def test_a_variant_that_is_given_is_compared_with_the_backbone_as_it_is_like_one_that_is_answered(suite: Suite, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    assert suite("init", path, *FLAGS, "--attention", "gqa")[0] == 0
+    assert [a.name for a in load_sweep(path).attention] == ["pretrained", "gqa"]
+
+
 @pytest.mark.parametrize("budget", Budget)
 def test_every_key_of_the_file_is_explained(budget: Budget) -> None:
     text = sweep_text("s", Answers(["minilm"], ["pretrained"], ["peft:ia3"], ["rte"], budget))

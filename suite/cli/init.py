@@ -35,7 +35,7 @@ def init(
     ] = None,
     attention: Annotated[
         str | None,
-        typer.Option(metavar="V,...", autocompletion=complete.listed(complete.attention), help="Attention variants (default: pretrained)."),
+        typer.Option(metavar="V,...", autocompletion=complete.listed(complete.attention), help="Attention variants, beside pretrained."),
     ] = None,
     tasks: Annotated[str | None, typer.Option(metavar="T,...", autocompletion=complete.listed(complete.tasks), help="Tasks.")] = None,
     budget: Annotated[
@@ -55,7 +55,7 @@ def init(
     if methods is None and attention is None:
         chosen = ask("Which methods or attention variants? (suite list methods, suite list attention)", METHODS, _split)
     else:
-        chosen = (_names(methods) or ("full",), _names(attention) or (PRETRAINED,))
+        chosen = (_names(methods) or ("full",), _beside_unchanged(_names(attention)))
     known = _names(tasks) or ask("On which tasks? (suite list tasks)", TASKS, _known_tasks)
     size = budget or ask("How much: quick (CPUs, few rows), standard, or paper (32 trials per cell)?", (_usual_budget(),), _budget)
     answers = Answers(backbones, chosen[1], chosen[0], known, size, trials, seeds, workers, gpus_per_worker)
@@ -117,7 +117,12 @@ def _split(given: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             raise UnknownNameError("method or attention variant", name, known)
     attention = tuple(name for name in _some(given) if name in variants.names())
     chosen = tuple(name for name in _some(given) if name not in attention)
-    return chosen or ("full",), tuple(dict.fromkeys((PRETRAINED, *attention)))
+    return chosen or ("full",), _beside_unchanged(attention)
+
+
+def _beside_unchanged(attention: Sequence[str]) -> tuple[str, ...]:
+    """Variants after the backbone's own attention: without it nothing says what they cost or gain."""
+    return tuple(dict.fromkeys((PRETRAINED, *attention)))
 
 
 def _known_tasks(given: str) -> tuple[str, ...]:

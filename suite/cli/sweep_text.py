@@ -69,7 +69,7 @@ def sweep_text(name: str, answers: Answers) -> str:
         _line(f"backbones: {_plain(answers.backbones)}", "suite list backbones; or a hub id, a folder, package:NAME/FOLDER"),
         _line(f"attention: {_plain(answers.attention)}", "suite list attention; pretrained = the backbone's own"),
         _line(f"methods: {_plain(answers.methods)}", "suite list methods; or {name: lora, architecture: {rank: 8}}"),
-        _line(f"tasks: {_plain(answers.tasks)}", "suite list tasks; or the name of a file in tasks/ beside this one"),
+        _line(f"tasks: {_plain(answers.tasks)}", "suite list tasks; or the name of a file in tasks/ of the working folder"),
         _line("architectures: search", "of a method's choices the best over all tasks; first = its first, all = a row each"),
         "",
         *_search(preset, answers.trials),
