@@ -180,6 +180,8 @@ def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(place:
         ("python -m suite run --home=/runs --set training.epochs=3 'my sweeps/small.yml'", "small", "/runs"),
         ("python3 suite/run_sweep.py -- sweeps/small.yaml", "small", None),
         ("bash -c 'cd /x && suite  run small.yaml'", "small", None),
+        ("suite run small.yaml --set name=other --set 'search.trials=3'", "other", None),
+        ("suite run small.yaml --set=name=first --set 'name=last' --home /runs", "last", "/runs"),
         ("suite run --home /runs small", None, "/runs"),
         ("python train.py small.yaml", None, None),
     ],

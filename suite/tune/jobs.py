@@ -281,12 +281,14 @@ def named_in(command: str) -> dict[str, str]:
     """Sweep and home of a driver's command line, for a job of somebody's own; what is not to be found there is left out.
 
     Args:
-        command: `suite run SWEEP ...` or `run_sweep.py SWEEP ...`, also as `python -m` or within a shell's. A sweep is called by its file.
+        command: `suite run SWEEP ...` or `run_sweep.py SWEEP ...`, also as `python -m` or within a shell's. A sweep is called by its file,
+            unless `--set name=` renames it.
     """
     found = COMMAND.search(command)
     words = [] if found is None else [word.strip("'\"") for word in re.split(r"[\s=]+", found["arguments"])]
     files = [Path(word).stem for word in words if word.endswith((".yaml", ".yml"))]
-    sweeps = files or [word for word in words if word != "--"][:1]
+    renamed = [name for option, key, name in zip(words, words[1:], words[2:], strict=False) if (option, key) == ("--set", "name")]
+    sweeps = renamed[-1:] or files or [word for word in words if word != "--"][:1]
     homes = [after for word, after in pairwise(words) if word == "--home"]
     return {key: values[0] for key, values in ((SWEEP, sweeps), (HOME, homes)) if values and not values[0].startswith("-")}
 
