@@ -198,7 +198,9 @@ def _read_file(path: Path, choose: Callable[[Sequence[str]], list[str]], texts: 
         table = pacsv.read_csv(path, parse_options=pacsv.ParseOptions(newlines_in_values=True), convert_options=types)
         chosen = choose(table.column_names)
         if twice := [name for name in chosen if table.column_names.count(name) > 1]:
-            raise DataError(f"{path}: column {twice[0]!r} is there {table.column_names.count(twice[0])} times; rename or remove all but one")
+            raise DataError(
+                f"{path}: column {twice[0]!r} is there {table.column_names.count(twice[0])} times; rename or remove all but one"
+            )
         return table.select(chosen)
     with pq.ParquetFile(path) as file:
         return file.read(columns=choose(file.schema_arrow.names))

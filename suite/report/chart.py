@@ -1,6 +1,6 @@
 """What a figure shows, apart from what draws it: axes, marks and the table of its numbers.
 
-`suite.report.plotly` draws a chart for the screen and `suite.report.static` for paper, so that both say the same.
+`suite.report.interactive` draws a chart for the screen and `suite.report.static` for paper, so that both say the same.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from typing import Any
 from suite.config.reference import MEAN
 from suite.report import values
 
-
 KEY_SHOWN = 8
 """Characters of a key, which ends in a hash."""
 

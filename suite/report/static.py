@@ -107,7 +107,9 @@ def _points(mark: Points, axes: Axes, chart: Chart) -> None:
     above = cycle((6, -12))
     for at, label in enumerate(mark.labels):
         higher = next(above) if len(mark.labels) > 1 else (6 if (style or 0) % 2 == 0 else -12)
-        axes.annotate(plain(label), (x[at], y[at]), xytext=(0, higher), textcoords="offset points", ha="center", fontsize="x-small", zorder=4)
+        axes.annotate(
+            plain(label), (x[at], y[at]), xytext=(0, higher), textcoords="offset points", ha="center", fontsize="x-small", zorder=4
+        )
 
 
 def _error_bars(mark: Points, x: Sequence[float], y: Sequence[float], axes: Axes, colour: str) -> None:
@@ -134,7 +136,9 @@ def _bars(mark: Bars, axes: Axes, chart: Chart) -> None:
             before = [a + b for a, b in zip(before, other.x, strict=True)]
     colour, hatch = COLOURS[mark.style % len(COLOURS)], HATCHES[mark.style % len(HATCHES)] * 3
     places = _placed(mark.y, chart.y)
-    axes.barh(places, list(mark.x), left=before, height=0.62, label=plain(mark.name), color=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
+    axes.barh(
+        places, list(mark.x), left=before, height=0.62, label=plain(mark.name), color=colour, hatch=hatch, edgecolor="white", linewidth=0.4
+    )
 
 
 @_draw.register

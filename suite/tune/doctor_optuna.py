@@ -95,7 +95,9 @@ def _judged(connection: Connection, tables: Collection[str], text: str) -> Findi
         return fail("optuna", found=f"{text}, {theirs}", remedy=remedy)
     if own != OWN_TABLES:
         found = f"{text}, Optuna's tables are incomplete: no {', '.join(sorted(OWN_TABLES - own))}"
-        return fail("optuna", found=found, remedy="they were cut off while they were made, or somebody removed some: give an empty database")
+        return fail(
+            "optuna", found=found, remedy="they were cut off while they were made, or somebody removed some: give an empty database"
+        )
     if (why := _refused(connection)) is not None:
         return fail("optuna", found=f"{text}, cannot be written: {redact(why)}", remedy="give its user the right to write there")
     return ok("optuna", found=f"{text}, the schema of this Optuna, can be written")
