@@ -32,7 +32,7 @@ from suite.report.data import Report, read
 from suite.report.live import Source, make_server
 from suite.report.page import page
 from suite.report.table import clean, escaped
-from suite.tracking import sync
+from suite.tracking import open_store, sync
 from suite.train.folder import Home, write_json
 from suite.train.result import Status
 from tests.commands import Suite, suite  # noqa: F401
@@ -523,6 +523,27 @@ def test_records_of_a_newer_version_are_refused_and_not_misread(tmp_path: Path, 
     write_json(definition, {**json.loads(definition.read_text()), "of_tomorrow": 1})
     with pytest.raises(TrackingError, match="not a sweep definition of this version"):
         read(home.path)
+
+
+def test_of_several_sweeps_one_that_cannot_be_read_keeps_no_other_from_its_report(
+    suite: Suite,  # noqa: F811
+    tmp_path: Path,
+    empty_db: Path,
+) -> None:
+    home = make_report_home(tmp_path / "home", empty_db)
+    store = open_store(home.tracking_uri)
+    store.client.create_experiment("a-broken-one", tags=store.client.get_experiment_by_name("demo").tags)
+    assert "a-broken-one" in store.experiments()
+    code, out, err = suite("report", "--home", home.path, "--out", tmp_path, "--format", "csv")
+    assert code == 2 and "no report of a-broken-one: " in err and str(tmp_path / "demo-leaderboard.csv") in out
+
+
+def test_rows_and_curves_are_of_the_same_homes(home: Home, tmp_path: Path) -> None:
+    """A home that has an id and no row in the store (it was copied, or another one's store is read) shows what there is."""
+    shutil.copytree(home.path, tmp_path / "copy")
+    (tmp_path / "copy" / "tracking-id").write_text("somebody-else")
+    found = read(tmp_path / "copy")
+    assert {(row["arm"], row["task"]) for row in found.rows if row["task"] != "mean"} == {*found.cells} and found.cells
 
 
 def test_the_command_writes_what_it_names(home: Home, suite: Suite, tmp_path: Path) -> None:  # noqa: F811
