@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from suite.cli.attach import attach
 from suite.report import compose
@@ -14,7 +15,8 @@ from suite.tracking.attach import attach_reports
 from suite.tracking.notes import NOTE
 from suite.tracking.store import Store, StoredRun
 from suite.train.folder import Home
-from tests.records import make_home, make_result, make_spec, write_trial
+from tests.commands import Suite, suite  # noqa: F401
+from tests.records import make_home, make_result, make_spec, write_cell, write_definition, write_trial
 
 
 @pytest.fixture
@@ -97,6 +99,19 @@ def test_whether_a_sweep_has_ended_is_for_the_caller_to_say(home: Home) -> None:
     write_trial(home, make_spec("lora", "agreement", number=8))  # given up: never gets a result
     sync(home, tracking_uri=home.tracking_uri)
     assert attach_reports(home, home.tracking_uri, build) == ["demo"]
+
+
+def test_sync_leaves_sweeps_with_trials_left_or_a_driver_without_a_report(tmp_path: Path, empty_db: Path, suite: Suite) -> None:  # noqa: F811
+    home = Home(tmp_path)
+    shutil.copy(empty_db, home.path / "mlflow.db")
+    write_definition(home, ["bitfit", "full"], ["agreement"], trials=1, seeds=[1])
+    write_cell(home, "bitfit", "agreement", trials=1, seeds=[1])
+    assert "the report of" not in suite("sync", "--home", home.path)[2], "the cell of full has no trial, so MLflow knows nothing of it"
+    write_cell(home, "full", "agreement", trials=1, seeds=[1])
+    home.sweep_definition("demo").with_suffix(".driver").write_text('{"pid": 1}')
+    with FileLock(home.sweep_definition("demo").with_suffix(".lock")):
+        assert "the report of" not in suite("sync", "--home", home.path)[2]
+    assert "the report of demo is an artifact" in suite("sync", "--home", home.path)[2]
 
 
 def test_a_report_that_fails_in_whatever_way_is_said_and_ends_nothing(
