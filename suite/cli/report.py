@@ -25,7 +25,7 @@ def report(
     ] = Form.HTML,
     sort: Annotated[Sort, typer.Option(help="What comes first on the leaderboard.")] = Sort.SCORE,
     live: Annotated[bool, typer.Option("--live", help="Serve the page on 127.0.0.1 while the sweep runs; Ctrl-C ends it.")] = False,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="For --live; 0 = any that is free.", show_default="0")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="For --live. (default: any that is free)")] = None,
 ) -> None:
     """Who leads on what, at what cost, and what cannot be told apart: one self-contained page per sweep."""
     elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
