@@ -203,6 +203,7 @@ def _ended(each: Findings, setting: Setting) -> ArmProfile:
     first, rounds = each.rounds[0], each.rounds
     time = _over_rounds(rounds, setting)
     energy_kwh, source, missing = _energy(rounds)
+    by_round = [_medians(r, source) for r in rounds]
     served: dict[str, Any] = first.get("served", {"inference": [], "decoding": [], "missing": {}})
     assert each.record.estimate is not None
     return replace_record(
@@ -213,11 +214,17 @@ def _ended(each: Findings, setting: Setting) -> ArmProfile:
         energy_source=source,
         memory=Memory(**first["memory"]),
         flops_per_s=each.record.estimate.step_flops / time.step_s.median,
-        inference=[Inference(**item) for item in served["inference"]],
-        decoding=[Decoding(**item) for item in served["decoding"]],
-        rounds=[_medians(r, source) for r in rounds],
+        inference=[Inference(**item | _again(by_round, f"inference_s[{item['batch']}]", "seconds")) for item in served["inference"]],
+        decoding=[Decoding(**item | _again(by_round, f"token_s[{item['context_tokens']}]", "token_s")) for item in served["decoding"]],
+        rounds=by_round,
         missing=missing | served["missing"],
     )
+
+
+def _again(by_round: Sequence[dict[str, float]], name: str, key: str) -> dict[str, Spread]:
+    """Seconds over the rounds' own medians in place of the first one's, where there are several."""
+    values = [each[name] for each in by_round if name in each]
+    return {key: Spread.of(values)} if len(values) > 1 else {}
 
 
 def _energy(rounds: Sequence[dict[str, Any]]) -> tuple[float | None, str | None, dict[str, str]]:
