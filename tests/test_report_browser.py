@@ -20,7 +20,7 @@ from tests.report_home import SHARES, TASKS, make_report_home
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH"), pytest.mark.timeout(600)]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 
@@ -48,6 +48,7 @@ class Visit:
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        self.context.set_default_timeout(120_000)  # a busy machine draws slowly
         self.page = self.context.new_page()
         self.requests: list[str] = []
         self.problems: list[str] = []
