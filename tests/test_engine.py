@@ -14,7 +14,7 @@ from safetensors import safe_open
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
 from suite.train.checkpoint import MARKER, Checkpoints
-from suite.train.engine import Engine, close_process_group, engine_config, free_port, init_process_group, micro_batching
+from suite.train.engine import Engine, close_process_group, engine_config, free_port, gather_objects, init_process_group, micro_batching
 from suite.train.restore import frozen_digest
 from suite.train.shards import shard_name
 from tests.ranks import on_ranks
@@ -177,6 +177,24 @@ def test_a_process_may_leave_its_group_and_join_another() -> None:
             engine.release()
         finally:
             close_process_group()
+
+
+def group_threads_after_leaving(_rank: int) -> tuple[int, int]:
+    """Gloo's threads of this process in its group, and once it has left."""
+    gather_objects("something to send")
+    inside = gloo_threads()
+    close_process_group()
+    return inside, gloo_threads()
+
+
+def gloo_threads() -> int:
+    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+
+
+def test_who_has_left_a_group_holds_nothing_of_it() -> None:
+    """A thread of the group that is still there when the interpreter ends aborts the process, now and then."""
+    for inside, left in on_ranks(group_threads_after_leaving):
+        assert inside > 0 and left == 0
 
 
 def test_every_setting_that_changes_numbers_is_written_out() -> None:

@@ -26,7 +26,7 @@ from torch import nn
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError, IncompatibleError
 from suite.train.fingerprint import place_sum, together
-from suite.train.pieces import adam_of, masters_of, pieces_of, publish, set_steps, steps_of
+from suite.train.pieces import adam_of, held_bytes, masters_of, pieces_of, publish, set_steps, steps_of
 from suite.train.shards import Shards, shard_name, write_shard
 
 LocalBatch = tuple[Mapping[str, torch.Tensor], float]
@@ -34,6 +34,8 @@ LocalBatch = tuple[Mapping[str, torch.Tensor], float]
 
 def init_process_group(*, rank: int, world_size: int, local_rank: int, address: str, port: int, device: str, timeout_s: float) -> None:
     """Join the group's own rendezvous; every later collective has the deadline `timeout_s`."""
+    import deepspeed  # noqa: F401  before there is a group: it takes the one it finds for a default argument, which is then never freed
+
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank), MASTER_ADDR=address, MASTER_PORT=str(port))
     backend, timeout = "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout_s)
     store = _rendezvous(address, port, rank=rank, world_size=world_size, timeout=timeout)
@@ -346,12 +348,7 @@ class Engine:
 
     def held_bytes(self) -> tuple[int, int]:
         """What this rank holds between two steps: forward weights, whole or its share of them; and Adam's moments and fp32 copies."""
-        held = [tensor for p in self.module.parameters() for tensor in (p.data, getattr(p, "ds_tensor", p.data))]
-        weights = {storage_of(tensor) for tensor in held}
-        adam = adam_of(self._engine.optimizer)
-        moments = [tensor for state in adam.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
-        copies = {storage_of(tensor) for tensor in (*moments, *masters_of(self.module, self._engine.optimizer))} - weights
-        return sum(size for _, size in weights), sum(size for _, size in copies)
+        return held_bytes(self.module, self._engine.optimizer)
 
     def check_mask(self) -> None:
         """`requires_grad` is what it was at the start: what is unfrozen later would never train, silently."""
@@ -385,12 +382,6 @@ class Engine:
 
 def _unmarked(_part: str) -> None:
     return
-
-
-def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor's memory is, and how much it is in bytes: equal for all its views."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
 
 
 def whole_numel(parameter: torch.Tensor) -> int:

@@ -120,6 +120,20 @@ def adam_of(optimizer: Any) -> torch.optim.Optimizer:
     return inner
 
 
+def held_bytes(module: nn.Module, optimizer: Any) -> tuple[int, int]:
+    """Bytes on this rank of the forward weights, whole or its share, and of Adam's moments with the fp32 copies; shared memory once."""
+    weights = {_storage(tensor) for p in module.parameters() for tensor in (p.data, getattr(p, "ds_tensor", p.data))}
+    moments = [tensor for state in adam_of(optimizer).state.values() for tensor in state.values() if torch.is_tensor(tensor)]
+    copies = {_storage(tensor) for tensor in (*moments, *masters_of(module, optimizer))} - weights
+    return sum(size for _, size in weights), sum(size for _, size in copies)
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's memory is, and its size in bytes: equal for all its views."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
 def steps_of(adam: torch.optim.Optimizer) -> int:
     """Adam's step count; 0 before the first step, when it has no state."""
     counts = {int(state["step"]) for state in adam.state.values() if "step" in state}
