@@ -247,7 +247,7 @@ def test_a_ratio_is_taken_within_rounds_and_its_interval_is_students() -> None:
 
 def test_a_single_round_has_no_interval() -> None:
     (step, *_) = ratios(record("read", [1.0], 30), record("full", [2.0], 60))
-    assert (step.ratio, step.low, step.high) == (0.5, None, None)
+    assert (step.ratio, step.exact, step.low, step.high) == (0.5, False, None, None)
 
 
 def test_mhes_table_of_attention_weights_is_met() -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from suite.profile import ArmProfile, Profile, Setting
 
 ESTIMATED = ("cpu-time-estimate",)
-ENCODER = "an encoder does not decode"
 SHAPE = "backbone"
 """In `--set`: what changes the backbone's configuration."""
 
@@ -312,6 +311,8 @@ def parts_text(row: Mapping[str, Any]) -> str:
 
 def notes(found: Profile) -> list[str]:
     """What the tables rest on, and why an arm has no numbers."""
+    from suite.profile.record import NO_DECODING
+
     setting, measured = found.setting, any(arm.time is not None for arm in found.arms)
     how = f"medians of {setting['rounds']} round(s)" if measured else "estimates, nothing was run"
     lines = [
@@ -325,7 +326,7 @@ def notes(found: Profile) -> list[str]:
     if found.idle_watts is not None:
         lines.append(f"idle power: {found.idle_watts:.0f} W (not subtracted)")
     lines += [f"{arm.name}: {arm.status}: {arm.reason}" for arm in found.arms if arm.reason]
-    lost = [(arm.name, key, why) for arm in found.arms for key, why in arm.missing.items() if why != ENCODER]
+    lost = [(arm.name, key, why) for arm in found.arms for key, why in arm.missing.items() if why != NO_DECODING]
     return lines + [f"{name}: no {key}: {why}" for name, key, why in lost]
 
 
@@ -357,7 +358,9 @@ def ratio_rows(first: ArmProfile, second: ArmProfile) -> list[dict[str, Any]]:
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    return "exact" if row["low"] is None else f"{row['low']:.3g} - {row['high']:.3g}"
+    if row["low"] is None:
+        return "exact" if row["exact"] else "one round"
+    return f"{row['low']:.3g} - {row['high']:.3g}"
 
 
 def write_json(found: Profile, path: Path) -> None:

@@ -56,17 +56,19 @@ class ArmChoice:
 
     def build(self, resolved: ResolvedBackbone, *, meta: bool = False) -> nn.Module:
         """The model to train, as if a pretrain stage had made what the attention variant adds."""
-        choice = AttentionChoice(name=self.attention)
-        options: dict[str, Any] = {"attention": choice, "method": self.method, "architecture": self.architecture, "pretrained": True}
-        model, _ = build_arm(resolved, head_of(resolved.family), meta=meta, **options)
+        model, _ = build_arm(resolved, head_of(resolved.family), meta=meta, **self._options)
         return model
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        choice = AttentionChoice(name=self.attention)
+        return {"attention": choice, "method": self.method, "architecture": self.architecture, "pretrained": True}
 
     def counted(self, *, dtype: Dtype) -> ArmProfile:
         """Names and parameter counts; shapes only."""
         resolved = self.resolve()
-        head, choice = head_of(resolved.family), AttentionChoice(name=self.attention)
-        options: dict[str, Any] = {"attention": choice, "method": self.method, "architecture": self.architecture, "pretrained": True}
-        counted, inside = count_arm(resolved, head, **options), count_attention(resolved, head, choice, dtype=dtype)
+        head, options = head_of(resolved.family), self._options
+        counted, inside = count_arm(resolved, head, **options), count_attention(resolved, head, options["attention"], dtype=dtype)
         return replace_record(
             self.named(),
             total_parameters=counted.total,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from scipy.special import stdtrit
 
@@ -20,7 +20,9 @@ class Ratio:
 
     Attributes:
         quantity: Its name, with the unit.
+        first, second: Of both arms; of a noisy quantity the median over rounds.
         ratio: Of a noisy quantity the geometric mean of the rounds' own ratios.
+        exact: Whether it repeats exactly, and needs no interval.
         low, high: 95% interval by Student's t on their logarithms; None for what is exact, and for a single round.
         estimated: The same ratio by the estimate, where there is one.
     """
@@ -29,6 +31,7 @@ class Ratio:
     first: float
     second: float
     ratio: float
+    exact: bool
     low: float | None = None
     high: float | None = None
     estimated: float | None = None
@@ -44,7 +47,7 @@ def ratios(first: ArmProfile, second: ArmProfile) -> list[Ratio]:
     estimates = _exact(first, estimated=True), _exact(second, estimated=True)
     ones, others = _exact(first), _exact(second)
     exact = [
-        Ratio(name, ones[name], others[name], ones[name] / others[name], estimated=_estimated(name, *estimates))
+        Ratio(name, ones[name], others[name], ones[name] / others[name], exact=True, estimated=_estimated(name, *estimates))
         for name in ones
         if others.get(name)
     ]
@@ -56,7 +59,7 @@ def _of_rounds(name: str, ones: Sequence[float], others: Sequence[float]) -> Rat
     middle, n = fmean(logs), len(logs)
     half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * stdev(logs) / math.sqrt(n) if n > 1 else None
     ends = (None, None) if half is None else (math.exp(middle - half), math.exp(middle + half))
-    return Ratio(name, fmean(ones), fmean(others), math.exp(middle), *ends)
+    return Ratio(name, median(ones), median(others), math.exp(middle), False, *ends)
 
 
 def _exact(arm: ArmProfile, *, estimated: bool = False) -> dict[str, float]:

@@ -17,6 +17,7 @@ from suite.profile.setting import Setting
 
 DENSE_BF16 = {
     "B200": 2250e12,
+    "H200 NVL": 835.5e12,
     "H200": 989.4e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835.5e12,

@@ -11,6 +11,7 @@ from pydantic import Field
 from suite.meters.record import Record
 
 SCHEMA = 1
+NO_DECODING = "an encoder does not decode"
 
 
 class Spread(Record):

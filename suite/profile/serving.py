@@ -14,7 +14,7 @@ from suite.profile.arms import ArmChoice
 from suite.profile.batches import forward_options, random_ids, training_batch
 from suite.profile.clock import LiveBytes, repeated
 from suite.profile.estimate import DTYPES, vocabulary_of
-from suite.profile.record import Decoding, Inference, Spread
+from suite.profile.record import NO_DECODING, Decoding, Inference, Spread
 from suite.profile.setting import Setting
 
 
@@ -69,7 +69,7 @@ class Serving:
     def why_not(self, context: int) -> str | None:
         """Why there is no decoding at this length; None where there is."""
         if self.family.kind == "encoder":
-            return "an encoder does not decode"
+            return NO_DECODING
         config: Any = self.model.config
         positions = getattr(config, "max_position_embeddings", None) if self.family.kind == "decoder" else None
         needed = context + self._extra + self.setting.decoded + 2
