@@ -216,6 +216,15 @@ def test_csv_files_are_the_same_data_as_parquet_files(root: Path) -> None:
     assert prepared(root).data_hash == expected
 
 
+def test_labels_written_out_are_the_same_data_as_their_numbers(root: Path) -> None:
+    expected = prepared(root).data_hash
+    for path in (root / HUB / "default").glob("*.parquet"):
+        table = pq.read_table(path)
+        words = [["no", "yes"][number] for number in table["label"].to_pylist()]
+        pq.write_table(table.set_column(table.schema.get_field_index("label"), "label", pa.array(words)), path)
+    assert prepared(root).data_hash == expected
+
+
 def test_two_files_of_one_split_are_refused(root: Path) -> None:
     as_csv(root, keep=True)
     with pytest.raises(DataError, match=r"train\.csv are both there; keep one of them"):
@@ -269,7 +278,8 @@ def test_a_missing_column_lists_the_columns_there_are(root: Path) -> None:
     [
         ("label", [0, 1, 2], r"label 2 in row 2, expected 0 to 1 for \['no', 'yes'\]"),
         ("label", [0, -1, 1], r"label -1 in row 1.*unlabelled split"),
-        ("label", ["no", "yes", "no"], r"got string \('no' in row 0\), expected whole numbers"),
+        ("label", ["no", "yes", "Yes"], r"column 'label': label 'Yes' in row 2, expected one of label.words \['no', 'yes'\]"),
+        ("label", ["no", None, "yes"], r"column 'label' is null in row 1"),
         ("label", [0.0, 1.0, 0.5], r"got double .* expected whole numbers"),
         ("label", [0, None, 1], r"column 'label' is null in row 1"),
         ("b", ["x", "y", None], r"column 'b' is null in row 2"),

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset
 
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.sweep import LimitConfig
-from suite.config.task import ClassificationTask, TaskConfig
+from suite.config.task import ClassificationTask, LabelTask, TaskConfig
 from suite.data.checks import check_ids, check_rows
 from suite.data.objective import TEMPLATE, Columns, Features, Objective
 from suite.data.once import make_once
@@ -103,16 +104,38 @@ def check_batch_fits(rows: int, batch_size: int, *, where: str, key: str = "trai
 
 
 def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
-    """Every source split that the task uses, checked.
+    """Every source split that the task uses, checked; labels that are written out are numbers.
 
     Raises:
-        DataError: As `check_rows`, `check_ids` and `Source.read`.
+        DataError: As `number_labels`, `check_rows`, `check_ids` and `Source.read`.
     """
-    tables = {split: source.read(split, task.read_columns) for split in source_splits(task.splits)}
-    for split, table in tables.items():
-        check_rows(table, task, where=f"{source.where}, split {split!r}")
+    tables: dict[str, pa.Table] = {}
+    for split in source_splits(task.splits):
+        where = f"{source.where}, split {split!r}"
+        tables[split] = number_labels(source.read(split, task.read_columns), task, where=where)
+        check_rows(tables[split], task, where=where)
     check_ids(tables, task, where=source.where)
     return tables
+
+
+def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
+    """The table with the positions in `label.words` in place of labels that are written out as these words.
+
+    Raises:
+        DataError: A label that is none of the words.
+    """
+    if not isinstance(task, LabelTask) or task.label.words is None:
+        return table
+    column, words = task.label.column, task.label.words
+    labels = table[column]
+    if not (pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type)):
+        return table
+    numbers = pc.index_in(labels, value_set=pa.array(words, labels.type))
+    if pc.any(unknown := pc.and_(pc.is_null(numbers), pc.is_valid(labels))).as_py():
+        row = pc.index(unknown, True).as_py()
+        got = f"label {labels[row].as_py()!r} in row {row}"
+        raise DataError(f"{where}, column {column!r}: {got}, expected one of label.words {words}, or whole numbers, their positions from 0")
+    return table.set_column(table.schema.get_field_index(column), column, numbers)
 
 
 def number_groups(table: pa.Table, task: TaskConfig) -> Rows:
