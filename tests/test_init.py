@@ -23,12 +23,15 @@ FLAGS = ("--backbone", "minilm", "--methods", "lora,bitfit", "--tasks", "entailm
 
 def test_flags_make_a_sweep_that_the_loader_takes(suite: Suite, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    code, out, err = suite("init", path, *FLAGS, "--attention", "pretrained,gqa", "--trials", 3, "--seeds", 2, "--workers", 1)
+    code, out, err = suite("init", path, *FLAGS, "--attention", "pretrained,gqa", "--trials", 3, "--seeds", 2, "--budget", "quick")
     assert (code, err) == (0, "")
     config = load_sweep(path)
     assert (config.name, config.search.trials, config.confirm.seeds, config.resources.workers) == ("mine", 3, [1, 2], 1)
     assert [m.name for m in config.methods] == ["lora", "bitfit"] and [a.name for a in config.attention] == ["pretrained", "gqa"]
     assert f"suite run {path} --dry-run" in out
+    assert out.startswith(f"{path}: 4 cells, "), "2 methods x 2 attention x 1 task"
+    path = tmp_path / "contest.yaml"
+    out = suite("init", path, *FLAGS, "--attention", "pretrained,gqa", "--budget", "standard")[1]
     assert out.startswith(f"{path}: 8 cells, "), "lora brings three architectures: (3 + 1) x 2 attention x 1 task"
 
 

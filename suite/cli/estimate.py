@@ -153,7 +153,8 @@ def _lines(cost: dict[str, Any], elsewhere: str) -> list[str]:
 def _workers(cost: dict[str, Any]) -> str:
     sizes = cost["workers_by_backbone"]
     if len(set(sizes.values())) < 2:
-        return f"{next(iter(sizes.values()))} workers a trial"
+        workers = next(iter(sizes.values()))
+        return f"{workers} worker{'s' if workers > 1 else ''} a trial"
     return "workers a trial: " + ", ".join(f"{workers} for {name}" for name, workers in sizes.items())
 
 

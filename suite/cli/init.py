@@ -43,7 +43,7 @@ def init(
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Learning rates per cell, instead of the budget's.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Confirm runs per cell.")] = 3,
-    workers: Annotated[int | None, typer.Option(min=1, help="Workers of a trial (default: decided when the sweep starts).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Of a trial (default: quick 1, else decided when the sweep starts).")] = None,
     gpus_per_worker: Annotated[float | None, typer.Option(min=0, help="GPUs of a worker; 0 = train on CPUs.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; what is not given is the default.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,

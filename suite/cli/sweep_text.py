@@ -23,7 +23,7 @@ class Budget(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a budget means; `limit` are training, validation and test rows, None = all."""
+    """What a budget means; `limit` are training, validation and test rows, None = all; `workers` None = as the suite decides."""
 
     trials: int
     startup_trials: int
@@ -32,19 +32,22 @@ class Preset:
     epochs: int
     batch_size: int
     limit: tuple[int, int, int] | None
+    architectures: str = "search"
+    workers: int | None = None
 
 
 PRESETS = {
-    Budget.QUICK: Preset(4, 2, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 32, (768, 200, 400)),
+    Budget.QUICK: Preset(4, 2, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 32, (512, 200, 300), "first", 1),
     Budget.STANDARD: Preset(8, 4, {"extensions": 2}, {"tolerance": 0.5}, 10, 96, None),
     Budget.PAPER: Preset(32, 8, {"extensions": 0}, None, 30, 96, None),
 }
-"""Quick: two CPU cores, hours for a handful of cells (ours). Paper: READ, arXiv 2305.15348, appendix D."""
+"""Quick: minutes for a cell on two CPU cores (ours); one worker, as two trials side by side take less time there than one that is
+split. Paper: READ, arXiv 2305.15348, appendix D."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the person wants; None = as the budget has it, or as the suite decides when the sweep starts."""
+    """What the person wants; None = as the budget has it, and else as the suite decides when the sweep starts."""
 
     backbones: Sequence[str]
     attention: Sequence[str]
@@ -60,6 +63,7 @@ class Answers:
 def sweep_text(name: str, answers: Answers) -> str:
     """A commented sweep file; whether its names exist is for the loader to say."""
     preset = PRESETS[answers.budget]
+    workers = preset.workers if answers.workers is None else answers.workers
     lines = [
         "# Made by `suite init`. What it would do and cost: suite run FILE --dry-run. Any value can also be changed on the command",
         "# line: --set search.trials=16. All keys, with ranges: suite/config/sweep.py and training.py.",
@@ -70,7 +74,10 @@ def sweep_text(name: str, answers: Answers) -> str:
         _line(f"attention: {_plain(answers.attention)}", "suite list attention; pretrained = the backbone's own"),
         _line(f"methods: {_plain(answers.methods)}", "suite list methods; or {name: lora, architecture: {rank: 8}}"),
         _line(f"tasks: {_plain(answers.tasks)}", "suite list tasks; or the name of a file in tasks/ of the working folder"),
-        _line("architectures: search", "of a method's choices the best over all tasks; first = its first, all = a row each"),
+        _line(
+            f"architectures: {preset.architectures}",
+            "search = of a method's choices the best over all tasks; first, all",
+        ),
         "",
         *_search(preset, answers.trials),
         "",
@@ -86,7 +93,10 @@ def sweep_text(name: str, answers: Answers) -> str:
         _line("  zero_stage: 3", "DeepSpeed ZeRO: 3 partitions parameters too; less is faster where the model fits"),
         "",
         "resources: # of one trial; as many trials run at a time as fit",
-        _line(f"  workers: {_plain(answers.workers)}", "null = a worker for each GPU of the machine, else two on CPUs"),
+        _line(
+            f"  workers: {_plain(workers)}",
+            "null = a worker for each GPU of the machine, else two on CPUs",
+        ),
         _line(f"  gpus_per_worker: {_plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"),
     ]
     return "\n".join(lines) + "\n"
