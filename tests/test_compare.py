@@ -78,6 +78,20 @@ def test_the_table_shows_them(finished: Home, capsys: pytest.CaptureFixture[str]
     assert f"{row['ci_low']:.1f} - {row['ci_high']:.1f} |" in lines[-1] and lines[-1].startswith("| 3 | read |")
 
 
+def test_a_row_that_is_not_shown_to_beat_a_constant_answer_has_it_beside_its_score(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    write_confirmed(home, "full", some_right(np.random.default_rng(0), 0.9))
+    sync(home, tracking_uri=home.tracking_uri)
+    show(home.tracking_uri, fmt=Format.MD)
+    assert "same answer" not in capsys.readouterr().out
+    write_confirmed(home, "bitfit", some_right(np.random.default_rng(1), 0.5))
+    sync(home, tracking_uri=home.tracking_uri)
+    show(home.tracking_uri, fmt=Format.MD)
+    assert "| same answer |" in capsys.readouterr().out
+    found = {row["method"]: row for row in board(home)}
+    assert found["full"]["constant_score"] == found["bitfit"]["constant_score"] == 50.0
+    assert found["full"]["constant_p"] < 0.01 and found["bitfit"]["constant_p"] > 0.05
+
+
 def rank_runs(home: Home) -> dict[str, dict[str, str]]:
     store = open_store(home.tracking_uri)
     runs = store.runs([store.experiments()["demo"]], {"suite.kind": "ranks"})

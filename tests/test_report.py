@@ -110,6 +110,20 @@ def test_without_ranks_the_answer_says_that_nothing_was_tested(report: Report) -
     assert "scores highest" in first.head and "No test says whether that is more than luck: only one seed" in first.rest
 
 
+def test_arms_that_one_answer_for_everything_would_equal_are_named(report: Report) -> None:
+    def with_p(p: float, **others: float) -> Report:
+        cells = [{**row, "constant_score": 5.0, "constant_p": others.get(row["method"], p)} for row in report.rows]
+        return replace(report, rows=[row | {"constant_p": None} if row["task"] == "mean" else row for row in cells])
+
+    none, some, every = with_p(1e-6), with_p(1e-6, lora=0.2, read=0.9), with_p(0.4)
+    assert "one answer for everything" not in said(none)
+    where = r"On agreement not shown to do better than one answer for everything, which scores 5\.0: "
+    assert re.search(where + r"\w+ \([\d.]+\) and \w+ \([\d.]+\)\.", said(some))
+    assert "On entailment no arm is shown to do better than one answer for everything, which scores 5.0: " in said(every)
+    heads = [[column.head for column in tables.leaderboard_columns(found)] for found in (none, some)]
+    assert ["same answer" in found for found in heads] == [False, True]
+
+
 def test_of_a_perplexity_the_lowest_leads(other: Home) -> None:
     write_definition(other, ["full", "lora"], [PERPLEXITY], trials=1)
     for method in ("full", "lora"):

@@ -18,9 +18,11 @@ from suite.metrics.items import Items
 from suite.stats.answers import Answers, read_answers
 from suite.stats.bootstrap import item_covariance
 from suite.stats.compare import Evidence, check_same, difference, gather, of_arms, over_tasks, p_values, variances
+from suite.stats.constant import best_constant
 from suite.stats.inference import half_width, holm, two_sided
 from suite.stats.interval import FREE, PERCENT, Ends, cell_interval, make_interval, mean_interval
 from suite.stats.ranks import rank_groups, rank_text
+from suite.tracking.intervals import constant_fields
 from suite.train.cells import Cell, read_cells
 from suite.train.folder import Home
 from tests.answers import make_answers, some_right, write_answers, write_confirmed
@@ -261,6 +263,42 @@ def test_the_mean_over_tasks_adds_up_variances_of_items() -> None:
     assert (joint.items.diagonal().tolist(), joint.units) == ([1.5, 1.5], 200)
     with pytest.raises(StatisticsError, match="same seeds"):
         over_tasks([tasks[0], replace(tasks[1], seeds=(7, 8))])
+
+
+@pytest.mark.parametrize(
+    ("task", "golds", "constant", "score"),
+    [
+        ("sst2", [0, 1, 1, 1], 1, 75.0),
+        ("cola", [0, 1, 1, 1], 0, 0.0),  # Matthews correlation of a constant; of equals the first class
+        ("mrpc", [0, 0, 0, 1, 1], 1, (40.0 + 100 * 4 / 7) / 2),  # accuracy and F1 of the class 1: recall 1, precision 2/5
+        ("stsb", [0.0, 2.5, 5.0], 2.5, 0.0),
+        ("superglue-rte", [1, 1, 1, 0], 1, 75.0),
+    ],
+)
+def test_the_best_constant_is_what_the_tasks_own_metrics_say(task: str, golds: list[float], constant: float, score: float) -> None:
+    items = Items([float(g) for g in golds], golds)
+    answers = Answers(load_task(task), tuple(f"test/{i}" for i in range(len(golds))), {1: items, 2: items}, {1: 100.0, 2: 100.0})
+    found = best_constant(answers)
+    assert found is not None and found.scores == {1: pytest.approx(score), 2: pytest.approx(score)}
+    assert all(run.predictions == [constant] * len(golds) and run.golds == golds for run in found.runs.values())
+
+
+def test_no_text_fits_all_items() -> None:
+    answers = Answers(load_task("gsm8k"), ("test/0",), {1: Items(["4"], ["4"])}, {1: 100.0})
+    assert best_constant(answers) is None
+
+
+def test_only_an_arm_that_the_luck_of_seeds_and_items_does_not_explain_beats_a_constant() -> None:
+    def p(right: list[list[bool]]) -> float:
+        found = constant_fields(make_answers(right))
+        assert found["constant_score"] == 50.0
+        return float(found["constant_p"])
+
+    rng = np.random.default_rng(1)
+    assert p(some_right(rng, 0.95, items=300)) < 1e-3
+    assert p(some_right(rng, 0.52, items=300)) > 0.3
+    assert p(some_right(rng, [0.5, 0.97, 0.55], items=300)) > 0.05, "one lucky seed of three"
+    assert p([[i % 2 == 1 for i in range(100)]] * 3) == 1.0, "it is the constant"
 
 
 def other(answers: Answers, **changes: Any) -> Answers:

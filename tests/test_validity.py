@@ -17,7 +17,7 @@ from suite.cli.options import Format
 from suite.errors import TrackingError
 from suite.tracking import leaderboard, sync, to_rows
 from suite.tracking.summary import summarise
-from suite.tracking.validity import judge, judge_mean
+from suite.tracking.validity import beats_constant, judge, judge_mean
 from suite.train.build import build_model
 from suite.train.cells import Cell, Trial, read_cells
 from suite.train.folder import Home
@@ -54,6 +54,16 @@ def trials(**changes: Any) -> tuple[list[Trial], list[Trial]]:
 
 def test_a_row_whose_runs_pass_and_agree_is_admitted() -> None:
     assert judge(*trials()) == {"admitted": True, "rejected": [], "dirty": False}
+
+
+@pytest.mark.parametrize(
+    ("score", "p", "higher", "beats"),
+    [(80.0, 0.01, True, True), (80.0, 0.06, True, False), (20.0, 0.01, True, False), (20.0, 0.01, False, True), (80.0, None, True, None)],
+)
+def test_a_row_beats_a_constant_in_the_right_direction_and_not_by_luck(
+    score: float, p: float | None, higher: bool, beats: bool | None
+) -> None:
+    assert beats_constant({"score_mean": score, "constant_score": 50.0, "constant_p": p, "higher_is_better": higher}) is beats
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def constant(rows: Sequence[Row]) -> dict[str, str]:
 
 def columns(rows: Sequence[Row]) -> list[Column]:
     """What a person sees, in the order of reading; the highest rank goes first on a narrow terminal."""
+    from suite.tracking.validity import beats_constant
+
     axes = [Column(key, partial(_axis, key=key)) for key in AXES if key not in constant(rows)]
     axes += [column("home")] if len({row["home"] for row in rows}) > 1 else []
     several = len({(row["method"], str(row["architecture"])) for row in rows}) > len({row["method"] for row in rows})
@@ -81,6 +83,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         *axes,
         Column("test score", _score, right=True),
         *([Column("95% interval", _interval, right=True, rank=2)] if any(row["ci_low"] is not None for row in rows) else []),
+        *([column("constant_score", "same answer", render.score, rank=2)] if any(beats_constant(row) is False for row in rows) else []),
         *(_paper_columns() if any(row["reference_score"] is not None for row in rows) else []),
         column("seeds", show=render.count, rank=5),
         column("validation_score", "validation", render.score, rank=3),

@@ -37,7 +37,7 @@ class Preset:
 
 
 PRESETS = {
-    Budget.QUICK: Preset(4, 2, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 32, (512, 200, 300), "first", 1),
+    Budget.QUICK: Preset(5, 4, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 16, (512, 200, 300), "first", 1),
     Budget.STANDARD: Preset(8, 4, {"extensions": 2}, {"tolerance": 0.5}, 10, 96, None),
     Budget.PAPER: Preset(32, 8, {"extensions": 0}, None, 30, 96, None),
 }

@@ -12,6 +12,7 @@ from suite.report import values
 from suite.report.charts import energy, place
 from suite.report.data import Report, Row
 from suite.report.names import listed
+from suite.tracking.validity import beats_constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def answer(report: Report) -> list[Sentence]:
     if not found:
         left = "no arm has a test score that was admitted" if report.rows else "no trial has ended"
         found.append(Sentence("Nothing can be said yet:", f"{left}."))
-    return [*found, *_rejected(report)]
+    return [*found, *_like_a_constant(report), *_rejected(report)]
 
 
 def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sentence:
@@ -124,6 +125,20 @@ def _saving(row: Row, leader: Row) -> str:
             change = 100 * (row[key] / leader[key] - 1)
             parts.append(f"the same {what}" if abs(change) < 0.5 else f"{abs(change):.0f}% {'more' if change > 0 else 'less'} {what}")
     return "; " + ", ".join(parts) if parts else ""
+
+
+def _like_a_constant(report: Report) -> list[Sentence]:
+    """Arms whose score, by task, could be had by one answer to everything."""
+    found = []
+    for task in report.tasks:
+        rows = [row for row in report.scored(task) if row["admitted"] is not False]
+        alike = [row for row in rows if beats_constant(row) is False]
+        if alike:
+            same = values.score(alike[0]["constant_score"])
+            who = "no arm is" if len(alike) == len(rows) else "not"
+            said = listed(f"{_named(report, row)} ({values.score(row['score_mean'])})" for row in alike)
+            found.append(Sentence(f"On {task} {who} shown to do better than one answer for everything, which scores {same}:", f"{said}."))
+    return found
 
 
 def _rejected(report: Report) -> list[Sentence]:

@@ -11,7 +11,9 @@ from suite.report import values
 from suite.report.chart import Chart
 from suite.report.data import Report
 from suite.report.table import Column, Row, Table, number, words
+from suite.tracking.validity import beats_constant
 
+CONSTANT = "score of the best answer that is the same for every test item; shown where a row is not shown to do better"
 LEADERBOARD = {
     "rank": "among the finished rows of the backbone and task: from 1 + how many are shown better to all - how many are shown worse",
     "arm": "key of the arm",
@@ -27,6 +29,8 @@ LEADERBOARD = {
     "ci_low": "lower end of the 95% interval",
     "ci_high": "upper end of the 95% interval",
     "ci_of": "what the interval is over",
+    "constant_score": "what the same answer to every test item scores",
+    "constant_p": "two-sided p-value of no difference between that and score_mean",
     "seeds": "confirm runs with a score",
     "validation_score": "best of the search",
     "learning_rate": "chosen",
@@ -124,6 +128,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
         words("task", lambda row: row["task"]),
         Column("score", _score, lambda row: row["score_mean"], "test score, mean over seeds ± standard deviation; ↓ = less is better"),
         *([Column("95% interval", _interval, lambda row: row["ci_low"], "over seeds and test items")] if any_of["ci_low"] else []),
+        *([number("constant_score", "same answer", values.score, CONSTANT)] if any(beats_constant(row) is False for row in rows) else []),
         *(paper if any_of["reference_score"] else []),
         Column(f"energy{note}", _energy if mixed else _plain_energy, lambda row: row["energy_kwh"], "training phase of one run"),
         number("peak_memory_bytes", "memory", values.size, "peak allocated in training, largest rank"),

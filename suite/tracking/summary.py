@@ -156,6 +156,8 @@ class CellSummary:
         dirty: Whether one of its runs was made by an edited checkout.
         ci_low: 95% interval of `score_mean` over seeds and items; `ci_high` likewise. Of a mean row, set when the leaderboard is read.
         ci_of: Over what: "seeds x items", or "items" for one seed; `ci_missing`, why there is none.
+        constant_score: What the same answer to every test item scores (`suite.stats.constant`); None where answers are texts.
+        constant_p: Two-sided, of no difference between that and `score_mean`; None on a mean row.
         rank: `1` or `1-3`, among the finished rows of the sweep, backbone and task; set when the leaderboard is read.
         own_code: Commit of the code that the backbone's checkpoint brought and that ran; None = only that of the libraries.
         selection_trials: Set when the leaderboard is read, as are the fields after it; never stored.
@@ -214,6 +216,8 @@ class CellSummary:
     ci_high: float | None = None
     ci_of: str | None = None
     ci_missing: str | None = None
+    constant_score: float | None = None
+    constant_p: float | None = None
     rank: str | None = None
     rank_missing: str | None = None
     selection_trials: int | None = None

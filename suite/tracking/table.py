@@ -39,6 +39,7 @@ EXTRA = (
     "lm_eval",
     *("rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"),
     *("admitted", "rejected", "dirty", "own_code"),
+    *("constant_score", "constant_p"),
 )
 SORTS = {
     "score": "score_mean",
@@ -53,7 +54,7 @@ INTEGERS = (
     *("attention_parameters", "kv_bytes_per_token", "pretrain_steps"),
     *("extensions", "saved_trials", "selection_trials"),
 )
-SCORES = ("score_mean", "score_std", "validation_score")
+SCORES = ("score_mean", "score_std", "validation_score", "constant_score")
 FLOATS = (
     *SCORES,
     *("learning_rate", "energy_kwh", "train_s", "samples_per_s", "search_energy_kwh", "search_s"),
@@ -259,7 +260,7 @@ def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     frame = pd.DataFrame({name: values[name] for name in (*COLUMNS, *EXTRA)})
     kinds = {**dict.fromkeys(INTEGERS, "Int64"), **dict.fromkeys((*FLOATS, "prr", "peop"), "float64")}
     kinds |= dict.fromkeys(("learning_rate_low", "learning_rate_high", "reference_score", "reference_std", "difference"), "float64")
-    kinds |= dict.fromkeys(("ci_low", "ci_high"), "float64")
+    kinds |= dict.fromkeys(("ci_low", "ci_high", "constant_p"), "float64")
     kinds |= dict.fromkeys(("edge", "higher_is_better", "chosen", "admitted", "dirty"), "boolean")
     return frame.astype(kinds)
 
