@@ -216,11 +216,12 @@ def test_csv_files_are_the_same_data_as_parquet_files(root: Path) -> None:
     assert prepared(root).data_hash == expected
 
 
-def test_labels_written_out_are_the_same_data_as_their_numbers(root: Path) -> None:
+@pytest.mark.parametrize("written", [["no", "yes"], [False, True]])
+def test_labels_written_out_are_the_same_data_as_their_numbers(root: Path, written: list[Any]) -> None:
     expected = prepared(root).data_hash
     for path in (root / HUB / "default").glob("*.parquet"):
         table = pq.read_table(path)
-        words = [["no", "yes"][number] for number in table["label"].to_pylist()]
+        words = [written[number] for number in table["label"].to_pylist()]
         pq.write_table(table.set_column(table.schema.get_field_index("label"), "label", pa.array(words)), path)
     assert prepared(root).data_hash == expected
 

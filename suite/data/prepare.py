@@ -119,7 +119,7 @@ def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
 
 
 def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
-    """The table with the positions in `label.words` in place of labels that are written out as these words.
+    """The table with positions in `label.words` in place of labels that are written out as these words, and of false (0) and true (1).
 
     Raises:
         DataError: A label that is none of the words.
@@ -127,7 +127,9 @@ def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
     if not isinstance(task, LabelTask) or task.label.words is None:
         return table
     column, words = task.label.column, task.label.words
-    labels = table[column]
+    labels, place = table[column], table.schema.get_field_index(column)
+    if pa.types.is_boolean(labels.type):
+        return table.set_column(place, column, labels.cast(pa.int64()))
     if not (pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type)):
         return table
     numbers = pc.index_in(labels, value_set=pa.array(words, labels.type))
@@ -135,7 +137,7 @@ def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
         row = pc.index(unknown, True).as_py()
         got = f"label {labels[row].as_py()!r} in row {row}"
         raise DataError(f"{where}, column {column!r}: {got}, expected one of label.words {words}, or whole numbers, their positions from 0")
-    return table.set_column(table.schema.get_field_index(column), column, numbers)
+    return table.set_column(place, column, numbers)
 
 
 def number_groups(table: pa.Table, task: TaskConfig) -> Rows:
