@@ -231,7 +231,7 @@ def test_mistakes_in_a_file_are_named_with_their_line(folder: Path, text: str, s
         ('"text": row', '"txt": row', ConfigError, r"rows\(\), split 'train', row 0: gave \['label', 'txt'\], expected the columns"),
         ("return None", "return 3", ConfigError, r"row 2: gave int, expected"),
         ('["word"]\n\n', '["wort"]\n\n', DataError, "no column 'wort'; the data have .'word'."),
-        ("int(len", "str(len", DataError, "column 'label': got string"),
+        ("int(len", "str(len", DataError, "column 'label': label '.*' in row 0, expected one of label.words"),
         ("int(len", "(len(row['word']) > 4 and 'a') or int(len", DataError, "values of a column are not of one type"),
     ],
 )
