@@ -117,19 +117,18 @@ def check_targets(out: Path | None, figures: Path | None) -> None:
     """Raise ConfigError where a result could not be written: minutes of measuring come before it."""
     from suite.errors import ConfigError
 
-    for option, path, folder in (("--out", out, None if out is None else out.parent), ("--figures", figures, figures)):
-        if path is None or folder is None:
+    folders = {f"--out {out}": None if out is None else out.parent, f"--figures {figures}": figures}
+    for option, folder in folders.items():
+        if folder is None:
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{option} {path}: {error.strerror}; expected a folder that can be made or written") from error
-        if path.is_dir() != (option == "--figures") and path.exists():
-            raise ConfigError(
-                f"{option} {path}: got a {'folder' if path.is_dir() else 'file'}, expected a {'folder' if path is figures else 'file'}"
-            )
+        except OSError as error:  # also where it is a file
+            raise ConfigError(f"{option}: {error.strerror}; expected a folder that can be made or written") from error
         if not os.access(folder, os.W_OK):
-            raise ConfigError(f"{option} {path}: {folder} cannot be written")
+            raise ConfigError(f"{option}: {folder} cannot be written")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out {out}: got a folder, expected a file")
 
 
 def make_setting(shapes: dict[str, Any], *, dtype: Precision, device: Device, **rest: Any) -> Setting:

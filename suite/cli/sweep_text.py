@@ -74,10 +74,7 @@ def sweep_text(name: str, answers: Answers) -> str:
         _line(f"attention: {_plain(answers.attention)}", "suite list attention; pretrained = the backbone's own"),
         _line(f"methods: {_plain(answers.methods)}", "suite list methods; or {name: lora, architecture: {rank: 8}}"),
         _line(f"tasks: {_plain(answers.tasks)}", "suite list tasks; or the name of a file in tasks/ of the working folder"),
-        _line(
-            f"architectures: {preset.architectures}",
-            "search = of a method's choices the best over all tasks; first, all",
-        ),
+        _line(f"architectures: {preset.architectures}", "search = of a method's choices the best over all tasks; first, all"),
         "",
         *_search(preset, answers.trials),
         "",
@@ -93,10 +90,7 @@ def sweep_text(name: str, answers: Answers) -> str:
         _line("  zero_stage: 3", "DeepSpeed ZeRO: 3 partitions parameters too; less is faster where the model fits"),
         "",
         "resources: # of one trial; as many trials run at a time as fit",
-        _line(
-            f"  workers: {_plain(workers)}",
-            "null = a worker for each GPU of the machine, else two on CPUs",
-        ),
+        _line(f"  workers: {_plain(workers)}", "null = a worker for each GPU of the machine, else two on CPUs"),
         _line(f"  gpus_per_worker: {_plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"),
     ]
     return "\n".join(lines) + "\n"
