@@ -279,13 +279,13 @@ def test_the_best_constant_is_what_the_tasks_own_metrics_say(task: str, golds: l
     items = Items([float(g) for g in golds], golds)
     answers = Answers(load_task(task), tuple(f"test/{i}" for i in range(len(golds))), {1: items, 2: items}, {1: 100.0, 2: 100.0})
     found = best_constant(answers)
-    assert found is not None and found.scores == {1: pytest.approx(score), 2: pytest.approx(score)}
+    assert found.scores == {1: pytest.approx(score), 2: pytest.approx(score)}
     assert all(run.predictions == [constant] * len(golds) and run.golds == golds for run in found.runs.values())
 
 
 def test_no_text_fits_all_items() -> None:
     answers = Answers(load_task("gsm8k"), ("test/0",), {1: Items(["4"], ["4"])}, {1: 100.0})
-    assert best_constant(answers) is None
+    assert constant_fields(answers) == {"constant_missing": "answers are texts: none of them fits all items"}
 
 
 def test_only_an_arm_that_the_luck_of_seeds_and_items_does_not_explain_beats_a_constant() -> None:
@@ -374,3 +374,16 @@ def test_a_score_of_ones_own_is_computed_anew_on_every_resample(tmp_path: Path, 
     expected, found = float(item_covariance([known])[0, 0]), float(item_covariance([own])[0, 0])
     assert found == pytest.approx(expected, rel=0.4)  # 200 resamples: 10%, four of them
     assert cell_interval(own).low < 80 < cell_interval(own).high
+
+
+def test_a_score_of_ones_own_that_takes_no_constant_says_so_and_keeps_its_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tasks").mkdir()
+    precision = "100 * sum(p == g == 1 for p, g in zip(predictions, golds)) / sum(p == 1 for p in predictions)"
+    (tmp_path / "tasks" / "precise.py").write_text(
+        OWN.partition("def score")[0] + f"def score(predictions, golds):\n    return {{'hits': {precision}}}\n"
+    )
+    monkeypatch.setenv("SUITE_PATH", str(tmp_path))
+    own = replace(make_answers(some_right(np.random.default_rng(0), 0.8)), task=load_task("precise"))
+    (reason,) = constant_fields(own).values()
+    assert "ZeroDivisionError" in reason and "precise.py" in reason
+    assert cell_interval(own).of == "seeds x items"

@@ -15,9 +15,10 @@ from suite.backbones.loading import Head
 from suite.cli.leaderboard import show
 from suite.cli.options import Format
 from suite.errors import TrackingError
+from suite.stats.constant import beats_constant
 from suite.tracking import leaderboard, sync, to_rows
 from suite.tracking.summary import summarise
-from suite.tracking.validity import beats_constant, judge, judge_mean
+from suite.tracking.validity import judge, judge_mean
 from suite.train.build import build_model
 from suite.train.cells import Cell, Trial, read_cells
 from suite.train.folder import Home

@@ -39,7 +39,7 @@ EXTRA = (
     "lm_eval",
     *("rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"),
     *("admitted", "rejected", "dirty", "own_code"),
-    *("constant_score", "constant_p"),
+    *("constant_score", "constant_p", "constant_missing"),
 )
 SORTS = {
     "score": "score_mean",

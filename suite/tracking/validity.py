@@ -11,7 +11,6 @@ from suite.train.result import TrialResult
 
 COMPARED_VERSIONS = ("petl-suite", "torch", "transformers", "deepspeed", "datasets", "tokenizers", "peft", "numpy")
 """Packages that can change a number; Ray, Optuna and MLflow cannot."""
-SIGNIFICANT = 0.05
 
 
 def judge(confirmed: Sequence[Trial], search: Sequence[Trial]) -> dict[str, Any]:
@@ -46,17 +45,6 @@ def judge_mean(rows: Mapping[str, tuple[bool | None, Sequence[str], bool]]) -> d
         "rejected": rejected,
         "dirty": any(dirty for _, _, dirty in rows.values()),
     }
-
-
-def beats_constant(row: Mapping[str, Any]) -> bool | None:
-    """Whether a row's score is shown to be better than the same answer to every item: not by the luck of seeds and items, p < 0.05.
-
-    None where there is no such answer, on a mean row, and before there is a score.
-    """
-    if row["constant_p"] is None or row["score_mean"] is None:
-        return None
-    gain = row["score_mean"] - row["constant_score"]
-    return bool(row["constant_p"] < SIGNIFICANT and (gain < 0 if row["higher_is_better"] is False else gain > 0))
 
 
 def _disagreements(runs: Sequence[TrialResult]) -> Iterator[str]:
