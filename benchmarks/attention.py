@@ -93,24 +93,52 @@ class Spread:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="small", help="shape of the backbones (default: small)")
-    parser.add_argument("--families", nargs="+", choices=PRESETS, help="default: all that the size is meant for")
-    parser.add_argument("--variants", nargs="+", metavar="V", help="default: all (suite list attention)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--size", choices=SIZES, default="small", help="shape of the backbones (default: small)"
+    )
+    parser.add_argument(
+        "--families", nargs="+", choices=PRESETS, help="default: all that the size is meant for"
+    )
+    parser.add_argument(
+        "--variants", nargs="+", metavar="V", help="default: all (suite list attention)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
-    parser.add_argument("--sequence", type=int, default=512, help="tokens per row; half of them are the prompt in decoding")
+    parser.add_argument(
+        "--sequence",
+        type=int,
+        default=512,
+        help="tokens per row; half of them are the prompt in decoding",
+    )
     parser.add_argument("--decoded", type=int, default=16, help="tokens decoded per round")
     parser.add_argument("--batch", type=int, help="rows (default: the size's)")
-    parser.add_argument("--rounds", type=int, choices=range(2, 100), default=7, metavar="N", help="at least 2")
+    parser.add_argument(
+        "--rounds", type=int, choices=range(2, 100), default=7, metavar="N", help="at least 2"
+    )
     options = parser.parse_args()
     shape = SIZES[options.size]
     if options.batch is not None:
         shape = replace(shape, batch=options.batch)
-    setting = Setting(shape, torch.device(options.device), DTYPES[options.dtype], options.sequence, options.decoded, options.rounds)
-    print(f"{options.size}: d {shape.width}, {shape.layers} layers, {shape.heads} heads; batch {shape.batch} x {setting.sequence} tokens")
-    print(f"{device_name(setting.device)}, {options.dtype}, torch {torch.__version__}; median (middle half) of {setting.rounds} rounds\n")
-    print("| family | variant | fwd + bwd | decode | cache bytes | of MHA's | FLOPs | parameters | why slower |")
+    setting = Setting(
+        shape,
+        torch.device(options.device),
+        DTYPES[options.dtype],
+        options.sequence,
+        options.decoded,
+        options.rounds,
+    )
+    print(
+        f"{options.size}: d {shape.width}, {shape.layers} layers, {shape.heads} heads; batch {shape.batch} x {setting.sequence} tokens"
+    )
+    print(
+        f"{device_name(setting.device)}, {options.dtype}, torch {torch.__version__}; median (middle half) of {setting.rounds} rounds\n"
+    )
+    print(
+        "| family | variant | fwd + bwd | decode | cache bytes | of MHA's | FLOPs | parameters | why slower |"
+    )
     print("| --- | --- | --: | --: | --: | --: | --: | --: | --- |")
     for family in options.families or shape.families:
         for row in compare(family, options.variants or variants.names(), setting):
@@ -132,7 +160,11 @@ class Row:
     cache_frac: float | None = None
 
     def line(self) -> str:
-        cache = ("-", "-") if self.cache_frac is None else (f"{self.cache_bytes:,}", f"{self.cache_frac:.3f}")
+        cache = (
+            ("-", "-")
+            if self.cache_frac is None
+            else (f"{self.cache_bytes:,}", f"{self.cache_frac:.3f}")
+        )
         numbers = [str(self.step), "-" if self.decode is None else str(self.decode), *cache]
         numbers += [f"{self.flops_frac:.3f}", f"{self.parameters_frac:.3f}"]
         return f"| {' | '.join([self.family, self.variant, *numbers, self.reason])} |"
@@ -163,11 +195,25 @@ def choice(family: str, setting: Setting) -> BackboneChoice:
     config: dict[str, Any] = {"vocab_size": VOCABULARY}
     names = {
         "t5": ("d_model", "d_ff", "num_layers", "num_heads", "dropout_rate"),
-        "bert": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_dropout_prob"),
+        "bert": (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "hidden_dropout_prob",
+        ),
         "gpt2": ("n_embd", "n_inner", "n_layer", "n_head", "resid_pdrop"),
-        "llama": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "attention_dropout"),
+        "llama": (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "attention_dropout",
+        ),
     }
-    config |= dict(zip(names[family], (shape.width, shape.inner, shape.layers, shape.heads, 0.0), strict=True))
+    config |= dict(
+        zip(names[family], (shape.width, shape.inner, shape.layers, shape.heads, 0.0), strict=True)
+    )
     own: dict[str, dict[str, Any]] = {
         "t5": {"d_kv": shape.width // shape.heads, "num_decoder_layers": shape.layers},
         "bert": {"max_position_embeddings": setting.sequence, "attention_probs_dropout_prob": 0.0},
@@ -183,7 +229,9 @@ def make(resolved: ResolvedBackbone, name: str, setting: Setting) -> Arm:
     model: Any = build(resolved, head_of(resolved.family))
     variant = variants.get(name).configure({})
     variant.convert(model, resolved.family)
-    weights = count_attention(resolved, head_of(resolved.family), AttentionChoice(name=name)).with_output_projection
+    weights = count_attention(
+        resolved, head_of(resolved.family), AttentionChoice(name=name)
+    ).with_output_projection
     return Arm(model.to(setting.device, setting.dtype), resolved.family, variant, weights)
 
 
@@ -195,18 +243,28 @@ def measure(plain: Arm, arm: Arm, setting: Setting) -> Row:
     """Training first; then the variant is folded, as it would be served, and decodes."""
     names = attention_names(plain)
     flops_frac = attention_flops(arm, names, setting) / attention_flops(plain, names, setting)
-    step, reason = timed(plain, arm, setting, what="fwd + bwd", run=lambda a: train_step(a, setting))
-    row = Row(arm.family.name, arm.variant.name, step, flops_frac, arm.weights / plain.weights, reason)
+    step, reason = timed(
+        plain, arm, setting, what="fwd + bwd", run=lambda a: train_step(a, setting)
+    )
+    row = Row(
+        arm.family.name, arm.variant.name, step, flops_frac, arm.weights / plain.weights, reason
+    )
     if arm.family.kind == "encoder":
         return row
     arm.variant.fold(arm.model, arm.family)
-    decode, reason = timed(plain, arm, setting, what="decode", run=lambda a: Decoding(a, setting).run())
+    decode, reason = timed(
+        plain, arm, setting, what="decode", run=lambda a: Decoding(a, setting).run()
+    )
     cached, cached_plain = (Decoding(a, setting).cached_bytes() for a in (arm, plain))
     reasons = "; ".join(filter(None, (row.reason, reason)))
-    return replace(row, decode=decode, cache_bytes=cached, cache_frac=cached / cached_plain, reason=reasons)
+    return replace(
+        row, decode=decode, cache_bytes=cached, cache_frac=cached / cached_plain, reason=reasons
+    )
 
 
-def timed(plain: Arm, arm: Arm, setting: Setting, *, what: str, run: Callable[[Arm], float]) -> tuple[Spread, str]:
+def timed(
+    plain: Arm, arm: Arm, setting: Setting, *, what: str, run: Callable[[Arm], float]
+) -> tuple[Spread, str]:
     """The ratio of seconds, and where it is above the limit which operations took longer."""
     ratio = alternate(plain, arm, setting, run)
     slower = slower_operations(plain, arm, run) if ratio.median > LIMIT else ""
@@ -218,7 +276,9 @@ def timed(plain: Arm, arm: Arm, setting: Setting, *, what: str, run: Callable[[A
 
 def tokens(setting: Setting, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(10, VOCABULARY, (setting.shape.batch, length), generator=generator).to(setting.device)
+    return torch.randint(10, VOCABULARY, (setting.shape.batch, length), generator=generator).to(
+        setting.device
+    )
 
 
 def batch_of(arm: Arm, setting: Setting) -> dict[str, Tensor]:
@@ -232,7 +292,9 @@ def train_step(arm: Arm, setting: Setting) -> float:
     batch = batch_of(arm, setting)
     arm.model.zero_grad(set_to_none=True)
     with Stopwatch(setting.device) as watch:
-        arm.model(**batch, **({} if arm.family.kind == "encoder" else {"use_cache": False})).loss.backward()
+        arm.model(
+            **batch, **({} if arm.family.kind == "encoder" else {"use_cache": False})
+        ).loss.backward()
     arm.model.zero_grad(set_to_none=True)
     return watch.seconds
 
@@ -268,7 +330,12 @@ class Decoding:
 
     def _step(self, token: Tensor) -> Any:
         name = "input_ids" if self.arm.family.kind == "decoder" else "decoder_input_ids"
-        return self.arm.model(**{name: token}, past_key_values=self.output.past_key_values, use_cache=True, **self.fixed)
+        return self.arm.model(
+            **{name: token},
+            past_key_values=self.output.past_key_values,
+            use_cache=True,
+            **self.fixed,
+        )
 
 
 class Stopwatch:
@@ -314,7 +381,9 @@ def attention_names(plain: Arm) -> set[str]:
     for site in plain.family.attention_sites(plain.model):
         inside = {id(module) for module in site.module.modules()}
         output = site.owner.get_submodule(site.o)
-        found |= {names[id(site.module)]} | ({names[id(output)]} if id(output) not in inside else set())
+        found |= {names[id(site.module)]} | (
+            {names[id(output)]} if id(output) not in inside else set()
+        )
     return found
 
 
@@ -323,7 +392,9 @@ def attention_flops(arm: Arm, names: set[str], setting: Setting) -> int:
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         arm.model(**batch_of(arm, setting))
     prefix, counts = type(arm.model).__name__, counter.get_flop_counts()
-    return sum(sum(counts[f"{prefix}.{name}"].values()) for name in names if f"{prefix}.{name}" in counts)
+    return sum(
+        sum(counts[f"{prefix}.{name}"].values()) for name in names if f"{prefix}.{name}" in counts
+    )
 
 
 def slower_operations(plain: Arm, arm: Arm, run: Callable[[Arm], object]) -> str:
@@ -331,7 +402,10 @@ def slower_operations(plain: Arm, arm: Arm, run: Callable[[Arm], object]) -> str
     (before, count_before), (after, count_after) = profiled(plain, run), profiled(arm, run)
     grown = {name: ms - before.get(name, 0.0) for name, ms in after.items()}
     worst = sorted(((ms, name) for name, ms in grown.items() if ms > 0), reverse=True)[:2]
-    return ", ".join(f"{name} +{ms:.2f} ms" for ms, name in worst) + f" (x{count_after / count_before:.2f} operations)"
+    return (
+        ", ".join(f"{name} +{ms:.2f} ms" for ms, name in worst)
+        + f" (x{count_after / count_before:.2f} operations)"
+    )
 
 
 def profiled(arm: Arm, run: Callable[[Arm], object]) -> tuple[dict[str, float], int]:
@@ -346,12 +420,18 @@ def profiled(arm: Arm, run: Callable[[Arm], object]) -> tuple[dict[str, float], 
         events = recorded.key_averages()
         count = sum(e.count for e in events)
         for e in events:
-            found[e.key].append((e.self_device_time_total if on_cuda else e.self_cpu_time_total) / 1000)
+            found[e.key].append(
+                (e.self_device_time_total if on_cuda else e.self_cpu_time_total) / 1000
+            )
     return {key: statistics.median(times) for key, times in found.items()}, count
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} CPU threads"
+    )
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.faults import FAULTS, NotNowError
 from benchmarks.fleet import Fleet, fleet
-from suite.train.folder import Home
-from suite.train.identity import home_id
+from suite.record.folder import Home
+from suite.storage.identity import home_id
 from tests.cluster.bed import why_not
 from tests.cluster.processes import HostError
 from tests.cluster.sweep_check import CELLS
@@ -50,7 +50,17 @@ TRIALS = 2 * (4 + 2)
 DISK_BYTES = 700 * 2**20
 DEADLINE_S = 3600.0
 ENOUGH = threading.Event()
-LEADERBOARD = ("method", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate", "search_trials", "status")
+LEADERBOARD = (
+    "method",
+    "task",
+    "score_mean",
+    "score_std",
+    "seeds",
+    "validation_score",
+    "learning_rate",
+    "search_trials",
+    "status",
+)
 
 
 @dataclass
@@ -79,10 +89,14 @@ class Tally:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100, help="faults to strike")
     parser.add_argument("--seed", type=int, default=0, help="of kinds, times and victims")
-    parser.add_argument("--faults", default=",".join(FAULTS), help="kinds to draw from (default: all)")
+    parser.add_argument(
+        "--faults", default=",".join(FAULTS), help="kinds to draw from (default: all)"
+    )
     options = parser.parse_args()
     kinds = options.faults.split(",")
     if unknown := sorted(set(kinds) - set(FAULTS)):
@@ -91,10 +105,16 @@ def main() -> None:
         raise SystemExit(reason)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, enough)
-    with tempfile.TemporaryDirectory(prefix="suite-chaos-") as folder, fleet(Path(folder), SWEEP, disk_bytes=DISK_BYTES) as hosts:
+    with (
+        tempfile.TemporaryDirectory(prefix="suite-chaos-") as folder,
+        fleet(Path(folder), SWEEP, disk_bytes=DISK_BYTES) as hosts,
+    ):
         began = time.monotonic()
         alone = leave_alone(hosts)
-        print(f"left alone: {len(alone.results)} trials in {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"left alone: {len(alone.results)} trials in {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
         tally, chance = Tally(), random.Random(options.seed)
         deck: list[str] = []
         while tally.faults < options.kills and not ENOUGH.is_set():
@@ -124,15 +144,25 @@ class Outcome:
     def of(cls, hosts: Fleet) -> Outcome:
         results = {folder.hash: folder.result() for folder in Home(hosts.home).trials()}
         curves = {
-            trial: [(e.train_loss, e.validation_score) for e in result.epochs] for trial, result in results.items() if result is not None
+            trial: [(e.train_loss, e.validation_score) for e in result.epochs]
+            for trial, result in results.items()
+            if result is not None
         }
         place = f"--home {hosts.home} --tracking-uri {hosts.servers.uri}"
         hosts.servers.wait()
         hosts.head.run(f"suite sync {place}", timeout_s=300)
-        board = json.loads(hosts.head.run(f"suite leaderboard {place} --format json", timeout_s=300).stdout)
+        board = json.loads(
+            hosts.head.run(f"suite leaderboard {place} --format json", timeout_s=300).stdout
+        )
         name = home_id(Home(hosts.home))
-        mine = json.loads(hosts.head.run(["python", "-c", RUNS, hosts.servers.uri, name], timeout_s=300).stdout)
-        return cls(curves, [{key: row[key] for key in LEADERBOARD} for row in board if row["home"] == name], mine)
+        mine = json.loads(
+            hosts.head.run(["python", "-c", RUNS, hosts.servers.uri, name], timeout_s=300).stdout
+        )
+        return cls(
+            curves,
+            [{key: row[key] for key in LEADERBOARD} for row in board if row["home"] == name],
+            mine,
+        )
 
 
 RUNS = """
@@ -155,7 +185,15 @@ def leave_alone(hosts: Fleet) -> Outcome:
     return Outcome.of(hosts)
 
 
-def one_round(hosts: Fleet, tally: Tally, chance: random.Random, kinds: list[str], deck: list[str], *, left: int) -> None:
+def one_round(
+    hosts: Fleet,
+    tally: Tally,
+    chance: random.Random,
+    kinds: list[str],
+    deck: list[str],
+    *,
+    left: int,
+) -> None:
     """The sweep in a new home until it has ended, with at most `left` faults."""
     tally.rounds += 1
     hosts.home, hosts.driver, hosts.starts = hosts.bed.shared / f"round-{tally.rounds}", None, 0
@@ -165,7 +203,9 @@ def one_round(hosts: Fleet, tally: Tally, chance: random.Random, kinds: list[str
     while not hosts.keep_running():
         now = time.monotonic()
         if now > end:
-            raise SystemExit(f"round {tally.rounds} did not end within {DEADLINE_S:.0f} s:\n{hosts.log.read_text()[-5000:]}")
+            raise SystemExit(
+                f"round {tally.rounds} did not end within {DEADLINE_S:.0f} s:\n{hosts.log.read_text()[-5000:]}"
+            )
         finished = untouched(hosts.home, finished, tally)
         reached = how_far(hosts.home)
         for kind, since, before in list(waiting):
@@ -179,7 +219,9 @@ def one_round(hosts: Fleet, tally: Tally, chance: random.Random, kinds: list[str
                 tally.struck[kind] += 1
                 waiting.append((kind, time.monotonic(), how_far(hosts.home)))
                 print(f"[{tally.faults}] round {tally.rounds}: {said}", flush=True)
-            due = time.monotonic() + (chance.uniform(0, 2) if chance.random() < 0.2 else chance.uniform(10, 40))
+            due = time.monotonic() + (
+                chance.uniform(0, 2) if chance.random() < 0.2 else chance.uniform(10, 40)
+            )
         time.sleep(0.25)
     tally.starts += hosts.starts
     untouched(hosts.home, finished, tally)
@@ -205,7 +247,9 @@ def strike(hosts: Fleet, kind: str, chance: random.Random) -> str:
 
 def how_far(home: Path) -> int:
     """Grows with each epoch and each result."""
-    return sum(path.stat().st_size for path in home.glob("trials/*/epochs.jsonl")) + sum(1 for _ in home.glob("trials/*/result.json"))
+    return sum(path.stat().st_size for path in home.glob("trials/*/epochs.jsonl")) + sum(
+        1 for _ in home.glob("trials/*/result.json")
+    )
 
 
 def untouched(home: Path, before: dict[str, int], tally: Tally) -> dict[str, int]:
@@ -215,7 +259,9 @@ def untouched(home: Path, before: dict[str, int], tally: Tally) -> dict[str, int
     rerun = [trial for trial in before if trial in now and now[trial] != before[trial]]
     tally.lost += len(lost)
     tally.rerun += len(rerun)
-    tally.problems += [f"{home.name}: {trial} is gone" for trial in lost] + [f"{home.name}: {trial} was written again" for trial in rerun]
+    tally.problems += [f"{home.name}: {trial} is gone" for trial in lost] + [
+        f"{home.name}: {trial} was written again" for trial in rerun
+    ]
     return now
 
 
@@ -226,7 +272,9 @@ def tidy(hosts: Fleet, tally: Tally) -> None:
         time.sleep(1)
     tally.left_behind += len(left)
     if "Traceback (most recent call last)" in hosts.log.read_text(errors="replace"):
-        shutil.copy(hosts.log, kept := Path(tempfile.gettempdir()) / f"suite-chaos-{hosts.home.name}.log")
+        shutil.copy(
+            hosts.log, kept := Path(tempfile.gettempdir()) / f"suite-chaos-{hosts.home.name}.log"
+        )
         tally.problems.append(f"{hosts.home.name}: the driver printed a traceback: {kept}")
     tally.problems += [f"{hosts.home.name}: left behind: {what}" for what in left]
 
@@ -235,27 +283,40 @@ def remains(hosts: Fleet) -> list[str]:
     found = [f"rank {pid} on {name}" for name, pids in hosts.ranks().items() for pid in pids]
     for name in hosts.workers:
         files = hosts.bed.host(name).run("ls /dev/shm").stdout.split()
-        found += [f"/dev/shm/{file} on {name}" for file in files if not file.startswith(("plasma", "ray"))]
+        found += [
+            f"/dev/shm/{file} on {name}" for file in files if not file.startswith(("plasma", "ray"))
+        ]
     return found
 
 
 def check(alone: Outcome, found: Outcome, tally: Tally) -> None:
     """The same trials with the same curves, the same leaderboard, one MLflow run per trial."""
     where = f"round {tally.rounds}"
-    missing, different = sorted(set(alone.results) - set(found.results)), sorted(set(found.results) - set(alone.results))
+    missing, different = (
+        sorted(set(alone.results) - set(found.results)),
+        sorted(set(found.results) - set(alone.results)),
+    )
     tally.lost += len(missing)
     tally.problems += [f"{where}: {trial} is missing" for trial in missing] + [
         f"{where}: {trial} is not of the sweep" for trial in different
     ]
-    curves = [trial for trial, curve in alone.results.items() if found.results.get(trial, curve) != curve]
+    curves = [
+        trial for trial, curve in alone.results.items() if found.results.get(trial, curve) != curve
+    ]
     tally.problems += [f"{where}: the curve of {trial} differs" for trial in curves]
     if curves or different or alone.board != found.board:
         tally.unequal += 1
-        tally.problems += [] if alone.board == found.board else [f"{where}: the leaderboards differ:\n{alone.board}\n{found.board}"]
+        tally.problems += (
+            []
+            if alone.board == found.board
+            else [f"{where}: the leaderboards differ:\n{alone.board}\n{found.board}"]
+        )
     doubled = len(found.runs) - len(set(found.runs))
     tally.doubled += doubled
     if sorted(found.runs) != sorted(alone.results):
-        tally.problems.append(f"{where}: MLflow has {len(found.runs)} runs, {doubled} of them twice, for {len(alone.results)} trials")
+        tally.problems.append(
+            f"{where}: MLflow has {len(found.runs)} runs, {doubled} of them twice, for {len(alone.results)} trials"
+        )
 
 
 def show(tally: Tally, seed: int) -> None:
@@ -263,10 +324,23 @@ def show(tally: Tally, seed: int) -> None:
     for kind in FAULTS:
         if struck := tally.struck.get(kind, 0):
             times = tally.recovery_s.get(kind)
-            print(f"| {kind} | {struck} | " + (f"{statistics.median(times):.0f} s | {max(times):.0f} s |" if times else "- | - |"))
-    print(f"\nseed {seed}: {tally.faults} faults in {tally.rounds} sweeps of {TRIALS} trials, {tally.starts} starts of the driver")
-    print(f"trials lost {tally.lost}, rerun {tally.rerun}, doubled in MLflow {tally.doubled}; left behind {tally.left_behind}")
-    print(f"leaderboards and curves equal to the undisturbed sweep's: {tally.rounds - tally.unequal} of {tally.rounds}")
+            print(
+                f"| {kind} | {struck} | "
+                + (
+                    f"{statistics.median(times):.0f} s | {max(times):.0f} s |"
+                    if times
+                    else "- | - |"
+                )
+            )
+    print(
+        f"\nseed {seed}: {tally.faults} faults in {tally.rounds} sweeps of {TRIALS} trials, {tally.starts} starts of the driver"
+    )
+    print(
+        f"trials lost {tally.lost}, rerun {tally.rerun}, doubled in MLflow {tally.doubled}; left behind {tally.left_behind}"
+    )
+    print(
+        f"leaderboards and curves equal to the undisturbed sweep's: {tally.rounds - tally.unequal} of {tally.rounds}"
+    )
     print("\n".join(tally.problems))
 
 

@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from suite.config.task import ClassificationTask, GeneratedData, LabelConfig, LanguageModelTask, TaskConfig
+from suite.config.task import (
+    ClassificationTask,
+    GeneratedData,
+    LabelConfig,
+    LanguageModelTask,
+    TaskConfig,
+)
 from suite.metrics.items import STATISTICS, Items
 from suite.metrics.quality import Values
 from suite.stats.answers import Answers
@@ -52,20 +58,31 @@ def _classes(rng: np.random.Generator, ability: Values, items: int) -> Sequence[
 
 def _numbers(rng: np.random.Generator, ability: Values, items: int) -> Sequence[tuple[Any, Any]]:
     golds, common = rng.normal(size=(2, items))
-    return [(golds + 0.4 * common + 0.4 * np.exp(-a) * rng.normal(size=items), golds) for a in ability]
+    return [
+        (golds + 0.4 * common + 0.4 * np.exp(-a) * rng.normal(size=items), golds) for a in ability
+    ]
 
 
 def _windows(rng: np.random.Generator, ability: Values, items: int) -> Sequence[tuple[Any, Any]]:
     tokens = 100 + rng.poisson(100, items)
     common = rng.normal(0, 0.4, items)
-    return [(tokens * (3.0 - 0.1 * a + common + rng.normal(0, 0.1, items)), tokens) for a in ability]
+    return [
+        (tokens * (3.0 - 0.1 * a + common + rng.normal(0, 0.1, items)), tokens) for a in ability
+    ]
 
 
 def _confusion(ability: Values) -> Values:
     """Shares of items: true negatives, false positives, false negatives, true positives, (4, ...)."""
     ease = np.random.default_rng(0).normal(0, SPREAD, 20_000)
     right = [expit(SLOPE * (ability[..., None] + mean + ease)).mean(-1) for mean in EASE]
-    return np.stack([(1 - POSITIVE) * right[0], (1 - POSITIVE) * (1 - right[0]), POSITIVE * (1 - right[1]), POSITIVE * right[1]])
+    return np.stack(
+        [
+            (1 - POSITIVE) * right[0],
+            (1 - POSITIVE) * (1 - right[0]),
+            POSITIVE * (1 - right[1]),
+            POSITIVE * right[1],
+        ]
+    )
 
 
 def _accuracy(ability: Values) -> Values:
@@ -87,17 +104,28 @@ METRICS = {
     "accuracy": Metric("accuracy", _classes, _accuracy),
     "f1": Metric("f1", _classes, _f1),
     "matthews": Metric("matthews", _classes, _matthews),
-    "pearson": Metric("pearson", _numbers, lambda a: 100 / np.sqrt(1 + 0.16 + 0.16 * np.exp(-2 * a))),
+    "pearson": Metric(
+        "pearson", _numbers, lambda a: 100 / np.sqrt(1 + 0.16 + 0.16 * np.exp(-2 * a))
+    ),
     "perplexity": Metric("perplexity", _windows, lambda a: np.exp(3.0 - 0.1 * a)),
 }
 
 
 def make_task(metric: str) -> TaskConfig:
-    common: dict[str, Any] = {"name": metric, "description": "made up", "source": "ours", "data": GeneratedData(generator="agreement")}
+    common: dict[str, Any] = {
+        "name": metric,
+        "description": "made up",
+        "source": "ours",
+        "data": GeneratedData(generator="agreement"),
+    }
     if metric == "perplexity":
         return LanguageModelTask(**common, kind="language-model", inputs=["text"])
-    label = LabelConfig(range=[0.0, 5.0]) if metric == "pearson" else LabelConfig(words=["no", "yes"])
-    return ClassificationTask(**common, inputs=["text"], label=label, text_to_text="{text}", metrics=[metric])
+    label = (
+        LabelConfig(range=[0.0, 5.0]) if metric == "pearson" else LabelConfig(words=["no", "yes"])
+    )
+    return ClassificationTask(
+        **common, inputs=["text"], label=label, text_to_text="{text}", metrics=[metric]
+    )
 
 
 def simulate(metric: Metric, rng: np.random.Generator, ability: Values, items: int) -> Answers:
@@ -106,8 +134,14 @@ def simulate(metric: Metric, rng: np.random.Generator, ability: Values, items: i
 
 
 def _answers(metric: Metric, runs: Sequence[tuple[Any, Any]]) -> Answers:
-    statistic, answers = STATISTICS[metric.name], {s: Items(p.tolist(), g.tolist()) for s, (p, g) in enumerate(runs)}
-    scores = {seed: float(statistic.score(statistic.rows(items).sum(0))) for seed, items in answers.items()}
+    statistic, answers = (
+        STATISTICS[metric.name],
+        {s: Items(p.tolist(), g.tolist()) for s, (p, g) in enumerate(runs)},
+    )
+    scores = {
+        seed: float(statistic.score(statistic.rows(items).sum(0)))
+        for seed, items in answers.items()
+    }
     return Answers(make_task(metric.name), tuple(map(str, range(len(runs[0][1])))), answers, scores)
 
 
@@ -121,7 +155,9 @@ class Coverage:
     plain_width: float
 
 
-def coverage(name: str, *, seeds: int, items: int, seed_sd: float, data_sets: int, stream: int = 0) -> Coverage:
+def coverage(
+    name: str, *, seeds: int, items: int, seed_sd: float, data_sets: int, stream: int = 0
+) -> Coverage:
     """Of many data sets; the seeds' abilities have standard deviation `seed_sd`, on the scale on which items spread by 1.2."""
     metric, rng = METRICS[name], np.random.default_rng([stream, seeds, items, data_sets])
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)
@@ -151,7 +187,9 @@ def _item_variances(sets: Sequence[Answers]) -> tuple[Values, Values]:
     return np.concatenate(shared), np.concatenate(spread)
 
 
-def false_alarms(*, arms: int, seeds: int, items: int, seed_sds: Sequence[float], data_sets: int, stream: int = 0) -> float:
+def false_alarms(
+    *, arms: int, seeds: int, items: int, seed_sds: Sequence[float], data_sets: int, stream: int = 0
+) -> float:
     """How often ranks tell any two of equally good arms apart; `seed_sds` of each arm's abilities, in the unit of `coverage`."""
     metric, rng = METRICS["perplexity"], np.random.default_rng([stream, arms, seeds, items])
     alarms = 0
@@ -159,16 +197,22 @@ def false_alarms(*, arms: int, seeds: int, items: int, seed_sds: Sequence[float]
         abilities = rng.normal(0, 1, (arms, seeds)) * np.asarray(seed_sds)[:, None]
         drawn = metric.draw(rng, abilities.ravel(), items)  # the same items for all
         runs = [drawn[arm * seeds : (arm + 1) * seeds] for arm in range(arms)]
-        ranks = rank_groups(gather([_answers(metric, found) for found in runs]), higher_is_better=False)
+        ranks = rank_groups(
+            gather([_answers(metric, found) for found in runs]), higher_is_better=False
+        )
         alarms += any(rank != (1, arms) for rank in ranks)
     return alarms / data_sets
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-sets", type=int, default=2000)
     wanted = parser.parse_args().data_sets
-    print("| metric | seeds | items | sd of seeds | coverage | half width | plain bootstrap | its half width |")
+    print(
+        "| metric | seeds | items | sd of seeds | coverage | half width | plain bootstrap | its half width |"
+    )
     print("| --- | --: | --: | --: | --: | --: | --: | --: |")
     for metric in METRICS:
         for seeds, items, sd in (
@@ -183,11 +227,23 @@ def main() -> None:
         ):
             found = coverage(metric, seeds=seeds, items=items, seed_sd=sd, data_sets=wanted)
             ours, plain = (f"{100 * share:.1f}%" for share in (found.ours, found.plain))
-            print(f"| {metric} | {seeds} | {items} | {sd} | {ours} | {found.width:.2f} | {plain} | {found.plain_width:.2f} |", flush=True)
+            print(
+                f"| {metric} | {seeds} | {items} | {sd} | {ours} | {found.width:.2f} | {plain} | {found.plain_width:.2f} |",
+                flush=True,
+            )
     print("\n| arms | seeds | sd of seeds | any two told apart |\n| --: | --: | --- | --: |")
-    for arms, seeds, sds in ((4, 3, [0.3] * 4), (8, 3, [0.3] * 8), (8, 5, [0.3] * 8), (8, 3, [1.5] + [0.3] * 7), (8, 3, [0.0] * 8)):
+    for arms, seeds, sds in (
+        (4, 3, [0.3] * 4),
+        (8, 3, [0.3] * 8),
+        (8, 5, [0.3] * 8),
+        (8, 3, [1.5] + [0.3] * 7),
+        (8, 3, [0.0] * 8),
+    ):
         share = false_alarms(arms=arms, seeds=seeds, items=200, seed_sds=sds, data_sets=wanted // 4)
-        print(f"| {arms} | {seeds} | {', '.join(map(str, dict.fromkeys(sds)))} | {100 * share:.1f}% |", flush=True)
+        print(
+            f"| {arms} | {seeds} | {', '.join(map(str, dict.fromkeys(sds)))} | {100 * share:.1f}% |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

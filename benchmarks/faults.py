@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.fleet import Fleet, kill
-from suite.train.folder import Home, TrialFolder
+from suite.record.folder import Home, TrialFolder
 from tests.cluster.processes import wait_until
 
 T = TypeVar("T")
@@ -148,7 +148,11 @@ def disk_full(fleet: Fleet, chance: random.Random) -> str:
     filler = fleet.home.parent / "filler"
     _fill(filler)
     try:
-        wait_until("the driver has left", lambda: fleet.driver is None or fleet.driver.poll() is not None, timeout_s=120)
+        wait_until(
+            "the driver has left",
+            lambda: fleet.driver is None or fleet.driver.poll() is not None,
+            timeout_s=120,
+        )
     finally:
         filler.unlink()
     return "the homes' disk full until the driver had paused the sweep"
@@ -180,7 +184,10 @@ def _some(found: list[T]) -> list[T]:
 
 
 def _newest_generation(folder: TrialFolder) -> list[Path]:
-    found = sorted(folder.checkpoint.glob("epoch-*/COMMIT.json"), key=lambda path: int(path.parent.name.removeprefix("epoch-")))
+    found = sorted(
+        folder.checkpoint.glob("epoch-*/COMMIT.json"),
+        key=lambda path: int(path.parent.name.removeprefix("epoch-")),
+    )
     return sorted(path for path in found[-1].parent.iterdir() if path.is_file()) if found else []
 
 

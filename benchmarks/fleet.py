@@ -40,9 +40,7 @@ class Servers:
 
     def make(self) -> None:
         options = "--pgdata=data --username=suite --pwfile=password --auth=scram-sha-256 --no-sync --locale=C --encoding=UTF8"
-        folders = (
-            f"mkdir -p {self.folder}/artifacts && cd {self.folder} && cat > password <<< {self.password} && chown -R {NOBODY}:{NOBODY} ."
-        )
+        folders = f"mkdir -p {self.folder}/artifacts && cd {self.folder} && cat > password <<< {self.password} && chown -R {NOBODY}:{NOBODY} ."
         self.host.run(f"{folders} && {_nobody(f'{_binaries()}/initdb {options}')}")
         self.start_database()
         ask = f"{_binaries()}/psql -h 127.0.0.1 -U suite -d postgres"
@@ -52,7 +50,9 @@ class Servers:
 
     def start_database(self) -> None:
         settings = ("fsync=off", "shared_buffers=32MB", "dynamic_shared_memory_type=mmap")
-        options = f"-D data -k {self.folder} -h 127.0.0.1 -p {DATABASE_PORT} " + " ".join(f"-c {setting}" for setting in settings)
+        options = f"-D data -k {self.folder} -h 127.0.0.1 -p {DATABASE_PORT} " + " ".join(
+            f"-c {setting}" for setting in settings
+        )
         command = f"cd {self.folder} && exec {_nobody(f'{_binaries()}/postgres {options}')}"
         self.host.popen(command, log=self.host.local / "postgres.log")
 
@@ -69,7 +69,10 @@ class Servers:
 
     def wait(self, timeout_s: float = 120.0) -> None:
         wait_until(
-            "MLflow answers", lambda: self._asks(f"curl -sf http://127.0.0.1:{TRACKING_PORT}/health"), timeout_s=timeout_s, every_s=1.0
+            "MLflow answers",
+            lambda: self._asks(f"curl -sf http://127.0.0.1:{TRACKING_PORT}/health"),
+            timeout_s=timeout_s,
+            every_s=1.0,
         )
 
     def kill(self, words: str) -> None:
@@ -77,7 +80,9 @@ class Servers:
         kill(self.host.pids(words))
 
     def _asks(self, command: str) -> bool:
-        return self.host.run(command, check=False, env={"PGPASSWORD": self.password}).returncode == 0
+        return (
+            self.host.run(command, check=False, env={"PGPASSWORD": self.password}).returncode == 0
+        )
 
 
 @dataclass
@@ -118,8 +123,17 @@ class Fleet:
         self.bed.host(name).run("ray stop --force", timeout_s=60, check=False)
 
     def start_driver(self) -> None:
-        options = {"--address": f"{self.head.address}:{PORT}", "--home": self.home, "--tracking-uri": self.servers.uri}
-        command = ["suite", "run", self.sweep, *(word for option in options.items() for word in option)]
+        options = {
+            "--address": f"{self.head.address}:{PORT}",
+            "--home": self.home,
+            "--tracking-uri": self.servers.uri,
+        }
+        command = [
+            "suite",
+            "run",
+            self.sweep,
+            *(word for option in options.items() for word in option),
+        ]
         self.driver = self.head.popen([str(word) for word in command], log=self.log)
         self.starts += 1
 
@@ -141,7 +155,11 @@ class Fleet:
 
     def ranks(self) -> dict[str, list[int]]:
         """Processes of ranks by host."""
-        return {name: self.bed.host(name).pids("ray::Rank") for name in self.workers if self.bed.host(name).is_on}
+        return {
+            name: self.bed.host(name).pids("ray::Rank")
+            for name in self.workers
+            if self.bed.host(name).is_on
+        }
 
 
 @contextmanager
@@ -158,12 +176,16 @@ def fleet(folder: Path, sweep: str, *, workers: int = 3, disk_bytes: int) -> Ite
     shared = folder / "shared"
     shared.mkdir(parents=True)
     folder.chmod(0o755)  # PostgreSQL is to get through
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_bytes}", "tmpfs", str(shared)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={disk_bytes}", "tmpfs", str(shared)], check=True
+    )
     try:
         with Bed(folder, ["head", *names, "stores"]) as bed:
             share_token(*bed.hosts.values())
             (shared / "chaos.yaml").write_text(sweep)
-            made = Fleet(bed, shared / "chaos.yaml", shared / "home", Servers(bed.host("stores")), names)
+            made = Fleet(
+                bed, shared / "chaos.yaml", shared / "home", Servers(bed.host("stores")), names
+            )
             made.servers.make()
             made.start_head()
             for name in names:

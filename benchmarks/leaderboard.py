@@ -30,16 +30,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from sqlalchemy import text
 
 from suite.config.sweep import AttentionChoice
+from suite.leaderboard.ranks import KIND, Ranked
+from suite.leaderboard.row import ROW
+from suite.record.cells import Trial
+from suite.record.folder import Home
 from suite.stats.ranks import Rank
+from suite.storage.identity import home_id
 from suite.tracking import leaderboard, open_store
-from suite.tracking.ranks import KIND, Ranked
 from suite.tracking.sql import COLUMNS, SqlStore
 from suite.tracking.store import RunRecord
-from suite.tracking.summary import ROW
 from suite.tracking.writer import Syncer
-from suite.train.cells import Trial
-from suite.train.folder import Home
-from suite.train.identity import home_id
 from tests.records import START_S, make_result, make_spec
 from tests.stores import postgres
 
@@ -52,14 +52,25 @@ GOAL_S = {"sqlite": 5.0, "postgresql": 2.0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cells", type=int, default=10_000)
-    parser.add_argument("--trials", type=int, default=30, help="per cell, three of them confirm runs")
-    parser.add_argument("--written", type=int, default=10**6, help="sweeps that the writer writes; the rest are copies of them")
+    parser.add_argument(
+        "--trials", type=int, default=30, help="per cell, three of them confirm runs"
+    )
+    parser.add_argument(
+        "--written",
+        type=int,
+        default=10**6,
+        help="sweeps that the writer writes; the rest are copies of them",
+    )
     parser.add_argument("--lean", action="store_true", help="copies without metrics and parameters")
     parser.add_argument("--stores", default="sqlite,postgresql")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--keep", type=Path, help="a folder for the sqlite file, used again if it is there")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for the sqlite file, used again if it is there"
+    )
     options = parser.parse_args()
     late = [store for store in options.stores.split(",") if not measure(store, options)]
     if late:
@@ -69,9 +80,17 @@ def main() -> None:
 def measure(kind: str, options: argparse.Namespace) -> bool:
     """Fill a store of this kind, ask it, print the table; whether the whole leaderboard came within its goal."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if options.keep is None else options.keep
+        folder = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            if options.keep is None
+            else options.keep
+        )
         folder.mkdir(parents=True, exist_ok=True)
-        uri = f"sqlite:///{folder.resolve()}/mlflow.db" if kind == "sqlite" else stack.enter_context(postgres()).database("suite")
+        uri = (
+            f"sqlite:///{folder.resolve()}/mlflow.db"
+            if kind == "sqlite"
+            else stack.enter_context(postgres()).database("suite")
+        )
         began = time.perf_counter()
         if not (kind == "sqlite" and (folder / "mlflow.db").exists()):
             fill(uri, folder, options)
@@ -80,13 +99,19 @@ def measure(kind: str, options: argparse.Namespace) -> bool:
         assert isinstance(store, SqlStore)
         (runs,), size = store._read("SELECT count(*) FROM runs")[0], database_bytes(store)
         print(f"\n{kind}: {runs:,} runs, {size / 2**30:.2f} GiB, filled in {filled_s:.0f} s\n")
-        print("| question | rows | best, s | of it processor, s | median, s | as a command, s |\n| --- | --: | --: | --: | --: | --: |")
+        print(
+            "| question | rows | best, s | of it processor, s | median, s | as a command, s |\n| --- | --: | --: | --: | --: | --: |"
+        )
         medians = [ask(uri, question, only, options.repeats) for question, only in questions()]
     return medians[0] <= GOAL_S[kind]
 
 
 def questions() -> list[tuple[str, dict[str, str]]]:
-    return [("everything", {}), ("one sweep", {"sweep": "sweep-0"}), ("one task of one sweep", {"sweep": "sweep-0", "task": "task-0"})]
+    return [
+        ("everything", {}),
+        ("one sweep", {"sweep": "sweep-0"}),
+        ("one task of one sweep", {"sweep": "sweep-0", "task": "task-0"}),
+    ]
 
 
 def fill(uri: str, folder: Path, options: argparse.Namespace) -> None:
@@ -101,12 +126,20 @@ def fill(uri: str, folder: Path, options: argparse.Namespace) -> None:
         syncer.write_cell(cell, "generated")
         if time.perf_counter() - last > 30:
             last = time.perf_counter()
-            print(f"  {done:,} cells, {done * trials / (last - began):.0f} trials/s", file=sys.stderr, flush=True)
-    print(f"  {cells:,} cells, {cells * trials:,} trials by the writer: {cells * trials / (time.perf_counter() - began):.0f} trials/s")
+            print(
+                f"  {done:,} cells, {done * trials / (last - began):.0f} trials/s",
+                file=sys.stderr,
+                flush=True,
+            )
+    print(
+        f"  {cells:,} cells, {cells * trials:,} trials by the writer: {cells * trials / (time.perf_counter() - began):.0f} trials/s"
+    )
     for sweep in range(options.written, sweeps):
         copy_sweep(store, sweep % options.written, sweep, lean=options.lean)
     for name, experiment in store.experiments().items():
-        store.write_runs(experiment, [ranks_of(name, task, home_id(home)) for task in [*task_names(), "mean"]])
+        store.write_runs(
+            experiment, [ranks_of(name, task, home_id(home)) for task in [*task_names(), "mean"]]
+        )
     for statement in ("ANALYZE runs", "ANALYZE tags"):
         store._write(lambda connection, s=statement: connection.exec_driver_sql(s))
 
@@ -117,21 +150,39 @@ def generated(home: Home, cells: int, trials: int) -> Iterator[list[Trial]]:
         sweep, place = divmod(number, CELLS_PER_SWEEP)
         task, place = divmod(place, len(METHODS) * len(HEADS))
         method, heads = METHODS[place % len(METHODS)], HEADS[place // len(METHODS)]
-        names = {"sweep": f"sweep-{sweep}", "attention": AttentionChoice(name="gqa", options={"groups": heads})}
+        names = {
+            "sweep": f"sweep-{sweep}",
+            "attention": AttentionChoice(name="gqa", options={"groups": heads}),
+        }
         names |= {"method": method, "task": task_names()[task]}
-        search = [make_spec(**names, number=n, learning_rate=1e-5 * 1.2**n) for n in range(trials - len(SEEDS))]
+        search = [
+            make_spec(**names, number=n, learning_rate=1e-5 * 1.2**n)
+            for n in range(trials - len(SEEDS))
+        ]
         results = [make_result(spec) for spec in search]
         best = max(range(len(search)), key=lambda n: results[n].score or 0.0)
-        confirm = [make_spec(**names, seed=seed, learning_rate=search[best].learning_rate) for seed in SEEDS]
-        pairs = [*zip(search, results, strict=True), *((spec, make_result(spec)) for spec in confirm)]
+        confirm = [
+            make_spec(**names, seed=seed, learning_rate=search[best].learning_rate)
+            for seed in SEEDS
+        ]
+        pairs = [
+            *zip(search, results, strict=True),
+            *((spec, make_result(spec)) for spec in confirm),
+        ]
         yield [Trial(home.trial(spec.hash), spec, result) for spec, result in pairs]
 
 
 def copy_sweep(store: SqlStore, old: int, new: int, *, lean: bool) -> None:
     """All runs of a sweep under another name: their ids begin with its number, and with a letter that no id of MLflow has."""
-    ids = {"old": int(store.experiment(f"sweep-{old}")), "new": int(store.experiment(f"sweep-{new}"))}
+    ids = {
+        "old": int(store.experiment(f"sweep-{old}")),
+        "new": int(store.experiment(f"sweep-{new}")),
+    }
     values = ids | {"prefix": f"x{new:03}", "sweep": f"sweep-{new}", "was": f"sweep-{old}"}
-    renamed = {"run_uuid": "CAST(:prefix AS TEXT) || substr(run_uuid, 5)", "experiment_id": "CAST(:new AS INTEGER)"}
+    renamed = {
+        "run_uuid": "CAST(:prefix AS TEXT) || substr(run_uuid, 5)",
+        "experiment_id": "CAST(:new AS INTEGER)",
+    }
     for table in ["runs", "tags", *([] if lean else ["params", "metrics", "latest_metrics"])]:
         columns = {column: renamed.get(column, column) for column in COLUMNS[table]}
         if table == "tags":
@@ -140,7 +191,11 @@ def copy_sweep(store: SqlStore, old: int, new: int, *, lean: bool) -> None:
             cases = {"sweep": "CAST(:sweep AS TEXT)", "mlflow.parentRunId": parent, ROW: row}
             whens = " ".join(f"WHEN '{key}' THEN {then}" for key, then in cases.items())
             columns["value"] = f"CASE key {whens} ELSE value END"
-        source = "experiment_id = :old" if table == "runs" else "run_uuid IN (SELECT run_uuid FROM runs WHERE experiment_id = :old)"
+        source = (
+            "experiment_id = :old"
+            if table == "runs"
+            else "run_uuid IN (SELECT run_uuid FROM runs WHERE experiment_id = :old)"
+        )
         statement = f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM {table} WHERE {source}"
         used = {key: value for key, value in values.items() if f":{key}" in statement}
         store._write(lambda connection, s=statement, v=used: connection.execute(text(s), v))
@@ -152,9 +207,24 @@ def task_names() -> list[str]:
 
 def ranks_of(sweep: str, task: str, home: str) -> RunRecord:
     """A run of ranks, as of a sweep whose arms can be compared."""
-    ranks: dict[str, Rank] = {f"arm-{n}": (n, n + 3) for n in range(1, len(METHODS) * len(HEADS) + 1)}
-    names = {"sweep": sweep, "backbone": "tiny-bert", "task": task, "suite.kind": KIND, "suite.home": home, "suite.digest": "generated"}
-    return RunRecord(f"ranks tiny-bert {task}", START_S, {**names, **Ranked(ranks).tags()}, "FINISHED", START_S + 1)
+    ranks: dict[str, Rank] = {
+        f"arm-{n}": (n, n + 3) for n in range(1, len(METHODS) * len(HEADS) + 1)
+    }
+    names = {
+        "sweep": sweep,
+        "backbone": "tiny-bert",
+        "task": task,
+        "suite.kind": KIND,
+        "suite.home": home,
+        "suite.digest": "generated",
+    }
+    return RunRecord(
+        f"ranks tiny-bert {task}",
+        START_S,
+        {**names, **Ranked(ranks).tags()},
+        "FINISHED",
+        START_S + 1,
+    )
 
 
 def database_bytes(store: SqlStore) -> int:
@@ -172,7 +242,11 @@ def ask(uri: str, question: str, only: dict[str, str], repeats: int) -> float:
         rows = len(leaderboard(uri, rejected=True, **only))
         seconds.append((time.perf_counter() - began, time.process_time() - began_cpu))
     (best_s, cpu_s), median_s = min(seconds), statistics.median(wall_s for wall_s, _ in seconds)
-    print(f"| {question} | {rows:,} | {best_s:.2f} | {cpu_s:.2f} | {median_s:.2f} ", end="", flush=True)
+    print(
+        f"| {question} | {rows:,} | {best_s:.2f} | {cpu_s:.2f} | {median_s:.2f} ",
+        end="",
+        flush=True,
+    )
     print(f"| {as_command(uri, only, rows):.2f} |", flush=True)
     return median_s
 

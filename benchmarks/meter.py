@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from suite.train.result import TrialResult
-from suite.train.spec import TrialSpec
-from suite.tune import schedule
+from suite.plan import queue as schedule
+from suite.record.result import TrialResult
+from suite.record.spec import TrialSpec
 from suite.tune.searcher import SweepSearcher
 from suite.tune.watch import Watch
 
@@ -27,7 +27,9 @@ class Meter:
 
     def __init__(self) -> None:
         self.cpu_s: dict[str, float] = defaultdict(float)
-        self.samples: list[tuple[float, int, int]] = []  # seconds, trials that ended, resident bytes
+        self.samples: list[
+            tuple[float, int, int]
+        ] = []  # seconds, trials that ended, resident bytes
         self.ended = 0
         self._stop = threading.Event()
         self._began_s = time.monotonic()
@@ -75,7 +77,9 @@ class Meter:
     def _sample(self) -> None:
         process = psutil.Process()
         while not self._stop.wait(SAMPLE_S):
-            self.samples.append((time.monotonic() - self._began_s, self.ended, process.memory_info().rss))
+            self.samples.append(
+                (time.monotonic() - self._began_s, self.ended, process.memory_info().rss)
+            )
 
     def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
         self.ended += 1
@@ -95,4 +99,10 @@ def memory(meter: Meter) -> dict[str, float]:
     half = next(s for s in points if s[1] >= points[-1][1] / 2)
     per_trial = (points[-1][2] - tenth[2]) / max(1, points[-1][1] - tenth[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"tenth_bytes": tenth[2], "half_bytes": half[2], "end_bytes": points[-1][2], "peak_bytes": peak, "bytes_per_trial": per_trial}
+    return {
+        "tenth_bytes": tenth[2],
+        "half_bytes": half[2],
+        "end_bytes": points[-1][2],
+        "peak_bytes": peak,
+        "bytes_per_trial": per_trial,
+    }

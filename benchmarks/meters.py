@@ -32,7 +32,9 @@ LIMIT = 0.01
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=200, help="of each kind")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,8 +44,12 @@ def main() -> None:
     ratios = [with_meter / without for without, with_meter in zip(bare, metered, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     step_s = statistics.median(bare) / BLOCK
-    print(f"{device}: a step {step_s * 1000:.2f} ms; an empty phase {own_s * 1e6:.0f} us, {own_s / step_s:.2%} of it (limit {LIMIT:.0%})")
-    print(f"steps with a phase each / without: {middle:.4f} (middle half {low:.4f} - {high:.4f} of {len(ratios)} blocks)")
+    print(
+        f"{device}: a step {step_s * 1000:.2f} ms; an empty phase {own_s * 1e6:.0f} us, {own_s / step_s:.2%} of it (limit {LIMIT:.0%})"
+    )
+    print(
+        f"steps with a phase each / without: {middle:.4f} (middle half {low:.4f} - {high:.4f} of {len(ratios)} blocks)"
+    )
     compare_with_load(step, device)
     compare_with_codecarbon(step, device)
     compare_with_nvidia_smi(step, device)
@@ -72,7 +78,9 @@ def training_step(device: torch.device) -> Callable[[], None]:
     return step
 
 
-def alternating(step: Callable[[], None], device: torch.device, *, rounds: int) -> tuple[list[float], list[float]]:
+def alternating(
+    step: Callable[[], None], device: torch.device, *, rounds: int
+) -> tuple[list[float], list[float]]:
     """Seconds of blocks of steps without and with a phase around each, in alternating order."""
     times: dict[bool, list[float]] = {False: [], True: []}
     with Meter(device) as meter:
@@ -120,7 +128,9 @@ def compare_with_load(step: Callable[[], None], device: torch.device) -> None:
     busy_s = after.user + after.system - before.user - before.system
     if meter.energy_source == "cpu-time-estimate":
         expected = busy_s * WATTS_PER_CORE / JOULES_PER_KWH
-        print(f"known load: {busy_s:.2f} processor seconds of the kernel's count, meter / expected {meter.energy_kwh / expected:.4f}")
+        print(
+            f"known load: {busy_s:.2f} processor seconds of the kernel's count, meter / expected {meter.energy_kwh / expected:.4f}"
+        )
     else:
         print(f"known load: skipped, the source is {meter.energy_source}")
 
@@ -131,28 +141,45 @@ def compare_with_codecarbon(step: Callable[[], None], device: torch.device) -> N
     except ImportError as error:
         print(f"codecarbon: skipped, {error}")
         return
-    tracker = OfflineEmissionsTracker(country_iso_code="DEU", log_level="error", save_to_file=False, measure_power_secs=1)
+    tracker = OfflineEmissionsTracker(
+        country_iso_code="DEU", log_level="error", save_to_file=False, measure_power_secs=1
+    )
     tracker.start()
     meter = metered(step, device)
     tracker.stop()
     found: Any = tracker.final_emissions_data
     other = found.gpu_energy if device.type == "cuda" else found.cpu_energy
     assert meter.energy_kwh is not None
-    print(f"codecarbon: {other * 1e6:.1f} mWh ({'GPU' if device.type == 'cuda' else 'CPU, an estimate of the whole host from its load'}),")
-    print(f"            this meter {meter.energy_kwh * 1e6:.1f} mWh ({meter.energy_source}), ratio {meter.energy_kwh / other:.3f}")
+    print(
+        f"codecarbon: {other * 1e6:.1f} mWh ({'GPU' if device.type == 'cuda' else 'CPU, an estimate of the whole host from its load'}),"
+    )
+    print(
+        f"            this meter {meter.energy_kwh * 1e6:.1f} mWh ({meter.energy_source}), ratio {meter.energy_kwh / other:.3f}"
+    )
 
 
 def compare_with_nvidia_smi(step: Callable[[], None], device: torch.device) -> None:
     if device.type != "cuda" or shutil.which("nvidia-smi") is None:
-        print("nvidia-smi: skipped, no GPU here" if device.type != "cuda" else "nvidia-smi: skipped, not installed")
+        print(
+            "nvidia-smi: skipped, no GPU here"
+            if device.type != "cuda"
+            else "nvidia-smi: skipped, not installed"
+        )
         return
     watts: list[float] = []
     ended = threading.Event()
-    query = ["nvidia-smi", "--query-gpu=power.draw.instant", "--format=csv,noheader,nounits", f"--id={device.index or 0}"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=power.draw.instant",
+        "--format=csv,noheader,nounits",
+        f"--id={device.index or 0}",
+    ]
 
     def sample() -> None:
         while not ended.is_set():
-            watts.append(float(subprocess.run(query, capture_output=True, text=True, check=True).stdout))
+            watts.append(
+                float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+            )
 
     thread = threading.Thread(target=sample)
     thread.start()

@@ -12,7 +12,12 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, get_linear_schedule_with_warmup
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    get_linear_schedule_with_warmup,
+)
 
 WARMUP_FRAC = 0.06
 UNTIMED_STEPS = 3
@@ -27,13 +32,19 @@ class PlainRun:
     samples_per_s: float
 
 
-def make_model(folder: str, method: str, *, num_labels: int, lora: Mapping[str, Any]) -> torch.nn.Module:
+def make_model(
+    folder: str, method: str, *, num_labels: int, lora: Mapping[str, Any]
+) -> torch.nn.Module:
     """A pretrained encoder with a new head; `full`, or `lora` through PEFT."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=num_labels)
     if method == "full":
         return model
     config = LoraConfig(
-        task_type="SEQ_CLS", r=lora["rank"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"], target_modules=["query", "value"]
+        task_type="SEQ_CLS",
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
+        target_modules=["query", "value"],
     )
     return get_peft_model(model, config)
 
@@ -58,7 +69,10 @@ def train(
     torch.manual_seed(seed)
     model = make_model(folder, method, num_labels=len(set(splits["train"]["gold"])), lora=lora)
     collate = DataCollatorWithPadding(AutoTokenizer.from_pretrained(folder), pad_to_multiple_of=8)
-    rows = [{"input_ids": ids, "labels": gold} for ids, gold in zip(splits["train"]["input_ids"], splits["train"]["gold"], strict=True)]
+    rows = [
+        {"input_ids": ids, "labels": gold}
+        for ids, gold in zip(splits["train"]["input_ids"], splits["train"]["gold"], strict=True)
+    ]
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
     total = len(rows) // batch_size * len(orders)
@@ -66,7 +80,9 @@ def train(
     validation, best, seconds, samples = [], {}, 0.0, 0
     for order in orders:
         model.train()
-        loader = DataLoader(rows, batch_size=batch_size, sampler=order, drop_last=True, collate_fn=collate)
+        loader = DataLoader(
+            rows, batch_size=batch_size, sampler=order, drop_last=True, collate_fn=collate
+        )
         for step, batch in enumerate(loader):
             began = time.perf_counter()
             optimizer.zero_grad()
@@ -91,6 +107,12 @@ def train(
 def accuracy(model: torch.nn.Module, split: Dataset, collate: Any) -> float:
     """Percent of rows whose arg-max is the gold class."""
     model.eval()
-    rows = [{"input_ids": ids, "labels": gold} for ids, gold in zip(split["input_ids"], split["gold"], strict=True)]
-    hits = [(model(**batch).logits.argmax(-1) == batch["labels"]).float() for batch in DataLoader(rows, batch_size=96, collate_fn=collate)]
+    rows = [
+        {"input_ids": ids, "labels": gold}
+        for ids, gold in zip(split["input_ids"], split["gold"], strict=True)
+    ]
+    hits = [
+        (model(**batch).logits.argmax(-1) == batch["labels"]).float()
+        for batch in DataLoader(rows, batch_size=96, collate_fn=collate)
+    ]
     return 100.0 * float(torch.cat(hits).mean())

@@ -32,15 +32,16 @@ from ray.air.execution.resources import placement_group as acquired
 from benchmarks.meter import Meter, memory
 from benchmarks.virtual import Clock, Future, virtual_cluster
 from suite.config.sweep import SweepConfig
-from suite.train.folder import Home
-from suite.train.result import EpochRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
+from suite.plan.cell_state import read_states
+from suite.plan.definition import read_plan
+from suite.plan.queue import Schedule
+from suite.plan.status import status
+from suite.record.folder import Home
+from suite.record.result import EpochRecord, Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
 from suite.tune import driver
-from suite.tune.definition import read_plan
 from suite.tune.driver import run_sweep
 from suite.tune.group import Report, Settings
-from suite.tune.schedule import Schedule, read_states
-from suite.tune.status import status
 from suite.tune.trainable import TrialTrainable
 
 ROOT = Path(__file__).parents[1]
@@ -54,25 +55,52 @@ RAY: dict[str, Any] = {
     "object_store_memory": 128 * 2**20,
     "runtime_env": {"env_vars": {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}},
 }
-BERT = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+BERT = {
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slots", type=int, default=1000)
-    parser.add_argument("--cells", type=int, default=1250, help=f"a multiple of {TASKS}; 8 trials each")
+    parser.add_argument(
+        "--cells", type=int, default=1250, help=f"a multiple of {TASKS}; 8 trials each"
+    )
     parser.add_argument("--trial-s", type=float, default=600.0, help="mean length of a trial")
     parser.add_argument("--start-s", type=float, default=30.0, help="virtual: a group's start")
-    parser.add_argument("--reset-s", type=float, default=1.0, help="virtual: from one trial to the next on a warm group")
-    parser.add_argument("--sync-s", type=float, default=0.005, help="virtual: a synced write of the driver")
-    parser.add_argument("--wait-us", type=float, default=2.0, help="virtual: what ray.wait takes for each reference that it waits for")
+    parser.add_argument(
+        "--reset-s",
+        type=float,
+        default=1.0,
+        help="virtual: from one trial to the next on a warm group",
+    )
+    parser.add_argument(
+        "--sync-s", type=float, default=0.005, help="virtual: a synced write of the driver"
+    )
+    parser.add_argument(
+        "--wait-us",
+        type=float,
+        default=2.0,
+        help="virtual: what ray.wait takes for each reference that it waits for",
+    )
     parser.add_argument("--real", action="store_true", help="through Ray, in real time")
     parser.add_argument("--sampler", default="gp", choices=["gp", "tpe", "random"])
     parser.add_argument("--home", type=Path, help="kept; default: a temporary folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, tasks(Path(folder)):
         home = Home((options.home or Path(folder) / "home").resolve())
-        print(json.dumps((in_real_time if options.real else in_virtual_time)(home, options), indent=2), flush=True)
+        print(
+            json.dumps(
+                (in_real_time if options.real else in_virtual_time)(home, options), indent=2
+            ),
+            flush=True,
+        )
         print(json.dumps(reading(home), indent=2), flush=True)
 
 
@@ -93,14 +121,31 @@ def tasks(folder: Path) -> Iterator[None]:
 def sweep(cells: int, sampler: str) -> SweepConfig:
     values: dict[str, Any] = {
         "name": NAME,
-        "backbones": [{"name": "bert-base", "config": BERT | {"max_position_embeddings": 128}, "tokenizer": "bytes"}],
-        "methods": [{"name": "lora", "architecture": {"rank": rank + 1}} for rank in range(cells // TASKS)],
+        "backbones": [
+            {
+                "name": "bert-base",
+                "config": BERT | {"max_position_embeddings": 128},
+                "tokenizer": "bytes",
+            }
+        ],
+        "methods": [
+            {"name": "lora", "architecture": {"rank": rank + 1}} for rank in range(cells // TASKS)
+        ],
         "tasks": [f"entailment-{n:02d}" for n in range(TASKS)],
-        "search": {"trials": TRIALS, "sampler": sampler, "stop": None, "edge_guard": {"extensions": 0}},
+        "search": {
+            "trials": TRIALS,
+            "sampler": sampler,
+            "stop": None,
+            "edge_guard": {"extensions": 0},
+        },
         "confirm": {"seeds": list(SEEDS)},
         "limit": {"train": 64, "validation": 32, "test": 32},
         "training": {"epochs": EPOCHS, "batch_size": 16, "max_length": 64},
-        "resources": {"workers": 1, "gpus_per_worker": 1, "cpus_per_worker": 0.001},  # Ray would start as many processes as processors
+        "resources": {
+            "workers": 1,
+            "gpus_per_worker": 1,
+            "cpus_per_worker": 0.001,
+        },  # Ray would start as many processes as processors
     }
     return SweepConfig.model_validate(values)
 
@@ -182,7 +227,9 @@ class Host:
     def __init__(self) -> None:
         self._slots: dict[int, SleepingTrainable] = {}
 
-    def call(self, slot: int, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def call(
+        self, slot: int, method: str, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
         if method == "__init__":
             self._slots[slot] = SleepingTrainable(*arguments, **options)
             return None
@@ -227,8 +274,12 @@ def threads_for_actors(slots: int) -> Iterator[None]:
 
     kill, trainable = ray.kill, driver.TrialTrainable
     annotate = acquired.PlacementGroupAcquiredResources.annotate_remote_entities
-    acquired.PlacementGroupAcquiredResources.annotate_remote_entities = lambda self, entities: [Maker()]  # type: ignore[method-assign]
-    ray.kill = lambda handle, **options: None if isinstance(handle, Slot) else kill(handle, **options)
+    acquired.PlacementGroupAcquiredResources.annotate_remote_entities = lambda self, entities: [
+        Maker()
+    ]  # type: ignore[method-assign]
+    ray.kill = lambda handle, **options: (
+        None if isinstance(handle, Slot) else kill(handle, **options)
+    )
     driver.TrialTrainable = SleepingTrainable  # type: ignore[misc]
     try:
         yield
@@ -242,7 +293,9 @@ def threads_for_actors(slots: int) -> Iterator[None]:
 class VirtualSlot:
     """What Tune takes for the handle of a trial's actor, in virtual time."""
 
-    def __init__(self, clock: Clock, options: argparse.Namespace, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, clock: Clock, options: argparse.Namespace, arguments: dict[str, Any]
+    ) -> None:
         self._clock, self._options = clock, options
         self._made = Future(clock.now_s + options.start_s, lambda: self._make(arguments))
 
@@ -250,14 +303,26 @@ class VirtualSlot:
         self._trainable = SleepingTrainable(**arguments)
 
     def __getattr__(self, method: str) -> Any:
-        return SimpleNamespace(remote=lambda *arguments, **options: self._call(method, arguments, options))
+        return SimpleNamespace(
+            remote=lambda *arguments, **options: self._call(method, arguments, options)
+        )
 
     def _call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Future:
         if method == "__ray_ready__":
             return self._made
-        takes_s = {"train": lambda: length_s(self._trainable._spec, self._options.trial_s) / EPOCHS, "reset": lambda: self._options.reset_s}
+        takes_s = {
+            "train": lambda: length_s(self._trainable._spec, self._options.trial_s) / EPOCHS,
+            "reset": lambda: self._options.reset_s,
+        }
         due_s = self._clock.now_s + takes_s.get(method, lambda: 0.0)()
-        return Future(due_s, lambda: None if method == "__ray_terminate__" else getattr(self._trainable, method)(*arguments, **options))
+        return Future(
+            due_s,
+            lambda: (
+                None
+                if method == "__ray_terminate__"
+                else getattr(self._trainable, method)(*arguments, **options)
+            ),
+        )
 
 
 def in_virtual_time(home: Home, options: argparse.Namespace) -> dict[str, Any]:
@@ -268,7 +333,10 @@ def in_virtual_time(home: Home, options: argparse.Namespace) -> dict[str, Any]:
         patch.object(Sleeper, "sleep", staticmethod(lambda seconds: None)),
         patch.object(driver, "TrialTrainable", SleepingTrainable),
         virtual_cluster(
-            options.slots, clock, lambda **arguments: VirtualSlot(clock, options, arguments), wait_s=lambda n: n * options.wait_us / 1e6
+            options.slots,
+            clock,
+            lambda **arguments: VirtualSlot(clock, options, arguments),
+            wait_s=lambda n: n * options.wait_us / 1e6,
         ),
     ]
     with contextlib.ExitStack() as stack:
@@ -331,7 +399,10 @@ def reading(home: Home) -> dict[str, float]:
     }.items():
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         read()
-        found |= {f"{name}_s": time.perf_counter() - wall_s, f"{name}_cpu_s": time.process_time() - cpu_s}
+        found |= {
+            f"{name}_s": time.perf_counter() - wall_s,
+            f"{name}_cpu_s": time.process_time() - cpu_s,
+        }
     return found
 
 

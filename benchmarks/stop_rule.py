@@ -21,12 +21,12 @@ from statistics import fmean, stdev
 from typing import get_args
 
 from suite.config.space import LearningRateRange
-from suite.train.cells import Cell, read_cells
-from suite.train.folder import Home
-from suite.tune.definition import read_plan, sweeps
-from suite.tune.optuna_trials import Finished
-from suite.tune.proposer import propose
-from suite.tune.stop import Evaluator, room_left
+from suite.plan.definition import read_plan, sweeps
+from suite.plan.optuna_trials import Finished
+from suite.plan.proposer import propose
+from suite.plan.stop_rule import Evaluator, room_left
+from suite.record.cells import Cell, read_cells
+from suite.record.folder import Home
 
 RANGE = LearningRateRange(low=1e-6, high=3e-3)
 STARTUP, TOLERANCES, BUDGETS = 4, (0.25, 0.5, 1.0), (8, 16, 32)
@@ -57,7 +57,9 @@ class Outcome:
 def replay(study: Study, tolerance: float, evaluator: Evaluator) -> Outcome:
     """Stop where the rule first says so."""
     whole = len(study.trials)
-    used = next((n for n in range(study.least, whole) if _stops(study, n, tolerance, evaluator)), whole)
+    used = next(
+        (n for n in range(study.least, whole) if _stops(study, n, tolerance, evaluator)), whole
+    )
     (chosen, best), (full_chosen, full_best) = _best(study.trials[:used]), _best(study.trials)
     true_loss = None if study.truth is None else study.truth(full_chosen) - study.truth(chosen)
     return Outcome(whole, whole - used, full_best - best, true_loss)
@@ -68,13 +70,17 @@ def _stops(study: Study, n: int, tolerance: float, evaluator: Evaluator) -> bool
     if sum(score is not None for _, _, score in found) < 2:
         return False
     chosen, _ = _best(found)
-    if study.searched.end_of(chosen, [lr for _, lr, _ in found]) is not None:  # the edge guard's business
+    if (
+        study.searched.end_of(chosen, [lr for _, lr, _ in found]) is not None
+    ):  # the edge guard's business
         return False
     return room_left(study.searched, found, seed=0, evaluator=evaluator) < tolerance
 
 
 def _best(trials: Iterable[Finished]) -> tuple[float, float]:
-    return max(((lr, score) for _, lr, score in trials if score is not None), key=lambda found: found[1])
+    return max(
+        ((lr, score) for _, lr, score in trials if score is not None), key=lambda found: found[1]
+    )
 
 
 def recorded(path: Path) -> list[tuple[Study, float]]:
@@ -85,23 +91,48 @@ def recorded(path: Path) -> list[tuple[Study, float]]:
         cells = read_cells(home, sweep)
         for planned in plan.cells:
             cell = cells.get(planned.key)
-            if cell is None or planned.learning_rate.fixed or any(t.result is None for t in cell.search):
+            if (
+                cell is None
+                or planned.learning_rate.fixed
+                or any(t.result is None for t in cell.search)
+            ):
                 continue
             point = planned.task.point
-            trials = tuple((t.spec.number, t.spec.learning_rate, None if t.utility is None else t.utility / point) for t in cell.search)
+            trials = tuple(
+                (
+                    t.spec.number,
+                    t.spec.learning_rate,
+                    None if t.utility is None else t.utility / point,
+                )
+                for t in cell.search
+            )
             if sum(score is not None for _, _, score in trials) < 3:
                 continue
-            name, least = f"{path.name}: {cell.arm.method} on {cell.task}", plan.config.search.startup_trials + 2
+            name, least = (
+                f"{path.name}: {cell.arm.method} on {cell.task}",
+                plan.config.search.startup_trials + 2,
+            )
             found.append((Study(name, planned.learning_rate, trials, least), _noise(cell, point)))
     return found
 
 
 def _noise(cell: Cell, point: float) -> float:
-    scores = [t.spec.task.utility(t.result.validation_score) for t in cell.confirm if t.result is not None and t.result.validation_score]
+    scores = [
+        t.spec.task.utility(t.result.validation_score)
+        for t in cell.confirm
+        if t.result is not None and t.result.validation_score
+    ]
     return stdev(scores) / point if len(scores) > 1 else 0.7
 
 
-def simulate(name: str, curve: Curve, noise: float, budget: int, seed: int, searched: LearningRateRange = RANGE) -> Study:
+def simulate(
+    name: str,
+    curve: Curve,
+    noise: float,
+    budget: int,
+    seed: int,
+    searched: LearningRateRange = RANGE,
+) -> Study:
     """A study with the suite's own proposals on a curve that is known."""
     draw, trials = random.Random(f"{name}/{seed}"), list[Finished]()
     for number in range(budget):
@@ -153,19 +184,32 @@ MADE: dict[str, Curve] = {"parabola": parabola, "plateau": plateau, "rise": rise
 
 def table(heading: str, studies: list[Study], evaluators: list[Evaluator]) -> None:
     """One line per evaluator and tolerance."""
-    print(f"\n{heading}: {len(studies)} studies of {fmean(len(s.trials) for s in studies):.1f} trials")
-    print("| evaluator | tolerance | stopped | trials saved | loss, mean | loss, 95 % | true loss, mean | true loss, 95 % |")
+    print(
+        f"\n{heading}: {len(studies)} studies of {fmean(len(s.trials) for s in studies):.1f} trials"
+    )
+    print(
+        "| evaluator | tolerance | stopped | trials saved | loss, mean | loss, 95 % | true loss, mean | true loss, 95 % |"
+    )
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for evaluator in evaluators:
         for tolerance in TOLERANCES:
-            print(_line(evaluator, tolerance, [replay(study, tolerance, evaluator) for study in studies]))
+            print(
+                _line(
+                    evaluator, tolerance, [replay(study, tolerance, evaluator) for study in studies]
+                )
+            )
 
 
 def _line(evaluator: str, tolerance: float, outcomes: list[Outcome]) -> str:
     true = [o.true_loss for o in outcomes if o.true_loss is not None]
-    saved, stopped = sum(o.saved for o in outcomes) / sum(o.trials for o in outcomes), fmean(o.saved > 0 for o in outcomes)
+    saved, stopped = (
+        sum(o.saved for o in outcomes) / sum(o.trials for o in outcomes),
+        fmean(o.saved > 0 for o in outcomes),
+    )
     numbers = [*_spread([o.loss for o in outcomes]), *(_spread(true) if true else ("-", "-"))]
-    return f"| {evaluator} | {tolerance} | {stopped:.0%} | {saved:.0%} | " + " | ".join(numbers) + " |"
+    return (
+        f"| {evaluator} | {tolerance} | {stopped:.0%} | {saved:.0%} | " + " | ".join(numbers) + " |"
+    )
 
 
 def _spread(values: list[float]) -> tuple[str, str]:
@@ -173,21 +217,35 @@ def _spread(values: list[float]) -> tuple[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("homes", nargs="*", type=Path, metavar="HOME")
     parser.add_argument("--evaluators", default=",".join(get_args(Evaluator)))
-    parser.add_argument("--repeats", type=int, default=10, help="simulated studies per curve, noise and budget")
+    parser.add_argument(
+        "--repeats", type=int, default=10, help="simulated studies per curve, noise and budget"
+    )
     given = parser.parse_args()
     evaluators = [e for e in get_args(Evaluator) if e in given.evaluators.split(",")]
     found = [pair for home in given.homes for pair in recorded(home)]
     if found:
         table("recorded studies as they were", [study for study, _ in found], evaluators)
         seeds = range(max(1, given.repeats // 5))
-        drawn = [simulate(study.name, through(study), noise, 16, seed, study.searched) for study, noise in found for seed in seeds]
-        table("recorded curves, searched anew with the noise between their seeds", drawn, evaluators)
+        drawn = [
+            simulate(study.name, through(study), noise, 16, seed, study.searched)
+            for study, noise in found
+            for seed in seeds
+        ]
+        table(
+            "recorded curves, searched anew with the noise between their seeds", drawn, evaluators
+        )
     for budget in BUDGETS:
         for noise in (0.3, 1.0):
-            made = [simulate(name, curve, noise, budget, seed) for name, curve in MADE.items() for seed in range(given.repeats)]
+            made = [
+                simulate(name, curve, noise, budget, seed)
+                for name, curve in MADE.items()
+                for seed in range(given.repeats)
+            ]
             table(f"made curves, noise {noise}, budget {budget}", made, evaluators)
 
 

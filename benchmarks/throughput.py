@@ -18,23 +18,27 @@ import torch
 
 from benchmarks import plain
 from suite.backbones.loading import load_tokenizer, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import BackboneChoice, LimitConfig
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
 from suite.data.objective import make_objective
 from suite.data.prepare import prepare
 from suite.petl.arm import full_architecture
+from suite.record.folder import Home
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train.engine import free_port
-from suite.train.folder import Home, Workspace
 from suite.train.loop import Trainer
-from suite.train.spec import Arm, TrialSpec
 
 WANTED_RATIO = 0.95
 LIMIT = LimitConfig(train=640, validation=40, test=40)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     failed = []
@@ -50,7 +54,10 @@ def main() -> None:
                 for stage in (0, 3):
                     speeds[str(stage)].append(our_speed(trainer, spec_of(method, stage, round_)))
             peer, ours, zero3 = (statistics.median(speeds[name]) for name in ("plain", "0", "3"))
-            print(f"{method:8} {peer:8.1f} {ours:8.1f} {ours / peer:6.2f} {zero3:8.1f} {zero3 / peer:6.2f}", flush=True)
+            print(
+                f"{method:8} {peer:8.1f} {ours:8.1f} {ours / peer:6.2f} {zero3:8.1f} {zero3 / peer:6.2f}",
+                flush=True,
+            )
             failed += [method] if ours / peer < WANTED_RATIO else []
         trainer.close()
     if failed:
@@ -61,7 +68,11 @@ def spec_of(method: str, stage: int, round_: int) -> TrialSpec:
     architecture: dict[str, Any] = {"rank": 8} if method == "lora" else {}
     return TrialSpec(
         sweep=f"throughput-{round_}",
-        arm=Arm(backbone=BackboneChoice(name="minilm"), method=method, architecture=full_architecture(method, architecture)),
+        arm=Arm(
+            backbone=BackboneChoice(name="minilm"),
+            method=method,
+            architecture=full_architecture(method, architecture),
+        ),
         task=load_task("entailment"),
         training=TrainingConfig(epochs=1, batch_size=32, max_length=32, zero_stage=stage),
         limit=LIMIT,
@@ -81,7 +92,11 @@ def our_speed(trainer: Trainer, spec: TrialSpec) -> float:
 def plain_speed(spec: TrialSpec, home: Home) -> float:
     resolved = resolve(spec.arm.backbone)
     objective = make_objective(
-        spec.task, kind="encoder", tokenizer=load_tokenizer(resolved), training=spec.training, decoder_objective="head"
+        spec.task,
+        kind="encoder",
+        tokenizer=load_tokenizer(resolved),
+        training=spec.training,
+        decoder_objective="head",
     )
     data = prepare(spec.task, objective, limit=spec.limit, data_root=None, cache=home.cache)
     return plain.train(

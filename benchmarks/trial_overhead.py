@@ -19,18 +19,28 @@ import ray
 
 from suite.config.hashing import short_hash
 from suite.config.sweep import SweepConfig
-from suite.train.cells import read_cells
-from suite.train.folder import Home
-from suite.train.spec import TrialSpec
+from suite.record.cells import read_cells
+from suite.record.folder import Home
+from suite.record.spec import TrialSpec
 from suite.tune.driver import run_sweep
 
-BERT = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+BERT = {
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+}
 WANTED_RATIO = 8.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=24, help="of ours, the first with the start of the group")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trials", type=int, default=24, help="of ours, the first with the start of the group"
+    )
     parser.add_argument("--peer-trials", type=int, default=4)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -38,14 +48,27 @@ def main() -> None:
         ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
         try:
             ours, first_s, spec = warm_group(home, options.trials)
-            peer = [torch_trainer(spec, home, Path(folder) / f"peer-{i}") for i in range(options.peer_trials)]
+            peer = [
+                torch_trainer(spec, home, Path(folder) / f"peer-{i}")
+                for i in range(options.peer_trials)
+            ]
         finally:
             ray.shutdown()
-    mean_ours, mean_peer, median_warm = statistics.mean(ours), statistics.mean(peer), statistics.median(ours[1:])
-    print(f"warm group: {len(ours)} trials; first (starts the group) {first_s:.1f} s, then {median_warm:.2f} s median beyond training")
+    mean_ours, mean_peer, median_warm = (
+        statistics.mean(ours),
+        statistics.mean(peer),
+        statistics.median(ours[1:]),
+    )
+    print(
+        f"warm group: {len(ours)} trials; first (starts the group) {first_s:.1f} s, then {median_warm:.2f} s median beyond training"
+    )
     print(f"            mean over all {len(ours)}, start included: {mean_ours:.2f} s")
-    print(f"TorchTrainer per trial: {len(peer)} trials; {mean_peer:.1f} s mean beyond training ({min(peer):.1f} to {max(peer):.1f})")
-    print(f"ratio: {mean_peer / mean_ours:.1f} with our start included, {mean_peer / median_warm:.1f} once warm")
+    print(
+        f"TorchTrainer per trial: {len(peer)} trials; {mean_peer:.1f} s mean beyond training ({min(peer):.1f} to {max(peer):.1f})"
+    )
+    print(
+        f"ratio: {mean_peer / mean_ours:.1f} with our start included, {mean_peer / median_warm:.1f} once warm"
+    )
     if mean_peer / mean_ours < WANTED_RATIO:
         raise SystemExit(f"expected at least {WANTED_RATIO}")
 
@@ -54,7 +77,13 @@ def warm_group(home: Home, trials: int) -> tuple[list[float], float, TrialSpec]:
     """Seconds beyond training of each trial of a sweep of one cell, in the order they ran."""
     values: dict[str, Any] = {
         "name": "overhead",
-        "backbones": [{"name": "bert-base", "config": BERT | {"max_position_embeddings": 128}, "tokenizer": "bytes"}],
+        "backbones": [
+            {
+                "name": "bert-base",
+                "config": BERT | {"max_position_embeddings": 128},
+                "tokenizer": "bytes",
+            }
+        ],
         "methods": ["lora"],
         "tasks": ["entailment"],
         "search": {"trials": trials - 1, "sampler": "random"},
@@ -67,10 +96,17 @@ def warm_group(home: Home, trials: int) -> tuple[list[float], float, TrialSpec]:
     outcome = run_sweep(SweepConfig.model_validate(values), home=home)
     assert outcome.ok, outcome
     (cell,) = read_cells(home, "overhead").values()
-    done = sorted((t for t in (*cell.search, *cell.confirm) if t.result is not None), key=lambda t: t.result.finished_at)
+    done = sorted(
+        (t for t in (*cell.search, *cell.confirm) if t.result is not None),
+        key=lambda t: t.result.finished_at,
+    )
     overheads, previous = [], began
     for trial in done:
-        trained = sum(record.seconds for name, record in trial.result.phases.items() if name in ("train", "eval", "test"))
+        trained = sum(
+            record.seconds
+            for name, record in trial.result.phases.items()
+            if name in ("train", "eval", "test")
+        )
         overheads.append(trial.result.finished_at - previous - trained)
         previous = trial.result.finished_at
     return overheads, overheads[0], cell.search[0].spec
@@ -113,14 +149,29 @@ def train_with_ray_train(config: dict[str, Any]) -> None:
     adopt_process_group("gloo", timeout_s=600.0)
     resolved = resolve(spec.arm.backbone)
     objective = make_objective(
-        spec.task, kind="encoder", tokenizer=load_tokenizer(resolved), training=spec.training, decoder_objective="head"
+        spec.task,
+        kind="encoder",
+        tokenizer=load_tokenizer(resolved),
+        training=spec.training,
+        decoder_objective="head",
     )
     data = prepare(spec.task, objective, limit=spec.limit, data_root=None, cache=home.cache)
     arm = spec.arm
-    model, _ = build_arm(resolved, objective.head, attention=arm.attention, method=arm.method, architecture=arm.architecture)
+    model, _ = build_arm(
+        resolved,
+        objective.head,
+        attention=arm.attention,
+        method=arm.method,
+        architecture=arm.architecture,
+    )
     engine = Engine(model, spec.training, world_size=2, device="cpu")
     batches = TrainBatches(
-        data.split("train", confirm=False), objective.collate, batch_size=16, micro_batch_size=8, rank=rank, world_size=2
+        data.split("train", confirm=False),
+        objective.collate,
+        batch_size=16,
+        micro_batch_size=8,
+        rank=rank,
+        world_size=2,
     )
     validation, meter = data.split("validation", confirm=False), PhaseMeter(torch.device("cpu"))
     trained_s = 0.0
@@ -129,7 +180,9 @@ def train_with_ray_train(config: dict[str, Any]) -> None:
         engine.module.train()
         for parts, _ in batches.epoch(epoch):
             engine.step(parts, spec.learning_rate)
-        evaluation = evaluate(engine, objective, validation, meter, rank=rank, world_size=2, batch_size=96)
+        evaluation = evaluate(
+            engine, objective, validation, meter, rank=rank, world_size=2, batch_size=96
+        )
         trained_s += time.perf_counter() - began
         ray.train.report({"score": evaluation.score})
     if rank == 0:

@@ -24,7 +24,8 @@ from ray.train._internal import storage
 from ray.tune.execution import tune_controller
 from ray.tune.experiment import trial as tune_trial
 
-from suite.tune import driver, notice, watch
+from suite.tune import driver, watch
+from suite.tune import leave_notice as notice
 
 
 class Clock:
@@ -123,7 +124,9 @@ class Taken(AcquiredResources):
 
 
 @contextmanager
-def virtual_cluster(slots: int, clock: Clock, make: Callable[..., Any], *, wait_s: Callable[[int], float]) -> Iterator[None]:
+def virtual_cluster(
+    slots: int, clock: Clock, make: Callable[..., Any], *, wait_s: Callable[[int], float]
+) -> Iterator[None]:
     """Tune's controller on a calendar; Ray is not started.
 
     Args:
@@ -134,7 +137,9 @@ def virtual_cluster(slots: int, clock: Clock, make: Callable[..., Any], *, wait_
     """
     nodes = [{"CPU": float(slots), "GPU": float(slots)}]
 
-    def wait(futures: list[Future], *, num_returns: int = 1, timeout: float | None = None) -> tuple[list[Future], list[Future]]:
+    def wait(
+        futures: list[Future], *, num_returns: int = 1, timeout: float | None = None
+    ) -> tuple[list[Future], list[Future]]:
         assert num_returns == 1
         clock.jump(clock.now_s + wait_s(len(futures)))
         if not futures:
@@ -145,13 +150,24 @@ def virtual_cluster(slots: int, clock: Clock, make: Callable[..., Any], *, wait_
         return [first], []
 
     stand_in = SimpleNamespace(
-        wait=wait, get=lambda future: future.get(clock), kill=lambda actor: None, remote=lambda cls: cls, actor=ray.actor, ObjectRef=Future
+        wait=wait,
+        get=lambda future: future.get(clock),
+        kill=lambda actor: None,
+        remote=lambda cls: cls,
+        actor=ray.actor,
+        ObjectRef=Future,
     )
     with ExitStack() as stack:
         for module in (actor_manager, event_manager, tune_trial):
             stack.enter_context(patch.object(module, "ray", stand_in))
-        stack.enter_context(patch.object(tune_controller, "PlacementGroupResourceManager", lambda: Slots(slots, make)))
-        stack.enter_context(patch.object(driver, "cluster", lambda *arguments, **options: nullcontext(nodes)))
+        stack.enter_context(
+            patch.object(
+                tune_controller, "PlacementGroupResourceManager", lambda: Slots(slots, make)
+            )
+        )
+        stack.enter_context(
+            patch.object(driver, "cluster", lambda *arguments, **options: nullcontext(nodes))
+        )
         stack.enter_context(patch.object(watch, "cluster_nodes", lambda: nodes))
         stack.enter_context(patch.object(driver, "check_home_is_shared", lambda *arguments: None))
         stack.enter_context(patch.object(ray, "cluster_resources", lambda: nodes[0]))
@@ -159,9 +175,15 @@ def virtual_cluster(slots: int, clock: Clock, make: Callable[..., Any], *, wait_
         stack.enter_context(patch.object(ray, "get_runtime_context", lambda: context))
         folder = stack.enter_context(TemporaryDirectory())
         stack.enter_context(patch.object(storage, "_get_ray_train_session_dir", lambda: folder))
-        for name in ("_internal_kv_del", "_internal_kv_exists", "_internal_kv_put"):  # words between driver and trials: none are said
+        for name in (
+            "_internal_kv_del",
+            "_internal_kv_exists",
+            "_internal_kv_put",
+        ):  # words between driver and trials: none are said
             stack.enter_context(patch.object(notice, name, lambda *arguments, **options: False))
         stack.enter_context(patch.object(notice.Notice, "listen", lambda self: None))
         stack.enter_context(patch.object(os, "fsync", clock.sync))
-        stack.enter_context(patch.dict(os.environ, {"TUNE_DISABLE_AUTO_INIT": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}))
+        stack.enter_context(
+            patch.dict(os.environ, {"TUNE_DISABLE_AUTO_INIT": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"})
+        )
         yield

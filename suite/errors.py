@@ -31,7 +31,9 @@ class UnknownNameError(ConfigError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
         names = sorted(known)
         near = get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
+        hint = (
+            f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
+        )
         super().__init__(f"{where + ': ' if where else ''}unknown {kind} {name!r}; {hint}")
 
 

@@ -23,7 +23,9 @@ _NAMED = re.compile(
     r"=(?!\*\*\*)[^\s&'\",;)]+"
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*")
-_SECRET_VARIABLE = re.compile(r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|SECRET|ACCOUNT|PRIVATE)_KEY(?:_ID)?)$")
+_SECRET_VARIABLE = re.compile(
+    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|SECRET|ACCOUNT|PRIVATE)_KEY(?:_ID)?)$"
+)
 _PASSWORD_IN_URL = re.compile(r"://[^\s/@'\":]*:([^\s'\"]+)@")
 
 
@@ -45,9 +47,16 @@ def redact(text: object, *, environment: Mapping[str, str] | None = None) -> str
 def secrets_of(environment: Mapping[str, str]) -> list[str]:
     """Values of variables named like secrets, and passwords inside URLs of any variable; the longest first."""
     named = {value for name, value in environment.items() if is_secret_name(name)}
-    in_urls = {found for value in environment.values() if "://" in value for found in _PASSWORD_IN_URL.findall(value)}
+    in_urls = {
+        found
+        for value in environment.values()
+        if "://" in value
+        for found in _PASSWORD_IN_URL.findall(value)
+    }
     values = named | in_urls | {unquote(password) for password in in_urls}
-    return sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True)
+    return sorted(
+        (value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True
+    )
 
 
 def is_secret_name(variable: str) -> bool:

@@ -121,7 +121,9 @@ class Registry(Generic[T]):
         try:
             spec.loader.exec_module(module)
         except Exception as error:  # a user's file may raise anything; say which file
-            raise ConfigError(f"{path}: cannot be imported: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"{path}: cannot be imported: {type(error).__name__}: {error}"
+            ) from error
         return module
 
     def _class_in(self, module: ModuleType) -> type[T] | None:
@@ -129,11 +131,16 @@ class Registry(Generic[T]):
         classes = [
             cls
             for cls in vars(module).values()
-            if inspect.isclass(cls) and issubclass(cls, self.base) and cls.__module__ == module.__name__ and not inspect.isabstract(cls)
+            if inspect.isclass(cls)
+            and issubclass(cls, self.base)
+            and cls.__module__ == module.__name__
+            and not inspect.isabstract(cls)
         ]
         if len(classes) > 1:
             names = ", ".join(cls.__name__ for cls in classes)
-            raise ConfigError(f"{module.__file__}: defines {len(classes)} {self.kind} classes ({names}), expected one")
+            raise ConfigError(
+                f"{module.__file__}: defines {len(classes)} {self.kind} classes ({names}), expected one"
+            )
         if not classes:
             return None
         cls = classes[0]

@@ -31,6 +31,8 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     folder = Path(__file__).resolve().parent
-    if folder.name == "suite" and (folder / "__init__.py").is_file():  # run in the checkout: its modules are found by the package alone
+    if (
+        folder.name == "suite" and (folder / "__init__.py").is_file()
+    ):  # run in the checkout: its modules are found by the package alone
         sys.path[0] = str(folder.parent)
     main(sys.argv[1:])

@@ -17,7 +17,9 @@ TASK = {
     "text_to_text": "wsc text: {text}",
     "label": {"column": "label", "words": ["False", "True"]},  # by the hub's class id
     "metrics": ["accuracy"],  # percent of rows
-    "splits": {"rule": "read"},  # SuperGLUE hides its test labels, so as for GLUE: validation is halved into validation and test
+    "splits": {
+        "rule": "read"
+    },  # SuperGLUE hides its test labels, so as for GLUE: validation is halved into validation and test
 }
 reads = ["text", "span1_text", "span1_index", "span2_text", "span2_index", "label"]
 

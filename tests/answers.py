@@ -10,23 +10,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from suite.metrics.items import Items
+from suite.record.folder import Home
+from suite.record.spec import TrialSpec
 from suite.stats.answers import Answers
-from suite.train.folder import Home
-from suite.train.spec import TrialSpec
 from tests.records import make_result, make_spec, make_task, write_trial
 
 Right = Sequence[Sequence[bool]]
 """Whether an item is answered rightly, by seed and item."""
 
 
-def some_right(rng: np.random.Generator, shares: float | Sequence[float], *, items: int = 100, seeds: int = 3) -> list[list[bool]]:
+def some_right(
+    rng: np.random.Generator, shares: float | Sequence[float], *, items: int = 100, seeds: int = 3
+) -> list[list[bool]]:
     """Every seed right on about this share of items, mostly the same ones."""
     ease = rng.random(items)
     shares = [shares] * seeds if isinstance(shares, float) else shares
     return [(ease + rng.normal(0, 0.05, items) < share).tolist() for share in shares]
 
 
-def make_answers(right: Right, *, task: str = "agreement", seeds: Sequence[int] | None = None) -> Answers:
+def make_answers(
+    right: Right, *, task: str = "agreement", seeds: Sequence[int] | None = None
+) -> Answers:
     """Half of the golds are 1."""
     golds = [i % 2 for i in range(len(right[0]))]
     runs = {
@@ -42,15 +46,27 @@ def write_answers(home: Home, spec: TrialSpec, table: Mapping[str, Sequence[Any]
 
 
 def write_confirmed(
-    home: Home, method: str, right: Right, task: str = "agreement", *, sweep: str = "demo", **changes: Any
+    home: Home,
+    method: str,
+    right: Right,
+    task: str = "agreement",
+    *,
+    sweep: str = "demo",
+    **changes: Any,
 ) -> list[TrialSpec]:
     """A cell with one search trial and a confirm run per seed, 1, 2, ..., and its answers; returns the confirm runs' specifications."""
     search = make_spec(method, task, sweep=sweep, **changes)
     write_trial(home, search, make_result(search, score=50.0))
     answers, specs = make_answers(right, task=task), []
     for seed, items in answers.runs.items():
-        spec = make_spec(method, task, seed=seed, learning_rate=search.learning_rate, sweep=sweep, **changes)
+        spec = make_spec(
+            method, task, seed=seed, learning_rate=search.learning_rate, sweep=sweep, **changes
+        )
         write_trial(home, spec, make_result(spec, score=answers.scores[seed]))
-        write_answers(home, spec, {"index": answers.index, "gold": items.golds, "prediction": items.predictions})
+        write_answers(
+            home,
+            spec,
+            {"index": answers.index, "gold": items.golds, "prediction": items.predictions},
+        )
         specs.append(spec)
     return specs

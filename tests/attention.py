@@ -30,7 +30,9 @@ def resolved_backbone(family: str, **changes: Any) -> ResolvedBackbone:
     return resolve(tiny_choice(family, **changes))
 
 
-def backbone(family: str, *, seed: int = 0, implementation: str = "sdpa", **changes: Any) -> tuple[Any, Family]:
+def backbone(
+    family: str, *, seed: int = 0, implementation: str = "sdpa", **changes: Any
+) -> tuple[Any, Family]:
     """A backbone whose weights depend on `seed` alone; `changes` go into its configuration."""
     torch.manual_seed(seed)
     resolved = resolved_backbone(family, **changes)
@@ -40,7 +42,9 @@ def backbone(family: str, *, seed: int = 0, implementation: str = "sdpa", **chan
     return model.eval(), resolved.family
 
 
-def converted(name: str, family: str, options: Options | None = None, *, seed: int = 0, **how: Any) -> tuple[Any, Family, Variant[Any]]:
+def converted(
+    name: str, family: str, options: Options | None = None, *, seed: int = 0, **how: Any
+) -> tuple[Any, Family, Variant[Any]]:
     """A backbone after conversion, `how` as in `backbone`; `seed` also draws what the variant adds."""
     model, found = backbone(family, seed=seed, **how)
     variant = variants.get(name).configure(options or {})
@@ -67,6 +71,11 @@ def arm(name: str, method: str, family: str) -> tuple[Any, Family, Variant[Any]]
     """A variant with its defaults under a method, with a task head where the family has one."""
     torch.manual_seed(0)
     resolved = resolved_tiny(family)
-    head, choice = make_head("text" if family == "t5" else "classification"), AttentionChoice(name=name)
-    model, _ = build_arm(resolved, head, attention=choice, method=method, architecture=SMALL.get(method, {}))
+    head, choice = (
+        make_head("text" if family == "t5" else "classification"),
+        AttentionChoice(name=name),
+    )
+    model, _ = build_arm(
+        resolved, head, attention=choice, method=method, architecture=SMALL.get(method, {})
+    )
     return model, resolved.family, variants.get(name).configure({})

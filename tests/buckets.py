@@ -20,7 +20,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadedMotoServer]:
+def running(
+    server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ThreadedMotoServer]:
     """With one bucket; credentials and endpoint are in the environment, as on a cluster."""
     server.start()
     host, port = server.get_host_and_port()
@@ -39,5 +41,7 @@ def running(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.fixture
 def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadedMotoServer]:
     """On a free port of this machine."""
-    with running(ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False), monkeypatch) as server:
+    with running(
+        ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False), monkeypatch
+    ) as server:
         yield server

@@ -29,8 +29,12 @@ def suite(capsys: pytest.CaptureFixture[str]) -> Suite:
     return call
 
 
-def shell(*arguments: object, cwd: Path, timeout_s: float = 200, **environment: str) -> subprocess.CompletedProcess[str]:
+def shell(
+    *arguments: object, cwd: Path, timeout_s: float = 200, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs one command in a process of its own, as from a shell, from another folder than the checkout."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     command = [sys.executable, "-m", "suite", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=timeout_s, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=env, timeout=timeout_s, check=False
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.train.folder import Home
+from suite.record.folder import Home
 from tests.records import make_store
 
 collect_ignore = ["cluster"]  # needs root and minutes; `make test-cluster` names it

@@ -51,9 +51,15 @@ def check_beams(model: Any, family: str) -> None:
     )
     new = found.sequences[:, -5:]
     if family == "t5":
-        logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=found.sequences[:, :-1]).logits
+        logits = model(
+            input_ids=ids, attention_mask=mask, decoder_input_ids=found.sequences[:, :-1]
+        ).logits
     else:
-        logits = model(input_ids=found.sequences, attention_mask=torch.ones_like(found.sequences)).logits[:, -6:-1]
+        logits = model(
+            input_ids=found.sequences, attention_mask=torch.ones_like(found.sequences)
+        ).logits[:, -6:-1]
     chosen = logits.log_softmax(-1).gather(-1, new[..., None])[..., 0]
     assert torch.allclose(found.sequences_scores, chosen.mean(1), atol=1e-5)
-    assert len({tuple(row) for row in found.sequences.tolist()}) > 1  # else rows could not have been mixed up
+    assert (
+        len({tuple(row) for row in found.sequences.tolist()}) > 1
+    )  # else rows could not have been mixed up

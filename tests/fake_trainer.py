@@ -15,16 +15,22 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.train.attempts import PreemptedError
-from suite.train.folder import Workspace, write_json
-from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
+from suite.files import write_json
+from suite.record.attempts import PreemptedError
+from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.workspace import Workspace
 
 BEST_LEARNING_RATE = 3e-4
 
 
 def score_of(spec: TrialSpec, epoch: int) -> float:
-    return 90.0 - 5.0 * math.log10(spec.learning_rate / BEST_LEARNING_RATE) ** 2 + 0.1 * spec.seed + epoch
+    return (
+        90.0
+        - 5.0 * math.log10(spec.learning_rate / BEST_LEARNING_RATE) ** 2
+        + 0.1 * spec.seed
+        + epoch
+    )
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,22 @@ class FakeTrainer:
     seconds_per_epoch = 0.0
 
     def __init__(
-        self, workspace: Workspace, *, rank: int, world_size: int, local_rank: int, master_addr: str, master_port: int, device: str
+        self,
+        workspace: Workspace,
+        *,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        master_addr: str,
+        master_port: int,
+        device: str,
     ) -> None:
-        assert 0 <= rank < world_size and master_port > 0 and device == "cpu" and 0 <= local_rank <= rank
+        assert (
+            0 <= rank < world_size
+            and master_port > 0
+            and device == "cpu"
+            and 0 <= local_rank <= rank
+        )
         self.workspace, self.rank, self.leaving = workspace, rank, False
 
     def start(self, spec: TrialSpec) -> int:
@@ -114,7 +133,14 @@ class FakeTrainer:
         return int(json.loads(path.read_text())) if path.exists() else 0
 
     def _note(self, call: str, *, epoch: int) -> None:
-        about = {"call": call, "trial": self.spec.hash, "rank": self.rank, "pid": os.getpid(), "epoch": epoch, "at": time.time()}
+        about = {
+            "call": call,
+            "trial": self.spec.hash,
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "epoch": epoch,
+            "at": time.time(),
+        }
         line = json.dumps(about)
         with (self.workspace.home.path / "calls.jsonl").open("a") as file:
             file.write(line + "\n")
@@ -141,7 +167,14 @@ class FakeTrainer:
         elif fault == "bug":
             failure = FailureRecord(type="ValueError", message="a bug of the trial's own")
             self.folder.write_result(
-                TrialResult(trial=self.spec.hash, status=Status.FAILED, score=None, failure=failure, started_at=0.0, finished_at=1.0)
+                TrialResult(
+                    trial=self.spec.hash,
+                    status=Status.FAILED,
+                    score=None,
+                    failure=failure,
+                    started_at=0.0,
+                    finished_at=1.0,
+                )
             )
             raise RuntimeError("failed: ValueError")
 
@@ -157,7 +190,10 @@ class GatedTrainer(FakeTrainer):
 
     def epoch(self) -> EpochReport:
         while (
-            self.spec.phase is Phase.SEARCH and self.spec.number > 0 and not self.leaving and not (self.workspace.home.path / "go").exists()
+            self.spec.phase is Phase.SEARCH
+            and self.spec.number > 0
+            and not self.leaving
+            and not (self.workspace.home.path / "go").exists()
         ):
             time.sleep(0.1)
         return super().epoch()

@@ -15,10 +15,24 @@ from typing import Any
 
 import torch
 
-FILE_OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "shutil.rmtree"}
+FILE_OPERATIONS = {
+    "open",
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.chmod",
+    "shutil.rmtree",
+}
 
 
-def fork_group(function: Callable[..., None], *args: Any, world_size: int = 1, timeout_s: float = 120.0, join: bool = True) -> list[int]:
+def fork_group(
+    function: Callable[..., None],
+    *args: Any,
+    world_size: int = 1,
+    timeout_s: float = 120.0,
+    join: bool = True,
+) -> list[int]:
     """`function(rank, *args)` on the ranks of a new process group. The caller must have no threads.
 
     Args:
@@ -64,13 +78,21 @@ def _forks(world_size: int) -> list[int]:
     return pids
 
 
-def _child(work: Callable[[], None], rank: int, world_size: int, port: int | None, timeout_s: float) -> None:
+def _child(
+    work: Callable[[], None], rank: int, world_size: int, port: int | None, timeout_s: float
+) -> None:
     from suite.train.engine import close_process_group, init_process_group
 
     code = 1
     try:
         if port is not None:
-            place: dict[str, Any] = {"rank": rank, "world_size": world_size, "local_rank": rank, "address": "127.0.0.1", "port": port}
+            place: dict[str, Any] = {
+                "rank": rank,
+                "world_size": world_size,
+                "local_rank": rank,
+                "address": "127.0.0.1",
+                "port": port,
+            }
             init_process_group(**place, device="cpu", timeout_s=timeout_s)
         work()
         close_process_group()
@@ -88,7 +110,9 @@ def kill_at(operation: int, folder: Path) -> Callable[[], int]:
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
         nonlocal count
-        if event in FILE_OPERATIONS and any(isinstance(arg, (str, os.PathLike)) and str(folder) in str(arg) for arg in args):
+        if event in FILE_OPERATIONS and any(
+            isinstance(arg, (str, os.PathLike)) and str(folder) in str(arg) for arg in args
+        ):
             count += 1
             if count == operation:
                 os.kill(os.getpid(), signal.SIGKILL)

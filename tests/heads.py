@@ -63,22 +63,43 @@ def ray_head(*, token: str, cpus: int = 4, jobs: bool = True, **variables: str) 
         "OMP_NUM_THREADS": "1",
         **variables,
     }
-    options = [f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1"]
+    options = [
+        f"--port={port}",
+        f"--dashboard-port={dashboard}",
+        "--dashboard-host=127.0.0.1",
+        "--node-ip-address=127.0.0.1",
+    ]
     options += [
         f"--num-cpus={cpus}",
         f"--object-store-memory={80 * 2**20}",
         f"--temp-dir={folder}",
         f"--ray-client-server-port={free_port()}",
     ]
-    options += [f"--dashboard-agent-listen-port={free_port()}", "--include-log-monitor=false", "--disable-usage-stats"]
+    options += [
+        f"--dashboard-agent-listen-port={free_port()}",
+        "--include-log-monitor=false",
+        "--disable-usage-stats",
+    ]
     options += [] if jobs else ["--include-dashboard=false"]
     log = (folder / "start.log").open("wb")
     process = subprocess.Popen(
-        [bin_folder / "ray", "start", "--head", "--block", *options], env=environment, stdout=log, stderr=log, start_new_session=True
+        [bin_folder / "ray", "start", "--head", "--block", *options],
+        env=environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
     head = Head(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{port}", environment)
     try:
-        _await(lambda: _answers(head, token) if jobs else b"Ray runtime started" in Path(log.name).read_bytes(), process, Path(log.name))
+        _await(
+            lambda: (
+                _answers(head, token)
+                if jobs
+                else b"Ray runtime started" in Path(log.name).read_bytes()
+            ),
+            process,
+            Path(log.name),
+        )
         yield head
         assert process.poll() is None, f"the head has died:\n{Path(log.name).read_text()}"
     finally:
@@ -95,7 +116,9 @@ def _await(started: Callable[[], bool], process: subprocess.Popen[bytes], log: P
 
 
 def _answers(head: Head, token: str) -> bool:
-    request = urllib.request.Request(f"{head.url}/api/jobs/", headers={"Authorization": f"Bearer {token}"})
+    request = urllib.request.Request(
+        f"{head.url}/api/jobs/", headers={"Authorization": f"Bearer {token}"}
+    )
     try:
         urllib.request.urlopen(request, timeout=5).close()
     except (urllib.error.URLError, OSError):
@@ -105,7 +128,9 @@ def _answers(head: Head, token: str) -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """In order first, as `ray start --block` does; then whatever of it is left."""
-    children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    children = (
+        psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    )
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(15)

@@ -6,21 +6,32 @@ import os
 import sys
 from pathlib import Path
 
-from suite.train.folder import Home
-from suite.train.result import Status
-from suite.train.spec import Phase
+from suite.record.folder import Home
+from suite.record.result import Status
+from suite.record.spec import Phase
 from tests.fake_trainer import EpochReport, FakeTrainer
 
-SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI")
+SECRETS = (
+    "HF_TOKEN",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_ACCESS_KEY_ID",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_URI",
+)
 
 
 class LeakyTrainer(FakeTrainer):
     """The second trial has a bug and the third dies of its machine, both with messages such as libraries write."""
 
     def epoch(self) -> EpochReport:
-        from suite.train.failure import failure_record, write_failed  # torch, which a rank that joins need not wait for
+        from suite.train.failure import (  # torch, which a rank that joins need not wait for
+            failure_record,
+            write_failed,
+        )
 
-        error = ConnectionError(" and ".join(f"{name}={os.environ[name]}" for name in SECRETS), os.environ["HF_TOKEN"])
+        error = ConnectionError(
+            " and ".join(f"{name}={os.environ[name]}" for name in SECRETS), os.environ["HF_TOKEN"]
+        )
         if self.spec.phase is Phase.SEARCH and self.spec.number == 1:
             if self.rank == 0:
                 write_failed(self.folder, Status.FAILED, failure_record(error), started_at=0.0)
@@ -44,7 +55,13 @@ def run(home: Home, data_root: Path) -> None:
         timeouts={"setup_s": 300.0, "epoch_s": 120.0},
     )
     tracking = TrackingListener(home, resolve_uri(home), sweep=config.name, patience_s=1.0)
-    run_sweep(config, home=home, data_root=data_root, listeners=[tracking], trainer="tests.leaky_sweep:LeakyTrainer")
+    run_sweep(
+        config,
+        home=home,
+        data_root=data_root,
+        listeners=[tracking],
+        trainer="tests.leaky_sweep:LeakyTrainer",
+    )
 
 
 def command(*arguments: str) -> None:

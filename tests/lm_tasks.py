@@ -56,7 +56,10 @@ metadata: {{version: 1.0}}
 def rows(count: int, *, seed: int) -> list[dict[str, Any]]:
     """`a stone river` with label 1, `b stone river` with label 0, as many of each."""
     draw = random.Random(seed)
-    return [{"text": f"{'ba'[i % 2]} {draw.choice(WORDS)} {draw.choice(WORDS)}", "label": i % 2} for i in range(count)]
+    return [
+        {"text": f"{'ba'[i % 2]} {draw.choice(WORDS)} {draw.choice(WORDS)}", "label": i % 2}
+        for i in range(count)
+    ]
 
 
 def write_lm_tasks(folder: Path, *, count: int = 24) -> Path:

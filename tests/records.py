@@ -9,18 +9,39 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from suite.config.arm import Arm
 from suite.config.hashing import derive_seed
 from suite.config.space import LearningRateRange
-from suite.config.sweep import AttentionChoice, BackboneChoice, ConfirmConfig, MethodChoice, SearchConfig, SweepConfig
-from suite.config.task import ClassificationTask, GeneratedData, LabelConfig, LanguageModelTask, TaskConfig
+from suite.config.sweep import (
+    AttentionChoice,
+    BackboneChoice,
+    ConfirmConfig,
+    MethodChoice,
+    SearchConfig,
+    SweepConfig,
+)
+from suite.config.task import (
+    ClassificationTask,
+    GeneratedData,
+    LabelConfig,
+    LanguageModelTask,
+    TaskConfig,
+)
 from suite.config.training import TrainingConfig
 from suite.meters.record import MemoryPeak, PhaseRecord
+from suite.plan.definition import store_definition
+from suite.plan.plan import Plan, PlannedCell
+from suite.record.folder import Home
+from suite.record.result import (
+    EpochRecord,
+    FailureRecord,
+    ParameterCount,
+    Status,
+    StepTiming,
+    TrialResult,
+)
+from suite.record.spec import Phase, TrialSpec
 from suite.tracking import open_store
-from suite.train.folder import Home
-from suite.train.result import EpochRecord, FailureRecord, ParameterCount, Status, StepTiming, TrialResult
-from suite.train.spec import Arm, Phase, TrialSpec
-from suite.tune.definition import store_definition
-from suite.tune.plan import Plan, PlannedCell
 
 BACKBONE = BackboneChoice(name="tiny-bert")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -35,7 +56,12 @@ PERPLEXITY = "prose"
 
 
 def make_task(name: str = "agreement") -> TaskConfig:
-    common: dict[str, Any] = {"name": name, "description": "a toy", "source": "ours", "data": GeneratedData(generator=name)}
+    common: dict[str, Any] = {
+        "name": name,
+        "description": "a toy",
+        "source": "ours",
+        "data": GeneratedData(generator=name),
+    }
     if name == PERPLEXITY:
         return LanguageModelTask(**common, kind="language-model", inputs=["text"])
     return ClassificationTask(
@@ -78,11 +104,21 @@ def make_spec(
     )
 
 
-def make_result(spec: TrialSpec, *, score: float | None = None, status: Status = Status.COMPLETED, **changes: Any) -> TrialResult:
+def make_result(
+    spec: TrialSpec,
+    *,
+    score: float | None = None,
+    status: Status = Status.COMPLETED,
+    **changes: Any,
+) -> TrialResult:
     """What such a trial would record; the score is highest for the third of `RATES` unless given."""
     jitter = derive_seed(spec.hash, "score") % 1000 / 1e5
     scored = status.has_score
-    value = score if score is not None else 0.9 - 0.05 * abs(math.log10(spec.learning_rate / RATES[2])) + jitter
+    value = (
+        score
+        if score is not None
+        else 0.9 - 0.05 * abs(math.log10(spec.learning_rate / RATES[2])) + jitter
+    )
     value = value if scored else None
     confirm = spec.phase is Phase.CONFIRM
     trainable = TRAINABLE.get(spec.arm.method, 1000)
@@ -96,7 +132,9 @@ def make_result(spec: TrialSpec, *, score: float | None = None, status: Status =
         "best_epoch": 1 if scored else None,
         "epochs": _epochs(spec, value) if value is not None else [],
         "phases": _phases(spec),
-        "timing": StepTiming(p50_s=0.1, p95_s=0.15, samples_per_s=80.0 + spec.seed, tokens_per_s=2000.0),
+        "timing": StepTiming(
+            p50_s=0.1, p95_s=0.15, samples_per_s=80.0 + spec.seed, tokens_per_s=2000.0
+        ),
         "parameters": ParameterCount(
             total=4_000_000 + trainable,
             trainable=trainable,
@@ -106,7 +144,9 @@ def make_result(spec: TrialSpec, *, score: float | None = None, status: Status =
             kv_bytes_per_token=256,
         ),
         "splits": {"train": 100, "validation": 20, **({"test": 20} if confirm else {})},
-        "failure": None if scored else FailureRecord(type=status.value, message="loss is nan", log_path="rank0.log"),
+        "failure": None
+        if scored
+        else FailureRecord(type=status.value, message="loss is nan", log_path="rank0.log"),
         "started_at": START_S + spec.number * 100 + spec.seed * 1000,
         "finished_at": START_S + spec.number * 100 + spec.seed * 1000 + 60,
     }
@@ -130,11 +170,17 @@ def _epochs(spec: TrialSpec, score: float) -> list[EpochRecord]:
 
 
 def _phases(spec: TrialSpec) -> dict[str, PhaseRecord]:
-    memory = MemoryPeak(allocated_max_bytes=10_000_000 + spec.seed, allocated_sum_bytes=20_000_000, rss_max_bytes=500_000_000)
+    memory = MemoryPeak(
+        allocated_max_bytes=10_000_000 + spec.seed,
+        allocated_sum_bytes=20_000_000,
+        rss_max_bytes=500_000_000,
+    )
     common = {"energy_source": "cpu-time-estimate", "memory": memory}
     return {
         "load": PhaseRecord(seconds=2.0, energy_kwh=1e-6, **common),
-        "train": PhaseRecord(seconds=20.0 + spec.seed, energy_kwh=2e-5 + spec.seed * 1e-6, **common),
+        "train": PhaseRecord(
+            seconds=20.0 + spec.seed, energy_kwh=2e-5 + spec.seed * 1e-6, **common
+        ),
         "eval": PhaseRecord(seconds=3.0, energy_kwh=2e-6, **common),
     }
 
@@ -149,12 +195,21 @@ def write_trial(home: Home, spec: TrialSpec, result: TrialResult | None = None) 
 
 
 def write_cell(
-    home: Home, method: str = "lora", task: str = "agreement", *, trials: int = 4, seeds: Iterable[int] = (1, 2, 3), sweep: str = "demo"
+    home: Home,
+    method: str = "lora",
+    task: str = "agreement",
+    *,
+    trials: int = 4,
+    seeds: Iterable[int] = (1, 2, 3),
+    sweep: str = "demo",
 ) -> list[TrialSpec]:
     """A whole study and its confirm runs at the best learning rate (`RATES[2]` from three trials on)."""
     search = [make_spec(method, task, number=n, sweep=sweep) for n in range(trials)]
     best = max(search, key=lambda spec: make_result(spec).score or 0.0)
-    confirm = [make_spec(method, task, seed=s, learning_rate=best.learning_rate, sweep=sweep) for s in seeds]
+    confirm = [
+        make_spec(method, task, seed=s, learning_rate=best.learning_rate, sweep=sweep)
+        for s in seeds
+    ]
     return [write_trial(home, spec, make_result(spec)) for spec in (*search, *confirm)]
 
 
@@ -179,7 +234,11 @@ def write_definition(
         training=make_spec().training,
     )
     low, high = learning_rates
-    cells = [PlannedCell(make_spec(m, t).arm, make_task(t), LearningRateRange(low=low, high=high)) for m in methods for t in tasks]
+    cells = [
+        PlannedCell(make_spec(m, t).arm, make_task(t), LearningRateRange(low=low, high=high))
+        for m in methods
+        for t in tasks
+    ]
     store_definition(Plan(config, tuple(cells), world_size=2), home)
 
 

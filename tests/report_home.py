@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from suite.record.folder import Home
+from suite.record.result import FailureRecord, Status, ValidityRecord
 from suite.tracking import sync
-from suite.train.folder import Home
-from suite.train.result import FailureRecord, Status, ValidityRecord
 from tests.answers import some_right, write_confirmed
 from tests.records import RATES, make_result, make_spec, write_definition, write_trial
 
@@ -44,18 +44,32 @@ def make_report_home(path: Path, empty_db: Path) -> Home:
     for task in TASKS:
         rng = np.random.default_rng(len(task))
         for method, share in SHARES.items():
-            specs = write_confirmed(home, method, some_right(rng, [share - 0.01, share, share + 0.01], items=200), task)
+            specs = write_confirmed(
+                home, method, some_right(rng, [share - 0.01, share, share + 0.01], items=200), task
+            )
             for spec in specs:
-                validity = ValidityRecord(**GOOD, loss_fell=method != "bitfit", loss_last=0.5 if method != "bitfit" else 1.0)
+                validity = ValidityRecord(
+                    **GOOD,
+                    loss_fell=method != "bitfit",
+                    loss_last=0.5 if method != "bitfit" else 1.0,
+                )
                 result = home.trial(spec).result()
                 assert result is not None
-                home.trial(spec).write_result(result.model_copy(update={"validity": validity, "provenance": PROVENANCE}))
+                home.trial(spec).write_result(
+                    result.model_copy(update={"validity": validity, "provenance": PROVENANCE})
+                )
             second = make_spec(method, task, number=1, learning_rate=RATES[1])
             failed = {
                 "status": Status.DIVERGED,
-                "failure": FailureRecord(type="LossError", message=ATTACK, log_path="/somewhere/rank0.log"),
+                "failure": FailureRecord(
+                    type="LossError", message=ATTACK, log_path="/somewhere/rank0.log"
+                ),
             }
-            write_trial(home, second, make_result(second, **(failed if method == "read" else {"score": 40.0})))
+            write_trial(
+                home,
+                second,
+                make_result(second, **(failed if method == "read" else {"score": 40.0})),
+            )
     shutil.copy(empty_db, home.path / "mlflow.db")
     assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
     return home

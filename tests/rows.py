@@ -61,7 +61,11 @@ def task_row(task: TaskConfig, number: int) -> dict[str, Any]:
         row[task.id] = f"{number:08x}"
     if isinstance(task, LabelTask):
         label = task.label
-        row[label.column] = number % task.num_labels if label.range is None else label.range[0] + number % 6 * label.step
+        row[label.column] = (
+            number % task.num_labels
+            if label.range is None
+            else label.range[0] + number % 6 * label.step
+        )
     if isinstance(task, ClassificationTask):
         row |= dict.fromkeys(task.group, number // GROUP_ROWS)
     if isinstance(task, GenerationTask) and "exact_match" in task.metrics:
@@ -88,7 +92,15 @@ def _answers(task: QuestionAnsweringTask, number: int) -> dict[str, Any]:
 def _wsc(number: int) -> dict[str, Any]:
     noun = NUMBERS[number % 10]
     text = f"The {noun} saw it, and it was number {number}."
-    return {"text": text, "span1_text": noun, "span1_index": 1, "span2_text": "it", "span2_index": 5, "idx": number, "label": number % 2}
+    return {
+        "text": text,
+        "span1_text": noun,
+        "span1_index": 1,
+        "span2_text": "it",
+        "span2_index": 5,
+        "idx": number,
+        "label": number % 2,
+    }
 
 
 CODED = {"wsc": _wsc}

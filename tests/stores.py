@@ -31,7 +31,9 @@ USER = "suite"
 
 def binaries() -> Path:
     """The newest PostgreSQL of this machine; skips the test where there is none."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3])
+    )
     on_path = shutil.which("initdb")
     if not found and on_path is None:
         pytest.skip("no PostgreSQL server here; Debian: apt-get install postgresql")
@@ -75,18 +77,46 @@ class Postgres:
             "--encoding=UTF8",
         ]
         subprocess.run(
-            [binaries() / "initdb", f"--pgdata={self.data}", *options], check=True, capture_output=True, user=user, cwd=self.folder
+            [binaries() / "initdb", f"--pgdata={self.data}", *options],
+            check=True,
+            capture_output=True,
+            user=user,
+            cwd=self.folder,
         )
 
     def start(self) -> None:
         """Start and wait until it answers; what a kill left behind is recovered first."""
-        settings = {"fsync": "off", "dynamic_shared_memory_type": "mmap", "shared_buffers": "64MB", "max_connections": "60"}
-        command = [binaries() / "postgres", "-D", self.data, "-k", self.folder, "-h", "127.0.0.1", "-p", str(self.port)]
+        settings = {
+            "fsync": "off",
+            "dynamic_shared_memory_type": "mmap",
+            "shared_buffers": "64MB",
+            "max_connections": "60",
+        }
+        command = [
+            binaries() / "postgres",
+            "-D",
+            self.data,
+            "-k",
+            self.folder,
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+        ]
         command += [item for key, value in settings.items() for item in ("-c", f"{key}={value}")]
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, user=_unprivileged(), start_new_session=True, cwd=self.folder)
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                user=_unprivileged(),
+                start_new_session=True,
+                cwd=self.folder,
+            )
         group = self.process.pid
-        self.guard = _guard(f"kill -INT {group}; sleep 5; kill -KILL -- -{group}; rm -rf {self.folder}")
+        self.guard = _guard(
+            f"kill -INT {group}; sleep 5; kill -KILL -- -{group}; rm -rf {self.folder}"
+        )
         ready = [binaries() / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         _wait(lambda: subprocess.run(ready, check=False).returncode == 0, self.process)
 
@@ -119,7 +149,9 @@ class Postgres:
 
     def database(self, name: str, *, like: str = "template1") -> str:
         """The URI of a new database, a copy of another."""
-        self.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{like}'")  # whoever holds it idle
+        self.run(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{like}'"
+        )  # whoever holds it idle
         self.run(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
         return self.uri(name)
 
@@ -128,7 +160,9 @@ class Postgres:
 def postgres() -> Iterator[Postgres]:
     """A running server that has nothing in it yet."""
     binaries()
-    folder = Path(tempfile.mkdtemp(prefix="suite-postgres-"))  # not below pytest's folder, which other users cannot enter
+    folder = Path(
+        tempfile.mkdtemp(prefix="suite-postgres-")
+    )  # not below pytest's folder, which other users cannot enter
     server = Postgres(folder)
     try:
         server.make()
@@ -179,7 +213,12 @@ class MlflowServer:
         outside = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**outside, **own, **self.environment}, start_new_session=True, cwd=self.folder
+                command,
+                stdout=log,
+                stderr=log,
+                env={**outside, **own, **self.environment},
+                start_new_session=True,
+                cwd=self.folder,
             )
         self.guard = _guard(f"kill -KILL -- -{self.process.pid}")
         _wait(lambda: _answers(f"{self.uri}/health"), self.process)
@@ -191,7 +230,9 @@ class MlflowServer:
 
 
 @contextmanager
-def mlflow_server(folder: Path, backend: str, *options: str, **environment: str) -> Iterator[MlflowServer]:
+def mlflow_server(
+    folder: Path, backend: str, *options: str, **environment: str
+) -> Iterator[MlflowServer]:
     """A running server; `backend` is the URI of its database."""
     server = MlflowServer(folder, backend, options=options, environment=environment)
     try:
@@ -218,7 +259,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _guard(last_words: str) -> subprocess.Popen[bytes]:
     """A process that runs a command when this one is gone, however it went: its input ends then."""
-    return subprocess.Popen(["sh", "-c", f"read _; {last_words}"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(
+        ["sh", "-c", f"read _; {last_words}"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def _dismiss(guard: subprocess.Popen[bytes] | None) -> None:

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from suite.config.sweep import SweepConfig
-from suite.train.folder import Home
-from suite.train.result import Status, TrialResult
-from suite.train.spec import TrialSpec
-from suite.tune.schedule import Schedule
+from suite.plan.queue import Schedule
+from suite.record.folder import Home
+from suite.record.result import Status, TrialResult
+from suite.record.spec import TrialSpec
 from tests.fake_trainer import score_of
 from tests.tiny import tiny_choice
 
@@ -46,7 +46,9 @@ def toy_sweep(**changes: Any) -> SweepConfig:
         "training": {"epochs": 3, "batch_size": 8},
         "timeouts": {"setup_s": 60.0, "epoch_s": 30.0},
     }
-    search = {"edge_guard": {"extensions": 0}, "stop": None} | changes.pop("search", {"trials": 5, "startup_trials": 3})
+    search = {"edge_guard": {"extensions": 0}, "stop": None} | changes.pop(
+        "search", {"trials": 5, "startup_trials": 3}
+    )
     return SweepConfig.model_validate(values | changes | {"search": search})
 
 
@@ -65,14 +67,19 @@ def make_roots(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = folder / "data" / "toy" / "words" / "default"
     root.mkdir(parents=True)
     for split in ("train", "validation", "test"):
-        pq.write_table(pa.table({"text": [f"word {i}" for i in range(16)], "label": [i % 2 for i in range(16)]}), root / f"{split}.parquet")
+        pq.write_table(
+            pa.table(
+                {"text": [f"word {i}" for i in range(16)], "label": [i % 2 for i in range(16)]}
+            ),
+            root / f"{split}.parquet",
+        )
     return folder / "data"
 
 
 @contextmanager
 def toy_cluster(folder: Path) -> Iterator[Path]:
     """A local Ray of two CPUs whose workers know the task `toy`, for as long as the block runs; gives the data root."""
-    from suite.tune.cluster import cluster  # Ray, which tests of planning do without
+    from suite.cluster.session import cluster  # Ray, which tests of planning do without
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
@@ -81,14 +88,27 @@ def toy_cluster(folder: Path) -> Iterator[Path]:
             yield roots
 
 
-def finish(home: Home, spec: TrialSpec, score: float | None, status: Status = Status.COMPLETED) -> None:
+def finish(
+    home: Home, spec: TrialSpec, score: float | None, status: Status = Status.COMPLETED
+) -> None:
     home.trial(spec).write_result(
-        TrialResult(trial=spec.hash, status=status, score=score, validation_score=score, started_at=0.0, finished_at=1.0)
+        TrialResult(
+            trial=spec.hash,
+            status=status,
+            score=score,
+            validation_score=score,
+            started_at=0.0,
+            finished_at=1.0,
+        )
     )
 
 
 def run_all(
-    schedule: Schedule, home: Home, *, at_most: int = 10_000, score: Callable[[TrialSpec], float | None] | None = None
+    schedule: Schedule,
+    home: Home,
+    *,
+    at_most: int = 10_000,
+    score: Callable[[TrialSpec], float | None] | None = None,
 ) -> list[TrialSpec]:
     """Run trials one after another, each finished at once."""
     ran: list[TrialSpec] = []

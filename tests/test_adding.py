@@ -11,18 +11,30 @@ import pytest
 from tests.commands import ROOT, Suite, suite
 
 __all__ = ["suite"]
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 384}
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 384,
+}
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
+    )
 
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the user's own with both files, by the names that the page gives them."""
     method, variant = blocks("python")[:2]
-    files = {"petl/scale_norms.py": method, "attention/first_head.py": variant, "search_spaces/scale-norms.yaml": blocks("yaml")[0]}
+    files = {
+        "petl/scale_norms.py": method,
+        "attention/first_head.py": variant,
+        "search_spaces/scale-norms.yaml": blocks("yaml")[0],
+    }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
@@ -32,10 +44,30 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_method_and_the_variant_of_the_docs_train_together(suite: Suite, mine: Path) -> None:
     settings = {f"backbone.config.{key}": value for key, value in TINY.items()}
-    settings |= {"backbone.tokenizer": "bytes", "limit.train": 32, "limit.validation": 16, "limit.test": 16, "learning_rate": 0.01}
-    settings |= {"training.epochs": 1, "training.batch_size": 8, "training.max_length": 48, "last": 3}
+    settings |= {
+        "backbone.tokenizer": "bytes",
+        "limit.train": 32,
+        "limit.validation": 16,
+        "limit.test": 16,
+        "learning_rate": 0.01,
+    }
+    settings |= {
+        "training.epochs": 1,
+        "training.batch_size": 8,
+        "training.max_length": 48,
+        "last": 3,
+    }
     changes = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
-    names = ["--backbone", "bert-base", "--method", "scale-norms", "--attention", "first-head", "--task", "acceptability"]
+    names = [
+        "--backbone",
+        "bert-base",
+        "--method",
+        "scale-norms",
+        "--attention",
+        "first-head",
+        "--task",
+        "acceptability",
+    ]
     code, out, err = suite("trial", *names, *changes, "--home", mine / "home")
     assert code == 0, err
     result = json.loads(out[out.index("{\n") :])
@@ -47,6 +79,10 @@ def test_the_method_and_the_variant_of_the_docs_train_together(suite: Suite, min
 
 
 def test_both_are_listed_with_their_descriptions(suite: Suite, mine: Path) -> None:
-    for kind, name in (("methods", "scale-norms"), ("attention", "first-head"), ("search-spaces", "scale-norms")):
+    for kind, name in (
+        ("methods", "scale-norms"),
+        ("attention", "first-head"),
+        ("search-spaces", "scale-norms"),
+    ):
         rows = json.loads(suite("list", kind, "--format", "json")[1])
         assert name in [row["name"] for row in rows]

@@ -41,7 +41,14 @@ def arm(variant: str, method: str, family: str, *, pretrained: bool = False, **o
     torch.manual_seed(0)
     resolved, head = resolved_tiny(family), make_head(answer_of(family))
     choice = AttentionChoice(name=variant, options=options)
-    model, petl = build_arm(resolved, head, attention=choice, method=method, architecture=SMALL.get(method, {}), pretrained=pretrained)
+    model, petl = build_arm(
+        resolved,
+        head,
+        attention=choice,
+        method=method,
+        architecture=SMALL.get(method, {}),
+        pretrained=pretrained,
+    )
     toy = Toy(model, petl, resolved, head)
     if petl.needs_preparation:
         petl.prepare(model, toy.family, [toy.batch(seed=s, size=2) for s in range(2)], loss_of)
@@ -50,7 +57,10 @@ def arm(variant: str, method: str, family: str, *, pretrained: bool = False, **o
 
 def new_parameters(variant: str, family: str) -> list[nn.Parameter]:
     resolved = resolved_tiny(family)
-    model, found = build(resolved, make_head(answer_of(family))), variants.get(variant).configure({})
+    model, found = (
+        build(resolved, make_head(answer_of(family))),
+        variants.get(variant).configure({}),
+    )
     found.convert(model, resolved.family)
     return found.new_parameters(model, resolved.family)
 
@@ -87,11 +97,16 @@ def test_a_pair_trains_a_step_or_is_refused_with_the_reason(variant: str, method
     before = {name: tensor.clone() for name, tensor in trained_state(toy.model).items()}
     (loss,) = train(toy, steps=1)
     assert torch.isfinite(torch.tensor(loss))
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in trained_state(toy.model).items())
+    assert any(
+        not torch.equal(tensor, before[name]) for name, tensor in trained_state(toy.model).items()
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("pair", [("gqa", "lora"), ("shared", "lora"), ("cla", "lora"), ("shared", "read"), ("cla", "read")])
+@pytest.mark.parametrize(
+    "pair",
+    [("gqa", "lora"), ("shared", "lora"), ("cla", "lora"), ("shared", "read"), ("cla", "read")],
+)
 def test_the_pairs_that_were_asked_for_train(pair: tuple[str, str], family: str) -> None:
     toy = arm(*pair, family)
     losses = train(toy, steps=30)
@@ -125,16 +140,25 @@ def test_there_are_variants_of_both_kinds() -> None:
 
 
 @pytest.mark.parametrize("variant", scratch_names())
-def test_a_variant_from_scratch_on_a_checkpoint_wants_a_pretrain_stage_or_random_weights(variant: str) -> None:
+def test_a_variant_from_scratch_on_a_checkpoint_wants_a_pretrain_stage_or_random_weights(
+    variant: str,
+) -> None:
     resolved, head = resolve(HUB), Head("classification", 2)
-    settings: dict[str, Any] = {"attention": AttentionChoice(name=variant), "method": "full", "architecture": {}}
+    settings: dict[str, Any] = {
+        "attention": AttentionChoice(name=variant),
+        "method": "full",
+        "architecture": {},
+    }
     with pytest.raises(
-        IncompatibleError, match=rf"attention {variant} starts from scratch.*pretrain: .*backbones: \[{{name: bert-base, config: {{}}}}\]"
+        IncompatibleError,
+        match=rf"attention {variant} starts from scratch.*pretrain: .*backbones: \[{{name: bert-base, config: {{}}}}\]",
     ):
         check_arm(resolved, head, **settings)
     check_arm(resolved, head, **settings, pretrained=True)
     assert count_arm(resolved, head, **settings, pretrained=True).trainable > 0
-    check_arm(resolve(BackboneChoice(name="bert-base", config={}, tokenizer="bytes")), head, **settings)
+    check_arm(
+        resolve(BackboneChoice(name="bert-base", config={}, tokenizer="bytes")), head, **settings
+    )
 
 
 def test_what_goes_over_a_variant_from_scratch_starts_from_scratch() -> None:
@@ -154,7 +178,9 @@ class Scaled(Variant[Any]):
     def convert(self, model: Any, family: Family) -> None:
         for site in family.attention_sites(model):
             site.module.get_submodule(site.q).register_module("factor", Factor())
-            site.module.get_submodule(site.q).register_forward_hook(lambda module, _args, output: module.factor(output))
+            site.module.get_submodule(site.q).register_forward_hook(
+                lambda module, _args, output: module.factor(output)
+            )
 
     def new_parameters(self, model: Any, family: Family) -> list[nn.Parameter]:
         return [factor_of(site) for site in family.attention_sites(model)]
@@ -177,12 +203,16 @@ def factor_of(site: AttentionSite) -> nn.Parameter:
 
 @pytest.fixture
 def _scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms, "variants", type("Registry", (), {"get": staticmethod(lambda name: Scaled)}))
+    monkeypatch.setattr(
+        arms, "variants", type("Registry", (), {"get": staticmethod(lambda name: Scaled)})
+    )
 
 
 @pytest.mark.usefixtures("_scaled")
 @pytest.mark.parametrize("method", ["lora", "bitfit", "adapter", "prompt", "full", "peft:ia3"])
-def test_what_a_variant_adds_trains_with_every_method_that_goes_back_through_the_backbone(method: str) -> None:
+def test_what_a_variant_adds_trains_with_every_method_that_goes_back_through_the_backbone(
+    method: str,
+) -> None:
     toy = arm("scaled", method, "t5")
     added = [name for name in trained_state(toy.model) if name.endswith("factor.weight")]
     assert len(added) == 6
@@ -193,7 +223,10 @@ def test_what_a_variant_adds_trains_with_every_method_that_goes_back_through_the
 
 @pytest.mark.usefixtures("_scaled")
 def test_read_refuses_what_it_could_not_train_unless_a_pretrain_stage_has_trained_it() -> None:
-    with pytest.raises(IncompatibleError, match=r"read does not go with attention scaled.*without a backward pass.*pretrain: "):
+    with pytest.raises(
+        IncompatibleError,
+        match=r"read does not go with attention scaled.*without a backward pass.*pretrain: ",
+    ):
         arm("scaled", "read", "t5")
     toy = arm("scaled", "read", "t5", pretrained=True)
     assert not any(name.endswith("factor.weight") for name in trained_state(toy.model))

@@ -35,14 +35,26 @@ GPT3 = {
     "mhe-mul": 456_523_776,
     "sha": 452_984_832,
 }
-WMT = {"sha": 6.49, "mha": 18.87, "el": 9.44, "mqa": 10.62, "skv": 14.16, "mhe-add": 6.52, "mhe-mul": 6.52}
+WMT = {
+    "sha": 6.49,
+    "mha": 18.87,
+    "el": 9.44,
+    "mqa": 10.62,
+    "skv": 14.16,
+    "mhe-add": 6.52,
+    "mhe-mul": 6.52,
+}
 """Millions, as MHE's table 3 prints them for 6 + 6 layers with 18 attention sublayers."""
 
 
-def counted(backbone: str, attention: str, options: dict[str, Any] | None = None, **how: Any) -> AttentionCount:
+def counted(
+    backbone: str, attention: str, options: dict[str, Any] | None = None, **how: Any
+) -> AttentionCount:
     resolved = resolve(BackboneChoice(name=backbone), only_shape=True)
     head = Head("classification", 2) if resolved.family.kind == "encoder" else Head("text")
-    return count_attention(resolved, head, AttentionChoice(name=attention, options=options or {}), **how)
+    return count_attention(
+        resolved, head, AttentionChoice(name=attention, options=options or {}), **how
+    )
 
 
 def options_of(attention: str) -> dict[str, Any]:
@@ -53,7 +65,11 @@ def options_of(attention: str) -> dict[str, Any]:
 def test_bert_base_has_the_attention_weights_of_mhes_table_1(attention: str, weights: int) -> None:
     found = counted("bert-base", attention, options_of(attention))
     assert found.with_output_projection == weights
-    assert (found.kv_bytes_per_token, found.cross_kv_bytes_per_token, found.kv_fraction) == (None, None, None)
+    assert (found.kv_bytes_per_token, found.cross_kv_bytes_per_token, found.kv_fraction) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_mhe_adds_27648_numbers_to_sha_on_bert_base() -> None:
@@ -62,15 +78,26 @@ def test_mhe_adds_27648_numbers_to_sha_on_bert_base() -> None:
 
 
 @pytest.mark.parametrize(("attention", "weights"), GPT3.items())
-def test_gpt3_has_the_attention_weights_of_the_paper_without_output_projection(attention: str, weights: int) -> None:
+def test_gpt3_has_the_attention_weights_of_the_paper_without_output_projection(
+    attention: str, weights: int
+) -> None:
     found = counted("gpt3", attention, options_of(attention))
     assert found.without_output_projection == weights
     assert found.with_output_projection == weights + 96 * (96 * 128) ** 2
 
 
 @pytest.mark.parametrize(("attention", "millions"), WMT.items())
-def test_the_translation_model_has_the_attention_weights_of_mhes_table_3(attention: str, millions: float) -> None:
-    assert round(counted("wmt-transformer", attention, options_of(attention)).with_output_projection / 1e6, 2) == millions
+def test_the_translation_model_has_the_attention_weights_of_mhes_table_3(
+    attention: str, millions: float
+) -> None:
+    assert (
+        round(
+            counted("wmt-transformer", attention, options_of(attention)).with_output_projection
+            / 1e6,
+            2,
+        )
+        == millions
+    )
 
 
 @pytest.mark.parametrize("backbone", ["bert-large", "gpt2-medium"])
@@ -85,7 +112,10 @@ def test_per_sublayer_the_weights_follow_mhes_table_4(backbone: str) -> None:
         "mhe-add": 3 * d**2 * n + 3 * d * n,
         "mhe-mul": 3 * d**2 * n + 3 * d * n,
     }
-    found = {attention: counted(backbone, attention, options_of(attention)).without_output_projection for attention in table}
+    found = {
+        attention: counted(backbone, attention, options_of(attention)).without_output_projection
+        for attention in table
+    }
     assert found == {attention: layers * weights for attention, weights in table.items()}
 
 
@@ -100,7 +130,9 @@ def test_per_sublayer_the_weights_follow_mhes_table_4(backbone: str) -> None:
         ("t5-base", "pretrained", 0),
     ],
 )
-def test_wgqa_adds_as_many_weights_as_its_totals_say(backbone: str, attention: str, extra: int) -> None:
+def test_wgqa_adds_as_many_weights_as_its_totals_say(
+    backbone: str, attention: str, extra: int
+) -> None:
     assert counted(backbone, attention).extra_over_base == extra
 
 
@@ -113,18 +145,38 @@ def test_wgqa_adds_as_many_weights_as_its_totals_say(backbone: str, attention: s
         ("gpt2", "el", 12 * 768 * 2, None, 0.5),
         ("gpt2", "mhe-mul", 12 * 2 * 64 * 2, None, 1 / 12),
         ("llama2-7b", "pretrained", 524_288, None, 1.0),
-        ("llama2-7b", "skv", 524_288, None, 1.0),  # keys are rotated and values are not: both are kept
+        (
+            "llama2-7b",
+            "skv",
+            524_288,
+            None,
+            1.0,
+        ),  # keys are rotated and values are not: both are kept
         ("llama2-7b", "mhe-add", 32 * 2 * 128 * 2, None, 1 / 32),
-        ("llama3-8b", "el", 524_288, None, 4.0),  # as many slices as query heads, where the checkpoint has a quarter
+        (
+            "llama3-8b",
+            "el",
+            524_288,
+            None,
+            4.0,
+        ),  # as many slices as query heads, where the checkpoint has a quarter
     ],
 )
-def test_the_cache_per_token_follows_the_heads(backbone: str, attention: str, kv: int, cross: int | None, fraction: float) -> None:
+def test_the_cache_per_token_follows_the_heads(
+    backbone: str, attention: str, kv: int, cross: int | None, fraction: float
+) -> None:
     found = counted(backbone, attention)
-    assert (found.kv_bytes_per_token, found.cross_kv_bytes_per_token, found.kv_fraction) == (kv, cross, fraction)
+    assert (found.kv_bytes_per_token, found.cross_kv_bytes_per_token, found.kv_fraction) == (
+        kv,
+        cross,
+        fraction,
+    )
 
 
 def test_the_cache_takes_twice_the_bytes_in_fp32() -> None:
-    half, brain, full = (counted("gpt2", "mha", dtype=dtype).kv_bytes_per_token for dtype in ("fp16", "bf16", "fp32"))
+    half, brain, full = (
+        counted("gpt2", "mha", dtype=dtype).kv_bytes_per_token for dtype in ("fp16", "bf16", "fp32")
+    )
     assert half == brain == 36_864 and full == 2 * 36_864
 
 
@@ -132,9 +184,15 @@ def test_biases_and_norms_do_not_count() -> None:
     resolved = resolve(BackboneChoice(name="bert-base"))
     model = build(resolved, Head("classification", 2), meta=True)
     weights = {
-        id(p): p.numel() for n, p in model.named_parameters() if ".attention." in n and n.endswith("weight") and "LayerNorm" not in n
+        id(p): p.numel()
+        for n, p in model.named_parameters()
+        if ".attention." in n and n.endswith("weight") and "LayerNorm" not in n
     }
-    assert sum(weights.values()) == counted("bert-base", "pretrained").with_output_projection == BERT_BASE["mha"]
+    assert (
+        sum(weights.values())
+        == counted("bert-base", "pretrained").with_output_projection
+        == BERT_BASE["mha"]
+    )
 
 
 # ---- command line ------------------------------------------------------------------------------------------------------
@@ -148,7 +206,9 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return found
 
 
-def test_params_prints_what_is_counted_of_a_variant_that_starts_from_scratch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_params_prints_what_is_counted_of_a_variant_that_starts_from_scratch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = printed(capsys, "--backbone", "gpt2", "--attention", "mhe-mul")
     assert found["attention.with_output_projection"] == BERT_BASE["mhe-mul"]
     assert found["attention.without_output_projection"] == BERT_BASE["mhe-mul"] - 12 * 768**2
@@ -158,10 +218,21 @@ def test_params_prints_what_is_counted_of_a_variant_that_starts_from_scratch(cap
     assert found["method"] == "full" and found["trainable"] == found["total"]
 
 
-def test_params_takes_options_of_the_variant_and_the_type_of_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--backbone", "llama2-7b", "--attention", "shared", "--set", "attention.options.span=23-30")
+def test_params_takes_options_of_the_variant_and_the_type_of_the_cache(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = (
+        "--backbone",
+        "llama2-7b",
+        "--attention",
+        "shared",
+        "--set",
+        "attention.options.span=23-30",
+    )
     first = printed(capsys, *arguments)
-    previous = printed(capsys, *arguments, "--set", "attention.options.anchor=previous", "--dtype", "fp32")
+    previous = printed(
+        capsys, *arguments, "--set", "attention.options.anchor=previous", "--dtype", "fp32"
+    )
     assert (first["kv_bytes_per_token"], first["kv_fraction"]) == (466_944, 0.890625)
     assert (previous["kv_bytes_per_token"], previous["kv_fraction"]) == (2 * 458_752, 0.875)
 
@@ -176,7 +247,10 @@ def test_list_attention_says_how_each_variant_starts(capsys: pytest.CaptureFixtu
         main(["list", "attention", "--format", "json"])
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == set(variants.names())
-    assert all(set(row) == {"name", "description", "source", "families", "start"} and all(row.values()) for row in rows.values())
+    assert all(
+        set(row) == {"name", "description", "source", "families", "start"} and all(row.values())
+        for row in rows.values()
+    )
     scratch = {name for name, row in rows.items() if row["start"] == "scratch"}
     assert scratch == {"mha", "sha", "el", "skv", "mhe-add", "mhe-mul", "fnet", "linear"}
     assert rows["fnet"]["families"] == ["bert"]

@@ -40,7 +40,9 @@ def move_weights(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for module in weighted_in(model):
-            module.head_weight.copy_(torch.rand(module.head_weight.shape, generator=generator) + 0.2)
+            module.head_weight.copy_(
+                torch.rand(module.head_weight.shape, generator=generator) + 0.2
+            )
 
 
 # ---- pooling -----------------------------------------------------------------------------------------------------------
@@ -50,7 +52,9 @@ def move_weights(model: nn.Module) -> None:
 def test_gqa_averages_consecutive_heads_with_their_biases(family: str) -> None:
     original, found = backbone(family)
     model, _, _ = converted("gqa", family, {"sites": "all"})
-    for before, after in zip(found.attention_sites(original), found.attention_sites(model), strict=True):
+    for before, after in zip(
+        found.attention_sites(original), found.attention_sites(model), strict=True
+    ):
         groups = before.kv_heads // 2
         for name in ("k", "v"):
             full, few = _full(before, name), cast(nn.Linear, projection(after, name))
@@ -59,7 +63,11 @@ def test_gqa_averages_consecutive_heads_with_their_biases(family: str) -> None:
             assert torch.allclose(few.weight, expected, atol=TOLERANCE)
             if full.bias is not None:
                 biases = full.bias.view(before.kv_heads, before.head_dim)
-                assert torch.allclose(few.bias, torch.cat([(biases[2 * g] + biases[2 * g + 1]) / 2 for g in range(groups)]), atol=TOLERANCE)
+                assert torch.allclose(
+                    few.bias,
+                    torch.cat([(biases[2 * g] + biases[2 * g + 1]) / 2 for g in range(groups)]),
+                    atol=TOLERANCE,
+                )
 
 
 def _full(site: Any, name: str) -> nn.Linear:
@@ -69,7 +77,10 @@ def _full(site: Any, name: str) -> nn.Linear:
     fused, width = site.module.c_attn, site.heads * site.head_dim
     start = {"k": width, "v": 2 * width}[name]
     full = nn.Linear(width, width)
-    full.weight, full.bias = nn.Parameter(fused.weight[:, start : start + width].T), nn.Parameter(fused.bias[start : start + width])
+    full.weight, full.bias = (
+        nn.Parameter(fused.weight[:, start : start + width].T),
+        nn.Parameter(fused.bias[start : start + width]),
+    )
     return full
 
 
@@ -86,7 +97,9 @@ def test_a_group_of_equal_heads_changes_nothing(family: str) -> None:
         _set_repeated(full, few)
     again = copy.deepcopy(widened)
     variants.get("gqa").configure({"sites": "all"}).convert(again, found)
-    assert torch.allclose(logits_of(again, batch_of(found)), logits_of(widened, batch_of(found)), atol=1e-5)
+    assert torch.allclose(
+        logits_of(again, batch_of(found)), logits_of(widened, batch_of(found)), atol=1e-5
+    )
 
 
 def _set_repeated(full: Any, few: Any) -> None:
@@ -95,7 +108,11 @@ def _set_repeated(full: Any, few: Any) -> None:
         source = cast(nn.Linear, projection(few, name))
         times = full.kv_heads * full.head_dim // source.out_features
         rows = [
-            tensor.detach().view(-1, full.head_dim, *tensor.shape[1:]).repeat_interleave(times, 0).flatten(0, 1) for tensor in _own(source)
+            tensor.detach()
+            .view(-1, full.head_dim, *tensor.shape[1:])
+            .repeat_interleave(times, 0)
+            .flatten(0, 1)
+            for tensor in _own(source)
         ]
         if full.fused:
             width = full.heads * full.head_dim
@@ -103,7 +120,9 @@ def _set_repeated(full: Any, few: Any) -> None:
             full.module.c_attn.weight.data[:, start : start + width] = rows[0].T
             full.module.c_attn.bias.data[start : start + width] = rows[1]
         else:
-            for tensor, row in zip(_own(cast(nn.Linear, projection(full, name))), rows, strict=True):
+            for tensor, row in zip(
+                _own(cast(nn.Linear, projection(full, name))), rows, strict=True
+            ):
                 tensor.data.copy_(row)
 
 
@@ -131,7 +150,11 @@ def test_an_encoder_decoders_encoder_stays_untouched(name: str) -> None:
     before, after = plain.encoder.state_dict(), model.encoder.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    assert {site.site for site in found.attention_sites(model) if cast(nn.Linear, projection(site, "k")).out_features < 32} == {
+    assert {
+        site.site
+        for site in found.attention_sites(model)
+        if cast(nn.Linear, projection(site, "k")).out_features < 32
+    } == {
         "decoder-self",
         "decoder-cross",
     }
@@ -140,17 +163,26 @@ def test_an_encoder_decoders_encoder_stays_untouched(name: str) -> None:
 @pytest.mark.parametrize("name", ["gqa", "wgqa"])
 def test_named_sites_alone_are_converted(name: str) -> None:
     model, found, variant = converted(name, "t5", {"sites": ["decoder-cross"]})
-    few = {site.site: cast(nn.Linear, projection(site, "v")).out_features for site in found.attention_sites(model)}
+    few = {
+        site.site: cast(nn.Linear, projection(site, "v")).out_features
+        for site in found.attention_sites(model)
+    }
     assert few == {"encoder-self": 32, "decoder-self": 32, "decoder-cross": 16}
-    assert {site.site: variant.cached_floats(site, found) for site in found.attention_sites(model)} == {
+    assert {
+        site.site: variant.cached_floats(site, found) for site in found.attention_sites(model)
+    } == {
         "encoder-self": 64,
         "decoder-self": 64,
         "decoder-cross": 32,
     }
 
 
-@pytest.mark.parametrize(("name", "kv_heads"), [("gqa", 3), ("wgqa", 3), ("row-wgqa", 8), ("col-wgqa", 5)])
-def test_groups_that_do_not_divide_the_heads_are_refused_with_the_divisors(name: str, kv_heads: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "kv_heads"), [("gqa", 3), ("wgqa", 3), ("row-wgqa", 8), ("col-wgqa", 5)]
+)
+def test_groups_that_do_not_divide_the_heads_are_refused_with_the_divisors(
+    name: str, kv_heads: int
+) -> None:
     message = rf"attention {name}: 4 key-value heads do not split into {kv_heads} groups; set options.kv_heads to one of \[1, 2, 4\]"
     with pytest.raises(IncompatibleError, match=message):
         converted(name, "t5", {"kv_heads": kv_heads})
@@ -172,7 +204,8 @@ def test_wrong_options_are_refused(name: str, options: Options, message: str) ->
 
 def test_sites_that_a_backbone_lacks_are_refused() -> None:
     with pytest.raises(
-        IncompatibleError, match=r"sites \['decoder-cross'\] do not exist in a llama backbone, which has \['decoder-self'\]"
+        IncompatibleError,
+        match=r"sites \['decoder-cross'\] do not exist in a llama backbone, which has \['decoder-self'\]",
     ):
         converted("wgqa", "llama", {"sites": ["decoder-cross"]})
 
@@ -183,7 +216,9 @@ def test_sites_that_a_backbone_lacks_are_refused() -> None:
 @every_form
 @pytest.mark.parametrize(("heads", "groups"), [(6, 3), (4, 1), (4, 4)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_weighted_map_gives_the_weighted_sum_of_its_heads(form: Form, heads: int, groups: int, bias: bool) -> None:
+def test_a_weighted_map_gives_the_weighted_sum_of_its_heads(
+    form: Form, heads: int, groups: int, bias: bool
+) -> None:
     torch.manual_seed(0)
     full, x = nn.Linear(10, heads * 5, bias=bias), torch.randn(2, 7, 10)
     made = WeightedLinear(full, heads=heads, groups=groups, form=form, init="random")
@@ -194,7 +229,9 @@ def test_a_weighted_map_gives_the_weighted_sum_of_its_heads(form: Form, heads: i
         for head in range(group * size, (group + 1) * size):
             rows = full.weight[head * 5 : head * 5 + 5]
             shift = full.bias[head * 5 : head * 5 + 5] if bias else torch.zeros(5)
-            by_input, by_output, by_bias = (weights[head], 1, 1 / size) if form == "row" else (1, weights[head], weights[head])
+            by_input, by_output, by_bias = (
+                (weights[head], 1, 1 / size) if form == "row" else (1, weights[head], weights[head])
+            )
             given = given + (x * by_input) @ rows.T * by_output + shift * by_bias
         expected.append(given)
     assert made.out_features == groups * 5
@@ -207,7 +244,9 @@ def test_at_the_start_it_is_the_mean_pooled_model(name: str, family: str) -> Non
     weighted, found, _ = converted(name, family, {"sites": "all"})
     pooled, _, _ = converted(plain_of(name), family, {"sites": "all"})
     assert weighted_in(weighted)
-    assert torch.allclose(logits_of(weighted, batch_of(found)), logits_of(pooled, batch_of(found)), atol=1e-5)
+    assert torch.allclose(
+        logits_of(weighted, batch_of(found)), logits_of(pooled, batch_of(found)), atol=1e-5
+    )
 
 
 @every_weighted
@@ -223,11 +262,20 @@ def test_the_start_folds_to_the_very_bits_of_the_mean(name: str) -> None:
 @every_weighted
 def test_random_weights_differ_from_the_mean_and_between_seeds(name: str) -> None:
     mean, found, _ = converted(name, "t5")
-    first, again, other = (converted(name, "t5", {"init": "random"}, seed=seed)[0] for seed in (0, 0, 1))
-    weights = [torch.cat([module.head_weight.flatten() for module in weighted_in(model)]) for model in (first, again, other)]
+    first, again, other = (
+        converted(name, "t5", {"init": "random"}, seed=seed)[0] for seed in (0, 0, 1)
+    )
+    weights = [
+        torch.cat([module.head_weight.flatten() for module in weighted_in(model)])
+        for model in (first, again, other)
+    ]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
-    assert abs(weights[0].mean()) < 4 / len(weights[0]) ** 0.5 and 0.5 < weights[0].std() < 1.5  # four standard errors
-    assert not torch.allclose(logits_of(first, batch_of(found)), logits_of(mean, batch_of(found)), atol=1e-3)
+    assert (
+        abs(weights[0].mean()) < 4 / len(weights[0]) ** 0.5 and 0.5 < weights[0].std() < 1.5
+    )  # four standard errors
+    assert not torch.allclose(
+        logits_of(first, batch_of(found)), logits_of(mean, batch_of(found)), atol=1e-3
+    )
 
 
 @every_weighted
@@ -251,17 +299,23 @@ def test_random_weights_draw_nothing_on_the_meta_device(name: str) -> None:
         ("t5-small", "wgqa", 192),
     ],
 )
-def test_the_added_weights_are_as_many_as_the_paper_counts(preset: str, name: str, extra: int) -> None:
+def test_the_added_weights_are_as_many_as_the_paper_counts(
+    preset: str, name: str, extra: int
+) -> None:
     resolved = resolve(BackboneChoice(name=preset))
     model = build(resolved, Head("text"), meta=True)
     variant, before = variants.get(name).configure({}), sum(p.numel() for p in model.parameters())
     variant.convert(model, resolved.family)
     new = variant.new_parameters(model, resolved.family)
-    assert sum(p.numel() for p in new) == extra == sum(p.numel() for p in model.parameters()) - before
+    assert (
+        sum(p.numel() for p in new) == extra == sum(p.numel() for p in model.parameters()) - before
+    )
     assert {p.device.type for p in new} == {"meta"}
 
 
-@pytest.mark.parametrize(("name", "kept"), [("gqa", 32), ("wgqa", 32), ("mqa", 16), ("row-wmqa", 16)])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("gqa", 32), ("wgqa", 32), ("mqa", 16), ("row-wmqa", 16)]
+)
 def test_the_cache_shrinks_to_the_share_of_the_groups(name: str, kept: int) -> None:
     model, found, variant = converted(name, "t5")
     sites = [site for site in found.attention_sites(model) if site.role == "decoder"]
@@ -274,7 +328,9 @@ def test_the_cache_shrinks_to_the_share_of_the_groups(name: str, kept: int) -> N
 
 @every_weighted
 @every_family
-def test_folded_it_is_a_grouped_model_with_the_same_function(name: str, family: str, tmp_path: Path) -> None:
+def test_folded_it_is_a_grouped_model_with_the_same_function(
+    name: str, family: str, tmp_path: Path
+) -> None:
     model, found, variant = converted(name, family)
     move_weights(model)
     batch = batch_of(found)
@@ -283,8 +339,13 @@ def test_folded_it_is_a_grouped_model_with_the_same_function(name: str, family: 
     assert torch.equal(logits_of(model, batch), before)
     assert not weighted_in(model)
     plain, _, _ = converted(plain_of(name), family)
-    assert [type(module) for module in model.modules()] == [type(module) for module in plain.modules()]
-    save_file({key: tensor.clone() for key, tensor in model.state_dict().items()}, tmp_path / "folded.safetensors")
+    assert [type(module) for module in model.modules()] == [
+        type(module) for module in plain.modules()
+    ]
+    save_file(
+        {key: tensor.clone() for key, tensor in model.state_dict().items()},
+        tmp_path / "folded.safetensors",
+    )
     plain.load_state_dict(load_file(tmp_path / "folded.safetensors"))
     assert torch.equal(logits_of(plain, batch), before)
 
@@ -298,11 +359,16 @@ def test_a_grouped_model_has_nothing_to_fold(name: str) -> None:
     assert variant.new_parameters(model, found) == []
 
 
-METHODS = [(m, f) for m in ("full", "lora", "bitfit", "adapter") for f in FAMILIES] + [("peft:ia3", "t5"), ("peft:ia3", "llama")]
+METHODS = [(m, f) for m in ("full", "lora", "bitfit", "adapter") for f in FAMILIES] + [
+    ("peft:ia3", "t5"),
+    ("peft:ia3", "llama"),
+]
 
 
 @pytest.mark.parametrize(("method", "family"), METHODS)
-def test_methods_train_around_the_weights_and_fold_leaves_their_part_alone(method: str, family: str) -> None:
+def test_methods_train_around_the_weights_and_fold_leaves_their_part_alone(
+    method: str, family: str
+) -> None:
     model, found, variant = arm("wgqa", method, family)
     own = {name for name in trained_state(model) if not name.endswith("head_weight")}
     _train_once(model, found)
@@ -328,26 +394,45 @@ def test_the_weights_train_with_a_method_that_freezes_the_backbone(name: str) ->
 
 @pytest.mark.parametrize("form", FORMS)
 def test_bitfit_gives_every_head_a_bias_that_is_pooled_with_it(form: Form) -> None:
-    model, _, _ = arm({"head": "wgqa", "column": "col-wgqa", "row": "row-wgqa"}[form], "bitfit", "t5")
+    model, _, _ = arm(
+        {"head": "wgqa", "column": "col-wgqa", "row": "row-wgqa"}[form], "bitfit", "t5"
+    )
     module = weighted_in(model)[0]
     assert module.bias.shape == (module.heads * module.head_dim,)
     nn.init.ones_(module.bias)
-    assert torch.allclose(module(torch.zeros(1, 32)), torch.ones(1, module.out_features), atol=TOLERANCE)
+    assert torch.allclose(
+        module(torch.zeros(1, 32)), torch.ones(1, module.out_features), atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("method", ["peft:loha", "peft:hra"])
-def test_methods_that_compute_with_the_unfolded_weight_are_refused_before_a_worker_starts(method: str) -> None:
-    choice, message = AttentionChoice(name="wgqa"), rf"{method}: at .*value it computes with a weight of 32 rows, which are folded to 16"
+def test_methods_that_compute_with_the_unfolded_weight_are_refused_before_a_worker_starts(
+    method: str,
+) -> None:
+    choice, message = (
+        AttentionChoice(name="wgqa"),
+        rf"{method}: at .*value it computes with a weight of 32 rows, which are folded to 16",
+    )
     with pytest.raises(IncompatibleError, match=message):
-        check_arm(resolved_tiny("bert"), make_head("classification"), attention=choice, method=method, architecture={})
+        check_arm(
+            resolved_tiny("bert"),
+            make_head("classification"),
+            attention=choice,
+            method=method,
+            architecture={},
+        )
 
 
 def _batch(family: Family) -> dict[str, Tensor]:
-    return make_batch(family, make_head("text" if family.name == "t5" else "classification"), seed=0, size=4)
+    return make_batch(
+        family, make_head("text" if family.name == "t5" else "classification"), seed=0, size=4
+    )
 
 
 def _train_once(model: nn.Module, family: Family) -> None:
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0
+    )
     for _ in range(2):  # a map behind a zero one gets its first gradient in the second step
         loss_of(model.train(), _batch(family)).backward()
         optimizer.step()

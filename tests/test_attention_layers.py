@@ -38,17 +38,23 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("cla", {"over": "col-wgqa"}),
 ]
 every_case = pytest.mark.parametrize(
-    ("name", "options"), CASES, ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value
+    ("name", "options"),
+    CASES,
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value,
 )
 some_cases = pytest.mark.parametrize(
-    ("name", "options"), [CASES[i] for i in (1, 3, 5, 7)], ids=["previous", "over-gqa", "cla-3", "over-mhe"]
+    ("name", "options"),
+    [CASES[i] for i in (1, 3, 5, 7)],
+    ids=["previous", "over-gqa", "cla-3", "over-mhe"],
 )
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_decoder = pytest.mark.parametrize("family", [name for name in FAMILIES if name != "bert"])
 
 
 def deep_choice(family: str, *, dropout: float = 0.0, depth: int = DEPTH) -> BackboneChoice:
-    sizes = {"t5": ("num_layers", "num_decoder_layers"), "gpt2": ("n_layer",)}.get(family, ("num_hidden_layers",))
+    sizes = {"t5": ("num_layers", "num_decoder_layers"), "gpt2": ("n_layer",)}.get(
+        family, ("num_hidden_layers",)
+    )
     return tiny_choice(family, dropout=dropout, **dict.fromkeys(sizes, depth))
 
 
@@ -65,7 +71,9 @@ def base(family: str, *, dropout: float = 0.0, depth: int = DEPTH) -> tuple[Any,
     return model.eval(), resolved.family
 
 
-def converted(name: str, options: dict[str, Any], family: str, **how: Any) -> tuple[Any, Family, Variant[Any]]:
+def converted(
+    name: str, options: dict[str, Any], family: str, **how: Any
+) -> tuple[Any, Family, Variant[Any]]:
     model, found = base(family, **how)
     variant = variants.get(name).configure(options)
     variant.convert(model, found)
@@ -79,7 +87,9 @@ def batch_of(family: Family, *, size: int = 4) -> Batch:
 def sites_of(model: Any, family: Family) -> list[AttentionSite]:
     """The self-attentions that share by default."""
     role = "encoder" if family.kind == "encoder" else "decoder"
-    return [site for site in family.attention_sites(model) if (site.role, site.kind) == (role, "self")]
+    return [
+        site for site in family.attention_sites(model) if (site.role, site.kind) == (role, "self")
+    ]
 
 
 # ---- the function ------------------------------------------------------------------------------------------------------
@@ -87,18 +97,31 @@ def sites_of(model: Any, family: Family) -> list[AttentionSite]:
 
 @every_family
 @pytest.mark.parametrize(
-    ("name", "options"), [("shared", {"span": []}), ("shared", {"span": "2-2"}), ("cla", {"factor": 1})], ids=["empty", "one", "factor-1"]
+    ("name", "options"),
+    [("shared", {"span": []}), ("shared", {"span": "2-2"}), ("cla", {"factor": 1})],
+    ids=["empty", "one", "factor-1"],
 )
-def test_sharing_among_no_layers_is_the_base_model_bit_for_bit(name: str, options: dict[str, Any], family: str) -> None:
+def test_sharing_among_no_layers_is_the_base_model_bit_for_bit(
+    name: str, options: dict[str, Any], family: str
+) -> None:
     model, found, _ = converted(name, options, family)
-    assert torch.equal(logits_of(model, batch_of(found)), logits_of(base(family)[0], batch_of(found)))
+    assert torch.equal(
+        logits_of(model, batch_of(found)), logits_of(base(family)[0], batch_of(found))
+    )
 
 
 @every_family
 @pytest.mark.parametrize(
-    ("name", "options"), [("shared", {"span": "1-2"}), ("shared", {"span": "2-2", "anchor": "previous"}), ("cla", {"factor": 3})]
+    ("name", "options"),
+    [
+        ("shared", {"span": "1-2"}),
+        ("shared", {"span": "2-2", "anchor": "previous"}),
+        ("cla", {"factor": 3}),
+    ],
 )
-def test_between_identical_layers_with_the_same_input_sharing_is_exact(name: str, options: dict[str, Any], family: str) -> None:
+def test_between_identical_layers_with_the_same_input_sharing_is_exact(
+    name: str, options: dict[str, Any], family: str
+) -> None:
     plain, found = base(family, depth=3)
     twins(plain, found, giver=0 if name == "cla" else 1)
     variant = variants.get(name).configure(options)
@@ -120,7 +143,11 @@ def twins(model: Any, family: Family, *, giver: int) -> None:
             if getattr(norm, "bias", None) is not None:
                 norm.bias.zero_()  # type: ignore[operator]
         for layer in range(giver + 1, len(stack.blocks)):
-            own = {name: w for name, w in stack.blocks[giver].state_dict().items() if "relative_attention_bias" not in name}
+            own = {
+                name: w
+                for name, w in stack.blocks[giver].state_dict().items()
+                if "relative_attention_bias" not in name
+            }
             stack.blocks[layer].load_state_dict(own)
         for sublayer in family.sublayers(model):
             if sublayer.role == stack.role and sublayer.layer < len(stack.blocks) - 1:
@@ -134,7 +161,10 @@ def test_sharing_changes_other_models(family: str) -> None:
     expected = logits_of(plain, batch_of(found))
     for name, options in CASES:
         model, _, _ = converted(name, options, family)
-        assert not torch.allclose(logits_of(model, batch_of(found)), expected, atol=1e-2), (name, options)
+        assert not torch.allclose(logits_of(model, batch_of(found)), expected, atol=1e-2), (
+            name,
+            options,
+        )
 
 
 @every_family
@@ -144,7 +174,10 @@ def test_what_is_shared_are_probabilities_of_all_heads_that_respect_the_mask(fam
     seen: list[Tensor] = []
     for block in stack.blocks:
         block.register_forward_pre_hook(
-            lambda _m, _a, kwargs: seen.append(kwargs["from_layer"]) if "from_layer" in kwargs else None, with_kwargs=True
+            lambda _m, _a, kwargs: (
+                seen.append(kwargs["from_layer"]) if "from_layer" in kwargs else None
+            ),
+            with_kwargs=True,
         )
     batch = batch_of(found)
     logits_of(model, batch)
@@ -161,7 +194,9 @@ def test_what_is_shared_are_probabilities_of_all_heads_that_respect_the_mask(fam
 
 @every_family
 @pytest.mark.parametrize("anchor", ["first", "previous"])
-def test_the_gradient_reaches_the_anchors_query_and_key_through_the_sharing_layers(anchor: str, family: str) -> None:
+def test_the_gradient_reaches_the_anchors_query_and_key_through_the_sharing_layers(
+    anchor: str, family: str
+) -> None:
     model, found, variant = converted("shared", {"span": "2-3", "anchor": anchor}, family)
     sites = sites_of(model, found)
     giver = sites[2 if anchor == "first" else 1]
@@ -174,7 +209,10 @@ def test_the_gradient_reaches_the_anchors_query_and_key_through_the_sharing_laye
     for name in (giver.q, giver.k):
         weight = giver.module.get_submodule(name).weight
         width = weight.shape[0] if not giver.fused else 32
-        assert weight.grad is not None and (weight.grad[:, : 2 * width] if giver.fused else weight.grad).abs().max() > 1e-6  # type: ignore[union-attr, index, operator]
+        assert (
+            weight.grad is not None
+            and (weight.grad[:, : 2 * width] if giver.fused else weight.grad).abs().max() > 1e-6
+        )  # type: ignore[union-attr, index, operator]
 
 
 @every_family
@@ -198,9 +236,17 @@ def test_sharing_layers_lose_exactly_what_they_do_without(family: str) -> None:
 
 def test_an_encoder_of_an_encoder_decoder_can_share() -> None:
     model, found, variant = converted("shared", {**SHARED, "site": "encoder-self"}, "t5")
-    absent = {site.site for site in found.attention_sites(model) if isinstance(site.module.get_submodule(site.k), Absent)}
+    absent = {
+        site.site
+        for site in found.attention_sites(model)
+        if isinstance(site.module.get_submodule(site.k), Absent)
+    }
     assert absent == {"encoder-self"}
-    assert {variant.cached_floats(site, found) for site in found.attention_sites(model) if site.role == "decoder"} == {2 * 4 * 8}
+    assert {
+        variant.cached_floats(site, found)
+        for site in found.attention_sites(model)
+        if site.role == "decoder"
+    } == {2 * 4 * 8}
     loss_of(model.train(), batch_of(found)).backward()
 
 
@@ -209,10 +255,14 @@ def test_an_encoder_of_an_encoder_decoder_can_share() -> None:
 
 @every_case
 @every_decoder
-def test_decoding_token_by_token_gives_the_logits_of_one_pass(name: str, options: dict[str, Any], family: str) -> None:
+def test_decoding_token_by_token_gives_the_logits_of_one_pass(
+    name: str, options: dict[str, Any], family: str
+) -> None:
     model, _, _ = converted(name, options, family)
     stepwise, whole = both_ways(model, family)
-    assert torch.allclose(stepwise, whole, atol=2e-5)  # other shapes, other order of sums, over four layers with large weights
+    assert torch.allclose(
+        stepwise, whole, atol=2e-5
+    )  # other shapes, other order of sums, over four layers with large weights
 
 
 @some_cases
@@ -225,7 +275,9 @@ def test_beams_carry_their_own_caches(name: str, options: dict[str, Any], family
 
 @every_case
 @every_decoder
-def test_the_cache_holds_what_the_formula_says(name: str, options: dict[str, Any], family: str) -> None:
+def test_the_cache_holds_what_the_formula_says(
+    name: str, options: dict[str, Any], family: str
+) -> None:
     model, found, variant = converted(name, options, family)
     batch = batch_of(found)
     rows, tokens = batch["input_ids"].shape
@@ -254,12 +306,17 @@ def test_llama2_keeps_the_papers_fraction_of_its_cache(anchor: str, fraction: fl
     resolved = resolve(BackboneChoice(name="llama2-7b"))
     variant = variants.get("shared").configure({"span": "23-30", "anchor": anchor})
     sites = list(resolved.family.attention_sites(build(resolved, Head("text"), meta=True)))
-    assert 2 * sum(variant.cached_floats(site, resolved.family) for site in sites) == fraction * 524_288
+    assert (
+        2 * sum(variant.cached_floats(site, resolved.family) for site in sites)
+        == fraction * 524_288
+    )
 
 
 def test_grouped_and_shared_savings_multiply() -> None:
     plain, found = base("gpt2")
-    variant = variants.get("shared").configure({**SHARED, "over": {"name": "gqa", "options": {"kv_heads": 1}}})
+    variant = variants.get("shared").configure(
+        {**SHARED, "over": {"name": "gqa", "options": {"kv_heads": 1}}}
+    )
     assert [variant.cached_floats(site, found) for site in sites_of(plain, found)] == [16, 16, 8, 8]
 
 
@@ -268,12 +325,16 @@ def test_grouped_and_shared_savings_multiply() -> None:
 
 @some_cases
 @every_family
-def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(name: str, options: dict[str, Any], family: str) -> None:
+def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(
+    name: str, options: dict[str, Any], family: str
+) -> None:
     found: list[dict[str, Tensor]] = []
     for checkpointed in (False, True):
         model, kind, _ = converted(name, options, family, dropout=0.1)
         if checkpointed:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         torch.manual_seed(5)
         loss_of(model.train(), batch_of(kind)).backward()
         found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
@@ -290,7 +351,9 @@ def test_every_sharing_layer_drops_out_probabilities_of_its_own(family: str) -> 
     variants.get("shared").configure(SHARED).convert(model, found)
     attended: list[Tensor] = []
     for site in sites_of(model, found)[2:]:
-        site.owner.get_submodule(site.o).register_forward_pre_hook(lambda _m, args: attended.append(args[0]))
+        site.owner.get_submodule(site.o).register_forward_pre_hook(
+            lambda _m, args: attended.append(args[0])
+        )
     model(**batch_of(found))
     assert torch.allclose(attended[0], attended[1], atol=1e-6)  # equal values of an equal stream
     model.train()(**batch_of(found))
@@ -355,14 +418,28 @@ def test_the_last_run_is_shorter_where_the_factor_does_not_divide_the_layers() -
 MISTAKES = [
     pytest.param("shared", {"span": "3-1"}, "3-1", id="backwards"),
     pytest.param("shared", {"span": "2-4"}, "set options.span within 0-3", id="outside"),
-    pytest.param("shared", {"span": "0-2", "anchor": "previous"}, "nothing precedes layer 0", id="nothing-before"),
+    pytest.param(
+        "shared",
+        {"span": "0-2", "anchor": "previous"},
+        "nothing precedes layer 0",
+        id="nothing-before",
+    ),
     pytest.param("shared", {"span": "last"}, "expected first-last, such as 23-30", id="no-span"),
     pytest.param("shared", {"span": [1, 2, 3]}, "expected two layer numbers", id="three"),
     pytest.param("shared", {"span": [-2, -1]}, "greater than or equal to 0", id="negative"),
     pytest.param("shared", {"site": "encoder-self"}, "do not exist in a llama backbone", id="site"),
-    pytest.param("shared", {"over": "cla"}, "both let layers take from one another", id="shared-over-cla"),
-    pytest.param("cla", {"over": "shared"}, "both let layers take from one another", id="cla-over-shared"),
-    pytest.param("cla", {"over": {"name": "gqa", "options": {"kv_heads": 3}}}, "do not split into 3 groups", id="inner-option"),
+    pytest.param(
+        "shared", {"over": "cla"}, "both let layers take from one another", id="shared-over-cla"
+    ),
+    pytest.param(
+        "cla", {"over": "shared"}, "both let layers take from one another", id="cla-over-shared"
+    ),
+    pytest.param(
+        "cla",
+        {"over": {"name": "gqa", "options": {"kv_heads": 3}}},
+        "do not split into 3 groups",
+        id="inner-option",
+    ),
     pytest.param("shared", {"over": "skv"}, "whose values are its keys", id="values-are-keys"),
     pytest.param("shared", {"over": "el"}, "whose values are its keys", id="values-are-states"),
     pytest.param("shared", {"over": "fnet"}, "works on bert, not on llama", id="inner-family"),
@@ -371,18 +448,24 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("name", "options", "message"), MISTAKES)
-def test_options_that_cannot_be_used_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be_used_are_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         converted(name, options, "llama")
 
 
 def test_an_unknown_variant_under_another_says_where_it_was_written() -> None:
-    with pytest.raises(UnknownNameError, match=r"options of attention shared: over.*did you mean gqa"):
+    with pytest.raises(
+        UnknownNameError, match=r"options of attention shared: over.*did you mean gqa"
+    ):
         variants.get("shared").configure({"over": "gqaa"})
 
 
 def test_an_implementation_without_probabilities_is_refused() -> None:
     model, found = base("llama")
     model.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.raises(IncompatibleError, match=r"flash_attention_2.*cannot give attention probabilities"):
+    with pytest.raises(
+        IncompatibleError, match=r"flash_attention_2.*cannot give attention probabilities"
+    ):
         variants.get("shared").configure({}).convert(model, found)

@@ -50,15 +50,27 @@ def of(*layers: Tensor, causal: bool = True, mask: Tensor | None = None) -> MapS
 
 def test_cosines_are_those_computed_by_hand() -> None:
     found = of(layer(DIAGONAL), layer(FIRST), layer(UNIFORM))
-    expected = torch.tensor([[1, 0.5, 1.5 / math.sqrt(3)], [0.5, 1, 1.5 / math.sqrt(3)], [1.5 / math.sqrt(3), 1.5 / math.sqrt(3), 1]])
+    expected = torch.tensor(
+        [
+            [1, 0.5, 1.5 / math.sqrt(3)],
+            [0.5, 1, 1.5 / math.sqrt(3)],
+            [1.5 / math.sqrt(3), 1.5 / math.sqrt(3), 1],
+        ]
+    )
     for measure in ("padded", "valid"):
         assert torch.allclose(found.head_mean[measure].float(), expected)
         assert torch.allclose(found.by_head[measure][0].float(), expected)
 
 
-def test_less_uniform_attention_opposite_patterns_are_opposite_and_uniform_ones_are_like_nothing() -> None:
+def test_less_uniform_attention_opposite_patterns_are_opposite_and_uniform_ones_are_like_nothing() -> (
+    None
+):
     found = of(layer(DIAGONAL), layer(FIRST), layer(UNIFORM)).head_mean["centred"]
-    assert torch.allclose(found.float(), torch.tensor([[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), atol=1e-6)
+    assert torch.allclose(
+        found.float(),
+        torch.tensor([[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]),
+        atol=1e-6,
+    )
 
 
 def test_heads_are_compared_with_their_own_kind_and_their_mean_apart() -> None:
@@ -102,19 +114,32 @@ def test_padding_and_the_future_do_not_count(causal: bool) -> None:
 
 def test_variance_runs_over_the_pairs_that_may_attend_and_sums_over_later_layers() -> None:
     found = of(layer(DIAGONAL), layer(FIRST), layer(UNIFORM))
-    of_each = [2 / 3 - (2 / 3) ** 2, 2 / 3 - (2 / 3) ** 2, 1.5 / 3 - (2 / 3) ** 2]  # of (1, 0, 1), (1, 1, 0), (1, 1/2, 1/2)
+    of_each = [
+        2 / 3 - (2 / 3) ** 2,
+        2 / 3 - (2 / 3) ** 2,
+        1.5 / 3 - (2 / 3) ** 2,
+    ]  # of (1, 0, 1), (1, 1, 0), (1, 1/2, 1/2)
     assert found.variance[:, 0].tolist() == pytest.approx(of_each, abs=1e-6)
-    assert found.downstream_sum.tolist() == pytest.approx([sum(of_each[k:]) for k in range(3)], abs=1e-6)
-    assert found.downstream_mean.tolist() == pytest.approx([sum(of_each[k:]) / (3 - k) for k in range(3)], abs=1e-6)
+    assert found.downstream_sum.tolist() == pytest.approx(
+        [sum(of_each[k:]) for k in range(3)], abs=1e-6
+    )
+    assert found.downstream_mean.tolist() == pytest.approx(
+        [sum(of_each[k:]) / (3 - k) for k in range(3)], abs=1e-6
+    )
 
 
 def test_batches_may_be_cut_anywhere() -> None:
-    maps, mask = [torch.rand(4, 2, 3, 3).softmax(-1) for _ in range(3)], torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    maps, mask = (
+        [torch.rand(4, 2, 3, 3).softmax(-1) for _ in range(3)],
+        torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]),
+    )
     whole, parts = of(*maps, mask=mask), AttentionMaps(causal=True)
     for rows in (slice(0, 1), slice(1, 3), slice(3, 4)):
         parts.add([one[rows] for one in maps], mask[rows])
     for measure in whole.by_head:
-        assert torch.allclose(whole.by_head[measure], parts.statistics().by_head[measure], atol=1e-6)
+        assert torch.allclose(
+            whole.by_head[measure], parts.statistics().by_head[measure], atol=1e-6
+        )
     assert torch.allclose(whole.variance, parts.statistics().variance, atol=1e-6)
 
 
@@ -134,18 +159,27 @@ def model_of(family: str) -> Any:
 
 
 def batch_of(family: str) -> dict[str, Tensor]:
-    return make_batch(resolved_tiny(family).family, make_head("text" if family == "t5" else "classification"), seed=0, size=3)
+    return make_batch(
+        resolved_tiny(family).family,
+        make_head("text" if family == "t5" else "classification"),
+        seed=0,
+        size=3,
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_watched_probabilities_are_those_of_eager_attention_and_nothing_else_changes(family: str) -> None:
+def test_watched_probabilities_are_those_of_eager_attention_and_nothing_else_changes(
+    family: str,
+) -> None:
     model, found = model_of(family), resolved_tiny(family).family
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
     expected, seen_by_hand = logits_of(model, batch_of(family)), []
     for sites in self_attentions(eager, found).values():
         for site in sites:
-            site.module.register_forward_hook(lambda _m, _a, output: seen_by_hand.append(output[-1]))
+            site.module.register_forward_hook(
+                lambda _m, _a, output: seen_by_hand.append(output[-1])
+            )
     logits_of(eager, batch_of(family))
     sites = self_attentions(model, found)
     with watched(sites) as seen:
@@ -180,31 +214,65 @@ def test_an_implementation_without_probabilities_cannot_be_watched() -> None:
 
 
 def test_the_command_writes_numbers_and_figures(suite: Suite, tmp_path: Path) -> None:
-    choice = ("--backbone", "t5-small", "--task", "acceptability", "--rows", 6, "--set", TINY_SET["t5"])
-    code, out, err = suite("analyze", "attention", *choice, "--out", tmp_path / "a", "--format", "json")
+    choice = (
+        "--backbone",
+        "t5-small",
+        "--task",
+        "acceptability",
+        "--rows",
+        6,
+        "--set",
+        TINY_SET["t5"],
+    )
+    code, out, err = suite(
+        "analyze", "attention", *choice, "--out", tmp_path / "a", "--format", "json"
+    )
     assert code == 0, err
     rows = json.loads(out)
-    assert [(row["site"], row["layer"]) for row in rows] == [(f"{role}-self", i) for role in ("encoder", "decoder") for i in range(2)]
+    assert [(row["site"], row["layer"]) for row in rows] == [
+        (f"{role}-self", i) for role in ("encoder", "decoder") for i in range(2)
+    ]
     assert all(0 < row["variance"] < 0.25 for row in rows)
     similarity = pd.read_parquet(tmp_path / "a" / "similarity.parquet")
-    assert len(similarity) == 2 * 3 * (2 + 1) * 4  # sites, measures, heads and their mean, pairs of layers
-    picked = similarity.query("site == 'encoder-self' and measure == 'valid' and head.isna() and layer == 0 and other == 1")
+    assert (
+        len(similarity) == 2 * 3 * (2 + 1) * 4
+    )  # sites, measures, heads and their mean, pairs of layers
+    picked = similarity.query(
+        "site == 'encoder-self' and measure == 'valid' and head.isna() and layer == 0 and other == 1"
+    )
     assert picked.cosine.item() == rows[0]["valid_next"]
     assert len(pd.read_parquet(tmp_path / "a" / "variance.parquet")) == 2 * 2 * 2
     stored = json.loads((tmp_path / "a" / "analysis.json").read_text())
-    assert stored["sites"]["decoder-self"]["inputs"] == 6 and stored["backbone"]["origin"] == "random"
+    assert (
+        stored["sites"]["decoder-self"]["inputs"] == 6 and stored["backbone"]["origin"] == "random"
+    )
     figures = sorted(path.name for path in (tmp_path / "a").glob("*.png"))
     assert figures == sorted(
-        f"{kind}-{role}-self.png" for kind in ("similarity", "similarity-heads", "variance") for role in ("encoder", "decoder")
+        f"{kind}-{role}-self.png"
+        for kind in ("similarity", "similarity-heads", "variance")
+        for role in ("encoder", "decoder")
     )
     assert all((tmp_path / "a" / name).read_bytes().startswith(b"\x89PNG") for name in figures)
 
 
 def test_the_same_command_gives_the_same_numbers(suite: Suite, tmp_path: Path) -> None:
-    choice = ("--backbone", "bert-base", "--attention", "gqa", "--task", "acceptability", "--rows", 5, "--set", TINY_SET["bert"])
+    choice = (
+        "--backbone",
+        "bert-base",
+        "--attention",
+        "gqa",
+        "--task",
+        "acceptability",
+        "--rows",
+        5,
+        "--set",
+        TINY_SET["bert"],
+    )
     for folder in ("a", "b"):
         assert suite("analyze", "attention", *choice, "--out", tmp_path / folder)[0] == 0
-    first, second = ((tmp_path / folder / "similarity.parquet").read_bytes() for folder in ("a", "b"))
+    first, second = (
+        (tmp_path / folder / "similarity.parquet").read_bytes() for folder in ("a", "b")
+    )
     assert first == second
 
 
@@ -218,14 +286,29 @@ def test_the_same_command_gives_the_same_numbers(suite: Suite, tmp_path: Path) -
         (("--set", "rank=3"), "unknown key 'rank'"),
     ],
 )
-def test_mistakes_end_with_a_message(change: tuple[str, ...], message: str, suite: Suite, tmp_path: Path) -> None:
-    choice = ["--backbone", "bert-base", "--task", "acceptability", "--rows", "2", "--out", str(tmp_path / "a"), "--set", TINY_SET["bert"]]
+def test_mistakes_end_with_a_message(
+    change: tuple[str, ...], message: str, suite: Suite, tmp_path: Path
+) -> None:
+    choice = [
+        "--backbone",
+        "bert-base",
+        "--task",
+        "acceptability",
+        "--rows",
+        "2",
+        "--out",
+        str(tmp_path / "a"),
+        "--set",
+        TINY_SET["bert"],
+    ]
     code, _, err = suite("analyze", "attention", *choice, *change)
     assert code == 2 and message in err
     assert not (tmp_path / "a").exists()
 
 
-def test_the_head_weights_of_a_trial_are_compared_with_their_start(suite: Suite, tmp_path: Path) -> None:
+def test_the_head_weights_of_a_trial_are_compared_with_their_start(
+    suite: Suite, tmp_path: Path
+) -> None:
     small = [
         text
         for key in (
@@ -236,14 +319,27 @@ def test_the_head_weights_of_a_trial_are_compared_with_their_start(suite: Suite,
         )
         for text in ("--set", key)
     ]
-    choice = ("--backbone", "bert-base", "--attention", "wgqa", "--method", "full", "--task", "acceptability", "--set", TINY_SET["bert"])
+    choice = (
+        "--backbone",
+        "bert-base",
+        "--attention",
+        "wgqa",
+        "--method",
+        "full",
+        "--task",
+        "acceptability",
+        "--set",
+        TINY_SET["bert"],
+    )
     code, _, err = suite("trial", *choice, *small, "--test", "--home", tmp_path)
     assert code == 0, err
     (folder,) = (tmp_path / "trials").iterdir()
     code, out, err = suite("analyze", "weights", "--trial", folder, "--format", "json")
     assert code == 0, err
     changes = json.loads(out)
-    assert [(row["layer"], row["projection"]) for row in changes] == [(i, p) for i in range(3) for p in "kv"]
+    assert [(row["layer"], row["projection"]) for row in changes] == [
+        (i, p) for i in range(3) for p in "kv"
+    ]
     steps = 32 // 16  # AdamW moves a weight by at most about the learning rate a step
     assert all(0 < row["mean_abs_difference"] < 2 * steps * 1e-2 for row in changes)
 

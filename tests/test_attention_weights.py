@@ -15,19 +15,28 @@ from tests.attention import arm, converted, projection, weighted_in
 
 def test_changes_are_measured_against_the_mean() -> None:
     model, found, _ = converted("wgqa", "t5")
-    site = next(site for site in found.attention_sites(model) if site.site == "decoder-cross" and site.layer == 1)
+    site = next(
+        site
+        for site in found.attention_sites(model)
+        if site.site == "decoder-cross" and site.layer == 1
+    )
     weights = cast(WeightedLinear, projection(site, "v")).head_weight
     moves = torch.tensor([0.1, -0.2, 0.3, 0.4])
     with torch.no_grad():
         weights.add_(moves)
-    changes = {(change.site, change.layer, change.projection): change for change in weight_changes(model, found)}
+    changes = {
+        (change.site, change.layer, change.projection): change
+        for change in weight_changes(model, found)
+    }
     assert len(changes) == 8
     found_change = changes["decoder-cross", 1, "v"]
     assert found_change.start == 0.5
     assert found_change.mean_abs_difference == pytest.approx(0.25, abs=1e-6)
     assert found_change.mean_difference == pytest.approx(0.15, abs=1e-6)
     assert found_change.mean_abs_difference_by_head == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=1e-6)
-    assert found_change.t == pytest.approx(0.15 / (float(moves.double().std()) / 4**0.5), rel=1e-5)  # weights are fp32
+    assert found_change.t == pytest.approx(
+        0.15 / (float(moves.double().std()) / 4**0.5), rel=1e-5
+    )  # weights are fp32
     assert found_change.p_value == pytest.approx(ttest_1samp(moves.numpy(), 0.0).pvalue, rel=1e-5)
     still = changes["decoder-self", 0, "k"]
     assert (still.mean_abs_difference, still.t, still.p_value) == (0.0, None, None)
@@ -54,7 +63,10 @@ def test_weights_that_started_at_random_are_measured_against_their_own_start() -
     with torch.no_grad():
         for module in weighted_in(model):
             module.head_weight.add_(0.25)
-    assert all(change.mean_abs_difference == pytest.approx(0.25, abs=1e-6) for change in weight_changes(model, found, start))
+    assert all(
+        change.mean_abs_difference == pytest.approx(0.25, abs=1e-6)
+        for change in weight_changes(model, found, start)
+    )
 
 
 def test_changes_are_found_inside_of_a_methods_wrapper() -> None:

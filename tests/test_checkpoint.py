@@ -31,14 +31,24 @@ ROOT = Path(__file__).parents[1]
 EPOCHS = (1, 2, 3)
 Case = tuple[str, str, int, int]
 """Method, precision, ZeRO stage, persistence threshold in elements."""
-CASES: list[Case] = [("lora", "fp32", 3, 0), ("full", "bf16", 3, 100_000), ("full", "fp32", 0, 0), ("lora", "bf16", 2, 0)]
+CASES: list[Case] = [
+    ("lora", "fp32", 3, 0),
+    ("full", "bf16", 3, 100_000),
+    ("full", "fp32", 0, 0),
+    ("lora", "bf16", 2, 0),
+]
 OTHER_SIZES = (1, 4)
 TOLERANCE = 2e-5
 """Losses on another number of ranks: the same rows, added up in another order."""
 
 
 def make_engine(world_size: int, method: str = "lora", **training: Any) -> Engine:
-    return Engine(model_of(method, "bert"), TrainingConfig(batch_size=8, **training), world_size=world_size, device="cpu")
+    return Engine(
+        model_of(method, "bert"),
+        TrainingConfig(batch_size=8, **training),
+        world_size=world_size,
+        device="cpu",
+    )
 
 
 def train(engine: Engine, steps: range, *, learning_rate: float = 1e-2) -> list[float]:
@@ -46,7 +56,10 @@ def train(engine: Engine, steps: range, *, learning_rate: float = 1e-2) -> list[
     engine.module.train()
     losses = []
     for step in steps:
-        mine = {name: tensor[dist.get_rank() :: engine.world_size] for name, tensor in batch_of("bert", step).items()}
+        mine = {
+            name: tensor[dist.get_rank() :: engine.world_size]
+            for name, tensor in batch_of("bert", step).items()
+        }
         loss = engine.step([(mine, 1.0)], learning_rate)
         dist.all_reduce(loss)
         losses.append(float(loss) / engine.world_size)
@@ -56,7 +69,9 @@ def train(engine: Engine, steps: range, *, learning_rate: float = 1e-2) -> list[
 def run_forks(function: str, folder: Path) -> dict[str, Any]:
     """A function of this module in a process that forks its ranks; it writes what it found to `found.json`."""
     code = f"from pathlib import Path; from tests.test_checkpoint import {function}; {function}(Path({str(folder)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
@@ -87,9 +102,14 @@ def look_again(rank: int, folders: list[Path]) -> None:
         state = Checkpoints(folder / "checkpoint").load(engine)
         whole = state is not None and state["trained"] == engine.fingerprint(trained=True)
         epochs = [
-            n for n in EPOCHS if (folder / "checkpoint" / f"epoch-{n}").exists() and _marked(folder / "checkpoint" / f"epoch-{n}", state)
+            n
+            for n in EPOCHS
+            if (folder / "checkpoint" / f"epoch-{n}").exists()
+            and _marked(folder / "checkpoint" / f"epoch-{n}", state)
         ]
-        (folder / f"seen-{rank}.json").write_text(json.dumps([epochs[-1:] or [0], whole, sorted(before)]))
+        (folder / f"seen-{rank}.json").write_text(
+            json.dumps([epochs[-1:] or [0], whole, sorted(before)])
+        )
 
 
 def _marked(folder: Path, state: Any) -> bool:
@@ -111,9 +131,15 @@ def killed_everywhere(folder: Path) -> None:
         folders = {stage: folder / f"{ranks}-{stage}" for stage in stages}
         for stage, path in folders.items():
             path.mkdir()
-            assert fork_group(save_and_die, path, ranks - 1, stage, world_size=ranks, timeout_s=20)[-1] == -9
+            assert (
+                fork_group(save_and_die, path, ranks - 1, stage, world_size=ranks, timeout_s=20)[-1]
+                == -9
+            )
         assert fork_group(look_again, [whole, *folders.values()], world_size=ranks) == [0] * ranks
-        found[str(ranks)] = [[json.loads((p / f"seen-{r}.json").read_text()) for r in range(ranks)] for p in (whole, *folders.values())]
+        found[str(ranks)] = [
+            [json.loads((p / f"seen-{r}.json").read_text()) for r in range(ranks)]
+            for p in (whole, *folders.values())
+        ]
     (folder / "found.json").write_text(json.dumps(found))
 
 
@@ -123,7 +149,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_whenever_the_writer_is_killed_the_last_committed_epoch_is_loaded_on_every_rank(killed: dict[str, Any], ranks: int) -> None:
+def test_whenever_the_writer_is_killed_the_last_committed_epoch_is_loaded_on_every_rank(
+    killed: dict[str, Any], ranks: int
+) -> None:
     whole, *cut = killed[str(ranks)]
     assert [seen[:2] for seen in whole] == [[[3], True]] * ranks
     assert len(cut) >= (5 if ranks == 1 else 3)
@@ -132,7 +160,9 @@ def test_whenever_the_writer_is_killed_the_last_committed_epoch_is_loaded_on_eve
         (epoch,), as_saved, _ = seen[0]
         assert as_saved and seen == [seen[0]] * ranks
         loaded.append(epoch)
-    assert set(loaded) == ({2, 3} if ranks == 1 else {2, 3} & set(loaded)) and loaded == sorted(loaded), "never back again once committed"
+    assert set(loaded) == ({2, 3} if ranks == 1 else {2, 3} & set(loaded)) and loaded == sorted(
+        loaded
+    ), "never back again once committed"
 
 
 # ---- damaged afterwards -----------------------------------------------------------------------------------------------
@@ -150,7 +180,12 @@ def _flip(name: str, at: float) -> Damage:
 
 
 def _cut(name: str, part: float) -> Damage:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[: int(part * (folder / name).stat().st_size)]) and None
+    return lambda folder: (
+        (folder / name).write_bytes(
+            (folder / name).read_bytes()[: int(part * (folder / name).stat().st_size)]
+        )
+        and None
+    )
 
 
 def _link(name: str) -> Damage:
@@ -171,7 +206,9 @@ def _older_shard(folder: Path) -> None:
 
 def _edited(**changes: Any) -> Damage:
     def damage(folder: Path) -> None:
-        (folder / MARKER).write_text(json.dumps(json.loads((folder / MARKER).read_text()) | changes))
+        (folder / MARKER).write_text(
+            json.dumps(json.loads((folder / MARKER).read_text()) | changes)
+        )
 
     return damage
 
@@ -192,8 +229,15 @@ def _leftovers(folder: Path) -> None:
 
 SHARDS = (shard_name(0), shard_name(1))
 DAMAGES: dict[str, Damage] = {
-    **{f"{name} missing": lambda folder, name=name: (folder / name).unlink() for name in (*SHARDS, MARKER)},  # type: ignore[misc]
-    **{f"{name} cut to {part}": _cut(name, part) for name in (*SHARDS, MARKER) for part in (0.0, 0.5, 0.99)},
+    **{
+        f"{name} missing": lambda folder, name=name: (folder / name).unlink()
+        for name in (*SHARDS, MARKER)
+    },  # type: ignore[misc]
+    **{
+        f"{name} cut to {part}": _cut(name, part)
+        for name in (*SHARDS, MARKER)
+        for part in (0.0, 0.5, 0.99)
+    },
     **{f"{name} flipped at {at}": _flip(name, at) for name in SHARDS for at in (0.0, 0.5, 1.0)},
     **{f"{MARKER} flipped at {at}": _flip(MARKER, at) for at in (0.1, 0.3, 0.5, 0.7, 0.9)},
     **{f"{name} a link": _link(name) for name in SHARDS},
@@ -223,7 +267,10 @@ def load_damaged(rank: int, folder: Path) -> dict[str, Any]:
             damage(path / "epoch-3")
         dist.barrier()
         state = Checkpoints(path).load(engine)
-        found[name] = [state, state is not None and engine.fingerprint(trained=True) == fingerprints[state["epoch"]]]
+        found[name] = [
+            state,
+            state is not None and engine.fingerprint(trained=True) == fingerprints[state["epoch"]],
+        ]
     found["poisoned"] = _load_poisoned(engine, whole)
     found["renamed"] = _load_renamed(rank, engine, folder)
     return found
@@ -231,7 +278,9 @@ def load_damaged(rank: int, folder: Path) -> dict[str, Any]:
 
 def _load_poisoned(engine: Engine, checkpoints: Checkpoints) -> str:
     """One element of one frozen tensor, on one rank."""
-    frozen = next(p for p in engine.module.parameters() if not p.requires_grad and p.ds_tensor.numel() > 8)  # type: ignore[attr-defined]
+    frozen = next(
+        p for p in engine.module.parameters() if not p.requires_grad and p.ds_tensor.numel() > 8
+    )  # type: ignore[attr-defined]
     if dist.get_rank() == 1:
         frozen.ds_tensor[3] += 1e-3  # type: ignore[attr-defined]
     try:
@@ -253,7 +302,9 @@ def _load_renamed(rank: int, engine: Engine, folder: Path) -> str:
         metadata = file.metadata()
     name = next(iter(json.loads(metadata["runs"])))
     metadata["runs"] = metadata["runs"].replace(name, f"{name}x")
-    save_file({key.replace(name, f"{name}x"): tensor for key, tensor in tensors.items()}, path, metadata)
+    save_file(
+        {key.replace(name, f"{name}x"): tensor for key, tensor in tensors.items()}, path, metadata
+    )
     dist.barrier()
     try:
         engine.load(folder / "renamed")
@@ -268,7 +319,9 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_generation_is_passed_over_by_every_rank(damaged: list[dict[str, Any]], name: str) -> None:
+def test_a_damaged_generation_is_passed_over_by_every_rank(
+    damaged: list[dict[str, Any]], name: str
+) -> None:
     assert [found[name] for found in damaged] == [[{"epoch": 2}, True]] * 2
 
 
@@ -276,7 +329,9 @@ def test_leftovers_beside_a_whole_generation_change_nothing(damaged: list[dict[s
     assert [found["leftovers"] for found in damaged] == [[{"epoch": 3}, True]] * 2
 
 
-def test_other_frozen_weights_than_the_trial_began_with_are_refused(damaged: list[dict[str, Any]]) -> None:
+def test_other_frozen_weights_than_the_trial_began_with_are_refused(
+    damaged: list[dict[str, Any]],
+) -> None:
     assert all("frozen weights are not those" in found["poisoned"] for found in damaged)
 
 
@@ -306,14 +361,21 @@ def whole_state(engine: Engine) -> tuple[dict[str, list[torch.Tensor]], int]:
     runs: dict[str, dict[int, list[torch.Tensor]]] = {}
     for name, start, tensors in (run for part in gather_objects(mine) for run in part):
         runs.setdefault(name, {})[start] = tensors
-    whole = {name: [torch.cat([found[s][i] for s in sorted(found)]) for i in range(3)] for name, found in runs.items()}
+    whole = {
+        name: [torch.cat([found[s][i] for s in sorted(found)]) for i in range(3)]
+        for name, found in runs.items()
+    }
     return whole, steps_of(adam)
 
 
 def elastic(rank: int, folder: Path, save: bool) -> list[Any]:
     found = []
     for method, precision, stage, threshold in CASES:
-        settings = {"precision": precision, "zero_stage": stage, "persistence_threshold_elements": threshold}
+        settings = {
+            "precision": precision,
+            "zero_stage": stage,
+            "persistence_threshold_elements": threshold,
+        }
         engine = make_engine(dist.get_world_size(), method, **settings)
         checkpoints = Checkpoints(folder / f"{method}-{precision}-{stage}")
         if save:
@@ -332,19 +394,25 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
     """Saved by two ranks: what these had, and what others make of it; by number of ranks."""
     folder = tmp_path_factory.mktemp("elastic")
     found = {2: on_ranks(elastic, folder, True)[0]}
-    return found | {size: on_ranks(elastic, folder, False, world_size=size)[0] for size in OTHER_SIZES}
+    return found | {
+        size: on_ranks(elastic, folder, False, world_size=size)[0] for size in OTHER_SIZES
+    }
 
 
 @pytest.mark.parametrize("size", OTHER_SIZES)
 @pytest.mark.parametrize("case", CASES)
-def test_another_number_of_ranks_goes_on_from_the_same_numbers(resumed: dict[int, list[Any]], size: int, case: Case) -> None:
+def test_another_number_of_ranks_goes_on_from_the_same_numbers(
+    resumed: dict[int, list[Any]], size: int, case: Case
+) -> None:
     state, steps, prints, losses = resumed[2][CASES.index(case)]
     other_state, other_steps, other_prints, other_losses = resumed[size][CASES.index(case)]
     assert (steps, prints) == (other_steps, other_prints) and state.keys() == other_state.keys()
     for name, tensors in state.items():
         for tensor, other in zip(tensors, other_state[name], strict=True):
             assert torch.equal(tensor, other), name
-    assert other_losses == pytest.approx(losses, abs=TOLERANCE if case[1] == "fp32" else 2e-2)  # bf16 has 8 bits of mantissa
+    assert other_losses == pytest.approx(
+        losses, abs=TOLERANCE if case[1] == "fp32" else 2e-2
+    )  # bf16 has 8 bits of mantissa
 
 
 # ---- the fingerprint --------------------------------------------------------------------------------------------------

@@ -34,43 +34,108 @@ def test_every_command_has_help_with_its_example(suite: Suite, name: str) -> Non
 
 
 def test_a_full_disk_is_said_in_a_sentence() -> None:
-    command = [sys.executable, "-u", "-m", "suite", "list", "methods"]  # unbuffered: the first line meets the full device
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "suite",
+        "list",
+        "methods",
+    ]  # unbuffered: the first line meets the full device
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=100, check=False)
+        done = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            timeout=100,
+            check=False,
+        )
     assert done.returncode == 1
-    assert done.stderr == "error: No space left on device; free some space and give the same command again; what had ended is kept\n"
+    assert (
+        done.stderr
+        == "error: No space left on device; free some space and give the same command again; what had ended is kept\n"
+    )
 
 
 def test_the_commands_are_these(suite: Suite) -> None:
     assert list(COMMANDS) == [
-        *("init", "run", "trial", "status", "submit", "stop", "leaderboard", "report", "lm-eval", "curves"),
-        *("export-results", "import-results", "export", "compare", "sync", "params", "profile", "list", "doctor"),
+        *(
+            "init",
+            "run",
+            "trial",
+            "status",
+            "submit",
+            "stop",
+            "leaderboard",
+            "report",
+            "lm-eval",
+            "curves",
+        ),
+        *(
+            "export-results",
+            "import-results",
+            "export",
+            "compare",
+            "sync",
+            "params",
+            "profile",
+            "list",
+            "doctor",
+        ),
     ]
     assert all(f" {name} " in suite("--help")[1] for name in COMMANDS)
 
 
 def test_help_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
     code = "import sys; from suite.cli.app import app; print(sorted({'torch', 'ray', 'pandas', 'mlflow', 'rich'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout.strip() in ("[]", "['rich']")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("params", "--backbone", "t5-base", "--method", "lorra"), "unknown method 'lorra'; did you mean lora?"),
-        (("params", "--backbone", "t5-bas", "--method", "lora"), "unknown backbone 't5-bas'; did you mean t5-base"),
-        (("params", "--backbone", "t5-base", "--method", "lora", "--set", "rnk=4"), "--set: unknown key 'rnk'; did you mean rank?"),
-        (("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank"), "expected key=value"),
-        (("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=0"), "rank: Input should be greater than or equal to 1"),
-        (("params", "--backbone", "t5-base", "--method", "lora", "--attention", "mqqa"), "unknown attention variant 'mqqa'"),
+        (
+            ("params", "--backbone", "t5-base", "--method", "lorra"),
+            "unknown method 'lorra'; did you mean lora?",
+        ),
+        (
+            ("params", "--backbone", "t5-bas", "--method", "lora"),
+            "unknown backbone 't5-bas'; did you mean t5-base",
+        ),
+        (
+            ("params", "--backbone", "t5-base", "--method", "lora", "--set", "rnk=4"),
+            "--set: unknown key 'rnk'; did you mean rank?",
+        ),
+        (
+            ("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank"),
+            "expected key=value",
+        ),
+        (
+            ("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=0"),
+            "rank: Input should be greater than or equal to 1",
+        ),
+        (
+            ("params", "--backbone", "t5-base", "--method", "lora", "--attention", "mqqa"),
+            "unknown attention variant 'mqqa'",
+        ),
         (
             ("trial", "--backbone", "minilm", "--method", "lora", "--task", "acceptabilty"),
             "unknown task 'acceptabilty'; did you mean acceptability",
         ),
         (("run", "quickstrat"), "unknown sweep 'quickstrat'; did you mean quickstart?"),
         (
-            ("run", str(ROOT / "sweeps" / "quickstart.yaml"), "--dry-run", "--set", "search.trails=2"),
+            (
+                "run",
+                str(ROOT / "sweeps" / "quickstart.yaml"),
+                "--dry-run",
+                "--set",
+                "search.trails=2",
+            ),
             "did you mean startup_trials or trials?",
         ),
         (("status", "--home", "nowhere"), "--home nowhere: holds no sweep"),
@@ -79,7 +144,9 @@ def test_help_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )
-def test_a_users_mistake_is_one_error_on_stderr_with_exit_code_2(suite: Suite, arguments: tuple[str, ...], said: str) -> None:
+def test_a_users_mistake_is_one_error_on_stderr_with_exit_code_2(
+    suite: Suite, arguments: tuple[str, ...], said: str
+) -> None:
     code, out, err = suite(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -119,7 +186,12 @@ def test_the_same_rows_print_as_table_json_csv_and_md(capsys: pytest.CaptureFixt
         {"name": "a|b", "size": "2048", "tags": '["x"]'},
         {"name": "c", "size": "", "tags": "[]"},
     ]
-    assert printed(Format.MD).splitlines() == ["| name | size | tags |", "| --- | --: | --- |", "| a\\|b | 2.0 KiB | x |", "| c | - | - |"]
+    assert printed(Format.MD).splitlines() == [
+        "| name | size | tags |",
+        "| --- | --: | --- |",
+        "| a\\|b | 2.0 KiB | x |",
+        "| c | - | - |",
+    ]
     table = printed(Format.TABLE)
     assert "2.0 KiB" in table
     assert "\x1b" not in table, "no colours where there is no terminal"
@@ -152,7 +224,9 @@ def test_a_narrow_terminal_loses_the_least_important_columns_first() -> None:
         (render.text, frozenset({"b", "a"}), "a, b"),
     ],
 )
-def test_values_are_written_for_reading(show: Callable[[Any], str], value: object, said: str) -> None:
+def test_values_are_written_for_reading(
+    show: Callable[[Any], str], value: object, said: str
+) -> None:
     assert show(value) == said
 
 
@@ -180,9 +254,15 @@ def test_list_says_what_there_is(suite: Suite, kind: str, known: str) -> None:
 
 
 def test_params_counts_lora_by_its_formula(suite: Suite) -> None:
-    code, out, _ = suite("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=8", "--format", "json")
+    code, out, _ = suite(
+        "params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=8", "--format", "json"
+    )
     counted = json.loads(out)
-    projections, width, rank = 3 * 12 * 2, 768, 8  # q and v of the encoder's, the decoder's and the cross attention of 12 layers
+    projections, width, rank = (
+        3 * 12 * 2,
+        768,
+        8,
+    )  # q and v of the encoder's, the decoder's and the cross attention of 12 layers
     assert code == 0
     assert counted["trainable"] == counted["method_trainable"] == projections * rank * 2 * width
     assert counted["total"] == 222_903_552 + counted["trainable"]
@@ -190,10 +270,24 @@ def test_params_counts_lora_by_its_formula(suite: Suite) -> None:
 
 
 def test_params_counts_the_tasks_head_apart(suite: Suite) -> None:
-    counted = json.loads(suite("params", "--backbone", "bert-base", "--method", "lora", "--num-labels", "5", "--format", "json")[1])
+    counted = json.loads(
+        suite(
+            "params",
+            "--backbone",
+            "bert-base",
+            "--method",
+            "lora",
+            "--num-labels",
+            "5",
+            "--format",
+            "json",
+        )[1]
+    )
     assert counted["head_trainable"] == 5 * 768 + 5
     assert counted["trainable"] == counted["method_trainable"] + counted["head_trainable"]
-    assert counted["trainable_percent"] == pytest.approx(100 * counted["trainable"] / counted["total"])
+    assert counted["trainable_percent"] == pytest.approx(
+        100 * counted["trainable"] / counted["total"]
+    )
 
 
 def test_column_of_a_callable_is_aligned_as_told() -> None:

@@ -18,18 +18,26 @@ from suite.cli.trial import build_spec
 from suite.config.sweep import SweepConfig, load_sweep
 from suite.errors import ConfigError, IncompatibleError, SuiteError, UnknownNameError
 from suite.meters.record import PhaseRecord
-from suite.train.folder import Home
-from suite.train.result import FailureRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
-from suite.tune.events import Outcome
-from suite.tune.plan import make_plan
-from suite.tune.schedule import read_states
+from suite.plan.cell_state import read_states
+from suite.plan.events import Outcome
+from suite.plan.plan import make_plan
+from suite.record.folder import Home
+from suite.record.result import FailureRecord, Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
 from tests.commands import Suite, shell, suite
 
 __all__ = ["suite"]
 ROOT = Path(__file__).parents[1]
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}
-TINY_SET = [text for key, value in TINY.items() for text in ("--set", f"backbone.config.{key}={value}")]
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 128,
+}
+TINY_SET = [
+    text for key, value in TINY.items() for text in ("--set", f"backbone.config.{key}={value}")
+]
 
 
 # Trials by hand
@@ -38,14 +46,36 @@ TINY_SET = [text for key, value in TINY.items() for text in ("--set", f"backbone
 def test_a_trial_by_hand_searches_and_with_test_confirms() -> None:
     assert build_spec("minilm", "lora", "acceptability").phase is Phase.SEARCH
     assert build_spec("minilm", "lora", "acceptability", test=True).phase is Phase.CONFIRM
-    assert build_spec("minilm", "lora", "acceptability", overrides=["phase=confirm"]).phase is Phase.CONFIRM
+    assert (
+        build_spec("minilm", "lora", "acceptability", overrides=["phase=confirm"]).phase
+        is Phase.CONFIRM
+    )
 
 
 def test_set_reaches_every_part_of_a_trial() -> None:
-    items = ["learning_rate=2e-3", "seed=4", "training.epochs=2", "limit.train=32", "rank=4", "architecture.alpha=8"]
-    spec = build_spec("minilm", "lora", "acceptability", overrides=[*items, "backbone.revision=abc"], ranks=2)
-    assert (spec.learning_rate, spec.seed, spec.training.epochs, spec.limit.train, spec.world_size) == (0.002, 4, 2, 32, 2)
-    assert (spec.arm.architecture["rank"], spec.arm.architecture["alpha"], spec.arm.backbone.revision) == (4, 8.0, "abc")
+    items = [
+        "learning_rate=2e-3",
+        "seed=4",
+        "training.epochs=2",
+        "limit.train=32",
+        "rank=4",
+        "architecture.alpha=8",
+    ]
+    spec = build_spec(
+        "minilm", "lora", "acceptability", overrides=[*items, "backbone.revision=abc"], ranks=2
+    )
+    assert (
+        spec.learning_rate,
+        spec.seed,
+        spec.training.epochs,
+        spec.limit.train,
+        spec.world_size,
+    ) == (0.002, 4, 2, 32, 2)
+    assert (
+        spec.arm.architecture["rank"],
+        spec.arm.architecture["alpha"],
+        spec.arm.backbone.revision,
+    ) == (4, 8.0, "abc")
     assert spec.arm.architecture["targets"] == ["q", "v"], "what is not set is filled in"
 
 
@@ -59,13 +89,24 @@ def test_set_reaches_every_part_of_a_trial() -> None:
         (["training.batch_size=15"], 2, IncompatibleError, "batch_size 15 is not divisible by 2"),
     ],
 )
-def test_a_faulty_trial_is_refused_before_it_starts(overrides: list[str], ranks: int, error: type[SuiteError], said: str) -> None:
+def test_a_faulty_trial_is_refused_before_it_starts(
+    overrides: list[str], ranks: int, error: type[SuiteError], said: str
+) -> None:
     with pytest.raises(error, match=said):
         build_spec("minilm", "lora", "acceptability", overrides=overrides, ranks=ranks)
 
 
 def test_trial_trains_and_prints_nothing_but_the_record_on_stdout(tmp_path: Path) -> None:
-    small = ["--set", "training.epochs=1", "--set", "training.batch_size=16", "--set", "limit.train=32", "--set", "limit.validation=16"]
+    small = [
+        "--set",
+        "training.epochs=1",
+        "--set",
+        "training.batch_size=16",
+        "--set",
+        "limit.train=32",
+        "--set",
+        "limit.validation=16",
+    ]
     command = [
         "trial",
         "--backbone",
@@ -93,12 +134,24 @@ def test_trial_trains_and_prints_nothing_but_the_record_on_stdout(tmp_path: Path
 # Sweeps
 
 
-def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(suite: Suite, tmp_path: Path) -> None:
+def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(
+    suite: Suite, tmp_path: Path
+) -> None:
     config = load_sweep(ROOT / "sweeps" / "quickstart.yaml")
-    code, out, _ = suite("run", "quickstart", "--dry-run", "--home", tmp_path / "h", "--format", "json")
+    code, out, _ = suite(
+        "run", "quickstart", "--dry-run", "--home", tmp_path / "h", "--format", "json"
+    )
     told = json.loads(out)
     assert code == 0
-    assert {cell["method"] for cell in told["cells"]} == {"full", "lora", "prompt", "adapter", "bitfit", "lst", "read"}
+    assert {cell["method"] for cell in told["cells"]} == {
+        "full",
+        "lora",
+        "prompt",
+        "adapter",
+        "bitfit",
+        "lst",
+        "read",
+    }
     assert len(told["cells"]) == told["cost"]["cells"] == 14
     assert told["cost"]["trials_left"] == 14 * (config.search.trials + len(config.confirm.seeds))
     assert {(cell["task"], cell["steps_at_most"]) for cell in told["cells"]} == {
@@ -122,13 +175,17 @@ def test_a_dry_run_needs_no_network_and_says_what_it_could_not_check(
     assert code == 2 and "cannot be reached" in err and not (tmp_path / "h" / "trials").exists()
 
 
-def test_ctrl_c_says_how_to_go_on(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_go_on(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("suite.tune.driver.run_sweep", interrupted)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/secret.db")
-    code, _, err = suite("run", "quickstart", "--home", tmp_path / "my home", "--set", "search.trials=2")
+    code, _, err = suite(
+        "run", "quickstart", "--home", tmp_path / "my home", "--set", "search.trials=2"
+    )
     assert code == 130
     assert f"suite run quickstart --home '{tmp_path}/my home' --set search.trials=2" in err
     assert "secret" not in err, "what the environment holds is not printed"
@@ -137,15 +194,32 @@ def test_ctrl_c_says_how_to_go_on(suite: Suite, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("outcome", "code", "said"),
     [
-        (Outcome(3, (), failed=("a/b",)), 1, "cells without a result: 1; causes and logs: suite status --home h --sweep quickstart"),
-        (Outcome(1, (), interrupted=True, reason="stopped by Ctrl-C"), 130, "Go on with: suite run quickstart --home h"),
-        (Outcome(1, (), interrupted=True, reason="less than 256 MiB left"), 1, "less than 256 MiB left; nothing that finished is lost"),
+        (
+            Outcome(3, (), failed=("a/b",)),
+            1,
+            "cells without a result: 1; causes and logs: suite status --home h --sweep quickstart",
+        ),
+        (
+            Outcome(1, (), interrupted=True, reason="stopped by Ctrl-C"),
+            130,
+            "Go on with: suite run quickstart --home h",
+        ),
+        (
+            Outcome(1, (), interrupted=True, reason="less than 256 MiB left"),
+            1,
+            "less than 256 MiB left; nothing that finished is lost",
+        ),
         (Outcome(4, ()), 0, "suite leaderboard --home h --sweep quickstart --sort energy"),
     ],
     ids=["failed", "ctrl-c", "disk", "done"],
 )
 def test_the_exit_code_says_how_a_sweep_ended(
-    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, code: int, said: str
+    suite: Suite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Outcome,
+    code: int,
+    said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("suite.tune.driver.run_sweep", lambda *_, **__: outcome)
@@ -183,7 +257,10 @@ def result_of(spec: TrialSpec, status: Status = Status.COMPLETED) -> TrialResult
         trial=spec.hash,
         status=status,
         score=75.0 if status.has_score else None,
-        phases={"train": PhaseRecord(seconds=1.0, energy_kwh=0.001), "eval": PhaseRecord(seconds=1.0)},
+        phases={
+            "train": PhaseRecord(seconds=1.0, energy_kwh=0.001),
+            "eval": PhaseRecord(seconds=1.0),
+        },
         failure=None if status.has_score else failed,
         started_at=100.0,
         finished_at=104.2,
@@ -203,7 +280,9 @@ class Clock:
 def test_the_board_counts_trials_energy_and_time_left(tmp_path: Path, terminal: bool) -> None:
     plan = make_plan(sweep_of(methods=["bitfit", "lora"]), where="tiny.yaml")
     states, clock, out = read_states(plan, Home(tmp_path)), Clock(), io.StringIO()
-    shown = Board(Console(file=out, force_terminal=terminal, width=200, height=40, color_system=None), clock)
+    shown = Board(
+        Console(file=out, force_terminal=terminal, width=200, height=40, color_system=None), clock
+    )
     shown.on_start(plan, states)
     assert (shown.done, shown.left, shown.eta_s()) == (0, 4, None)
 
@@ -223,7 +302,8 @@ def test_the_board_counts_trials_energy_and_time_left(tmp_path: Path, terminal: 
     assert (line in out.getvalue()) is not terminal, "a terminal has the table instead of lines"
     finish(1, Status.DIVERGED)
     assert (
-        "lora on acceptability, search 0 at 0.01: diverged after 4.2 s: Diverged: loss is nan at step 3 (log: rank0.log)" in out.getvalue()
+        "lora on acceptability, search 0 at 0.01: diverged after 4.2 s: Diverged: loss is nan at step 3 (log: rank0.log)"
+        in out.getvalue()
     )
     out.truncate(0)
     shown.console.print(shown)
@@ -234,7 +314,9 @@ def test_the_board_counts_trials_energy_and_time_left(tmp_path: Path, terminal: 
 
 def test_a_board_larger_than_the_terminal_shows_the_cells_at_work(tmp_path: Path) -> None:
     plan = make_plan(sweep_of(methods=["bitfit", "lora", "full", "adapter"]), where="tiny.yaml")
-    shown = Board(Console(file=io.StringIO(), force_terminal=True, width=120, height=8, color_system=None))
+    shown = Board(
+        Console(file=io.StringIO(), force_terminal=True, width=120, height=8, color_system=None)
+    )
     shown.on_start(plan, read_states(plan, Home(tmp_path)))
     shown.on_trial_start(plan.search_spec(plan.cells[3], 0, 0.01))
     with shown.console.capture() as captured:
@@ -244,16 +326,25 @@ def test_a_board_larger_than_the_terminal_shows_the_cells_at_work(tmp_path: Path
     assert "2 more cells" in picture
 
 
-def test_one_command_runs_a_sweep_and_the_others_read_it(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_command_runs_a_sweep_and_the_others_read_it(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The whole way, with real workers: run, run again, leaderboard, status, sync."""
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SWEEP))
     first = shell("run", "tiny.yaml", "--format", "json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     (row,) = json.loads(first.stdout)
-    assert (row["method"], row["task"], row["seeds"], row["status"]) == ("bitfit", "acceptability", 1, "done")
+    assert (row["method"], row["task"], row["seeds"], row["status"]) == (
+        "bitfit",
+        "acceptability",
+        1,
+        "done",
+    )
     assert "suite leaderboard --sweep tiny --sort energy" in first.stderr
     assert "[2/2] bitfit on acceptability, seed 1" in first.stderr
-    results = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs" / "trials").glob("*/result.json")}
+    results = {
+        p: p.stat().st_mtime_ns for p in (tmp_path / "runs" / "trials").glob("*/result.json")
+    }
     assert len(results) == 2
 
     monkeypatch.chdir(tmp_path)
@@ -261,34 +352,75 @@ def test_one_command_runs_a_sweep_and_the_others_read_it(suite: Suite, tmp_path:
     assert (code, json.loads(out)) == (0, [row])
     assert {p: p.stat().st_mtime_ns for p in results} == results, "nothing that finished runs again"
     (cell,) = json.loads(suite("status", "--format", "json")[1])
-    assert (cell["search_done"], cell["confirm_done"], cell["running"], cell["left"], cell["failures"]) == (1, 1, 0, 0, [])
+    assert (
+        cell["search_done"],
+        cell["confirm_done"],
+        cell["running"],
+        cell["left"],
+        cell["failures"],
+    ) == (1, 1, 0, 0, [])
     assert suite("sync")[1].startswith("0 trials written, 2 were there already")
     assert f"{row['score_mean']:.1f}" in suite("leaderboard")[1]
 
 
-def test_the_method_in_the_docs_works_as_it_is_written(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_method_in_the_docs_works_as_it_is_written(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """docs/adding.md, taken literally: a folder of the user's own, no file of the project touched."""
-    (_, code), (_, space) = re.findall(r"```(python|yaml)\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)[:2]
+    (_, code), (_, space) = re.findall(
+        r"```(python|yaml)\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
+    )[:2]
     for name, text in (("petl/scale_norms.py", code), ("search_spaces/scale-norms.yaml", space)):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("SUITE_PATH", str(tmp_path))
-    counted = json.loads(suite("params", "--backbone", "minilm", "--method", "scale-norms", "--format", "json")[1])
-    assert counted["method_trainable"] == 13 * 384  # two norms in each of 6 blocks, one after the embeddings
+    counted = json.loads(
+        suite("params", "--backbone", "minilm", "--method", "scale-norms", "--format", "json")[1]
+    )
+    assert (
+        counted["method_trainable"] == 13 * 384
+    )  # two norms in each of 6 blocks, one after the embeddings
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({**SWEEP, "methods": ["scale-norms"]}))
-    planned = json.loads(suite("run", tmp_path / "own.yaml", "--dry-run", "--home", tmp_path / "h", "--format", "json")[1])
+    planned = json.loads(
+        suite(
+            "run", tmp_path / "own.yaml", "--dry-run", "--home", tmp_path / "h", "--format", "json"
+        )[1]
+    )
     assert planned["cells"][0]["learning_rate"] == [1e-4, 3e-2]
 
 
-def test_the_attention_variant_in_the_docs_works_as_it_is_written(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)[1]
+def test_the_attention_variant_in_the_docs_works_as_it_is_written(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)[
+        1
+    ]
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / "first_head.py").write_text(code)
     monkeypatch.setenv("SUITE_PATH", str(tmp_path))
     setting = "attention.options.kv_heads=3"
     counted, mean = (
-        json.loads(suite("params", "--backbone", "bert-base", "--attention", name, "--set", setting, "--format", "json")[1])
+        json.loads(
+            suite(
+                "params",
+                "--backbone",
+                "bert-base",
+                "--attention",
+                name,
+                "--set",
+                setting,
+                "--format",
+                "json",
+            )[1]
+        )
         for name in ("first-head", "gqa")
     )
     assert counted["attention.with_output_projection"] == mean["attention.with_output_projection"]
-    assert json.loads(suite("params", "--backbone", "t5-base", "--attention", "first-head", "--format", "json")[1])["kv_fraction"] == 1 / 12
+    assert (
+        json.loads(
+            suite(
+                "params", "--backbone", "t5-base", "--attention", "first-head", "--format", "json"
+            )[1]
+        )["kv_fraction"]
+        == 1 / 12
+    )

@@ -16,11 +16,12 @@ from suite.cli.options import Format
 from suite.cli.select import find_arm, find_cell
 from suite.config.sweep import AttentionChoice
 from suite.errors import ConfigError, UnknownNameError
+from suite.files import write_json
+from suite.leaderboard.ranks import Ranked, RankWriter, takes_part
+from suite.leaderboard.row import CellSummary
+from suite.record.folder import Home, TrialFolder
 from suite.tracking import leaderboard, open_store, sync, to_rows
-from suite.tracking.ranks import Ranked, RankWriter, takes_part
-from suite.tracking.summary import CellSummary
 from suite.tracking.writer import Syncer
-from suite.train.folder import Home, TrialFolder, write_json
 from tests.answers import some_right, write_answers, write_confirmed
 from tests.commands import Suite, suite  # noqa: F401
 from tests.records import make_result, make_spec, write_trial
@@ -29,7 +30,9 @@ SHARES = {"full": 0.9, "lora": 0.895, "read": 0.6}
 """How often each method is right: two that cannot be told apart, and one that is worse."""
 
 
-def fill(home: Home, shares: Mapping[str, float] = SHARES, *, items: int = 400, sweep: str = "demo") -> Home:
+def fill(
+    home: Home, shares: Mapping[str, float] = SHARES, *, items: int = 400, sweep: str = "demo"
+) -> Home:
     """Three seeds of every method on two tasks."""
     for task in ("agreement", "entailment"):
         rng = np.random.default_rng(len(task))
@@ -64,10 +67,18 @@ def ranks(home: Home) -> dict[tuple[str, str], str | None]:
 
 def test_rows_have_ranks_and_intervals(finished: Home) -> None:
     expected = {"full": "1-2", "lora": "1-2", "read": "3"}
-    assert ranks(finished) == {(task, method): rank for task in ("agreement", "entailment", "mean") for method, rank in expected.items()}
+    assert ranks(finished) == {
+        (task, method): rank
+        for task in ("agreement", "entailment", "mean")
+        for method, rank in expected.items()
+    }
     for row in board(finished):
         assert row["ci_low"] < row["score_mean"] < row["ci_high"]
-        assert (row["ci_of"], row["ci_missing"], row["rank_missing"]) == ("seeds x items", None, None)
+        assert (row["ci_of"], row["ci_missing"], row["rank_missing"]) == (
+            "seeds x items",
+            None,
+            None,
+        )
 
 
 def test_the_table_shows_them(finished: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,10 +86,14 @@ def test_the_table_shows_them(finished: Home, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     row = next(r for r in board(finished, task="agreement") if r["method"] == "read")
     assert lines[2].startswith("| rank | method | task | test score | 95% interval |")
-    assert f"{row['ci_low']:.1f} - {row['ci_high']:.1f} |" in lines[-1] and lines[-1].startswith("| 3 | read |")
+    assert f"{row['ci_low']:.1f} - {row['ci_high']:.1f} |" in lines[-1] and lines[-1].startswith(
+        "| 3 | read |"
+    )
 
 
-def test_a_row_that_is_not_shown_to_beat_a_constant_answer_has_it_beside_its_score(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_is_not_shown_to_beat_a_constant_answer_has_it_beside_its_score(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_confirmed(home, "full", some_right(np.random.default_rng(0), 0.9))
     sync(home, tracking_uri=home.tracking_uri)
     show(home.tracking_uri, fmt=Format.MD)
@@ -99,7 +114,9 @@ def rank_runs(home: Home) -> dict[str, dict[str, str]]:
     return {run.tags["task"]: run.tags for run in runs}
 
 
-def test_a_second_sync_reads_no_answers_and_a_changed_cell_is_ranked_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_sync_reads_no_answers_and_a_changed_cell_is_ranked_anew(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(home, items=100)
     sync(home, tracking_uri=home.tracking_uri)
     before = rank_runs(home)
@@ -111,8 +128,12 @@ def test_a_second_sync_reads_no_answers_and_a_changed_cell_is_ranked_anew(home: 
     sync(home, tracking_uri=home.tracking_uri)
     after = rank_runs(home)
     assert after["entailment"] == before["entailment"]
-    assert after["agreement"] != before["agreement"] and ranks(home)["agreement", "bitfit"] is not None
-    (row,) = [r for r in board(home) if r["method"] == "bitfit" and r["task"] == "mean"] or [{"rank": None}]
+    assert (
+        after["agreement"] != before["agreement"] and ranks(home)["agreement", "bitfit"] is not None
+    )
+    (row,) = [r for r in board(home) if r["method"] == "bitfit" and r["task"] == "mean"] or [
+        {"rank": None}
+    ]
     assert row["rank"] is None, "it has no score on the other task"
 
 
@@ -144,7 +165,11 @@ def test_without_answers_there_is_a_reason_and_the_others_are_ranked(home: Home)
     sync(home, tracking_uri=home.tracking_uri)
     found = {row["method"]: row for row in board(home, task="agreement")}
     assert (found["read"]["ci_low"], found["read"]["rank"]) == (None, None)
-    assert found["read"]["ci_missing"] == found["read"]["rank_missing"] == f"seed 2: {lost.hash}/predictions-test.parquet is not there"
+    assert (
+        found["read"]["ci_missing"]
+        == found["read"]["rank_missing"]
+        == f"seed 2: {lost.hash}/predictions-test.parquet is not there"
+    )
     assert found["lora"]["rank"] == "1-2"
     (mean,) = [row for row in board(home, task="mean") if row["method"] == "read"]
     assert (mean["rank"], mean["ci_low"]) == (None, None)
@@ -155,14 +180,33 @@ def test_unfinished_rows_and_lonely_ones_are_not_ranked(home: Home) -> None:
     write_trial(home, make_spec("read"))
     sync(home, tracking_uri=home.tracking_uri)
     found = {row["method"]: row["rank_missing"] for row in board(home)}
-    assert found == {"lora": "no other finished row of this sweep, backbone and task", "read": "only finished rows are ranked"}
+    assert found == {
+        "lora": "no other finished row of this sweep, backbone and task",
+        "read": "only finished rows are ranked",
+    }
 
 
 @pytest.mark.parametrize(
-    ("status", "admitted", "ranked"), [("done", True, True), ("done", None, True), ("done", False, False), ("not chosen", None, False)]
+    ("status", "admitted", "ranked"),
+    [
+        ("done", True, True),
+        ("done", None, True),
+        ("done", False, False),
+        ("not chosen", None, False),
+    ],
 )
-def test_rejected_rows_and_architectures_that_lost_take_no_part(status: str, admitted: bool | None, ranked: bool) -> None:
-    names = {"sweep": "demo", "backbone": "b", "attention": "pretrained", "method": "lora", "architecture": {}, "task": "t", "arm": "x"}
+def test_rejected_rows_and_architectures_that_lost_take_no_part(
+    status: str, admitted: bool | None, ranked: bool
+) -> None:
+    names = {
+        "sweep": "demo",
+        "backbone": "b",
+        "attention": "pretrained",
+        "method": "lora",
+        "architecture": {},
+        "task": "t",
+        "arm": "x",
+    }
     assert takes_part(CellSummary(**names, status=status, admitted=admitted)) is ranked
 
 
@@ -193,14 +237,20 @@ def test_compare_says_which_is_better_and_by_how_much(finished: Home, suite: Sui
     assert [row["task"] for row in rows] == ["agreement", "entailment", "mean"]
     scores = {(r["task"], r["method"]): r["score_mean"] for r in board(finished)}
     for row in rows:
-        assert row["difference"] == pytest.approx(scores[row["task"], "full"] - scores[row["task"], "read"])
+        assert row["difference"] == pytest.approx(
+            scores[row["task"], "full"] - scores[row["task"], "read"]
+        )
         assert row["low"] < row["difference"] < row["high"]
         assert (row["better"], row["seeds"], row["missing"]) == ("a", 3, None)
         assert row["p_holm"] < 0.05
     assert [row["items"] for row in rows] == [400, 400, 800]
-    assert rows[2]["difference"] == pytest.approx((rows[0]["difference"] + rows[1]["difference"]) / 2)
+    assert rows[2]["difference"] == pytest.approx(
+        (rows[0]["difference"] + rows[1]["difference"]) / 2
+    )
     low, high = sorted(row["p"] for row in rows[:2])
-    assert sorted(row["p_holm"] for row in rows[:2]) == pytest.approx([min(1, 2 * low), min(1, max(2 * low, high))])
+    assert sorted(row["p_holm"] for row in rows[:2]) == pytest.approx(
+        [min(1, 2 * low), min(1, max(2 * low, high))]
+    )
     assert rows[2]["p_holm"] == rows[2]["p"]
     assert {row["better"] for row in call(suite, finished, "full", "lora")} == {None}
 
@@ -208,7 +258,9 @@ def test_compare_says_which_is_better_and_by_how_much(finished: Home, suite: Sui
 def test_compare_is_antisymmetric(finished: Home, suite: Suite) -> None:  # noqa: F811
     there, back = call(suite, finished, "full", "read"), call(suite, finished, "read", "full")
     for one, other in zip(there, back, strict=True):
-        assert (one["difference"], one["low"], one["p"]) == pytest.approx((-other["difference"], -other["high"], other["p"]))
+        assert (one["difference"], one["low"], one["p"]) == pytest.approx(
+            (-other["difference"], -other["high"], other["p"])
+        )
         assert (one["better"], other["better"]) == ("a", "b")
 
 
@@ -228,8 +280,13 @@ def test_all_pairs_are_corrected_together(finished: Home, suite: Suite) -> None:
         assert row["p_holm"] >= row["p"]
 
 
-def test_arms_of_two_sweeps_are_compared_where_they_were_asked_the_same(tmp_path: Path, suite: Suite) -> None:  # noqa: F811
-    home = fill(fill(Home(tmp_path), {"lora": 0.9}, items=60), {"lora": 0.8}, items=60, sweep="other")
+def test_arms_of_two_sweeps_are_compared_where_they_were_asked_the_same(
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+) -> None:
+    home = fill(
+        fill(Home(tmp_path), {"lora": 0.9}, items=60), {"lora": 0.8}, items=60, sweep="other"
+    )
     rows = call(suite, home, "demo:lora", "other:lora")
     assert [(row["sweep_a"], row["sweep_b"]) for row in rows] == [("demo", "other")] * 3
     code, _, err = suite("compare", "lora", "other:lora", "--home", tmp_path)
@@ -243,7 +300,12 @@ def test_a_task_that_one_arm_lacks_is_said_and_the_rest_compared(home: Home, sui
     fill(home, {"lora": 0.9, "read": 0.8}, items=60)
     write_confirmed(home, "lora", some_right(np.random.default_rng(0), 0.8), "sentiment")
     rows = call(suite, home, "lora", "read")
-    assert [row["missing"] for row in rows] == [None, None, "task sentiment: only A has run on it", None]
+    assert [row["missing"] for row in rows] == [
+        None,
+        None,
+        "task sentiment: only A has run on it",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +320,12 @@ def test_a_task_that_one_arm_lacks_is_said_and_the_rest_compared(home: Home, sui
         (["nosuch:lora", "read"], "unknown sweep 'nosuch'"),
     ],
 )
-def test_mistakes_are_answered(finished: Home, suite: Suite, arguments: list[str], message: str) -> None:  # noqa: F811
+def test_mistakes_are_answered(
+    finished: Home,
+    suite: Suite,  # noqa: F811
+    arguments: list[str],
+    message: str,
+) -> None:
     code, _, err = suite("compare", *arguments, "--home", finished.path)
     assert code == 2 and message in err
 
@@ -266,12 +333,17 @@ def test_mistakes_are_answered(finished: Home, suite: Suite, arguments: list[str
 def test_an_arm_is_found_by_what_is_unique_about_it(home: Home) -> None:
     fill(home, {"lora": 0.9, "read": 0.8}, items=20)
     other = AttentionChoice(name="mha")
-    write_confirmed(home, "lora", some_right(np.random.default_rng(0), 0.8, items=20), attention=other)
+    write_confirmed(
+        home, "lora", some_right(np.random.default_rng(0), 0.8, items=20), attention=other
+    )
     key = make_spec("lora", attention=other).arm.key
     for name in (key, key[:-4], "mha", "mha/lora", "tiny-bert/mha/lora", "demo:mha/lora"):
         assert {cell.arm.key for cell in find_arm(home, name)} == {key}
     assert [cell.task for cell in find_arm(home, "read")] == ["agreement", "entailment"]
-    with pytest.raises(ConfigError, match=r"'lora': fits 2 arms: demo:tiny-bert\.mha\.lora\.\w+, demo:tiny-bert\.pretrained\.lora\."):
+    with pytest.raises(
+        ConfigError,
+        match=r"'lora': fits 2 arms: demo:tiny-bert\.mha\.lora\.\w+, demo:tiny-bert\.pretrained\.lora\.",
+    ):
         find_arm(home, "lora")
 
 
@@ -281,7 +353,9 @@ def test_a_cell_is_an_arm_with_a_task(home: Home) -> None:
     assert find_cell(home, "lora/entailment").key == make_spec("lora", "entailment").cell
     assert find_cell(home, "tiny-bert/pretrained/lora/agreement").task == "agreement"
     assert find_cell(home, "read").task == "agreement"
-    with pytest.raises(ConfigError, match="has 2 tasks; expected one of lora/agreement, lora/entailment"):
+    with pytest.raises(
+        ConfigError, match="has 2 tasks; expected one of lora/agreement, lora/entailment"
+    ):
         find_cell(home, "lora")
     with pytest.raises(UnknownNameError, match="unknown task 'entailment'"):
         find_cell(home, "read/entailment")
@@ -292,10 +366,15 @@ def test_where_architectures_competed_the_chosen_one_is_meant(home: Home) -> Non
     for rank in (4, 8):
         spec = make_spec("lora")
         arm = spec.arm.model_copy(update={"architecture": {"rank": rank}})
-        specs.append(write_trial(home, spec.model_copy(update={"arm": arm}), make_result(spec, score=50.0)))
+        specs.append(
+            write_trial(home, spec.model_copy(update={"arm": arm}), make_result(spec, score=50.0))
+        )
     with pytest.raises(ConfigError, match="fits 2 arms"):
         find_arm(home, "lora")
-    write_json(home.studies_path("demo"), {"studies": {}, "chosen": {specs[0].arm.key: True, specs[1].arm.key: False}})
+    write_json(
+        home.studies_path("demo"),
+        {"studies": {}, "chosen": {specs[0].arm.key: True, specs[1].arm.key: False}},
+    )
     assert {cell.arm.key for cell in find_arm(home, "lora")} == {specs[0].arm.key}
     assert {cell.arm.key for cell in find_arm(home, specs[1].arm.key)} == {specs[1].arm.key}
 

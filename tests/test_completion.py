@@ -24,9 +24,13 @@ def test_the_names_are_those_of_the_registries() -> None:
     assert complete.sweeps("quick") == ["quickstart"]
 
 
-def test_a_method_of_the_users_own_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_of_the_users_own_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "petl").mkdir()
-    (tmp_path / "petl" / "my_own.py").write_text('raise RuntimeError("run")\nclass MyOwn:\n    description = "mine"\n')
+    (tmp_path / "petl" / "my_own.py").write_text(
+        'raise RuntimeError("run")\nclass MyOwn:\n    description = "mine"\n'
+    )
     (tmp_path / "petl" / "helper.py").write_text("def help_(): ...\n")
     monkeypatch.setenv("SUITE_PATH", str(tmp_path))
     assert complete.methods("my") == ["my-own"]
@@ -68,7 +72,9 @@ def test_completing_imports_neither_torch_nor_transformers() -> None:
         "import sys; from suite.cli import complete as c; c.methods(''), c.attention(''), c.tasks(''), c.backbones(''), c.sweeps('');"
         "print(sorted({'torch', 'transformers', 'ray', 'pandas', 'mlflow'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -12,16 +12,25 @@ from typing import Any
 
 import pytest
 
+from suite.files import write_json
+from suite.leaderboard.costs import with_energy_to_target, with_selection_cost
+from suite.leaderboard.curves import POINTS_PER_TAG, of_tags, progress, sensitivity_decades, to_tags
+from suite.leaderboard.row import CellSummary, read_definition, summarise
+from suite.record.cells import Trial, read_cells
+from suite.record.folder import Home
+from suite.record.result import EpochRecord, Status
 from suite.report.names import distinct
 from suite.tracking import leaderboard, sync, to_rows
-from suite.tracking.costs import with_energy_to_target, with_selection_cost
-from suite.tracking.curves import POINTS_PER_TAG, of_tags, progress, sensitivity_decades, to_tags
-from suite.tracking.summary import CellSummary, read_definition, summarise
-from suite.train.cells import Trial, read_cells
-from suite.train.folder import Home, write_json
-from suite.train.result import EpochRecord, Status
 from tests.commands import Suite, suite
-from tests.records import PERPLEXITY, RATES, make_result, make_spec, write_cell, write_definition, write_trial
+from tests.records import (
+    PERPLEXITY,
+    RATES,
+    make_result,
+    make_spec,
+    write_cell,
+    write_definition,
+    write_trial,
+)
 
 __all__ = ["suite"]
 
@@ -43,20 +52,29 @@ def row_of(home: Home, **options: Any) -> dict[str, Any]:
 
 def test_the_curve_holds_every_ended_trial_in_its_order(home: Home) -> None:
     write_definition(home, ["lora"], ["agreement"])
-    specs = [make_spec(number=n, learning_rate=rate) for n, rate in enumerate((1e-3, 1e-5, 2e-3, 1e-2))]
+    specs = [
+        make_spec(number=n, learning_rate=rate) for n, rate in enumerate((1e-3, 1e-5, 2e-3, 1e-2))
+    ]
     for spec, score in zip(specs, (80.0, 50.0, 79.5, None), strict=False):
         status = Status.COMPLETED if score is not None else Status.DIVERGED
         write_trial(home, spec, make_result(spec, score=score, status=status))
     write_trial(home, make_spec(number=4, learning_rate=0.5))  # handed out, not ended
     (cell,) = read_cells(home, "demo").values()
-    curve = [[1e-3, 80.0, "completed"], [1e-5, 50.0, "completed"], [2e-3, 79.5, "completed"], [1e-2, None, "diverged"]]
+    curve = [
+        [1e-3, 80.0, "completed"],
+        [1e-5, 50.0, "completed"],
+        [2e-3, 79.5, "completed"],
+        [1e-2, None, "diverged"],
+    ]
     assert summarise(cell).curve == curve
     sync(home, tracking_uri=home.tracking_uri)
     (row,) = to_rows(leaderboard(home.tracking_uri))
     assert row["lr_sensitivity_decades"] == pytest.approx(math.log10(2), abs=1e-12)
 
 
-@pytest.mark.parametrize("length", [0, 1, POINTS_PER_TAG - 1, POINTS_PER_TAG, 2 * POINTS_PER_TAG + 1])
+@pytest.mark.parametrize(
+    "length", [0, 1, POINTS_PER_TAG - 1, POINTS_PER_TAG, 2 * POINTS_PER_TAG + 1]
+)
 def test_a_curve_of_any_length_survives_its_tags(length: int) -> None:
     curve = [[1e-6 * math.pi * n, 100 / (n + 3), "completed"] for n in range(1, length + 1)]
     tags = to_tags("curve", curve)
@@ -70,7 +88,9 @@ def test_a_curve_that_became_shorter_leaves_nothing_behind() -> None:
 
 
 def study(*points: tuple[float, float | None]) -> list[list[Any]]:
-    return [[rate, score, "completed" if score is not None else "diverged"] for rate, score in points]
+    return [
+        [rate, score, "completed" if score is not None else "diverged"] for rate, score in points
+    ]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +98,11 @@ def study(*points: tuple[float, float | None]) -> list[list[Any]]:
     [
         ([(1e-5, 70.0), (1e-4, 89.2), (1e-3, 90.0), (1e-2, 89.0), (1e-1, 10.0)], True, 2.0),
         ([(1e-2, 89.0), (1e-4, 89.2), (1e-3, 90.0)], True, 2.0),  # in any order
-        ([(1e-5, 89.5), (1e-4, 88.0), (1e-3, 90.0), (1e-2, 89.5)], True, 1.0),  # the run is unbroken
+        (
+            [(1e-5, 89.5), (1e-4, 88.0), (1e-3, 90.0), (1e-2, 89.5)],
+            True,
+            1.0,
+        ),  # the run is unbroken
         ([(1e-4, 89.5), (3e-4, None), (1e-3, 90.0)], True, 0.0),  # a failed trial breaks it
         ([(1e-4, 88.9), (1e-3, 90.0)], True, 0.0),
         ([(1e-4, 20.15), (1e-3, 20.0), (1e-2, 20.3)], False, 1.0),  # one percent of a perplexity
@@ -98,10 +122,27 @@ def test_what_the_driver_decided_stands_in_the_row(home: Home) -> None:
     write_definition(home, ["lora"], ["agreement"], trials=4, learning_rates=(1e-6, 3e-3))
     write_cell(home, trials=3)
     cell = make_spec().cell
-    decided = {"ended": "stopped", "budget": 6, "saved_trials": 3, "low": 1e-6, "high": 3e-2, "extensions": 1, "edge": False}
+    decided = {
+        "ended": "stopped",
+        "budget": 6,
+        "saved_trials": 3,
+        "low": 1e-6,
+        "high": 3e-2,
+        "extensions": 1,
+        "edge": False,
+    }
     write_json(home.studies_path("demo"), {"studies": {cell: decided}, "chosen": {}})
     row = row_of(home)
-    found = [row[key] for key in ("saved_trials", "extensions", "learning_rate_low", "learning_rate_high", "chosen")]
+    found = [
+        row[key]
+        for key in (
+            "saved_trials",
+            "extensions",
+            "learning_rate_low",
+            "learning_rate_high",
+            "chosen",
+        )
+    ]
     assert found == [3, 1, 1e-6, 3e-2, None]
 
 
@@ -109,14 +150,26 @@ def test_without_a_studies_file_the_range_is_the_planned_one(home: Home) -> None
     write_definition(home, ["lora"], ["agreement"], learning_rates=(1e-5, 1e-2))
     write_cell(home)
     row = row_of(home)
-    assert (row["saved_trials"], row["extensions"], row["learning_rate_low"], row["learning_rate_high"]) == (None, None, 1e-5, 1e-2)
+    assert (
+        row["saved_trials"],
+        row["extensions"],
+        row["learning_rate_low"],
+        row["learning_rate_high"],
+    ) == (None, None, 1e-5, 1e-2)
 
 
 # ---- cost of search ------------------------------------------------------------------------------------------------------------
 
 
 def make_cell(**fields: Any) -> CellSummary:
-    names = {"sweep": "demo", "backbone": "b", "attention": "pretrained", "method": "lora", "architecture": {}, "task": "a"}
+    names = {
+        "sweep": "demo",
+        "backbone": "b",
+        "attention": "pretrained",
+        "method": "lora",
+        "architecture": {},
+        "task": "a",
+    }
     return CellSummary(**{**names, "arm": "x", "conditions": "same", **fields})
 
 
@@ -124,8 +177,12 @@ def test_the_chosen_architecture_carries_the_cost_of_all_that_were_tried() -> No
     cells = [
         make_cell(arm="won", chosen=True, search_trials=4, search_s=10.0, search_energy_kwh=0.5),
         make_cell(arm="lost", chosen=False, search_trials=6, search_s=20.0, search_energy_kwh=0.25),
-        make_cell(arm="won", task="b", chosen=True, search_trials=4, search_s=1.0, search_energy_kwh=1.0),
-        make_cell(arm="alone", method="full", search_trials=3, search_s=7.0, search_energy_kwh=None),
+        make_cell(
+            arm="won", task="b", chosen=True, search_trials=4, search_s=1.0, search_energy_kwh=1.0
+        ),
+        make_cell(
+            arm="alone", method="full", search_trials=3, search_s=7.0, search_energy_kwh=None
+        ),
     ]
     rows = [row for row, _ in with_selection_cost([(cell, "home") for cell in cells])]
     costs = [(row.selection_trials, row.selection_s, row.selection_energy_kwh) for row in rows]
@@ -133,8 +190,13 @@ def test_the_chosen_architecture_carries_the_cost_of_all_that_were_tried() -> No
 
 
 def test_contests_of_two_homes_or_backbones_are_not_mixed() -> None:
-    won, lost = make_cell(arm="won", chosen=True, search_trials=4), make_cell(arm="lost", chosen=False, search_trials=6)
-    rows = with_selection_cost([(won, "here"), (lost, "there"), (replace(lost, conditions="other"), "here")])
+    won, lost = (
+        make_cell(arm="won", chosen=True, search_trials=4),
+        make_cell(arm="lost", chosen=False, search_trials=6),
+    )
+    rows = with_selection_cost(
+        [(won, "here"), (lost, "there"), (replace(lost, conditions="other"), "here")]
+    )
     assert rows[0][0].selection_trials == 4
 
 
@@ -163,26 +225,39 @@ def test_progress_keeps_the_epochs_that_were_the_best_so_far(home: Home) -> None
         spec = make_spec(seed=seed, learning_rate=RATES[2])
         runs.append(Trial(home.trial(spec), spec, make_result(spec, epochs=epochs(*scores))))
     assert progress(runs, higher_is_better=True) == [[1, 1.0, 50.0], [1, 3.0, 60.0], [2, 1.0, 70.0]]
-    assert progress(runs, higher_is_better=False) == [[1, 1.0, 50.0], [1, 2.0, 40.0], [2, 1.0, 70.0]]
+    assert progress(runs, higher_is_better=False) == [
+        [1, 1.0, 50.0],
+        [1, 2.0, 40.0],
+        [2, 1.0, 70.0],
+    ]
 
 
 FULL = make_cell(arm="full", method="full", validation_score=80.0, higher_is_better=True)
 
 
-def energy(cell: CellSummary, *others: CellSummary, target_frac: float = 0.95) -> tuple[float | None, str | None]:
+def energy(
+    cell: CellSummary, *others: CellSummary, target_frac: float = 0.95
+) -> tuple[float | None, str | None]:
     row = with_energy_to_target([(c, "home") for c in (cell, *others)], target_frac)[0][0]
     return row.energy_to_target_kwh, row.energy_to_target_missing
 
 
-def test_the_energy_to_target_is_spent_until_the_score_is_first_near_that_of_full_fine_tuning() -> None:
+def test_the_energy_to_target_is_spent_until_the_score_is_first_near_that_of_full_fine_tuning() -> (
+    None
+):
     cell = make_cell(progress=[[1, 1.0, 70.0], [1, 3.0, 77.0], [1, 9.0, 90.0], [2, 2.0, 76.0]])
-    assert energy(cell, FULL) == (2.5, None)  # 76 is the target: 3 kWh with seed 1, 2 kWh with seed 2
+    assert energy(cell, FULL) == (
+        2.5,
+        None,
+    )  # 76 is the target: 3 kWh with seed 1, 2 kWh with seed 2
     assert energy(cell, FULL, target_frac=0.875) == (1.5, None)
 
 
 def test_a_perplexity_is_near_when_it_is_not_much_higher() -> None:
     full = replace(FULL, validation_score=19.0, higher_is_better=False)
-    cell = make_cell(progress=[[1, 1.0, 30.0], [1, 2.0, 20.0], [1, 3.0, 18.0]], higher_is_better=False)
+    cell = make_cell(
+        progress=[[1, 1.0, 30.0], [1, 2.0, 20.0], [1, 3.0, 18.0]], higher_is_better=False
+    )
     assert energy(cell, full) == (2.0, None)  # 19 / 0.95
     assert energy(cell, full, target_frac=1.0) == (3.0, None)
 
@@ -192,36 +267,66 @@ def test_a_perplexity_is_near_when_it_is_not_much_higher() -> None:
     [
         ({"progress": [[1, 1.0, 90.0]]}, [], "no row of method full"),
         ({"progress": [[1, 1.0, 90.0]]}, [replace(FULL, task="b")], "no row of method full"),
-        ({"progress": [[1, 1.0, 90.0]]}, [FULL, replace(FULL, arm="other")], "2 rows of this sweep are of method full"),
-        ({"progress": [[1, 1.0, 90.0]]}, [replace(FULL, validation_score=None)], "no validation score yet"),
-        ({"progress": [[1, 1.0, 90.0]]}, [replace(FULL, validation_score=0.0)], "is 0, of which no share"),
+        (
+            {"progress": [[1, 1.0, 90.0]]},
+            [FULL, replace(FULL, arm="other")],
+            "2 rows of this sweep are of method full",
+        ),
+        (
+            {"progress": [[1, 1.0, 90.0]]},
+            [replace(FULL, validation_score=None)],
+            "no validation score yet",
+        ),
+        (
+            {"progress": [[1, 1.0, 90.0]]},
+            [replace(FULL, validation_score=0.0)],
+            "is 0, of which no share",
+        ),
         ({"progress": [[1, 1.0, 90.0]]}, [replace(FULL, admitted=False)], "is rejected"),
         ({"progress": []}, [FULL], "no confirm run has ended"),
-        ({"progress": [[1, 1.0, 90.0], [2, 1.0, 75.9]]}, [FULL], "seed 2 never reaches a validation score of 76"),
+        (
+            {"progress": [[1, 1.0, 90.0], [2, 1.0, 75.9]]},
+            [FULL],
+            "seed 2 never reaches a validation score of 76",
+        ),
         ({"progress": [[1, None, 90.0]]}, [FULL], "energy of the run with seed 1 was not measured"),
     ],
 )
-def test_an_energy_to_target_that_is_missing_says_why(cell: dict[str, Any], others: list[CellSummary], reason: str) -> None:
+def test_an_energy_to_target_that_is_missing_says_why(
+    cell: dict[str, Any], others: list[CellSummary], reason: str
+) -> None:
     value, missing = energy(make_cell(**cell), *others)
     assert value is None and missing is not None and reason in missing
 
 
 def test_an_architecture_that_lost_is_no_target() -> None:
     cell = make_cell(progress=[[1, 1.0, 76.0]])
-    assert energy(cell, replace(FULL, chosen=True), replace(FULL, arm="lost", chosen=False)) == (1.0, None)
+    assert energy(cell, replace(FULL, chosen=True), replace(FULL, arm="lost", chosen=False)) == (
+        1.0,
+        None,
+    )
 
 
-def test_the_leaderboard_joins_full_fine_tuning_and_takes_the_share_that_is_asked_for(home: Home) -> None:
+def test_the_leaderboard_joins_full_fine_tuning_and_takes_the_share_that_is_asked_for(
+    home: Home,
+) -> None:
     write_definition(home, ["full", "lora"], ["agreement"], trials=1, seeds=[1])
     for method, curve in (("full", (70.0, 80.0)), ("lora", (74.0, 77.0))):
         for seed in (0, 1):
             spec = make_spec(method, seed=seed, learning_rate=RATES[2])
-            write_trial(home, spec, make_result(spec, score=max(curve), epochs=epochs(*curve, energy_kwh=0.5)))
+            write_trial(
+                home,
+                spec,
+                make_result(spec, score=max(curve), epochs=epochs(*curve, energy_kwh=0.5)),
+            )
     row = row_of(home, method="lora")
     assert (row["energy_to_target_kwh"], row["energy_to_target_missing"]) == (1.0, None)
     assert row_of(home, method="lora", target_frac=0.9)["energy_to_target_kwh"] == 0.5
     row = row_of(home, method="lora", target_frac=1.0)
-    assert row["energy_to_target_kwh"] is None and "never reaches a validation score of 80" in row["energy_to_target_missing"]
+    assert (
+        row["energy_to_target_kwh"] is None
+        and "never reaches a validation score of 80" in row["energy_to_target_missing"]
+    )
 
 
 def test_a_mean_row_says_which_task_has_no_energy_to_target(home: Home) -> None:
@@ -230,24 +335,45 @@ def test_a_mean_row_says_which_task_has_no_energy_to_target(home: Home) -> None:
     write_cell(home, "full", "agreement", trials=1, seeds=[1])
     sync(home, tracking_uri=home.tracking_uri)
     (mean,) = to_rows(leaderboard(home.tracking_uri, method="lora", task="mean"))
-    assert mean["energy_to_target_missing"].startswith("entailment: this sweep has no row of method full")
+    assert mean["energy_to_target_missing"].startswith(
+        "entailment: this sweep has no row of method full"
+    )
 
 
 # ---- suite curves --------------------------------------------------------------------------------------------------------------
 
 
-def test_suite_curves_prints_and_draws_what_was_tried(home: Home, suite: Suite, tmp_path: Path) -> None:
-    write_definition(home, ["full", "lora"], ["agreement", PERPLEXITY], learning_rates=(1e-6, 1e-3), trials=3)
+def test_suite_curves_prints_and_draws_what_was_tried(
+    home: Home, suite: Suite, tmp_path: Path
+) -> None:
+    write_definition(
+        home, ["full", "lora"], ["agreement", PERPLEXITY], learning_rates=(1e-6, 1e-3), trials=3
+    )
     write_cell(home, "lora", "agreement", trials=3)
     write_cell(home, "full", "agreement", trials=3)
     bad = make_spec("lora", PERPLEXITY, learning_rate=1e-2)
     write_trial(home, bad, make_result(bad, status=Status.DIVERGED))
     sync(home, tracking_uri=home.tracking_uri)
-    code, out, _ = suite("curves", "lora/agreement", "--home", home.path, "--format", "json", "--figure", tmp_path / "c.png")
+    code, out, _ = suite(
+        "curves",
+        "lora/agreement",
+        "--home",
+        home.path,
+        "--format",
+        "json",
+        "--figure",
+        tmp_path / "c.png",
+    )
     found = json.loads(out)
     assert code == 0
-    assert [(p["learning_rate"], p["chosen"]) for p in found] == [(1e-4, False), (3e-4, False), (1e-3, True)]
-    assert {(p["learning_rate_low"], p["learning_rate_high"], p["edge"]) for p in found} == {(1e-6, 1e-3, True)}
+    assert [(p["learning_rate"], p["chosen"]) for p in found] == [
+        (1e-4, False),
+        (3e-4, False),
+        (1e-3, True),
+    ]
+    assert {(p["learning_rate_low"], p["learning_rate_high"], p["edge"]) for p in found} == {
+        (1e-6, 1e-3, True)
+    }
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     code, out, _ = suite("curves", "--home", home.path)
     assert code == 0 and "chosen (edge)" in out and "diverged" in out
@@ -260,7 +386,10 @@ def test_suite_curves_prints_and_draws_what_was_tried(home: Home, suite: Suite, 
 def test_panels_of_one_method_are_told_apart_by_what_differs_in_their_architectures() -> None:
     lora = [("t5", "mha", "lora", {"rank": rank, "alpha": 8}) for rank in (8, 32)]
     assert distinct([*lora, ("t5", "mha", "full", {})]) == ["lora rank=8", "lora rank=32", "full"]
-    assert distinct([lora[0], ("t5", "gqa", "lora", {"rank": 8, "alpha": 8})]) == ["mha lora", "gqa lora"]
+    assert distinct([lora[0], ("t5", "gqa", "lora", {"rank": 8, "alpha": 8})]) == [
+        "mha lora",
+        "gqa lora",
+    ]
 
 
 def test_a_row_keeps_its_curve_in_mlflow(home: Home) -> None:
@@ -268,8 +397,8 @@ def test_a_row_keeps_its_curve_in_mlflow(home: Home) -> None:
     sync(home, tracking_uri=home.tracking_uri)
     definition = read_definition(home, "demo")
     (cell,) = read_cells(home, "demo").values()
+    from suite.leaderboard.table import read_rows
     from suite.tracking.store import open_store
-    from suite.tracking.table import read_rows
 
     ((stored, _),) = read_rows(open_store(home.tracking_uri))
     assert stored.curve == summarise(cell, definition).curve and len(stored.curve) == 4

@@ -39,7 +39,11 @@ def task(**changes: Any) -> TaskConfig:
 
 def rows(count: int, start: int = 0) -> dict[str, list[Any]]:
     numbers = range(start, start + count)
-    return {"a": [f"first {i}" for i in numbers], "b": [f"second {i}" for i in numbers], "label": [i % 2 for i in numbers]}
+    return {
+        "a": [f"first {i}" for i in numbers],
+        "b": [f"second {i}" for i in numbers],
+        "label": [i % 2 for i in numbers],
+    }
 
 
 def write(root: Path, split: str, columns: dict[str, list[Any]]) -> Path:
@@ -58,13 +62,27 @@ def root(tmp_path: Path) -> Path:
 
 
 def objective(of: TaskConfig, **training: Any) -> Objective:
-    return make_objective(of, kind="encoder", tokenizer=ByT5Tokenizer(), training=TrainingConfig(**training), decoder_objective="head")
+    return make_objective(
+        of,
+        kind="encoder",
+        tokenizer=ByT5Tokenizer(),
+        training=TrainingConfig(**training),
+        decoder_objective="head",
+    )
 
 
-def prepared(root: Path | None, of: TaskConfig | None = None, *, limit: LimitConfig | None = None, **training: Any) -> Prepared:
+def prepared(
+    root: Path | None,
+    of: TaskConfig | None = None,
+    *,
+    limit: LimitConfig | None = None,
+    **training: Any,
+) -> Prepared:
     of = of or task()
     cache = (root or Path("none")).parent / "cache"
-    return prepare(of, objective(of, **training), limit=limit or LimitConfig(), data_root=root, cache=cache)
+    return prepare(
+        of, objective(of, **training), limit=limit or LimitConfig(), data_root=root, cache=cache
+    )
 
 
 # splits
@@ -73,13 +91,25 @@ def prepared(root: Path | None, of: TaskConfig | None = None, *, limit: LimitCon
 @pytest.mark.parametrize(
     ("train", "validation", "expected"),
     [
-        (9_999, 1_043, {"train": 9_999, "validation": 521, "test": 522}),  # CoLA's validation split has 1,043 rows
+        (
+            9_999,
+            1_043,
+            {"train": 9_999, "validation": 521, "test": 522},
+        ),  # CoLA's validation split has 1,043 rows
         (10_000, 872, {"train": 9_000, "validation": 1_000, "test": 872}),
-        (67_349, 872, {"train": 66_349, "validation": 1_000, "test": 872}),  # SST-2, as READ's table 6
+        (
+            67_349,
+            872,
+            {"train": 66_349, "validation": 1_000, "test": 872},
+        ),  # SST-2, as READ's table 6
     ],
 )
-def test_read_rule_gives_the_papers_sizes(train: int, validation: int, expected: dict[str, int]) -> None:
-    plan = plan_splits(SplitConfig(), {"train": train, "validation": validation}, LimitConfig(), where="t")
+def test_read_rule_gives_the_papers_sizes(
+    train: int, validation: int, expected: dict[str, int]
+) -> None:
+    plan = plan_splits(
+        SplitConfig(), {"train": train, "validation": validation}, LimitConfig(), where="t"
+    )
     assert {name: len(part.rows) for name, part in plan.items()} == expected
 
 
@@ -97,7 +127,9 @@ def test_splits_do_not_change_between_releases() -> None:
 
 def test_a_smaller_limit_draws_a_subset_and_never_more_than_there_is() -> None:
     def drawn(limit: int) -> set[int]:
-        plan = plan_splits(SplitConfig(), {"train": 500, "validation": 20}, LimitConfig(train=limit), where="t")
+        plan = plan_splits(
+            SplitConfig(), {"train": 500, "validation": 20}, LimitConfig(train=limit), where="t"
+        )
         return set(plan["train"].rows.tolist())
 
     assert drawn(50) < drawn(100) < drawn(9_999)
@@ -107,7 +139,12 @@ def test_a_smaller_limit_draws_a_subset_and_never_more_than_there_is() -> None:
 
 def test_holding_out_all_of_train_is_refused() -> None:
     with pytest.raises(DataError, match=r"held_out is 20,000, but there are 12,000"):
-        plan_splits(SplitConfig(held_out=20_000), {"train": 12_000, "validation": 9}, LimitConfig(), where="t")
+        plan_splits(
+            SplitConfig(held_out=20_000),
+            {"train": 12_000, "validation": 9},
+            LimitConfig(),
+            where="t",
+        )
 
 
 def test_half_of_one_validation_row_is_an_empty_split() -> None:
@@ -153,7 +190,14 @@ def test_preparing_twice_writes_once(root: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in first.path.iterdir()} == stamps
 
 
-@pytest.mark.parametrize("change", [{"max_length": 16}, {"limit": LimitConfig(train=8)}, {"of": task(label={"words": ["yes", "no"]})}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_length": 16},
+        {"limit": LimitConfig(train=8)},
+        {"of": task(label={"words": ["yes", "no"]})},
+    ],
+)
 def test_what_changes_the_rows_makes_new_data(root: Path, change: dict[str, Any]) -> None:
     assert prepared(root, **change).path != prepared(root).path
 
@@ -196,9 +240,13 @@ def test_processes_that_prepare_at_once_share_one_result(root: Path) -> None:
 # bad input
 
 
-def test_a_data_root_without_the_data_set_says_where_it_looked_and_what_is_there(tmp_path: Path) -> None:
+def test_a_data_root_without_the_data_set_says_where_it_looked_and_what_is_there(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "someone" / "others").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"looked for .*someone/pairs/default/train\.parquet.* there is: others"):
+    with pytest.raises(
+        DataError, match=r"looked for .*someone/pairs/default/train\.parquet.* there is: others"
+    ):
         prepared(tmp_path)
 
 
@@ -217,12 +265,16 @@ def test_csv_files_are_the_same_data_as_parquet_files(root: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [["no", "yes"], [False, True]])
-def test_labels_written_out_are_the_same_data_as_their_numbers(root: Path, written: list[Any]) -> None:
+def test_labels_written_out_are_the_same_data_as_their_numbers(
+    root: Path, written: list[Any]
+) -> None:
     expected = prepared(root).data_hash
     for path in (root / HUB / "default").glob("*.parquet"):
         table = pq.read_table(path)
         words = [written[number] for number in table["label"].to_pylist()]
-        pq.write_table(table.set_column(table.schema.get_field_index("label"), "label", pa.array(words)), path)
+        pq.write_table(
+            table.set_column(table.schema.get_field_index("label"), "label", pa.array(words)), path
+        )
     assert prepared(root).data_hash == expected
 
 
@@ -242,7 +294,9 @@ def test_a_csv_file_that_is_none_is_named(root: Path) -> None:
 def test_a_csv_column_that_is_there_twice_is_named(root: Path) -> None:
     as_csv(root)
     (root / HUB / "default" / "train.csv").write_text("a,b,b,label\nx,y,z,0\n")
-    with pytest.raises(DataError, match=r"train\.csv: column 'b' is there 2 times; rename or remove"):
+    with pytest.raises(
+        DataError, match=r"train\.csv: column 'b' is there 2 times; rename or remove"
+    ):
         prepared(root)
 
 
@@ -258,13 +312,17 @@ def test_numbers_and_na_in_a_text_column_of_a_csv_file_are_text(root: Path) -> N
 def test_a_csv_file_of_another_encoding_says_how_to_save_it(encoding: str, root: Path) -> None:
     as_csv(root)
     (root / HUB / "default" / "train.csv").write_text("a,b,label\ncafé,y,0\n", encoding=encoding)
-    with pytest.raises(DataError, match=r"train\.csv: not all of it is UTF-8 text; save it as UTF-8"):
+    with pytest.raises(
+        DataError, match=r"train\.csv: not all of it is UTF-8 text; save it as UTF-8"
+    ):
         prepared(root)
 
 
 def test_a_missing_split_is_named(root: Path) -> None:
     (root / HUB / "default" / "validation.parquet").unlink()
-    with pytest.raises(DataError, match=r"split 'validation'.*there is: test\.parquet, train\.parquet"):
+    with pytest.raises(
+        DataError, match=r"split 'validation'.*there is: test\.parquet, train\.parquet"
+    ):
         prepared(root)
 
 
@@ -279,7 +337,11 @@ def test_a_missing_column_lists_the_columns_there_are(root: Path) -> None:
     [
         ("label", [0, 1, 2], r"label 2 in row 2, expected 0 to 1 for \['no', 'yes'\]"),
         ("label", [0, -1, 1], r"label -1 in row 1.*unlabelled split"),
-        ("label", ["no", "yes", "Yes"], r"column 'label': label 'Yes' in row 2, expected one of label.words \['no', 'yes'\]"),
+        (
+            "label",
+            ["no", "yes", "Yes"],
+            r"column 'label': label 'Yes' in row 2, expected one of label.words \['no', 'yes'\]",
+        ),
         ("label", ["no", None, "yes"], r"column 'label' is null in row 1"),
         ("label", [0.0, 1.0, 0.5], r"got double .* expected whole numbers"),
         ("label", [0, None, 1], r"column 'label' is null in row 1"),
@@ -287,7 +349,9 @@ def test_a_missing_column_lists_the_columns_there_are(root: Path) -> None:
         ("b", [1, 2, 3], r"column 'b' holds int64, expected text"),
     ],
 )
-def test_a_bad_value_is_named_with_its_row(root: Path, column: str, values: list[Any], message: str) -> None:
+def test_a_bad_value_is_named_with_its_row(
+    root: Path, column: str, values: list[Any], message: str
+) -> None:
     write(root, "train", {**rows(3), column: values})
     with pytest.raises(DataError, match=message):
         prepared(root)
@@ -331,10 +395,17 @@ def test_paths_out_of_the_data_root_are_refused(root: Path, hub: str) -> None:
         prepared(root, task(data={"hub": hub}))
 
 
-def test_an_unreachable_hub_is_reported_at_once_and_names_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nothing listens on the discard port
+def test_an_unreachable_hub_is_reported_at_once_and_names_the_data_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
+    )  # nothing listens on the discard port
     of = task()
-    with pytest.raises(DataError, match=r"someone/pairs \(default\) on the hub: the hub cannot be reached .*--data-root DIR"):
+    with pytest.raises(
+        DataError,
+        match=r"someone/pairs \(default\) on the hub: the hub cannot be reached .*--data-root DIR",
+    ):
         prepare(of, objective(of), limit=LimitConfig(), data_root=None, cache=tmp_path)
     assert not list(tmp_path.rglob("*.arrow"))
 
@@ -344,11 +415,17 @@ def test_an_unreachable_hub_is_reported_at_once_and_names_the_data_root(tmp_path
     [
         ({"generator": "entailmen"}, ConfigError, "did you mean entailment"),
         ({"generator": "entailment", "options": {"tran": 8}}, ConfigError, "tran"),
-        ({"generator": "entailment", "options": {"test": 8_000, "denied_frac": 0.0}}, ConfigError, "ask for fewer"),
+        (
+            {"generator": "entailment", "options": {"test": 8_000, "denied_frac": 0.0}},
+            ConfigError,
+            "ask for fewer",
+        ),
         ({"generator": "entailment", "options": {"train": 7}}, ConfigError, "multiple of 4"),
     ],
 )
-def test_bad_generator_settings_are_refused(tmp_path: Path, data: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_generator_settings_are_refused(
+    tmp_path: Path, data: dict[str, Any], error: type[Exception], message: str
+) -> None:
     named = {"rule": "named", "test": "test"}
     with pytest.raises(error, match=message):
         prepared(tmp_path, task(data=data, splits=named))
@@ -356,5 +433,7 @@ def test_bad_generator_settings_are_refused(tmp_path: Path, data: dict[str, Any]
 
 def test_a_generator_has_no_other_splits(tmp_path: Path) -> None:
     named = {"rule": "named", "test": "validation_matched"}
-    with pytest.raises(DataError, match="no split 'validation_matched'; a generator makes train, validation, test"):
+    with pytest.raises(
+        DataError, match="no split 'validation_matched'; a generator makes train, validation, test"
+    ):
         prepared(tmp_path, task(data={"generator": "entailment"}, splits=named))

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from suite.backbones.loading import Head, build, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import ConfigError
 from suite.petl.arm import count_arm
-from suite.train.spec import Arm
 from tests.tiny import FAMILIES, tiny_choice
 
 DEPTH = {
@@ -20,11 +20,18 @@ DEPTH = {
     "gpt2": {"n_layer": 3},
     "llama": {"num_hidden_layers": 3},
 }
-HEADS = {"t5": Head("text"), "gpt2": Head("text"), "llama": Head("text"), "bert": Head("classification", 2)}
+HEADS = {
+    "t5": Head("text"),
+    "gpt2": Head("text"),
+    "llama": Head("text"),
+    "bert": Head("classification", 2),
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_shortened_backbone_is_the_checkpoint_without_its_last_layers(family: str, tmp_path: Path) -> None:
+def test_a_shortened_backbone_is_the_checkpoint_without_its_last_layers(
+    family: str, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     whole = build(resolve(tiny_choice(family, **DEPTH[family])), HEADS[family])
     whole.save_pretrained(tmp_path)
@@ -34,22 +41,40 @@ def test_a_shortened_backbone_is_the_checkpoint_without_its_last_layers(family: 
         del stack.blocks[2:]
     ids = torch.randint(4, 200, (2, 7))
     inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if family == "t5" else {})}
-    assert [len(stack.blocks) for stack in short.family.stacks(model)] == [2] * len(short.family.stacks(model))
+    assert [len(stack.blocks) for stack in short.family.stacks(model)] == [2] * len(
+        short.family.stacks(model)
+    )
     with torch.no_grad():
         options = {"use_cache": False} if family != "bert" else {}
-        torch.testing.assert_close(model(**inputs, **options).logits, whole.eval()(**inputs, **options).logits, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            model(**inputs, **options).logits,
+            whole.eval()(**inputs, **options).logits,
+            rtol=0,
+            atol=1e-6,
+        )
 
 
 def test_read_large_trains_what_read_does_on_a_t5_large_of_twenty_layers() -> None:
     resolved = resolve(BackboneChoice(name="t5-large", drop_layers=4))
     assert (resolved.config.num_layers, resolved.config.num_decoder_layers) == (20, 20)
     counts = {
-        recurrent: count_arm(resolved, Head("text"), attention=AttentionChoice(), method="read", architecture={"recurrent": recurrent})
+        recurrent: count_arm(
+            resolved,
+            Head("text"),
+            attention=AttentionChoice(),
+            method="read",
+            architecture={"recurrent": recurrent},
+        )
         for recurrent in (True, False)
     }
-    assert counts[True].method == 2_497_536  # 0.32 % of the whole T5-large with a head of its own, 770,567,168 (READ, table 1)
+    assert (
+        counts[True].method == 2_497_536
+    )  # 0.32 % of the whole T5-large with a head of its own, 770,567,168 (READ, table 1)
     assert counts[False].method == 20 * 2_497_536  # 6.48 %; table 2 prints 6.4
-    encoder, decoder = 4 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024, 8 * 1024**2 + 2 * 1024 * 4096 + 3 * 1024  # a block of each
+    encoder, decoder = (
+        4 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024,
+        8 * 1024**2 + 2 * 1024 * 4096 + 3 * 1024,
+    )  # a block of each
     assert counts[True].total - counts[True].method == 737_668_096 - 4 * (encoder + decoder)
 
 

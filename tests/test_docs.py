@@ -18,7 +18,12 @@ from tests.commands import ROOT, Suite, shell, suite
 __all__ = ["suite"]
 DOCS = ROOT / "docs"
 QUICK = (
-    *("search.trials=1", "search.startup_trials=1", "search.edge_guard.extensions=0", "confirm.seeds=[1]"),
+    *(
+        "search.trials=1",
+        "search.startup_trials=1",
+        "search.edge_guard.extensions=0",
+        "confirm.seeds=[1]",
+    ),
     *("limit.train=96", "limit.validation=40", "limit.test=60"),
 )
 """What the test changes of the tutorial's sweep, and nothing else."""
@@ -38,16 +43,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_site_needs_no_network(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20
-    loads = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?(https?:)?//|<link[^>]+(?:stylesheet|icon|preconnect)[^>]+href=\"?(https?:)?//")
+    loads = re.compile(
+        r"<(?:script|img|iframe)[^>]+src=\"?(https?:)?//|<link[^>]+(?:stylesheet|icon|preconnect)[^>]+href=\"?(https?:)?//"
+    )
     assert [page.name for page in pages if loads.search(page.read_text())] == []
 
 
 def test_a_link_to_source_leads_to_a_page_of_it(site: Path) -> None:
     assert "source/suite/config/sweep.py.html" in (site / "quickstart.html").read_text()
-    assert "class SweepConfig" in re.sub(r"<[^>]+>", "", (site / "source/suite/config/sweep.py.html").read_text())
+    assert "class SweepConfig" in re.sub(
+        r"<[^>]+>", "", (site / "source/suite/config/sweep.py.html").read_text()
+    )
 
 
-@pytest.mark.parametrize("text", ["[a](nowhere.md)", "[a](cli.md#nowhere)", "[a](../suite/nowhere.py)"])
+@pytest.mark.parametrize(
+    "text", ["[a](nowhere.md)", "[a](cli.md#nowhere)", "[a](../suite/nowhere.py)"]
+)
 def test_a_link_that_leads_nowhere_stops_the_build(tmp_path: Path, text: str) -> None:
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
@@ -60,11 +71,15 @@ def test_a_link_that_leads_nowhere_stops_the_build(tmp_path: Path, text: str) ->
     changes = {"nav": ["index.md", "cli.md"], "hooks": [str(ROOT / "tools" / "site.py")]}
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump({**settings, **changes}))
     with pytest.raises(Abort):
-        build(load_config(str(tmp_path / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=True))
+        build(
+            load_config(str(tmp_path / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=True)
+        )
 
 
 def test_the_reference_is_current() -> None:
-    assert (DOCS / "reference.md").read_text() == reference(), "python -m suite.cli.reference > docs/reference.md"
+    assert (DOCS / "reference.md").read_text() == reference(), (
+        "python -m suite.cli.reference > docs/reference.md"
+    )
 
 
 def test_every_command_is_in_the_reference_with_its_example() -> None:
@@ -107,14 +122,20 @@ def test_the_citation_has_what_readers_of_such_files_need() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder with the files that the tutorial shows."""
     folder = tmp_path_factory.mktemp("tutorial")
-    for name, text in re.findall(r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```", (DOCS / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE):
+    for name, text in re.findall(
+        r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```",
+        (DOCS / "tutorial.md").read_text(),
+        re.DOTALL | re.MULTILINE,
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     return folder
 
 
 @pytest.mark.timeout(600)  # six small trials and the report; a minute on idle cores
-def test_the_tutorial_is_run_as_it_is_written(suite: Suite, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorial_is_run_as_it_is_written(
+    suite: Suite, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every command of the page, in its order; the sweep with fewer and shorter trials."""
     monkeypatch.chdir(folder)
     said: dict[str, str] = {}

@@ -17,15 +17,15 @@ import ray
 import torch
 from optuna.study import StudyDirection
 
+from suite.cluster.session import cluster
+from suite.doctor.cluster import check_cluster, check_versions, judge_clock
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
 from suite.doctor.install import amdsmi, packages, sessions, token_file
 from suite.doctor.machine import container_limit, energy, gpus, socket_paths
+from suite.doctor.mlflow import check_store
+from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, storage
-from suite.tracking.doctor import check_store
-from suite.tune.cluster import cluster
-from suite.tune.doctor import check_cluster, check_versions, judge_clock
-from suite.tune.doctor_optuna import check_optuna
-from suite.tune.optuna_mirror import open_storage
+from suite.tracking.optuna_mirror import open_storage
 from tests.records import make_store
 from tests.test_meters_energy import NOT_SUPPORTED, FakeNvml
 
@@ -35,9 +35,17 @@ MIB = 2**20
 
 def gpu(**answers: object) -> FakeNvml:
     """A board with all that the doctor asks for."""
-    given = {"CudaComputeCapability": (8, 0), "VirtualizationMode": 0, "UUID": "GPU-0123456789", "ComputeRunningProcesses": []} | answers
+    given = {
+        "CudaComputeCapability": (8, 0),
+        "VirtualizationMode": 0,
+        "UUID": "GPU-0123456789",
+        "ComputeRunningProcesses": [],
+    } | answers
     api = FakeNvml(**given)
-    for name, value in {"nvmlSystemGetCudaDriverVersion_v2": lambda: 13000, "NVML_GPU_VIRTUALIZATION_MODE_VGPU": 2}.items():
+    for name, value in {
+        "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
+        "NVML_GPU_VIRTUALIZATION_MODE_VGPU": 2,
+    }.items():
         setattr(api, name, value)
     return api
 
@@ -53,7 +61,14 @@ def fake_package(folder: Path, name: str, version: str) -> Path:
 def in_python(code: str, path: Path) -> str:
     """What a process prints that searches a folder first."""
     environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
 
 
 # findings
@@ -69,24 +84,40 @@ def test_a_check_that_breaks_is_a_finding_and_the_others_still_run() -> None:
 
 
 def test_what_all_nodes_have_in_common_is_one_line() -> None:
-    found = [ok("memory", found="8 GiB", node="a"), ok("memory", found="8 GiB", node="b"), fail("disk", found="full", node="b")]
-    assert merge_nodes(found, 2) == [ok("memory", found="8 GiB", node="all"), fail("disk", found="full", node="b")]
+    found = [
+        ok("memory", found="8 GiB", node="a"),
+        ok("memory", found="8 GiB", node="b"),
+        fail("disk", found="full", node="b"),
+    ]
+    assert merge_nodes(found, 2) == [
+        ok("memory", found="8 GiB", node="all"),
+        fail("disk", found="full", node="b"),
+    ]
 
 
 # GPUs and energy
 
 
-@pytest.mark.parametrize(("built_for", "said"), [(None, "processors only"), ("99.0", "too old for torch's CUDA 99.0")])
-def test_a_gpu_that_this_torch_cannot_use_is_a_failure(built_for: str | None, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("built_for", "said"), [(None, "processors only"), ("99.0", "too old for torch's CUDA 99.0")]
+)
+def test_a_gpu_that_this_torch_cannot_use_is_a_failure(
+    built_for: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", built_for)
     (found,) = gpus(gpu())
     assert found.level is Level.FAIL and said in found.found and "torch" in found.remedy
 
 
-def test_a_gpu_and_its_torch_are_in_order_and_bfloat16_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_and_its_torch_are_in_order_and_bfloat16_is_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert [f.level for f in gpus(gpu())] == [Level.OK, Level.OK]
-    assert [(f.check, f.level) for f in gpus(gpu(CudaComputeCapability=(7, 5)))] == [("gpus", Level.OK), ("bf16", Level.WARN)]
+    assert [(f.check, f.level) for f in gpus(gpu(CudaComputeCapability=(7, 5)))] == [
+        ("gpus", Level.OK),
+        ("bf16", Level.WARN),
+    ]
 
 
 def test_a_machine_without_gpus_is_in_order_and_trains_over_gloo() -> None:
@@ -104,7 +135,9 @@ def test_a_machine_without_gpus_is_in_order_and_trains_over_gloo() -> None:
         ({"ComputeRunningProcesses": ["theirs"]}, Level.WARN, "1 processes compute there"),
     ],
 )
-def test_what_spoils_the_energy_of_a_gpu_is_named(answers: dict[str, object], level: Level, said: str) -> None:
+def test_what_spoils_the_energy_of_a_gpu_is_named(
+    answers: dict[str, object], level: Level, said: str
+) -> None:
     (found,) = energy(gpu(**answers))
     assert found.level is level and said in found.found
 
@@ -152,17 +185,42 @@ def test_amdsmi_without_its_library_is_named_and_ray_is_not_started(tmp_path: Pa
     (tmp_path / "amdsmi").mkdir()
     (tmp_path / "amdsmi" / "__init__.py").write_text("raise KeyError('libamd_smi.so')\n")
     assert amdsmi().level is Level.OK
-    command = [sys.executable, "-m", "suite", "doctor", "--home", str(tmp_path / "home"), "--format", "json"]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "MLFLOW_TRACKING_URI": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "suite",
+        "doctor",
+        "--home",
+        str(tmp_path / "home"),
+        "--format",
+        "json",
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+        "MLFLOW_TRACKING_URI": "",
+    }
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
+    )
     rows = {row["check"]: row for row in json.loads(done.stdout)}
     assert done.returncode == 1, done.stderr
     assert rows["amdsmi"]["level"] == "fail" and "uninstall amdsmi" in rows["amdsmi"]["remedy"]
     assert rows["ray"]["level"] == "fail" and "libamd_smi.so" in rows["ray"]["found"]
-    assert "cluster" not in rows and rows["home"]["level"] == "ok" and not (tmp_path / "home").exists()
+    assert (
+        "cluster" not in rows and rows["home"]["level"] == "ok" and not (tmp_path / "home").exists()
+    )
 
 
-def test_a_token_that_others_can_read_or_that_is_missing_is_found_and_never_shown(tmp_path: Path) -> None:
+def test_a_token_that_others_can_read_or_that_is_missing_is_found_and_never_shown(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / ".ray" / "auth_token"
     path.parent.mkdir()
     local, asked = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
@@ -198,7 +256,9 @@ def test_a_home_is_tried_as_trials_write_it_and_nothing_stays(tmp_path: Path) ->
     assert found.level is Level.FAIL and "--home" in found.remedy
 
 
-def test_a_storage_that_answers_is_in_order_and_one_that_cannot_be_a_storage_fails(tmp_path: Path) -> None:
+def test_a_storage_that_answers_is_in_order_and_one_that_cannot_be_a_storage_fails(
+    tmp_path: Path,
+) -> None:
     assert storage(f"file://{tmp_path}/there").level is Level.OK
     found = storage("ftp://example.org/x")
     assert found.level is Level.FAIL and "expected a folder, file:// or s3://" in found.found
@@ -221,13 +281,19 @@ def test_a_store_of_another_mlflow_fails_with_what_to_do(tmp_path: Path) -> None
         connection.execute("UPDATE alembic_version SET version_num = 'cafe'")
     connection.close()
     found = check_store(f"sqlite:///{path}")
-    assert found.level is Level.FAIL and "schema cafe" in found.found and "suite sync" in found.remedy
+    assert (
+        found.level is Level.FAIL and "schema cafe" in found.found and "suite sync" in found.remedy
+    )
 
 
-@pytest.mark.parametrize("uri", ["http://me:s3cr3t@127.0.0.1:9", "postgresql+psycopg://me:s3cr3t@127.0.0.1:9/mlflow"])
+@pytest.mark.parametrize(
+    "uri", ["http://me:s3cr3t@127.0.0.1:9", "postgresql+psycopg://me:s3cr3t@127.0.0.1:9/mlflow"]
+)
 def test_a_server_that_is_away_fails_without_its_password(uri: str) -> None:
     found = check_store(uri)
-    assert found.level is Level.FAIL and "127.0.0.1:9" in found.found and "s3cr3t" not in repr(found)
+    assert (
+        found.level is Level.FAIL and "127.0.0.1:9" in found.found and "s3cr3t" not in repr(found)
+    )
 
 
 # Optuna's storage
@@ -237,7 +303,9 @@ def test_a_server_that_is_away_fails_without_its_password(uri: str) -> None:
 def test_an_optuna_storage_is_looked_at_and_not_touched(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "optuna.db"
     absent = check_optuna(f"{kind}:///{path}")
-    assert absent.level is Level.OK and "none yet" in absent.found and list(tmp_path.iterdir()) == []
+    assert (
+        absent.level is Level.OK and "none yet" in absent.found and list(tmp_path.iterdir()) == []
+    )
     open_storage(f"{kind}:///{path}").create_new_study([StudyDirection.MAXIMIZE], "one")
     before = path.read_bytes()
     found = check_optuna(f"{kind}:///{path}")
@@ -257,7 +325,10 @@ def test_an_empty_database_for_optuna_stays_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("UPDATE alembic_version SET version_num = 'v2.6.0.a'", "schema v2.6.0.a, this Optuna writes"),
+        (
+            "UPDATE alembic_version SET version_num = 'v2.6.0.a'",
+            "schema v2.6.0.a, this Optuna writes",
+        ),
         (
             "CREATE TRIGGER no BEFORE INSERT ON studies BEGIN SELECT RAISE(ABORT, 'read only'); END",
             "cannot be written: .*read only",
@@ -265,7 +336,9 @@ def test_an_empty_database_for_optuna_stays_empty(tmp_path: Path) -> None:
         ("CREATE TABLE experiments (id INTEGER)", "holds MLflow's tables"),
     ],
 )
-def test_an_optuna_storage_that_cannot_serve_says_why(statement: str, said: str, tmp_path: Path) -> None:
+def test_an_optuna_storage_that_cannot_serve_says_why(
+    statement: str, said: str, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path}/optuna.db"
     open_storage(url)
     with sqlite3.connect(tmp_path / "optuna.db") as connection:
@@ -279,10 +352,26 @@ def test_an_optuna_storage_that_cannot_serve_says_why(statement: str, said: str,
     ("statements", "level", "said"),
     [
         ((), Level.OK, ", empty: the first run makes its tables"),
-        (("CREATE TABLE mine (id INTEGER)",), Level.OK, "no table of Optuna, 1 of something else: the first run makes its tables"),
-        (("CREATE TABLE studies (study_id INTEGER)",), Level.FAIL, "Optuna's tables are incomplete: no alembic_version, study_directions"),
-        (("made", "DELETE FROM version_info"), Level.OK, "the schema of this Optuna, can be written"),
-        (("made", "DELETE FROM alembic_version"), Level.FAIL, "schema unknown, this Optuna writes v"),
+        (
+            ("CREATE TABLE mine (id INTEGER)",),
+            Level.OK,
+            "no table of Optuna, 1 of something else: the first run makes its tables",
+        ),
+        (
+            ("CREATE TABLE studies (study_id INTEGER)",),
+            Level.FAIL,
+            "Optuna's tables are incomplete: no alembic_version, study_directions",
+        ),
+        (
+            ("made", "DELETE FROM version_info"),
+            Level.OK,
+            "the schema of this Optuna, can be written",
+        ),
+        (
+            ("made", "DELETE FROM alembic_version"),
+            Level.FAIL,
+            "schema unknown, this Optuna writes v",
+        ),
         (("made", "DROP TABLE alembic_version"), Level.FAIL, "incomplete: no alembic_version"),
     ],
 )
@@ -293,7 +382,9 @@ def test_whatever_a_database_for_optuna_holds_the_doctor_leaves_it_so(
     path.touch()
     with closing(sqlite3.connect(path)) as connection, connection:
         for statement in statements:
-            open_storage(f"sqlite:///{path}") if statement == "made" else connection.execute(statement)
+            open_storage(f"sqlite:///{path}") if statement == "made" else connection.execute(
+                statement
+            )
     before = path.read_bytes()
     found = check_optuna(f"sqlite:///{path}")
     assert (found.level, said in found.found) == (level, True), found.found
@@ -301,9 +392,13 @@ def test_whatever_a_database_for_optuna_holds_the_doctor_leaves_it_so(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_a_folder_that_takes_no_file_for_optuna_is_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_takes_no_file_for_optuna_is_found(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     allowed = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and allowed(path, mode))  # root may write anywhere
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path) != tmp_path and allowed(path, mode)
+    )  # root may write anywhere
     found = check_optuna(f"{kind}:///{tmp_path}/new/optuna.db")
     assert found.level is Level.FAIL and f"{tmp_path} cannot be written" in found.found
 
@@ -318,9 +413,16 @@ def test_a_postgresql_for_optuna_that_is_away_fails_without_its_password() -> No
 
 @pytest.mark.parametrize(
     ("trip_s", "offset_s", "level"),
-    [(0.01, 0.3, Level.OK), (0.01, -2.0, Level.WARN), (4.0, 2.5, Level.OK), (0.01, 3600.0, Level.FAIL)],
+    [
+        (0.01, 0.3, Level.OK),
+        (0.01, -2.0, Level.WARN),
+        (4.0, 2.5, Level.OK),
+        (0.01, 3600.0, Level.FAIL),
+    ],
 )
-def test_a_clock_is_wrong_only_by_what_the_round_trip_cannot_explain(trip_s: float, offset_s: float, level: Level) -> None:
+def test_a_clock_is_wrong_only_by_what_the_round_trip_cannot_explain(
+    trip_s: float, offset_s: float, level: Level
+) -> None:
     assert judge_clock(trip_s, offset_s).level is level
 
 
@@ -340,12 +442,16 @@ def local_cluster() -> Iterator[None]:
             yield
 
 
-def test_a_good_cluster_is_in_order_and_nothing_of_the_doctor_stays(local_cluster: None, tmp_path: Path) -> None:
+def test_a_good_cluster_is_in_order_and_nothing_of_the_doctor_stays(
+    local_cluster: None, tmp_path: Path
+) -> None:
     found = check_cluster(None, home=tmp_path / "home")
     bad = [f for f in found if f.level is Level.FAIL]
     assert not bad
     said = {f.check: f.found for f in found}
-    assert {"cluster", "versions", "clocks", "shared home", "gloo", "tokens", "dashboard"} <= set(said)
+    assert {"cluster", "versions", "clocks", "shared home", "gloo", "tokens", "dashboard"} <= set(
+        said
+    )
     assert "16 MiB summed" in said["gloo"] and "asks for a token" in said["tokens"]
     assert not (tmp_path / "home").exists()
     assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
@@ -353,6 +459,6 @@ def test_a_good_cluster_is_in_order_and_nothing_of_the_doctor_stays(local_cluste
 
 def test_a_cluster_that_is_not_there_is_a_failure_and_not_a_traceback(tmp_path: Path) -> None:
     """In a process of its own: this one is connected."""
-    here = f"from pathlib import Path\nfrom suite.tune.doctor import check_cluster\nhome = Path({str(tmp_path)!r})\n"
+    here = f"from pathlib import Path\nfrom suite.doctor.cluster import check_cluster\nhome = Path({str(tmp_path)!r})\n"
     said = in_python(f"{here}print(check_cluster('127.0.0.1:9', home=home))", tmp_path)
     assert "check='cluster'" in said and "Level.FAIL" in said and "127.0.0.1:9" in said

@@ -14,7 +14,15 @@ from safetensors import safe_open
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
 from suite.train.checkpoint import MARKER, Checkpoints
-from suite.train.engine import Engine, close_process_group, engine_config, free_port, gather_objects, init_process_group, micro_batching
+from suite.train.engine import (
+    Engine,
+    close_process_group,
+    engine_config,
+    free_port,
+    gather_objects,
+    init_process_group,
+    micro_batching,
+)
 from suite.train.restore import frozen_digest
 from suite.train.shards import shard_name
 from tests.ranks import on_ranks
@@ -34,7 +42,12 @@ def steps(engine: Engine, rank: int, which: range, learning_rate: float = 1e-2) 
 
 
 def reset_and_resume(rank: int, stage: int, folder: Path) -> dict[str, Any]:
-    engine = Engine(model_of("lora", "bert"), TRAINING.model_copy(update={"zero_stage": stage}), world_size=2, device="cpu")
+    engine = Engine(
+        model_of("lora", "bert"),
+        TRAINING.model_copy(update={"zero_stage": stage}),
+        world_size=2,
+        device="cpu",
+    )
     engine.save(folder / "step-0", alone=True)
     frozen, start = engine.digest(trained=False), engine.digest(trained=True)
     first = steps(engine, rank, range(3))
@@ -43,10 +56,16 @@ def reset_and_resume(rank: int, stage: int, folder: Path) -> dict[str, Any]:
     rest, end = steps(engine, rank, range(3, 6)), engine.digest(trained=True)
     state = engine.trained_state()
     engine.load(folder / "step-0", alone=True)
-    found = {"reset": engine.digest(trained=True) == start, "again": steps(engine, rank, range(3)) == first}
+    found = {
+        "reset": engine.digest(trained=True) == start,
+        "again": steps(engine, rank, range(3)) == first,
+    }
     steps(engine, rank, range(10, 12), learning_rate=0.5)
     engine.load(folder / "step-3")
-    found |= {"resumed": steps(engine, rank, range(3, 6)) == rest, "end": engine.digest(trained=True) == end}
+    found |= {
+        "resumed": steps(engine, rank, range(3, 6)) == rest,
+        "end": engine.digest(trained=True) == end,
+    }
     engine.load(folder / "step-0", alone=True)
     engine.load_trained(state)
     whole = frozen_digest(model_of("lora", "bert"), parts=2 if stage == 3 else 1, ranks=2)
@@ -169,7 +188,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 def test_a_process_may_leave_its_group_and_join_another() -> None:
     for _ in range(2):
-        place: dict[str, Any] = {"rank": 0, "world_size": 1, "local_rank": 0, "address": "127.0.0.1", "port": free_port()}
+        place: dict[str, Any] = {
+            "rank": 0,
+            "world_size": 1,
+            "local_rank": 0,
+            "address": "127.0.0.1",
+            "port": free_port(),
+        }
         init_process_group(**place, device="cpu", timeout_s=60.0)
         try:
             engine = Engine(model_of("bitfit", "bert"), TRAINING, world_size=1, device="cpu")
@@ -200,7 +225,11 @@ def test_who_has_left_a_group_holds_nothing_of_it() -> None:
 def test_every_setting_that_changes_numbers_is_written_out() -> None:
     config = engine_config(TRAINING, world_size=2, device="cpu")
     assert config["gradient_clipping"] == 1.0
-    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2 == config["train_batch_size"] == 8
+    assert (
+        config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2
+        == config["train_batch_size"]
+        == 8
+    )
     assert config["zero_optimization"]["stage3_param_persistence_threshold"] == 0
 
 

@@ -49,7 +49,9 @@ def test_without_a_pattern_whole_texts_are_compared() -> None:
 
 
 def test_the_score_is_in_percent_and_stands_beside_others() -> None:
-    scores = score_texts(["exact_match", "rouge1"], ["#### 3", "#### 4"], ["#### 3", "#### 5"], answer=gsm8k().answer)
+    scores = score_texts(
+        ["exact_match", "rouge1"], ["#### 3", "#### 4"], ["#### 3", "#### 5"], answer=gsm8k().answer
+    )
     assert scores["exact_match"] == 50.0 and set(scores) == {"exact_match", "rouge1"}
 
 
@@ -62,16 +64,29 @@ def test_its_statistic_knows_the_tasks_pattern() -> None:
     rows = unit_rows(statistic, Items(written, golds))
     for _ in range(5):
         chosen = draw.integers(0, 60, 60)
-        expected = 100.0 * exact_matches([written[i] for i in chosen], [golds[i] for i in chosen], answer=gsm8k().answer).mean()
+        expected = (
+            100.0
+            * exact_matches(
+                [written[i] for i in chosen], [golds[i] for i in chosen], answer=gsm8k().answer
+            ).mean()
+        )
         assert float(statistic.score(rows[chosen].sum(0))) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
 def test_a_model_that_has_learnt_the_solutions_is_right(family: str) -> None:
     columns = {"question": ["2 and 3?", "4 and 4?"], "answer": ["2+3=5\n#### 5", "4+4=8\n#### 8"]}
-    goal: Any = objective("decoder" if family == "gpt2" else "encoder-decoder", "gsm8k", max_length=64, target_max_length=24)
+    goal: Any = objective(
+        "decoder" if family == "gpt2" else "encoder-decoder",
+        "gsm8k",
+        max_length=64,
+        target_max_length=24,
+    )
     model = learnt(goal, family, columns)
-    rows = [dict(zip(("input_ids", "labels", "length"), values, strict=True)) for values in _columns(goal, columns)]
+    rows = [
+        dict(zip(("input_ids", "labels", "length"), values, strict=True))
+        for values in _columns(goal, columns)
+    ]
     with torch.no_grad():
         written = goal.predict(model, goal.collate(rows), synced=False)
     assert goal.scores(written, columns["answer"]) == {"exact_match": 100.0}

@@ -12,10 +12,16 @@ import pytest
 
 from suite import __version__
 from suite.errors import TrackingError
+from suite.record.folder import Home
+from suite.storage.identity import home_id
 from suite.tracking import leaderboard, open_store, sync, to_rows
-from suite.tracking.exchange import SCHEMA_VERSION, ImportReport, export_results, import_results, read_results
-from suite.train.folder import Home
-from suite.train.identity import home_id
+from suite.tracking.exchange import (
+    SCHEMA_VERSION,
+    ImportReport,
+    export_results,
+    import_results,
+    read_results,
+)
 from tests.commands import Suite, suite
 from tests.records import RATES, make_home, make_result, make_spec, write_cell, write_trial
 
@@ -48,7 +54,9 @@ def rows(home: Home) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("suffix", ["json", "parquet"])
-def test_an_imported_leaderboard_is_the_exported_one(cluster: Home, merged: Home, tmp_path: Path, suffix: str) -> None:
+def test_an_imported_leaderboard_is_the_exported_one(
+    cluster: Home, merged: Home, tmp_path: Path, suffix: str
+) -> None:
     path = tmp_path / f"results.{suffix}"
     assert export_results(path, tracking_uri=cluster.tracking_uri) == 4
     assert import_results(path, tracking_uri=merged.tracking_uri) == ImportReport(new=4)
@@ -60,10 +68,16 @@ def test_the_file_says_what_it_is_and_reads_as_a_leaderboard(cluster: Home, tmp_
     for suffix in ("json", "parquet"):
         export_results(tmp_path / f"results.{suffix}", tracking_uri=cluster.tracking_uri)
     told = json.loads((tmp_path / "results.json").read_text())
-    assert (told["format"], told["schema_version"], told["suite_version"]) == ("suite-results", SCHEMA_VERSION, __version__)
+    assert (told["format"], told["schema_version"], told["suite_version"]) == (
+        "suite-results",
+        SCHEMA_VERSION,
+        __version__,
+    )
     assert told["homes"] == [home_id(cluster)] and told["leaderboard"] == rows(cluster)
     table = pq.read_table(tmp_path / "results.parquet").to_pylist()
-    assert [(row["task"], row["score_mean"]) for row in table] == [(row["task"], row["score_mean"]) for row in rows(cluster)]
+    assert [(row["task"], row["score_mean"]) for row in table] == [
+        (row["task"], row["score_mean"]) for row in rows(cluster)
+    ]
 
 
 def test_an_import_done_twice_changes_nothing(cluster: Home, merged: Home, tmp_path: Path) -> None:
@@ -73,22 +87,35 @@ def test_an_import_done_twice_changes_nothing(cluster: Home, merged: Home, tmp_p
     store = open_store(merged.tracking_uri)
     before = store.runs(list(store.experiments().values()), {"suite.home": home_id(cluster)})
     assert import_results(path, tracking_uri=merged.tracking_uri) == ImportReport(already=4)
-    assert store.runs(list(store.experiments().values()), {"suite.home": home_id(cluster)}) == before
+    assert (
+        store.runs(list(store.experiments().values()), {"suite.home": home_id(cluster)}) == before
+    )
 
 
-def test_sweeps_of_two_homes_stand_side_by_side_and_a_sync_leaves_the_other_alone(cluster: Home, empty_db: Path, tmp_path: Path) -> None:
+def test_sweeps_of_two_homes_stand_side_by_side_and_a_sync_leaves_the_other_alone(
+    cluster: Home, empty_db: Path, tmp_path: Path
+) -> None:
     own = new_home(tmp_path / "own", empty_db)
     write_cell(own, "lora", "agreement", trials=2, seeds=[1])
     export_results(tmp_path / "results.json", tracking_uri=cluster.tracking_uri)
     import_results(tmp_path / "results.json", tracking_uri=own.tracking_uri)
     sync(own, tracking_uri=own.tracking_uri, verify=True)
-    found = {(row["home"], row["method"], row["task"]) for row in rows(own) if row["task"] == "agreement"}
-    assert found == {(home_id(own), "lora", "agreement"), *((home_id(cluster), m, "agreement") for m in ("full", "lora"))}
-    export_results(tmp_path / "both.parquet", tracking_uri=own.tracking_uri)  # and on to a third place
+    found = {
+        (row["home"], row["method"], row["task"]) for row in rows(own) if row["task"] == "agreement"
+    }
+    assert found == {
+        (home_id(own), "lora", "agreement"),
+        *((home_id(cluster), m, "agreement") for m in ("full", "lora")),
+    }
+    export_results(
+        tmp_path / "both.parquet", tracking_uri=own.tracking_uri
+    )  # and on to a third place
     assert read_results(tmp_path / "both.parquet").homes == sorted([home_id(own), home_id(cluster)])
 
 
-def test_a_later_export_replaces_and_an_earlier_one_does_not(merged: Home, empty_db: Path, tmp_path: Path) -> None:
+def test_a_later_export_replaces_and_an_earlier_one_does_not(
+    merged: Home, empty_db: Path, tmp_path: Path
+) -> None:
     source = new_home(tmp_path / "source", empty_db)
     write_cell(source, "lora", trials=3, seeds=[1])
     sync(source, tracking_uri=source.tracking_uri)
@@ -97,18 +124,28 @@ def test_a_later_export_replaces_and_an_earlier_one_does_not(merged: Home, empty
     write_trial(source, spec, make_result(spec, score=0.1))
     sync(source, tracking_uri=source.tracking_uri)
     export_results(tmp_path / "late.json", tracking_uri=source.tracking_uri)
-    assert import_results(tmp_path / "early.json", tracking_uri=merged.tracking_uri) == ImportReport(new=1)
+    assert import_results(
+        tmp_path / "early.json", tracking_uri=merged.tracking_uri
+    ) == ImportReport(new=1)
     assert rows(merged)[0]["seeds"] == 1
-    assert import_results(tmp_path / "late.json", tracking_uri=merged.tracking_uri) == ImportReport(replaced=1)
+    assert import_results(tmp_path / "late.json", tracking_uri=merged.tracking_uri) == ImportReport(
+        replaced=1
+    )
     assert rows(merged) == rows(source) and rows(merged)[0]["seeds"] == 2
-    assert import_results(tmp_path / "early.json", tracking_uri=merged.tracking_uri) == ImportReport(older=1)
+    assert import_results(
+        tmp_path / "early.json", tracking_uri=merged.tracking_uri
+    ) == ImportReport(older=1)
     assert rows(merged)[0]["seeds"] == 2
     store = open_store(merged.tracking_uri)
     (run,) = store.runs([store.experiment("demo")], {"suite.kind": "cell"})
-    assert store.client.get_run(run.id).data.metrics["score_mean"] == rows(merged)[0]["score_mean"], "MLflow's own pages show the newer"
+    assert (
+        store.client.get_run(run.id).data.metrics["score_mean"] == rows(merged)[0]["score_mean"]
+    ), "MLflow's own pages show the newer"
 
 
-def test_a_database_that_was_rebuilt_does_not_make_its_cells_older(merged: Home, empty_db: Path, tmp_path: Path) -> None:
+def test_a_database_that_was_rebuilt_does_not_make_its_cells_older(
+    merged: Home, empty_db: Path, tmp_path: Path
+) -> None:
     source = new_home(tmp_path / "source", empty_db)
     for seed in (1, 2, 3):  # three revisions
         write_cell(source, "lora", trials=3, seeds=[seed])
@@ -120,30 +157,42 @@ def test_a_database_that_was_rebuilt_does_not_make_its_cells_older(merged: Home,
     write_cell(source, "lora", trials=3, seeds=[4])
     sync(source, tracking_uri=source.tracking_uri)
     export_results(tmp_path / "after.json", tracking_uri=source.tracking_uri)
-    assert import_results(tmp_path / "after.json", tracking_uri=merged.tracking_uri) == ImportReport(replaced=1)
+    assert import_results(
+        tmp_path / "after.json", tracking_uri=merged.tracking_uri
+    ) == ImportReport(replaced=1)
     assert rows(merged)[0]["seeds"] == 4
 
 
-def test_an_interrupted_import_is_completed_by_the_next(cluster: Home, merged: Home, tmp_path: Path) -> None:
+def test_an_interrupted_import_is_completed_by_the_next(
+    cluster: Home, merged: Home, tmp_path: Path
+) -> None:
     path = tmp_path / "results.json"
     export_results(path, tracking_uri=cluster.tracking_uri)
     content = read_results(path)
     store = open_store(merged.tracking_uri)
     cell = next(run for run in content.runs if run.tags["suite.kind"] == "cell")
-    begun = {key: value for key, value in cell.tags.items() if key not in ("suite.digest", "suite.written")}
+    begun = {
+        key: value
+        for key, value in cell.tags.items()
+        if key not in ("suite.digest", "suite.written")
+    }
     store.create_run(store.experiment("demo"), name="cut", start_s=1.0, tags=begun)
     assert import_results(path, tracking_uri=merged.tracking_uri) == ImportReport(new=3, replaced=1)
     assert rows(merged) == rows(cluster)
 
 
-def test_one_sweep_can_be_taken_out_of_several(cluster: Home, merged: Home, empty_db: Path, tmp_path: Path) -> None:
+def test_one_sweep_can_be_taken_out_of_several(
+    cluster: Home, merged: Home, empty_db: Path, tmp_path: Path
+) -> None:
     both = new_home(tmp_path / "both", empty_db)
     for name in ("demo", "other"):
         write_cell(both, trials=1, seeds=[1], sweep=name)
     sync(both, tracking_uri=both.tracking_uri)
     assert export_results(tmp_path / "one.json", tracking_uri=both.tracking_uri, sweep="other") == 1
     assert export_results(tmp_path / "all.json", tracking_uri=both.tracking_uri) == 2
-    assert import_results(tmp_path / "all.json", tracking_uri=merged.tracking_uri, sweep="demo") == ImportReport(new=1)
+    assert import_results(
+        tmp_path / "all.json", tracking_uri=merged.tracking_uri, sweep="demo"
+    ) == ImportReport(new=1)
     with pytest.raises(TrackingError, match="unknown sweep 'dem'; did you mean demo"):
         import_results(tmp_path / "all.json", tracking_uri=merged.tracking_uri, sweep="dem")
 
@@ -159,18 +208,30 @@ def with_summary(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The last cell's summary with other values."""
     *runs, last = [run for run in content["runs"] if run["tags"]["suite.kind"] == "cell"]
     summary = json.loads(last["tags"]["suite.summary"]) | changes
-    return edited(content, runs=[*runs, {**last, "tags": {**last["tags"], "suite.summary": json.dumps(summary)}}])
+    return edited(
+        content,
+        runs=[*runs, {**last, "tags": {**last["tags"], "suite.summary": json.dumps(summary)}}],
+    )
 
 
 def without_tag(content: dict[str, Any], tag: str) -> dict[str, Any]:
     first, *rest = content["runs"]
-    return edited(content, runs=[*rest, {**first, "tags": {key: value for key, value in first["tags"].items() if key != tag}}])
+    return edited(
+        content,
+        runs=[
+            *rest,
+            {**first, "tags": {key: value for key, value in first["tags"].items() if key != tag}},
+        ],
+    )
 
 
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda c: edited(c, schema_version=SCHEMA_VERSION + 1), r"schema version 2, written by suite .*expected 1"),
+        (
+            lambda c: edited(c, schema_version=SCHEMA_VERSION + 1),
+            r"schema version 2, written by suite .*expected 1",
+        ),
         (lambda c: edited(c, format="other"), "not a file of suite export-results"),
         (lambda c: [1, 2], "not a file of suite export-results"),
         (lambda c: edited(c, runs="none"), "not what suite export-results writes: runs"),
@@ -181,7 +242,9 @@ def without_tag(content: dict[str, Any], tag: str) -> dict[str, Any]:
         (lambda c: without_tag(c, "suite.summary"), "cannot be read"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_as_a_whole(cluster: Home, merged: Home, tmp_path: Path, edit: Any, says: str) -> None:
+def test_a_file_that_makes_no_sense_is_refused_as_a_whole(
+    cluster: Home, merged: Home, tmp_path: Path, edit: Any, says: str
+) -> None:
     path = tmp_path / "results.json"
     export_results(path, tracking_uri=cluster.tracking_uri)
     path.write_text(json.dumps(edit(json.loads(path.read_text()))))
@@ -201,11 +264,17 @@ def test_a_cut_file_is_refused(cluster: Home, merged: Home, tmp_path: Path, suff
     assert open_store(merged.tracking_uri).experiments() == {}
 
 
-def test_other_tables_other_suffixes_and_absent_files_are_refused(cluster: Home, merged: Home, tmp_path: Path) -> None:
+def test_other_tables_other_suffixes_and_absent_files_are_refused(
+    cluster: Home, merged: Home, tmp_path: Path
+) -> None:
     import pandas as pd
 
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "other.parquet")
-    for name, says in (("other.parquet", "not a file of suite"), ("absent.json", "no such file"), ("results.csv", r"expected \.json or")):
+    for name, says in (
+        ("other.parquet", "not a file of suite"),
+        ("absent.json", "no such file"),
+        ("results.csv", r"expected \.json or"),
+    ):
         with pytest.raises(TrackingError, match=says):
             import_results(tmp_path / name, tracking_uri=merged.tracking_uri)
     with pytest.raises(TrackingError, match=r"expected \.json or"):
@@ -214,9 +283,14 @@ def test_other_tables_other_suffixes_and_absent_files_are_refused(cluster: Home,
 
 def test_the_commands_say_what_they_did(cluster: Home, suite: Suite, tmp_path: Path) -> None:
     path = tmp_path / "results.parquet"
-    assert suite("export-results", path, "--home", cluster.path)[:2] == (0, f"4 cells written to {path}\n")
+    assert suite("export-results", path, "--home", cluster.path)[:2] == (
+        0,
+        f"4 cells written to {path}\n",
+    )
     code, out, _ = suite("import-results", path, "--home", tmp_path / "new")
-    assert code == 0 and out.startswith(f"4 cells in {path}: 4 new, 0 newer than here, 0 here already, 0 older than here")
+    assert code == 0 and out.startswith(
+        f"4 cells in {path}: 4 new, 0 newer than here, 0 here already, 0 older than here"
+    )
     code, out, _ = suite("leaderboard", "--home", tmp_path / "new", "--format", "csv")
     assert code == 0 and len(out.splitlines()) == 1 + 6
     code, _, err = suite("import-results", tmp_path / "nothing.json", "--home", tmp_path / "never")

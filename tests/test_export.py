@@ -27,7 +27,7 @@ from suite.export.card import Facts
 from suite.export.same import answers
 from suite.export.same import make_batch as make_own_batch
 from suite.petl import methods
-from suite.train.folder import Home
+from suite.record.folder import Home
 from suite.train.restore import Restored, restore
 from tests.commands import suite  # noqa: F401
 from tests.records import make_result, make_spec, write_trial
@@ -42,10 +42,24 @@ TOLERANCE = 1e-5
 ROUNDING = 1e-6
 """Equal weights that lie at other addresses: kernels may sum in another order (1e-7 was seen)."""
 PLAIN = {("full", f) for f in FAMILIES} | {("bitfit", "bert"), ("bitfit", "gpt2")}
-PEFTS = {("lora", f) for f in FAMILIES} | {("prompt", "t5"), ("peft:ia3", "t5"), ("peft:prefix-tuning", "bert"), ("peft:vera", "gpt2")}
-ARMS = sorted({(m, f) for m in methods.names() for f in ("t5", "bert")} | PLAIN | PEFTS | {("bitfit", "llama"), ("prompt", "gpt2")})
+PEFTS = {("lora", f) for f in FAMILIES} | {
+    ("prompt", "t5"),
+    ("peft:ia3", "t5"),
+    ("peft:prefix-tuning", "bert"),
+    ("peft:vera", "gpt2"),
+}
+ARMS = sorted(
+    {(m, f) for m in methods.names() for f in ("t5", "bert")}
+    | PLAIN
+    | PEFTS
+    | {("bitfit", "llama"), ("prompt", "gpt2")}
+)
 FORMS = {"full": "transformers", "lora": "peft", "read": "suite"}
-NARROW = trained_spec("read", "bert").arm.model_copy(update={"architecture": {"hidden": 8}}).model_dump(mode="json")
+NARROW = (
+    trained_spec("read", "bert")
+    .arm.model_copy(update={"architecture": {"hidden": 8}})
+    .model_dump(mode="json")
+)
 AUTO = {"t5": AutoModelForSeq2SeqLM, "bert": AutoModelForSequenceClassification}
 
 
@@ -54,7 +68,9 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def exported(home: Home, spec: Any, target: Path, *, weights: Path | None = None) -> tuple[Restored, Exported]:
+def exported(
+    home: Home, spec: Any, target: Path, *, weights: Path | None = None
+) -> tuple[Restored, Exported]:
     folder, _ = write_trained(home, spec, weights=weights)
     restored = restore(folder, home)
     return restored, export(restored, target, Facts())
@@ -73,39 +89,73 @@ def plain_base(folder: Path, auto: Any, **options: Any) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(("method", "family"), ARMS)
-def test_a_loaded_model_answers_as_the_trained_one(method: str, family: str, home: Home, tmp_path: Path) -> None:
+def test_a_loaded_model_answers_as_the_trained_one(
+    method: str, family: str, home: Home, tmp_path: Path
+) -> None:
     restored, written = exported(home, trained_spec(method, family), tmp_path / "out")
-    expected = "transformers" if (method, family) in PLAIN else "peft" if (method, family) in PEFTS else "suite"
+    expected = (
+        "transformers"
+        if (method, family) in PLAIN
+        else "peft"
+        if (method, family) in PEFTS
+        else "suite"
+    )
     assert written.description.format == expected
     model, tokenizer = package.load(tmp_path / "out")
     same_answers(restored.model, model, restored)
     assert not model.training
     assert tokenizer("two words")["input_ids"] == restored.tokenizer("two words")["input_ids"]
-    assert written.bytes == sum(p.stat().st_size for p in (tmp_path / "out").rglob("*") if p.is_file())
+    assert written.bytes == sum(
+        p.stat().st_size for p in (tmp_path / "out").rglob("*") if p.is_file()
+    )
 
 
 @pytest.mark.parametrize(
-    ("method", "family"), [("lora", "bert"), ("lora", "gpt2"), ("lora", "llama"), ("lora", "t5"), ("prompt", "t5"), ("peft:ia3", "bert")]
+    ("method", "family"),
+    [
+        ("lora", "bert"),
+        ("lora", "gpt2"),
+        ("lora", "llama"),
+        ("lora", "t5"),
+        ("prompt", "t5"),
+        ("peft:ia3", "bert"),
+    ],
 )
-def test_peft_alone_loads_an_adapter_with_its_task_head(method: str, family: str, home: Home, tmp_path: Path) -> None:
+def test_peft_alone_loads_an_adapter_with_its_task_head(
+    method: str, family: str, home: Home, tmp_path: Path
+) -> None:
     restored, _ = exported(home, trained_spec(method, family), tmp_path / "out")
-    base = plain_base(tmp_path / "out" / "base", AUTO.get(family, AutoModelForSequenceClassification))
+    base = plain_base(
+        tmp_path / "out" / "base", AUTO.get(family, AutoModelForSequenceClassification)
+    )
     same_answers(restored.model, PeftModel.from_pretrained(base, str(tmp_path / "out")), restored)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_prompt_of_a_decoder_writes_the_same_through_peft(family: str, home: Home, tmp_path: Path) -> None:
+def test_a_prompt_of_a_decoder_writes_the_same_through_peft(
+    family: str, home: Home, tmp_path: Path
+) -> None:
     restored, _ = exported(home, trained_spec("prompt", family, text=True), tmp_path / "out")
-    theirs = PeftModel.from_pretrained(plain_base(tmp_path / "out" / "base", AutoModelForCausalLM), str(tmp_path / "out")).eval()
+    theirs = PeftModel.from_pretrained(
+        plain_base(tmp_path / "out" / "base", AutoModelForCausalLM), str(tmp_path / "out")
+    ).eval()
     ids = torch.tensor([[11, 25, 17, 30]])
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
     ours = restored.model.generate(input_ids=ids, **options)[0, -6:]  # type: ignore[operator]
     assert ours.tolist() == theirs.generate(input_ids=ids, **options)[0, -6:].tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("attention", ["pretrained", "gqa", "col-wgqa"])
-def test_full_fine_tuning_and_folded_attention_are_plain_weights(attention: str, family: str, home: Home, tmp_path: Path) -> None:
+def test_full_fine_tuning_and_folded_attention_are_plain_weights(
+    attention: str, family: str, home: Home, tmp_path: Path
+) -> None:
     spec = trained_spec("full", family, attention=AttentionChoice(name=attention))
     restored, written = exported(home, spec, tmp_path / "out")
     assert written.description.format == "transformers"
@@ -118,15 +168,23 @@ def test_full_fine_tuning_and_folded_attention_are_plain_weights(attention: str,
 
 
 def test_generation_is_the_same_after_folding(home: Home, tmp_path: Path) -> None:
-    restored, _ = exported(home, trained_spec("full", "t5", attention=AttentionChoice(name="wgqa")), tmp_path / "out")
+    restored, _ = exported(
+        home, trained_spec("full", "t5", attention=AttentionChoice(name="wgqa")), tmp_path / "out"
+    )
     model, _ = package.load(tmp_path / "out")
     ids = torch.tensor([[11, 25, 17, 30], [12, 33, 40, 41]])
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "num_beams": 2}
-    assert torch.equal(model.generate(input_ids=ids, **options), restored.model.generate(input_ids=ids, **options))  # type: ignore[operator]
+    assert torch.equal(
+        model.generate(input_ids=ids, **options), restored.model.generate(input_ids=ids, **options)
+    )  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("method", "attention"), [("lora", "wgqa"), ("full", "shared"), ("adapter", "mhe-add")])
-def test_what_no_library_can_hold_is_in_the_suites_format(method: str, attention: str, home: Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "attention"), [("lora", "wgqa"), ("full", "shared"), ("adapter", "mhe-add")]
+)
+def test_what_no_library_can_hold_is_in_the_suites_format(
+    method: str, attention: str, home: Home, tmp_path: Path
+) -> None:
     spec = trained_spec(method, "bert", attention=AttentionChoice(name=attention))
     restored, written = exported(home, spec, tmp_path / "out")
     assert written.description.format == "suite"
@@ -141,9 +199,15 @@ def test_weights_of_a_pretrain_run_go_with_the_model(home: Home, tmp_path: Path)
     same_answers(restored.model, package.load(tmp_path / "out")[0], restored)
 
 
-@pytest.mark.parametrize(("task", "method", "form"), [(t, m, f) for t in ("copa", "squad") for m, f in FORMS.items()])
-def test_heads_for_choices_and_spans_come_back(task: str, method: str, form: str, home: Home, tmp_path: Path) -> None:
-    restored, written = exported(home, trained_spec(method, "bert", task=load_task(task)), tmp_path / "out")
+@pytest.mark.parametrize(
+    ("task", "method", "form"), [(t, m, f) for t in ("copa", "squad") for m, f in FORMS.items()]
+)
+def test_heads_for_choices_and_spans_come_back(
+    task: str, method: str, form: str, home: Home, tmp_path: Path
+) -> None:
+    restored, written = exported(
+        home, trained_spec(method, "bert", task=load_task(task)), tmp_path / "out"
+    )
     assert written.description.format == form
     model, _ = package.load(tmp_path / "out")
     batch = make_own_batch(restored.model, restored.resolved.family, restored.objective.head)
@@ -156,7 +220,9 @@ def test_heads_for_choices_and_spans_come_back(task: str, method: str, form: str
 def test_bf16_stays_bf16(home: Home, tmp_path: Path) -> None:
     training = trained_spec("lora", "bert").training.model_copy(update={"precision": "bf16"})
     for method in ("full", "lora", "read"):
-        restored, written = exported(home, trained_spec(method, "bert", training=training), tmp_path / method)
+        restored, written = exported(
+            home, trained_spec(method, "bert", training=training), tmp_path / method
+        )
         model, _ = package.load(written.folder)
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
         same_answers(restored.model, model, restored)
@@ -165,28 +231,43 @@ def test_bf16_stays_bf16(home: Home, tmp_path: Path) -> None:
 # ---- where the base comes from -----------------------------------------------------------------------------------------
 
 
-def test_a_hub_backbone_is_found_by_name_at_its_commit(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_backbone_is_found_by_name_at_its_commit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cached = hub_cache(tmp_path / "hub", monkeypatch)
     save("bert", cached)
     backbone = BackboneChoice(name="org/tiny", tokenizer="bytes")
     for method in ("lora", "read"):
-        restored, written = exported(home, trained_spec(method, "bert", backbone=backbone), tmp_path / method)
-        assert written.description.base == "name" and written.description.base_identity["commit"] == SHA
+        restored, written = exported(
+            home, trained_spec(method, "bert", backbone=backbone), tmp_path / method
+        )
+        assert (
+            written.description.base == "name"
+            and written.description.base_identity["commit"] == SHA
+        )
         assert not (written.folder / "base").exists()
         same_answers(restored.model, package.load(written.folder)[0], restored)
     adapter = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("org/tiny", SHA)
     base = plain_base(cached, AutoModelForSequenceClassification, num_labels=2)
-    same_answers(package.load(tmp_path / "lora")[0], PeftModel.from_pretrained(base, str(tmp_path / "lora")), restored)
+    same_answers(
+        package.load(tmp_path / "lora")[0],
+        PeftModel.from_pretrained(base, str(tmp_path / "lora")),
+        restored,
+    )
 
 
-def test_a_package_that_changed_since_is_noticed(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_changed_since_is_noticed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "export_pkg").mkdir()
     (tmp_path / "export_pkg" / "__init__.py").touch()
     save("gpt2", tmp_path / "export_pkg" / "model")
     monkeypatch.syspath_prepend(str(tmp_path))
     backbone = BackboneChoice(name="package:export_pkg/model", tokenizer="bytes")
-    restored, written = exported(home, trained_spec("adapter", "gpt2", backbone=backbone), tmp_path / "out")
+    restored, written = exported(
+        home, trained_spec("adapter", "gpt2", backbone=backbone), tmp_path / "out"
+    )
     assert written.description.base == "name"
     same_answers(restored.model, package.load(tmp_path / "out")[0], restored)
     lora, _ = exported(home, trained_spec("lora", "gpt2", backbone=backbone), tmp_path / "lora")
@@ -206,7 +287,9 @@ def test_a_folder_goes_with_the_model_and_its_path_does_not(home: Home, tmp_path
     save("bert", tmp_path / "elsewhere" / "backbone")
     backbone = BackboneChoice(name=str(tmp_path / "elsewhere" / "backbone"), tokenizer="bytes")
     for method in ("lora", "read", "full"):
-        restored, written = exported(home, trained_spec(method, "bert", backbone=backbone), tmp_path / method)
+        restored, written = exported(
+            home, trained_spec(method, "bert", backbone=backbone), tmp_path / method
+        )
         for path in (p for p in written.folder.rglob("*") if p.is_file()):
             assert str(tmp_path).encode() not in path.read_bytes(), path
         same_answers(restored.model, package.load(written.folder)[0], restored)
@@ -219,7 +302,9 @@ def test_random_weights_do_not_depend_on_who_draws_them(home: Home, tmp_path: Pa
     first, _ = package.load(tmp_path / "out")
     torch.manual_seed(2)
     second, _ = package.load(tmp_path / "out")
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
 
 
 # ---- the folder --------------------------------------------------------------------------------------------------------
@@ -238,7 +323,9 @@ def test_a_model_whose_answers_do_not_come_back_is_not_written(home: Home, tmp_p
     folder, _ = write_trained(home, trained_spec("read", "bert"))
     restored = restore(folder, home)
     classifier: nn.Module = restored.model.get_submodule("classifier")
-    classifier.register_forward_hook(lambda module, args, output: output + 1.0)  # what no folder can hold
+    classifier.register_forward_hook(
+        lambda module, args, output: output + 1.0
+    )  # what no folder can hold
     with pytest.raises(CheckpointError, match="does not give the trained model's answers"):
         export(restored, tmp_path / "deep" / "out", Facts())
     assert list((tmp_path / "deep").iterdir()) == []
@@ -248,13 +335,23 @@ def test_a_model_whose_answers_do_not_come_back_is_not_written(home: Home, tmp_p
     ("spoil", "error", "message"),
     [
         (lambda d: (d / "suite.json").unlink(), ConfigError, "holds no suite.json"),
-        (lambda d: (d / "suite.json").write_text('{"schema_version": 1}'), ConfigError, "is not readable"),
+        (
+            lambda d: (d / "suite.json").write_text('{"schema_version": 1}'),
+            ConfigError,
+            "is not readable",
+        ),
         (lambda d: edited(d, schema_version=2), ConfigError, "got schema version 2, expected 1"),
-        (lambda d: (d / "trained.safetensors").write_bytes(b"cut"), CheckpointError, "cannot be read"),
+        (
+            lambda d: (d / "trained.safetensors").write_bytes(b"cut"),
+            CheckpointError,
+            "cannot be read",
+        ),
         (lambda d: edited(d, arm=NARROW), CheckpointError, "not the tensors"),
     ],
 )
-def test_a_spoilt_folder_says_what_is_wrong(spoil: Any, error: type[Exception], message: str, home: Home, tmp_path: Path) -> None:
+def test_a_spoilt_folder_says_what_is_wrong(
+    spoil: Any, error: type[Exception], message: str, home: Home, tmp_path: Path
+) -> None:
     exported(home, trained_spec("read", "bert"), tmp_path / "out")
     spoil(tmp_path / "out")
     with pytest.raises(error, match=message):
@@ -266,27 +363,50 @@ def edited(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_the_card_says_what_is_known_and_that_the_rest_is_not(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_says_what_is_known_and_that_the_rest_is_not(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _ = write_trained(home, trained_spec("lora", "bert"))
-    facts = Facts(seed_scores={"1": 81.5, "2": 82.5}, score_mean=82.0, score_std=0.707, interval=(80.0, 84.0), interval_of="seeds x items")
+    facts = Facts(
+        seed_scores={"1": 81.5, "2": 82.5},
+        score_mean=82.0,
+        score_std=0.707,
+        interval=(80.0, 84.0),
+        interval_of="seeds x items",
+    )
     export(restore(folder, home), tmp_path / "out", facts)
     text = (tmp_path / "out" / "README.md").read_text()
     front = yaml.safe_load(text.split("---\n")[1])
     result = folder.result()
     assert result is not None and result.score is not None
-    assert front["license"] == "unknown" and front["library_name"] == "peft" and front["base_model"] == "bert-base"
-    assert front["model-index"][0]["results"][0]["metrics"] == [{"type": "accuracy", "value": pytest.approx(result.score, abs=1e-4)}]
-    assert "Over seeds 1, 2: 82.00 ± 0.71 (standard deviation), 95% interval 80.00 to 84.00 (over seeds x items)." in text
+    assert (
+        front["license"] == "unknown"
+        and front["library_name"] == "peft"
+        and front["base_model"] == "bert-base"
+    )
+    assert front["model-index"][0]["results"][0]["metrics"] == [
+        {"type": "accuracy", "value": pytest.approx(result.score, abs=1e-4)}
+    ]
+    assert (
+        "Over seeds 1, 2: 82.00 ± 0.71 (standard deviation), 95% interval 80.00 to 84.00 (over seeds x items)."
+        in text
+    )
     assert "Wh (cpu-time-estimate), 21.0 s" in text
     assert "50,000 were trained" in text
     monkeypatch.chdir(tmp_path)
-    same_answers(package.load(tmp_path / "out")[0], run_card(tmp_path / "out"), restore(folder, home))
+    same_answers(
+        package.load(tmp_path / "out")[0], run_card(tmp_path / "out"), restore(folder, home)
+    )
 
 
 def run_card(folder: Path) -> Any:
     """The model that the card's lines without the suite give; they are run beside a folder of the model's own name."""
     text = (folder / "README.md").read_text()
-    (snippet,) = [block.split("```")[0] for block in text.split("```python\n") if "PeftModel.from_pretrained" in block]
+    (snippet,) = [
+        block.split("```")[0]
+        for block in text.split("```python\n")
+        if "PeftModel.from_pretrained" in block
+    ]
     where = snippet.split('PeftModel.from_pretrained(base, "')[1].split('"')[0]
     assert "lora" in where and where.endswith("agreement-seed1")
     Path(where).symlink_to(folder)
@@ -305,18 +425,26 @@ def cell(home: Home) -> Home:
         spec = trained_spec("lora", "bert", seed=seed, sweep="demo")
         folder, _ = write_trained(home, spec)
         changed(folder, validation_score=validation, score=test, test_score=test)
-    search = make_spec("full").model_copy(update={"arm": spec.arm, "learning_rate": spec.learning_rate, "world_size": 1})
+    search = make_spec("full").model_copy(
+        update={"arm": spec.arm, "learning_rate": spec.learning_rate, "world_size": 1}
+    )
     write_trial(home, search, make_result(search))
     return home
 
 
-def test_the_command_takes_the_run_that_validation_prefers(cell: Home, tmp_path: Path, suite: Any) -> None:  # noqa: F811
+def test_the_command_takes_the_run_that_validation_prefers(
+    cell: Home,
+    tmp_path: Path,
+    suite: Any,  # noqa: F811
+) -> None:
     code, out, err = suite("export", "lora/agreement", tmp_path / "out", "--home", cell.path)
     assert code == 0, err
     assert "peft format" in out and "seed 2" in out
     assert json.loads((tmp_path / "out" / "suite.json").read_text())["seed"] == 2
     code, out, err = suite("export", "lora", tmp_path / "three", "--home", cell.path, "--seed", 3)
-    assert code == 0 and json.loads((tmp_path / "three" / "suite.json").read_text())["seed"] == 3, err
+    assert code == 0 and json.loads((tmp_path / "three" / "suite.json").read_text())["seed"] == 3, (
+        err
+    )
     assert "Over seeds 1, 2, 3" in (tmp_path / "three" / "README.md").read_text()
 
 
@@ -328,16 +456,29 @@ def test_the_command_takes_the_run_that_validation_prefers(cell: Home, tmp_path:
         (("lora", "home"), "exists and is not empty"),
     ],
 )
-def test_mistakes_end_with_a_message(arguments: tuple[str, ...], message: str, cell: Home, tmp_path: Path, suite: Any) -> None:  # noqa: F811
+def test_mistakes_end_with_a_message(
+    arguments: tuple[str, ...],
+    message: str,
+    cell: Home,
+    tmp_path: Path,
+    suite: Any,  # noqa: F811
+) -> None:
     name, target, *rest = arguments
     code, _, err = suite("export", name, tmp_path / target, "--home", cell.path, *rest)
     assert code == 2 and message in err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cell_without_a_confirmed_run_says_what_is_missing(home: Home, tmp_path: Path, suite: Any) -> None:  # noqa: F811
+def test_a_cell_without_a_confirmed_run_says_what_is_missing(
+    home: Home,
+    tmp_path: Path,
+    suite: Any,  # noqa: F811
+) -> None:
     spec = make_spec("lora")
     write_trial(home, spec, make_result(spec))
     code, _, err = suite("export", "lora/agreement", tmp_path / "out", "--home", home.path)
     assert code == 2
-    assert "no confirmed run to export; it has 1 search trials and 0 ended confirm runs" in err and "suite run" in err
+    assert (
+        "no confirmed run to export; it has 1 search trials and 0 ended confirm runs" in err
+        and "suite run" in err
+    )

@@ -15,15 +15,15 @@ import psutil
 import pytest
 import ray
 
-from suite.train.attempts import AGAIN, OUT_OF_MEMORY, PREEMPTED, counted, is_given_up, result_of
-from suite.train.folder import Home, TrialFolder
-from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
-from suite.train.spec import TrialSpec
+from suite.cluster.host import oom_kills
+from suite.plan.events import Listener, Outcome
+from suite.plan.status import status
+from suite.record.attempts import AGAIN, OUT_OF_MEMORY, PREEMPTED, counted, is_given_up, result_of
+from suite.record.folder import Home, TrialFolder
+from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.record.spec import TrialSpec
 from suite.tune.breaker import Breaker
 from suite.tune.driver import run_sweep
-from suite.tune.events import Listener, Outcome
-from suite.tune.host import oom_kills
-from suite.tune.status import status
 from tests.sweeps import toy_cluster, toy_sweep
 
 FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
@@ -74,18 +74,43 @@ def mend(home: Home) -> None:
         path.unlink()
 
 
-def run(home: Home, data_root: Path, told: Listener | None = None, *, trainer: str = FAKE, again: bool = False, **changes: Any) -> Outcome:
+def run(
+    home: Home,
+    data_root: Path,
+    told: Listener | None = None,
+    *,
+    trainer: str = FAKE,
+    again: bool = False,
+    **changes: Any,
+) -> Outcome:
     """One trial per cell and one to confirm; one cell unless `methods` says otherwise."""
     patient = {"setup_s": 300.0, "epoch_s": 60.0} | changes.pop("timeouts", {})
-    config = toy_sweep(**{"methods": ["full"], "search": {"trials": 1}, "confirm": {"seeds": [1]}, "timeouts": patient} | changes)
+    config = toy_sweep(
+        **{
+            "methods": ["full"],
+            "search": {"trials": 1},
+            "confirm": {"seeds": [1]},
+            "timeouts": patient,
+        }
+        | changes
+    )
     listeners = [told] if told is not None else []
-    return run_sweep(config, home=home, data_root=data_root, listeners=listeners, trainer=trainer, retry_given_up=again)
+    return run_sweep(
+        config,
+        home=home,
+        data_root=data_root,
+        listeners=listeners,
+        trainer=trainer,
+        retry_given_up=again,
+    )
 
 
 # ---- a rank that does not answer --------------------------------------------------------------------------------------
 
 
-def test_before_a_group_that_hangs_is_ended_the_stacks_of_all_its_ranks_are_kept(home: Home, data_root: Path) -> None:
+def test_before_a_group_that_hangs_is_ended_the_stacks_of_all_its_ranks_are_kept(
+    home: Home, data_root: Path
+) -> None:
     fault(home, "hang")
     told = Told()
     assert run(home, data_root, told, timeouts={"epoch_s": 4.0}).ok
@@ -124,14 +149,22 @@ def cgroup() -> Iterator[Path]:
         time.sleep(0.1)
 
 
-def test_a_kill_for_lack_of_memory_is_told_from_a_death_without_cause(home: Home, data_root: Path, cgroup: Path) -> None:
+def test_a_kill_for_lack_of_memory_is_told_from_a_death_without_cause(
+    home: Home, data_root: Path, cgroup: Path
+) -> None:
     (home.path / "cgroup").write_text(str(cgroup))
     fault(home, "memory-start", again=True)
     told = Told()
     outcome = run(home, data_root, told, failures={"retries": 1})
     (killed,) = told.retries
-    assert killed.type == OUT_OF_MEMORY and "as /" in killed.message and "micro_batch_size" in killed.message
-    assert [end.status for end in told.ends if end is not None] == [Status.OOM], "not tried for ever: a result, with the remedy"
+    assert (
+        killed.type == OUT_OF_MEMORY
+        and "as /" in killed.message
+        and "micro_batch_size" in killed.message
+    )
+    assert [end.status for end in told.ends if end is not None] == [Status.OOM], (
+        "not tried for ever: a result, with the remedy"
+    )
     assert outcome.failed and "micro_batch_size" in outcome.cells[0].failures[0].message
 
 
@@ -150,7 +183,9 @@ def test_a_death_without_evidence_is_not_called_anything_else(home: Home, data_r
 # ---- a trial that kills its group every time --------------------------------------------------------------------------
 
 
-def test_a_poison_trial_is_given_up_and_stays_so_until_somebody_wants_it_tried_again(home: Home, data_root: Path) -> None:
+def test_a_poison_trial_is_given_up_and_stays_so_until_somebody_wants_it_tried_again(
+    home: Home, data_root: Path
+) -> None:
     config: dict[str, Any] = {"methods": ["full", "lora"], "failures": {"retries": 2}}
     started: list[str] = []
 
@@ -191,7 +226,9 @@ def test_attempts_are_counted_since_the_last_one_that_got_further(tmp_path: Path
     assert fail(AGAIN)[0]
     assert fail(OUT_OF_MEMORY, epoch=1)[1] and fail(OUT_OF_MEMORY, epoch=1)[2]
     ended = result_of(folder, started_at=0.0)
-    assert ended is not None and ended.status is Status.OOM and "2 attempts" in ended.missing["score"]
+    assert (
+        ended is not None and ended.status is Status.OOM and "2 attempts" in ended.missing["score"]
+    )
 
 
 # ---- notice -----------------------------------------------------------------------------------------------------------
@@ -220,12 +257,21 @@ def test_sigterm_costs_no_attempt_and_no_epoch(home: Home, data_root: Path, whom
 
     struck: list[int] = []
     told = Told(strike)
-    outcome = run(home, data_root, told, trainer=SLOW, failures={"retries": 0}, training={"epochs": 20, "batch_size": 8})
+    outcome = run(
+        home,
+        data_root,
+        told,
+        trainer=SLOW,
+        failures={"retries": 0},
+        training={"epochs": 20, "batch_size": 8},
+    )
     assert outcome.ok and [retry.type for retry in told.retries] == [PREEMPTED]
 
 
 def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_root: Path) -> None:
-    told = Told(lambda spec, record: os.kill(os.getpid(), signal.SIGTERM) if record.epoch == 1 else None)
+    told = Told(
+        lambda spec, record: os.kill(os.getpid(), signal.SIGTERM) if record.epoch == 1 else None
+    )
     before = signal.getsignal(signal.SIGTERM)
     outcome = run(home, data_root, told, trainer=SLOW, training={"epochs": 40, "batch_size": 8})
     assert outcome.interrupted and outcome.reason == "stopped by SIGTERM" and not told.ends
@@ -234,7 +280,12 @@ def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_
     assert left.type == PREEMPTED and folder.result() is None
     assert signal.getsignal(signal.SIGTERM) is before
     told = Told()
-    assert run(home, data_root, told, training={"epochs": 40, "batch_size": 8}, failures={"retries": 0}).ok and not told.retries
+    assert (
+        run(
+            home, data_root, told, training={"epochs": 40, "batch_size": 8}, failures={"retries": 0}
+        ).ok
+        and not told.retries
+    )
 
 
 # ---- the circuit breaker ----------------------------------------------------------------------------------------------
@@ -242,14 +293,23 @@ def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_
 
 def test_trials_that_fail_alike_in_a_row_pause_the_sweep(home: Home, data_root: Path) -> None:
     fault(home, "network-start", again=True)
-    config: dict[str, Any] = {"methods": ["full", "lora", "bitfit", "adapter"], "failures": {"retries": 0}}
+    config: dict[str, Any] = {
+        "methods": ["full", "lora", "bitfit", "adapter"],
+        "failures": {"retries": 0},
+    }
     outcome = run(home, data_root, **config)
-    assert outcome.interrupted and "3 trials in a row failed alike" in outcome.reason and "reset by peer" in outcome.reason
+    assert (
+        outcome.interrupted
+        and "3 trials in a row failed alike" in outcome.reason
+        and "reset by peer" in outcome.reason
+    )
     assert len(list(home.trials())) == 3, "the fourth was not burnt"
 
 
 def test_only_different_trials_that_fail_alike_without_progress_in_between_count() -> None:
-    def record(kind: str = "OSError", message: str = "start: rank 0: [Errno 5] I/O error: /a/b") -> FailureRecord:
+    def record(
+        kind: str = "OSError", message: str = "start: rank 0: [Errno 5] I/O error: /a/b"
+    ) -> FailureRecord:
         return FailureRecord(type=kind, message=message)
 
     breaker = Breaker(2)
@@ -258,11 +318,23 @@ def test_only_different_trials_that_fail_alike_without_progress_in_between_count
     assert not breaker.failed("b", record())
     assert not breaker.failed("c", record(message="something else"))
     assert not breaker.failed("d", record())
-    assert "OSError" in breaker.failed("e", record(message="start: rank 1: [Errno 5] I/O error: /c"))
+    assert "OSError" in breaker.failed(
+        "e", record(message="start: rank 1: [Errno 5] I/O error: /c")
+    )
     losses = Breaker(2)
-    assert not any(losses.failed(trial, record(kind)) for trial in "abc" for kind in ("RankDied", PREEMPTED, OUT_OF_MEMORY))
-    assert not any(losses.failed(trial, record("Timeout", "epoch: no answer from rank [0] within 4 s")) for trial in "abc")
-    joins = [losses.failed(trial, record("Timeout", "join: no answer from rank [0] within 4 s")) for trial in "ab"]
+    assert not any(
+        losses.failed(trial, record(kind))
+        for trial in "abc"
+        for kind in ("RankDied", PREEMPTED, OUT_OF_MEMORY)
+    )
+    assert not any(
+        losses.failed(trial, record("Timeout", "epoch: no answer from rank [0] within 4 s"))
+        for trial in "abc"
+    )
+    joins = [
+        losses.failed(trial, record("Timeout", "join: no answer from rank [0] within 4 s"))
+        for trial in "ab"
+    ]
     assert not joins[0] and "join" in joins[1]
     assert not any(Breaker(None).failed(trial, record()) for trial in "abcdef")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from suite.errors import ConfigError
-from suite.train.folder import Home, TrialFolder
+from suite.record.folder import Home, TrialFolder
 from tests.records import make_result, make_spec
 
 
@@ -22,10 +22,14 @@ def folder(tmp_path: Path) -> TrialFolder:
 
 
 @pytest.mark.parametrize("name", ["spec.json", "result.json"])
-def test_a_record_of_another_version_is_refused_not_taken_for_absent(name: str, folder: TrialFolder) -> None:
+def test_a_record_of_another_version_is_refused_not_taken_for_absent(
+    name: str, folder: TrialFolder
+) -> None:
     path = folder.path / name
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"invented_later": 1}))
-    with pytest.raises(ConfigError, match=rf"{name}: not a record of this version of the suite \(invented_later\)"):
+    with pytest.raises(
+        ConfigError, match=rf"{name}: not a record of this version of the suite \(invented_later\)"
+    ):
         folder.spec() if name == "spec.json" else folder.result()
 
 

@@ -35,7 +35,11 @@ def labels(found: list[dict[str, Any]]) -> list[int]:
 
 def test_every_generator_has_a_task() -> None:
     used = [load_task(name).data for name in yaml_names("tasks")]
-    assert {data.generator for data in used if isinstance(data, GeneratedData)} == set(generators.names()) == set(NAMES)
+    assert (
+        {data.generator for data in used if isinstance(data, GeneratedData)}
+        == set(generators.names())
+        == set(NAMES)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,11 +53,18 @@ def test_a_classifier_of_words_or_word_pairs_is_at_chance(name: str, words: int,
     assert abs(model.score(counts.transform(texts(test)), labels(test)) - 0.5) <= 0.02
 
 
-@pytest.mark.parametrize(("name", "options"), [("acceptability", {}), ("entailment", {}), ("entailment", {"denied_frac": 0.5})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("acceptability", {}), ("entailment", {}), ("entailment", {"denied_frac": 0.5})],
+)
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_every_word_occurs_equally_often_with_either_label(name: str, options: dict[str, Any], split: str) -> None:
+def test_every_word_occurs_equally_often_with_either_label(
+    name: str, options: dict[str, Any], split: str
+) -> None:
     counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    for text, label in zip(texts(found := rows(name, split, **options)), labels(found), strict=True):
+    for text, label in zip(
+        texts(found := rows(name, split, **options)), labels(found), strict=True
+    ):
         counts[label].update(text.split())
     assert counts[0] == counts[1]
 
@@ -62,10 +73,19 @@ def test_every_word_occurs_equally_often_with_either_label(name: str, options: d
 def test_content_words_of_one_split_are_new_in_another(name: str) -> None:
     module = __import__(generators.get(name).__module__, fromlist=["*"])
     lists = [getattr(module, constant) for constant in CONTENT[name]]
-    content = {word for group in lists for text in (group.values() if isinstance(group, dict) else [group]) for word in text.split()}
+    content = {
+        word
+        for group in lists
+        for text in (group.values() if isinstance(group, dict) else [group])
+        for word in text.split()
+    }
     used = {split: _known(rows(name, split), content) for split in ("train", "validation", "test")}
     assert all(len(words) > 10 for words in used.values())
-    assert not (used["train"] & used["test"] or used["train"] & used["validation"] or used["validation"] & used["test"])
+    assert not (
+        used["train"] & used["test"]
+        or used["train"] & used["validation"]
+        or used["validation"] & used["test"]
+    )
 
 
 def _known(found: list[dict[str, Any]], content: set[str]) -> set[str]:
@@ -75,7 +95,11 @@ def _known(found: list[dict[str, Any]], content: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_are_as_asked_and_no_row_is_twice(name: str) -> None:
-    for split, size in (("train", {"acceptability": 576, "entailment": 768}[name]), ("validation", 200), ("test", 400)):
+    for split, size in (
+        ("train", {"acceptability": 576, "entailment": 768}[name]),
+        ("validation", 200),
+        ("test", 400),
+    ):
         found = rows(name, split)
         assert len(found) == len({canonical_json(row) for row in found}) == size
 
@@ -90,7 +114,9 @@ def test_another_seed_gives_other_rows(name: str) -> None:
     assert rows(name, "train", seed=1) != rows(name, "train", seed=0)
 
 
-@pytest.mark.parametrize(("name", "digest"), [("acceptability", "e187348ea6fdf5ab"), ("entailment", "0def87c18b60d71e")])
+@pytest.mark.parametrize(
+    ("name", "digest"), [("acceptability", "e187348ea6fdf5ab"), ("entailment", "0def87c18b60d71e")]
+)
 def test_rows_do_not_change_between_releases(name: str, digest: str) -> None:
     """A changed generator is another task: raise `version` in its YAML with the new digest."""
     found = canonical_json([rows(name, split) for split in ("train", "validation", "test")])
@@ -106,7 +132,9 @@ def test_no_kind_shares_a_thing_with_another() -> None:
 
 
 def test_premises_deny_as_often_as_asked() -> None:
-    denied = ["no" in row["premise"].split() for row in rows("entailment", "train", denied_frac=0.3)]
+    denied = [
+        "no" in row["premise"].split() for row in rows("entailment", "train", denied_frac=0.3)
+    ]
     # 160 groups of four: three standard errors are 0.11
     assert abs(sum(denied) / len(denied) - 0.3) < 0.11
     assert not any("no" in row["premise"].split() for row in rows("entailment", "train"))

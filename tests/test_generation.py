@@ -26,13 +26,27 @@ from tests.tiny import tiny_choice
 
 KINDS = {"t5": "encoder-decoder", "gpt2": "decoder", "llama": "decoder"}
 TWO = {"en": ["the cat sees the dog that found it", "a dog"], "de": ["Katze sieht", "Hund"]}
-WRITTEN = ["the cat sat on the mat today", "a dog", "birds were singing in the old tree", "it rains"]
-GOLDS = ["the cat is on the mat today", "a dog barks", "birds sang in the very old tree", "it rains"]
+WRITTEN = [
+    "the cat sat on the mat today",
+    "a dog",
+    "birds were singing in the old tree",
+    "it rains",
+]
+GOLDS = [
+    "the cat is on the mat today",
+    "a dog barks",
+    "birds sang in the very old tree",
+    "it rains",
+]
 
 
 def objective(family: str, **training: Any) -> GenerationObjective:
     settings = TrainingConfig(**{"max_length": 64, "target_max_length": 24, **training})
-    options: Any = {"kind": KINDS.get(family, family), "tokenizer": ByT5Tokenizer(), "training": settings}
+    options: Any = {
+        "kind": KINDS.get(family, family),
+        "tokenizer": ByT5Tokenizer(),
+        "training": settings,
+    }
     goal = make_objective(toy_translation(), **options, decoder_objective="head")
     assert isinstance(goal, GenerationObjective)
     return goal
@@ -42,7 +56,10 @@ def learnt(goal: GenerationObjective, family: str, columns: dict[str, list[str]]
     """A tiny model that has learnt the rows by heart."""
     torch.manual_seed(0)
     model = build(resolve(tiny_choice(family)), Head("text"))
-    batch, optimizer = goal.collate(as_rows(goal.encode(columns))), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batch, optimizer = (
+        goal.collate(as_rows(goal.encode(columns))),
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+    )
     for _ in range(400):
         optimizer.zero_grad()
         loss = model(**batch).loss
@@ -71,7 +88,11 @@ def test_long_prompts_and_targets_are_cut_and_keep_their_ends() -> None:
     long = {"en": ["word " * 60], "de": ["Wort " * 60]}
     goal = objective("gpt2", max_length=40, target_max_length=10)
     features = goal.encode(long)
-    prompt = [i for i, label in zip(features["input_ids"][0], features["labels"][0], strict=True) if label == -100]
+    prompt = [
+        i
+        for i, label in zip(features["input_ids"][0], features["labels"][0], strict=True)
+        if label == -100
+    ]
     assert len(prompt) == 40 and read(prompt).endswith(" answer:")
     assert features["units"] == [10] and features["labels"][0][-1] == ByT5Tokenizer().eos_token_id
     assert features["gold"] == long["de"], "the reference is never cut"
@@ -81,10 +102,15 @@ def test_long_prompts_and_targets_are_cut_and_keep_their_ends() -> None:
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_learnt_texts_come_back_alone_and_beside_longer_rows_greedily_and_with_beams(family: str) -> None:
+def test_learnt_texts_come_back_alone_and_beside_longer_rows_greedily_and_with_beams(
+    family: str,
+) -> None:
     """A decoder's shorter prompt is padded on the left, which must change nothing; labels do not influence the answer."""
     model = learnt(objective(family), family, TWO)
-    wrong = [{**row, "gold": ""} for row in as_rows(objective(family).encode({**TWO, "de": ["x", "yyyyyyyy"]}))]
+    wrong = [
+        {**row, "gold": ""}
+        for row in as_rows(objective(family).encode({**TWO, "de": ["x", "yyyyyyyy"]}))
+    ]
     for beams in (1, 3):
         goal = objective(family, beams=beams)
         with torch.no_grad():
@@ -98,7 +124,10 @@ def test_left_padding_changes_no_token(family: str) -> None:
     torch.manual_seed(3)
     goal = objective(family)
     model: Any = build(resolve(tiny_choice(family)), Head("text")).eval()
-    columns = {"en": [en + " and more" * i for i, (en, _) in enumerate(PAIRS[:4])], "de": [de for _, de in PAIRS[:4]]}
+    columns = {
+        "en": [en + " and more" * i for i, (en, _) in enumerate(PAIRS[:4])],
+        "de": [de for _, de in PAIRS[:4]],
+    }
     rows = as_rows(goal.encode(columns))
 
     def tokens(chosen: list[Any]) -> list[list[int]]:
@@ -122,7 +151,10 @@ def test_bleu_and_rouge_are_the_libraries_over_the_whole_corpus() -> None:
 
 
 def test_a_perfect_translation_scores_100_and_nonsense_0() -> None:
-    assert score_texts(["bleu", "rougeL"], GOLDS, GOLDS) == {"bleu": pytest.approx(100.0), "rougeL": pytest.approx(100.0)}
+    assert score_texts(["bleu", "rougeL"], GOLDS, GOLDS) == {
+        "bleu": pytest.approx(100.0),
+        "rougeL": pytest.approx(100.0),
+    }
     assert score_texts(["bleu", "rouge2"], ["zz"] * 4, GOLDS) == {"bleu": 0.0, "rouge2": 0.0}
     with pytest.raises(ValueError, match="1 texts for 4 references"):
         score_texts(["bleu"], ["a"], GOLDS)
@@ -130,15 +162,22 @@ def test_a_perfect_translation_scores_100_and_nonsense_0() -> None:
 
 def test_the_signature_of_bleu_is_kept() -> None:
     found = objective("t5").signatures()
-    assert found["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+    assert (
+        found["bleu"]
+        == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+    )
     assert "porter" in found["rouge1"]
 
 
 def test_nested_columns_are_read_and_a_wrong_one_is_named(tmp_path: Path) -> None:
     root, goal = write_pairs(tmp_path / "data", train=6, validation=3, test=3), objective("t5")
     data = prepare(goal.task, goal, limit=LimitConfig(), data_root=root, cache=tmp_path / "cache")
-    assert [row["gold"] for row in data.split("train", confirm=False)] == [de for _, de in PAIRS[:6]]
-    other = toy_translation(data={"hub": "toy/pairs", "columns": {"en": "translation.en", "de": "translation.fr"}})
+    assert [row["gold"] for row in data.split("train", confirm=False)] == [
+        de for _, de in PAIRS[:6]
+    ]
+    other = toy_translation(
+        data={"hub": "toy/pairs", "columns": {"en": "translation.en", "de": "translation.fr"}}
+    )
     with pytest.raises(DataError, match=r"column 'translation' .* holds no fr"):
         prepare(other, goal, limit=LimitConfig(), data_root=root, cache=tmp_path / "cache")
 
@@ -151,6 +190,8 @@ def test_nested_columns_are_read_and_a_wrong_one_is_named(tmp_path: Path) -> Non
         ("gpt2", {"target_max_length": 1}, "leaves no room"),
     ],
 )
-def test_what_cannot_be_written_is_refused(family: str, training: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_written_is_refused(
+    family: str, training: dict[str, Any], says: str
+) -> None:
     with pytest.raises(IncompatibleError, match=says):
         objective(family, **training)

@@ -18,19 +18,20 @@ from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+from suite.cluster import session as cluster_module
+from suite.cluster.host import Process
+from suite.cluster.session import RAY_ENVIRONMENT, ask_nodes, environment, worker_environment
 from suite.config.sweep import SweepConfig
 from suite.errors import ResourceError
-from suite.train.folder import Home, TrialFolder, Workspace
-from suite.train.result import EpochRecord, FailureRecord, TrialResult
-from suite.train.spec import TrialSpec
-from suite.tune import cluster as cluster_module
-from suite.tune.cluster import RAY_ENVIRONMENT, ask_nodes, environment, worker_environment
+from suite.plan.events import Listener
+from suite.plan.plan import make_plan
+from suite.plan.resources import Layout
+from suite.record.folder import Home, TrialFolder
+from suite.record.result import EpochRecord, FailureRecord, TrialResult
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
-from suite.tune.events import Listener
 from suite.tune.group import Group, Place, Settings, rank_order
-from suite.tune.host import Process
-from suite.tune.plan import make_plan
-from suite.tune.resources import Layout
 from tests.fake_trainer import FakeTrainer
 from tests.sweeps import make_roots, toy_sweep
 from tests.tiny import tiny_choice
@@ -45,7 +46,13 @@ class PlacedTrainer(FakeTrainer):
     def __init__(self, workspace: Workspace, **place: Any) -> None:
         super().__init__(workspace, **place)
         node = ray.get_runtime_context().get_node_id()
-        about = {**place, "node": node, "pid": os.getpid(), "gloo": os.environ.get("GLOO_SOCKET_IFNAME"), "at": time.time()}
+        about = {
+            **place,
+            "node": node,
+            "pid": os.getpid(),
+            "gloo": os.environ.get("GLOO_SOCKET_IFNAME"),
+            "at": time.time(),
+        }
         with (workspace.home.path / "places.jsonl").open("a") as file:
             file.write(json.dumps(about) + "\n")
 
@@ -69,7 +76,11 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluste
         cluster = Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
         try:
-            ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": worker_environment(1)})
+            ray.init(
+                address=cluster.address,
+                log_to_driver=False,
+                runtime_env={"env_vars": worker_environment(1)},
+            )
             yield cluster, roots
         finally:
             ray.shutdown()
@@ -79,7 +90,14 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluste
 def small(**changes: Any) -> SweepConfig:
     """One cell, one search trial, one seed."""
     return toy_sweep(
-        **{"methods": ["full"], "search": {"trials": 1}, "confirm": {"seeds": [1]}, "training": TRAINING, "timeouts": PATIENT} | changes
+        **{
+            "methods": ["full"],
+            "search": {"trials": 1},
+            "confirm": {"seeds": [1]},
+            "training": TRAINING,
+            "timeouts": PATIENT,
+        }
+        | changes
     )
 
 
@@ -102,15 +120,25 @@ def test_ranks_of_a_node_are_neighbours_ordered_by_gpu() -> None:
     assert rank_order([at("a")] * 3) == [0, 1, 2]
 
 
-def test_a_group_over_two_nodes_knows_its_places_and_talks_over_their_interface(two_nodes: tuple[Cluster, Path], home: Home) -> None:
-    outcome = run_sweep(small(resources={"workers": 3}), home=home, data_root=two_nodes[1], trainer=PLACED)
+def test_a_group_over_two_nodes_knows_its_places_and_talks_over_their_interface(
+    two_nodes: tuple[Cluster, Path], home: Home
+) -> None:
+    outcome = run_sweep(
+        small(resources={"workers": 3}), home=home, data_root=two_nodes[1], trainer=PLACED
+    )
     assert outcome.ok and outcome.finished == 2
     found = sorted(places(home), key=lambda place: int(place["rank"]))
-    assert [(p["rank"], p["world_size"]) for p in found] == [(0, 3), (1, 3), (2, 3)], "one warm group served both trials"
+    assert [(p["rank"], p["world_size"]) for p in found] == [(0, 3), (1, 3), (2, 3)], (
+        "one warm group served both trials"
+    )
     first, second, third = (p["node"] for p in found)
-    assert first != third and [p["local_rank"] for p in found] == ([0, 1, 0] if first == second else [0, 0, 1])
+    assert first != third and [p["local_rank"] for p in found] == (
+        [0, 1, 0] if first == second else [0, 0, 1]
+    )
     addresses = {str(node["NodeManagerAddress"]) for node in ray.nodes()}
-    assert {(p["master_addr"], p["master_port"]) for p in found} <= {(a, found[0]["master_port"]) for a in addresses}
+    assert {(p["master_addr"], p["master_port"]) for p in found} <= {
+        (a, found[0]["master_port"]) for a in addresses
+    }
     assert None not in {p["gloo"] for p in found}
 
 
@@ -118,7 +146,9 @@ def test_strict_pack_keeps_a_group_on_a_node(two_nodes: tuple[Cluster, Path], ho
     config = small(resources={"workers": 2, "placement": "strict-pack"})
     assert run_sweep(config, home=home, data_root=two_nodes[1], trainer=PLACED).ok
     first, second = places(home)
-    assert first["node"] == second["node"] and {first["master_addr"], second["master_addr"]} == {"127.0.0.1"}
+    assert first["node"] == second["node"] and {first["master_addr"], second["master_addr"]} == {
+        "127.0.0.1"
+    }
     too_large = small(name="x", resources={"workers": 3, "placement": "strict-pack"})
     with pytest.raises(ResourceError, match=r"no node of the cluster .* holds more than 2"):
         run_sweep(too_large, home=home, data_root=two_nodes[1], trainer=PLACED)
@@ -153,9 +183,16 @@ def marks_and_answers(folder: Path, slow: str) -> str:
     return "here"
 
 
-def test_a_node_on_which_the_suite_cannot_run_is_an_error_that_names_it(two_nodes: tuple[Cluster, Path]) -> None:
-    here = ray.get_runtime_context().get_node_id()  # not one that Ray lists: a node lost before may still be there
-    with pytest.raises(ResourceError, match=r"node host-7: cannot run the suite \(.*no such module.*suite doctor --address"):
+def test_a_node_on_which_the_suite_cannot_run_is_an_error_that_names_it(
+    two_nodes: tuple[Cluster, Path],
+) -> None:
+    here = (
+        ray.get_runtime_context().get_node_id()
+    )  # not one that Ray lists: a node lost before may still be there
+    with pytest.raises(
+        ResourceError,
+        match=r"node host-7: cannot run the suite \(.*no such module.*suite doctor --address",
+    ):
         ask_nodes({here: "host-7"}, fails)
 
 
@@ -164,9 +201,19 @@ def fails() -> None:
     raise ImportError("no such module")
 
 
-def test_a_named_interface_is_used_and_a_wrong_one_is_an_error_before_any_worker(two_nodes: tuple[Cluster, Path], home: Home) -> None:
-    with pytest.raises(ResourceError, match=r"resources.interface: got 'eth77', expected one that every node has; .* has .*lo"):
-        run_sweep(small(resources={"interface": "eth77"}), home=home, data_root=two_nodes[1], trainer=PLACED)
+def test_a_named_interface_is_used_and_a_wrong_one_is_an_error_before_any_worker(
+    two_nodes: tuple[Cluster, Path], home: Home
+) -> None:
+    with pytest.raises(
+        ResourceError,
+        match=r"resources.interface: got 'eth77', expected one that every node has; .* has .*lo",
+    ):
+        run_sweep(
+            small(resources={"interface": "eth77"}),
+            home=home,
+            data_root=two_nodes[1],
+            trainer=PLACED,
+        )
     assert not places(home) and not home.sweep_definition("toy").exists()
     config = small(resources={"workers": 2, "placement": "spread", "interface": "lo"})
     assert run_sweep(config, home=home, data_root=two_nodes[1], trainer=PLACED).ok
@@ -206,7 +253,11 @@ def _gone(pid: int) -> bool:
 def shared_memory(pids: Iterable[int]) -> set[Path]:
     """Files of /dev/shm that these processes have mapped."""
     lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    return {Path(line[line.index("/dev/shm/") :]) for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}
+    return {
+        Path(line[line.index("/dev/shm/") :])
+        for line in lines
+        if "/dev/shm/" in line and not line.endswith("(deleted)")
+    }
 
 
 def check_nothing_left(home: Home, files: set[Path]) -> None:
@@ -217,7 +268,10 @@ def check_nothing_left(home: Home, files: set[Path]) -> None:
         groups = [g["state"] for g in placement_group_table().values() if g["state"] != "REMOVED"]
         busy = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0.0)
         return (
-            [p["pid"] for p in places(home) if not _gone(p["pid"])] + groups + [f for f in files if f.exists()] + ([busy] if busy else [])
+            [p["pid"] for p in places(home) if not _gone(p["pid"])]
+            + groups
+            + [f for f in files if f.exists()]
+            + ([busy] if busy else [])
         )
 
     while left() and time.monotonic() < end:
@@ -225,33 +279,55 @@ def check_nothing_left(home: Home, files: set[Path]) -> None:
     assert not left()
 
 
-def test_trials_of_different_sizes_share_the_cluster_and_each_size_stays_warm(two_nodes: tuple[Cluster, Path], home: Home) -> None:
+def test_trials_of_different_sizes_share_the_cluster_and_each_size_stays_warm(
+    two_nodes: tuple[Cluster, Path], home: Home
+) -> None:
     """Two workers for T5 and one for BERT, on three CPUs: side by side, and no trial of one size on the other's processes."""
     bert, t5 = tiny_choice("bert"), tiny_choice("t5")
     resources = {"workers": 1, "workers_by_backbone": {t5.name: 2}}
     config = small(backbones=[bert, t5], search={"trials": 3}, resources=resources)
     recorder = Saboteur(lambda: None)
-    outcome = run_sweep(config, home=home, data_root=two_nodes[1], trainer=SLOW, listeners=[recorder])
+    outcome = run_sweep(
+        config, home=home, data_root=two_nodes[1], trainer=SLOW, listeners=[recorder]
+    )
     assert outcome.ok and outcome.finished == 8 and not recorder.retries
     found = places(home)
-    assert sorted(p["world_size"] for p in found) == [1, 2, 2], "one group of each size served all trials of its size"
-    begun, ended = ({c["trial"]: c["at"] for c in calls(home, call)} for call in ("start", "finish"))
+    assert sorted(p["world_size"] for p in found) == [1, 2, 2], (
+        "one group of each size served all trials of its size"
+    )
+    begun, ended = (
+        {c["trial"]: c["at"] for c in calls(home, call)} for call in ("start", "finish")
+    )
     spans: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     for folder in home.trials():
         spans[_spec(folder).world_size].append((begun[folder.hash], ended[folder.hash]))
-    assert any(b < other_e and other_b < e for b, e in spans[1] for other_b, other_e in spans[2]), "side by side"
+    assert any(b < other_e and other_b < e for b, e in spans[1] for other_b, other_e in spans[2]), (
+        "side by side"
+    )
 
 
-def test_a_killed_trial_process_takes_its_ranks_along_and_the_trial_goes_on(two_nodes: tuple[Cluster, Path], home: Home) -> None:
+def test_a_killed_trial_process_takes_its_ranks_along_and_the_trial_goes_on(
+    two_nodes: tuple[Cluster, Path], home: Home
+) -> None:
     files: set[Path] = set()
 
     def kill() -> None:
         files.update(shared_memory(p["pid"] for p in places(home)))
-        (pid,) = [a["Pid"] for a in actors().values() if a["ActorClassName"].endswith("Trainable") and a["State"] == "ALIVE"]
+        (pid,) = [
+            a["Pid"]
+            for a in actors().values()
+            if a["ActorClassName"].endswith("Trainable") and a["State"] == "ALIVE"
+        ]
         os.kill(int(pid), signal.SIGKILL)
 
     saboteur = Saboteur(kill)
-    outcome = run_sweep(small(resources={"workers": 3}), home=home, data_root=two_nodes[1], trainer=SLOW, listeners=[saboteur])
+    outcome = run_sweep(
+        small(resources={"workers": 3}),
+        home=home,
+        data_root=two_nodes[1],
+        trainer=SLOW,
+        listeners=[saboteur],
+    )
     assert outcome.ok and outcome.finished == 2
     (failure,) = saboteur.retries
     assert failure.type == "TrialProcessDied"
@@ -284,11 +360,15 @@ def test_a_trial_goes_on_with_fewer_workers_when_its_node_is_lost_and_the_next_h
 
     mender = Mender(lose)
     resources = {"workers": 3, "min_workers": 1, "room_wait_s": 1.0}
-    outcome = run_sweep(small(resources=resources), home=home, data_root=data_root, trainer=SLOW, listeners=[mender])
+    outcome = run_sweep(
+        small(resources=resources), home=home, data_root=data_root, trainer=SLOW, listeners=[mender]
+    )
     assert outcome.ok and outcome.finished == 2 and len(mender.retries) == 1
     found = places(home)
     lost_at, failed_at = times
-    print(f"seconds from the node's loss: {failed_at - lost_at:.1f} to the attempt's end, {found[3]['at'] - lost_at:.1f} to the next one")
+    print(
+        f"seconds from the node's loss: {failed_at - lost_at:.1f} to the attempt's end, {found[3]['at'] - lost_at:.1f} to the next one"
+    )
     assert [p["world_size"] for p in found] == [3, 3, 3, 1, 3, 3, 3]
     first, second, third = (c["epoch"] for c in calls(home, "start"))
     assert first == third == 0 < second, "taken up at the last committed epoch"
@@ -299,7 +379,9 @@ def test_a_trial_goes_on_with_fewer_workers_when_its_node_is_lost_and_the_next_h
 def group_on(home: Home, data_root: Path, nodes: str, *, workers: int = 2) -> Iterator[Group]:
     """A group that trains for real, in a placement group of its own."""
     bundles = placement_group([{"CPU": 1.0}] * workers, strategy=nodes)
-    group = Group(Settings(Workspace(home, data_root), Layout(2, 1.0, 0.0, 1), small().timeouts), bundles)
+    group = Group(
+        Settings(Workspace(home, data_root), Layout(2, 1.0, 0.0, 1), small().timeouts), bundles
+    )
     try:
         yield group
     finally:
@@ -314,8 +396,12 @@ def trained(group: Group, spec: TrialSpec) -> TrialResult:
     return group.finish()
 
 
-def test_zero3_over_two_nodes_scores_as_on_one_and_goes_on_with_fewer_ranks(two_nodes: tuple[Cluster, Path], tmp_path: Path) -> None:
-    plan = make_plan(small(methods=["lora"], training={"epochs": 2, "batch_size": 8}), where="toy", world_size=2)
+def test_zero3_over_two_nodes_scores_as_on_one_and_goes_on_with_fewer_ranks(
+    two_nodes: tuple[Cluster, Path], tmp_path: Path
+) -> None:
+    plan = make_plan(
+        small(methods=["lora"], training={"epochs": 2, "batch_size": 8}), where="toy", world_size=2
+    )
     spec, other = (plan.confirm_spec(plan.cells[0], 1e-2, seed) for seed in (1, 2))
     two, one = Home(tmp_path / "two"), Home(tmp_path / "one")
     with group_on(two, two_nodes[1], "STRICT_SPREAD") as group:
@@ -324,13 +410,26 @@ def test_zero3_over_two_nodes_scores_as_on_one_and_goes_on_with_fewer_ranks(two_
         group.epoch()
     with group_on(one, two_nodes[1], "STRICT_PACK") as group:
         packed, whole = trained(group, spec), trained(group, other)
-    assert (packed.score, packed.scores, packed.frozen_sha256) == (spread.score, spread.scores, spread.frozen_sha256)
+    assert (packed.score, packed.scores, packed.frozen_sha256) == (
+        spread.score,
+        spread.scores,
+        spread.frozen_sha256,
+    )
     assert [e.train_loss for e in packed.epochs] == [e.train_loss for e in spread.epochs]
 
     with group_on(two, two_nodes[1], "PACK", workers=1) as group:
         shrunk = trained(group, other)
-    assert (shrunk.provenance["world_sizes"], shrunk.resumed_from_epochs, whole.provenance["world_sizes"]) == ([2, 1], [1], [2])
-    (first, second), (as_first, as_second) = ([e.train_loss for e in result.epochs] for result in (shrunk, whole))
+    assert (
+        shrunk.provenance["world_sizes"],
+        shrunk.resumed_from_epochs,
+        whole.provenance["world_sizes"],
+    ) == ([2, 1], [1], [2])
+    (first, second), (as_first, as_second) = (
+        [e.train_loss for e in result.epochs] for result in (shrunk, whole)
+    )
     # of the second epoch sums are taken in another order, and dropout is seeded by rank
     assert first == as_first and second == pytest.approx(as_second, rel=0.05)
-    assert shrunk.phases["train"].energy_kwh is not None and shrunk.phases["train"].memory.rss_sum_bytes is not None
+    assert (
+        shrunk.phases["train"].energy_kwh is not None
+        and shrunk.phases["train"].memory.rss_sum_bytes is not None
+    )

@@ -23,19 +23,42 @@ FLAGS = ("--backbone", "minilm", "--methods", "lora,bitfit", "--tasks", "entailm
 
 def test_flags_make_a_sweep_that_the_loader_takes(suite: Suite, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    code, out, err = suite("init", path, *FLAGS, "--attention", "pretrained,gqa", "--trials", 3, "--seeds", 2, "--budget", "quick")
+    code, out, err = suite(
+        "init",
+        path,
+        *FLAGS,
+        "--attention",
+        "pretrained,gqa",
+        "--trials",
+        3,
+        "--seeds",
+        2,
+        "--budget",
+        "quick",
+    )
     assert (code, err) == (0, "")
     config = load_sweep(path)
-    assert (config.name, config.search.trials, config.confirm.seeds, config.resources.workers) == ("mine", 3, [1, 2], 1)
-    assert [m.name for m in config.methods] == ["lora", "bitfit"] and [a.name for a in config.attention] == ["pretrained", "gqa"]
+    assert (config.name, config.search.trials, config.confirm.seeds, config.resources.workers) == (
+        "mine",
+        3,
+        [1, 2],
+        1,
+    )
+    assert [m.name for m in config.methods] == ["lora", "bitfit"] and [
+        a.name for a in config.attention
+    ] == ["pretrained", "gqa"]
     assert f"suite run {path} --dry-run" in out
     assert out.startswith(f"{path}: 4 cells, "), "2 methods x 2 attention x 1 task"
     path = tmp_path / "contest.yaml"
     out = suite("init", path, *FLAGS, "--attention", "pretrained,gqa", "--budget", "standard")[1]
-    assert out.startswith(f"{path}: 8 cells, "), "lora brings three architectures: (3 + 1) x 2 attention x 1 task"
+    assert out.startswith(f"{path}: 8 cells, "), (
+        "lora brings three architectures: (3 + 1) x 2 attention x 1 task"
+    )
 
 
-def test_a_variant_that_is_given_is_compared_with_the_backbone_as_it_is_like_one_that_is_answered(suite: Suite, tmp_path: Path) -> None:
+def test_a_variant_that_is_given_is_compared_with_the_backbone_as_it_is_like_one_that_is_answered(
+    suite: Suite, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.yaml"
     assert suite("init", path, *FLAGS, "--attention", "gqa")[0] == 0
     assert [a.name for a in load_sweep(path).attention] == ["pretrained", "gqa"]
@@ -53,8 +76,17 @@ def test_every_key_of_the_file_is_explained(budget: Budget) -> None:
 
 
 def test_a_name_that_yaml_would_misread_stays_a_name() -> None:
-    data = yaml.safe_load(sweep_text("2026-11-21", Answers(["yes", "a: b", "x, y"], ["pretrained"], ["lora"], ["1e3"], Budget.QUICK)))
-    assert (data["name"], data["backbones"], data["tasks"]) == ("2026-11-21", ["yes", "a: b", "x, y"], ["1e3"])
+    data = yaml.safe_load(
+        sweep_text(
+            "2026-11-21",
+            Answers(["yes", "a: b", "x, y"], ["pretrained"], ["lora"], ["1e3"], Budget.QUICK),
+        )
+    )
+    assert (data["name"], data["backbones"], data["tasks"]) == (
+        "2026-11-21",
+        ["yes", "a: b", "x, y"],
+        ["1e3"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +100,9 @@ def test_a_name_that_yaml_would_misread_stays_a_name() -> None:
         (("--workers", "5"), "expected a multiple of 5 (5 workers)"),
     ],
 )
-def test_a_mistake_is_told_and_nothing_is_written(suite: Suite, tmp_path: Path, changes: tuple[str, ...], said: str) -> None:
+def test_a_mistake_is_told_and_nothing_is_written(
+    suite: Suite, tmp_path: Path, changes: tuple[str, ...], said: str
+) -> None:
     code, out, err = suite("init", tmp_path / "s.yaml", *FLAGS, "--budget", "quick", *changes)
     assert (code, out) == (2, "") and said in err
     assert list(tmp_path.iterdir()) == []
@@ -88,7 +122,9 @@ def test_a_name_that_is_no_yaml_file_is_refused(suite: Suite, tmp_path: Path) ->
     assert code == 2 and "ends in .yaml" in err
 
 
-def test_without_a_terminal_it_says_which_options_are_missing(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_it_says_which_options_are_missing(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     code, _, err = suite("init", tmp_path / "s.yaml", "--backbone", "minilm")
     assert code == 2 and "give --methods, --tasks, or --yes" in err
@@ -99,7 +135,15 @@ def test_on_a_terminal_four_questions_are_asked_and_a_wrong_answer_again(tmp_pat
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "suite", "init", "asked.yaml"]
-    with subprocess.Popen(command, cwd=tmp_path, env=env, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=env,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
         os.close(theirs)
         os.write(ours, b"\nlora,gqqa\nlora,gqa\n\npaper\n")
         out, err = child.communicate(timeout=200)
@@ -107,6 +151,8 @@ def test_on_a_terminal_four_questions_are_asked_and_a_wrong_answer_again(tmp_pat
     assert child.returncode == 0, err
     assert "unknown method or attention variant 'gqqa'; did you mean gqa" in err and "next:" in out
     config = load_sweep(tmp_path / "asked.yaml")
-    assert [a.name for a in config.attention] == ["pretrained", "gqa"], "a variant is compared with the backbone as it is"
+    assert [a.name for a in config.attention] == ["pretrained", "gqa"], (
+        "a variant is compared with the backbone as it is"
+    )
     assert [m.name for m in config.methods] == ["lora"] and config.search.trials == 32
     assert (config.backbones[0].name, config.tasks) == ("minilm", ["acceptability", "entailment"])

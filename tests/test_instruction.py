@@ -68,7 +68,10 @@ def test_the_prompts_are_alpacas() -> None:
 def test_both_alpacas_have_the_same_prompts() -> None:
     cleaned = load_task("alpaca-cleaned")
     assert isinstance(cleaned, InstructionTask) and cleaned.data != alpaca().data
-    assert (cleaned.text_to_text, cleaned.without_input) == (alpaca().text_to_text, alpaca().without_input)
+    assert (cleaned.text_to_text, cleaned.without_input) == (
+        alpaca().text_to_text,
+        alpaca().without_input,
+    )
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
@@ -85,8 +88,16 @@ def test_a_long_prompt_keeps_the_call_for_a_response() -> None:
     for kind in ("decoder", "encoder-decoder"):
         goal = objective(kind, max_length=160, target_max_length=20)
         (row,) = as_rows(goal.encode(columns))
-        start = row["input_ids"] if kind == "encoder-decoder" else row["input_ids"][: row["labels"].count(-100)]
-        assert len(start) == 160 and read(start).endswith("\n\n### Response:\n") and "### Instruction:\nword" in read(start)
+        start = (
+            row["input_ids"]
+            if kind == "encoder-decoder"
+            else row["input_ids"][: row["labels"].count(-100)]
+        )
+        assert (
+            len(start) == 160
+            and read(start).endswith("\n\n### Response:\n")
+            and "### Instruction:\nword" in read(start)
+        )
         assert len([label for label in row["labels"] if label != -100]) == 20
 
 
@@ -95,11 +106,18 @@ def test_a_long_prompt_keeps_the_call_for_a_response() -> None:
     [
         ("encoder", {}, {}, "task alpaca: an encoder backbone cannot write a response"),
         ("encoder-decoder", {"packing": True}, {}, "packing is for decoders"),
-        ("decoder", {}, {"max_length": 16}, "training.max_length leaves 15 tokens, no room for a prompt"),
+        (
+            "decoder",
+            {},
+            {"max_length": 16},
+            "training.max_length leaves 15 tokens, no room for a prompt",
+        ),
         ("decoder", {}, {"target_max_length": 1}, "target_max_length 1 leaves no room"),
     ],
 )
-def test_what_cannot_be_is_refused(kind: Kind, task: dict[str, Any], training: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_is_refused(
+    kind: Kind, task: dict[str, Any], training: dict[str, Any], says: str
+) -> None:
     with pytest.raises(IncompatibleError, match=says):
         objective(kind, alpaca(**task), **training)
 
@@ -108,7 +126,10 @@ def test_what_cannot_be_is_refused(kind: Kind, task: dict[str, Any], training: d
     ("changes", "says"),
     [
         ({"without_input": None}, "without_input is given exactly when there are two inputs"),
-        ({"without_input": "{input}"}, r"without_input uses \['input'\], but inputs are \['instruction'\]"),
+        (
+            {"without_input": "{input}"},
+            r"without_input uses \['input'\], but inputs are \['instruction'\]",
+        ),
         ({"target": "input"}, "target 'input' is one of the inputs"),
         ({"metrics": ["bleu"]}, "metrics.0: .*'perplexity', got 'bleu'"),
     ],
@@ -125,12 +146,17 @@ def test_mistakes_in_a_file_are_named(changes: dict[str, Any], says: str) -> Non
 def test_the_score_is_the_perplexity_of_the_responses_tokens(family: str) -> None:
     torch.manual_seed(0)
     goal = objective(FAMILIES[family])
-    model: Any = build(resolve(tiny_choice(family, **({"n_positions": 512} if family == "gpt2" else {}))), Head("text")).eval()
+    model: Any = build(
+        resolve(tiny_choice(family, **({"n_positions": 512} if family == "gpt2" else {}))),
+        Head("text"),
+    ).eval()
     rows = as_rows(goal.encode(ROWS))
     with torch.no_grad():
         nll = goal.predict(model, goal.collate(rows), synced=False)
         alone = [goal.predict(model, goal.collate([row]), synced=False)[0] for row in rows]
-        mean_loss = model(**goal.collate(rows)).loss.item()  # over all label tokens: what is trained
+        mean_loss = model(
+            **goal.collate(rows)
+        ).loss.item()  # over all label tokens: what is trained
     tokens = [row["gold"] for row in rows]
     assert nll == pytest.approx(alone, rel=1e-4), "padding changes nothing but the order of sums"
     assert math.log(goal.score(nll, tokens)["perplexity"]) == pytest.approx(mean_loss, rel=1e-4)
@@ -142,7 +168,10 @@ def test_the_score_is_the_perplexity_of_the_responses_tokens(family: str) -> Non
 
 def test_packing_keeps_examples_whole_and_leaves_evaluation_alone() -> None:
     goal, plain = objective(task=alpaca(packing=True)), objective()
-    names, columns = [f"train/{n}" for n in range(6)], {name: values * 2 for name, values in ROWS.items()}
+    names, columns = (
+        [f"train/{n}" for n in range(6)],
+        {name: values * 2 for name, values in ROWS.items()},
+    )
     (packed,) = goal.features([(names, columns)], "train")
     rows = as_rows(plain.encode(columns))
     assert packed["index"] == ["train/0+train/1", "train/2+train/3", "train/4+train/5"]
@@ -150,7 +179,10 @@ def test_packing_keeps_examples_whole_and_leaves_evaluation_alone() -> None:
         pair = rows[2 * number : 2 * number + 2]
         assert row["input_ids"] == pair[0]["input_ids"] + pair[1]["input_ids"]
         assert row["labels"] == pair[0]["labels"] + pair[1]["labels"]
-        assert row["length"] == len(row["input_ids"]) <= goal.positions and row["units"] == pair[0]["units"] + pair[1]["units"]
+        assert (
+            row["length"] == len(row["input_ids"]) <= goal.positions
+            and row["units"] == pair[0]["units"] + pair[1]["units"]
+        )
     (alone,) = goal.features([(names, columns)], "validation")
     assert alone["input_ids"] == [row["input_ids"] for row in rows]
 
@@ -165,7 +197,9 @@ def test_packing_makes_other_data() -> None:
 @pytest.mark.parametrize("test", [None, "test"])
 def test_held_out_splits_are_disjoint_and_cover_train(test: str | None) -> None:
     sizes = {"train": 500} | ({"test": 40} if test else {})
-    plan = plan_splits(SplitConfig(rule="held-out", held_out=30, test=test), sizes, LimitConfig(), where="t")
+    plan = plan_splits(
+        SplitConfig(rule="held-out", held_out=30, test=test), sizes, LimitConfig(), where="t"
+    )
     assert {name: len(part.rows) for name, part in plan.items()} == {
         "train": 470 if test else 440,
         "validation": 30,
@@ -178,31 +212,57 @@ def test_held_out_splits_are_disjoint_and_cover_train(test: str | None) -> None:
 
 def test_naming_a_test_split_keeps_the_validation_rows() -> None:
     own, named = (
-        plan_splits(SplitConfig(rule="held-out", held_out=30, test=test), {"train": 500, "test": 9}, LimitConfig(), where="t")
+        plan_splits(
+            SplitConfig(rule="held-out", held_out=30, test=test),
+            {"train": 500, "test": 9},
+            LimitConfig(),
+            where="t",
+        )
         for test in (None, "test")
     )
     assert own["validation"].rows.tolist() == named["validation"].rows.tolist()
 
 
 def test_held_out_splits_do_not_change_between_releases() -> None:
-    plan = plan_splits(SplitConfig(rule="held-out", held_out=3), {"train": 20}, LimitConfig(), where="t")
-    assert (plan["validation"].rows.tolist(), plan["test"].rows.tolist()) == ([5, 16, 17], [8, 13, 14])
+    plan = plan_splits(
+        SplitConfig(rule="held-out", held_out=3), {"train": 20}, LimitConfig(), where="t"
+    )
+    assert (plan["validation"].rows.tolist(), plan["test"].rows.tolist()) == (
+        [5, 16, 17],
+        [8, 13, 14],
+    )
 
 
 def test_holding_out_more_than_there_is_is_refused() -> None:
     with pytest.raises(DataError, match="held_out is 10, but there are 20 training rows"):
-        plan_splits(SplitConfig(rule="held-out", held_out=10), {"train": 20}, LimitConfig(), where="t")
-    with pytest.raises(ValueError, match="takes the validation rows from train; leave validation out"):
+        plan_splits(
+            SplitConfig(rule="held-out", held_out=10), {"train": 20}, LimitConfig(), where="t"
+        )
+    with pytest.raises(
+        ValueError, match="takes the validation rows from train; leave validation out"
+    ):
         SplitConfig(rule="held-out", validation="dev")
 
 
 def test_alpaca_is_read_from_its_one_split(tmp_path: Path) -> None:
     (data := tmp_path / "tatsu-lab" / "alpaca" / "default").mkdir(parents=True)
-    pq.write_table(pa.table({name: values * 10 for name, values in ROWS.items()}), data / "train.parquet")
+    pq.write_table(
+        pa.table({name: values * 10 for name, values in ROWS.items()}), data / "train.parquet"
+    )
     task = alpaca(splits=SplitConfig(rule="held-out", held_out=5))
-    found = prepare(task, objective(task=task), limit=LimitConfig(), data_root=tmp_path, cache=tmp_path / "cache")
+    found = prepare(
+        task,
+        objective(task=task),
+        limit=LimitConfig(),
+        data_root=tmp_path,
+        cache=tmp_path / "cache",
+    )
     assert found.sizes == {"train": 20, "validation": 5, "test": 5}
-    names = [row["index"] for name in ("train", "validation", "test") for row in found.split(name, confirm=True)]
+    names = [
+        row["index"]
+        for name in ("train", "validation", "test")
+        for row in found.split(name, confirm=True)
+    ]
     assert len(set(names)) == 30 and all(name.startswith("train/") for name in names)
 
 

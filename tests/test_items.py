@@ -45,14 +45,27 @@ def texts(rng: np.random.Generator, n: int) -> Items:
 def groups(rng: np.random.Generator, n: int) -> Items:
     """Up to three answers to a question, not all side by side."""
     items = labels(rng, n)
-    return Items(items.predictions, items.golds, [f"question {q}" for q in rng.permutation(np.arange(n) // 3)])
+    return Items(
+        items.predictions,
+        items.golds,
+        [f"question {q}" for q in rng.permutation(np.arange(n) // 3)],
+    )
 
 
 def spans(rng: np.random.Generator, n: int) -> Items:
     """Questions with one to three accepted answers, some with none."""
-    golds = [[" ".join(rng.choice(WORDS, rng.integers(1, 4))) for _ in range(rng.integers(0, 4))] for _ in range(n)]
+    golds = [
+        [" ".join(rng.choice(WORDS, rng.integers(1, 4))) for _ in range(rng.integers(0, 4))]
+        for _ in range(n)
+    ]
     guesses = [" ".join(rng.choice(WORDS, 2)) for _ in range(n)]
-    return Items([(gold or [""])[0] if rng.random() < 0.5 else guess for gold, guess in zip(golds, guesses, strict=True)], golds)
+    return Items(
+        [
+            (gold or [""])[0] if rng.random() < 0.5 else guess
+            for gold, guess in zip(golds, guesses, strict=True)
+        ],
+        golds,
+    )
 
 
 def library(metric: str) -> Callable[[Items], float]:
@@ -63,13 +76,27 @@ def library(metric: str) -> Callable[[Items], float]:
     if metric in SPAN_METRICS:
         return lambda items: score_spans([metric], items.predictions, items.golds)[metric]
     of_texts = metric in ("bleu", "exact_match") or metric.startswith("rouge")
-    return lambda items: (score_texts if of_texts else score)([metric], items.predictions, items.golds)[metric]
+    return lambda items: (score_texts if of_texts else score)(
+        [metric], items.predictions, items.golds
+    )[metric]
 
 
 SAMPLES: list[tuple[str, Callable[[np.random.Generator, int], Items]]] = [
-    *[("accuracy", labels), ("accuracy", classes), ("f1", labels), ("matthews", labels), ("matthews", classes)],
+    *[
+        ("accuracy", labels),
+        ("accuracy", classes),
+        ("f1", labels),
+        ("matthews", labels),
+        ("matthews", classes),
+    ],
     *[("pearson", quantities), ("spearman", quantities), ("perplexity", windows)],
-    *[("macro_f1", labels), ("macro_f1", classes), ("group_em", groups), ("em", spans), ("token_f1", spans)],
+    *[
+        ("macro_f1", labels),
+        ("macro_f1", classes),
+        ("group_em", groups),
+        ("em", spans),
+        ("token_f1", spans),
+    ],
     *[(metric, texts) for metric in ("bleu", "exact_match", "rouge1", "rouge2", "rougeL")],
 ]
 
@@ -84,34 +111,50 @@ def resampled(items: Items, chosen: Any) -> Items:
 
 @pytest.mark.parametrize(("metric", "sample"), SAMPLES)
 @pytest.mark.parametrize("n", [1, 2, 7, 200])
-def test_the_score_of_the_sums_is_the_metric(metric: str, sample: Callable[[np.random.Generator, int], Items], n: int) -> None:
+def test_the_score_of_the_sums_is_the_metric(
+    metric: str, sample: Callable[[np.random.Generator, int], Items], n: int
+) -> None:
     items = sample(np.random.default_rng(n), n)
     rows = STATISTICS[metric].rows(items)
     assert len(rows) == n
-    assert float(STATISTICS[metric].score(rows.sum(0))) == pytest.approx(library(metric)(items), abs=1e-8)
+    assert float(STATISTICS[metric].score(rows.sum(0))) == pytest.approx(
+        library(metric)(items), abs=1e-8
+    )
 
 
-@pytest.mark.parametrize(("metric", "sample"), [(m, s) for m, s in SAMPLES if m not in ("spearman", "group_em")])
-def test_the_score_of_weighted_sums_is_the_metric_of_the_resample(metric: str, sample: Callable[[np.random.Generator, int], Items]) -> None:
+@pytest.mark.parametrize(
+    ("metric", "sample"), [(m, s) for m, s in SAMPLES if m not in ("spearman", "group_em")]
+)
+def test_the_score_of_weighted_sums_is_the_metric_of_the_resample(
+    metric: str, sample: Callable[[np.random.Generator, int], Items]
+) -> None:
     rng = np.random.default_rng(0)
     items = sample(rng, 60)
     chosen = rng.integers(0, 60, (5, 60))
     counts = np.stack([np.bincount(c, minlength=60) for c in chosen])
     found = STATISTICS[metric].score(counts @ STATISTICS[metric].rows(items))
-    assert found.tolist() == pytest.approx([library(metric)(resampled(items, c)) for c in chosen], abs=1e-8)
+    assert found.tolist() == pytest.approx(
+        [library(metric)(resampled(items, c)) for c in chosen], abs=1e-8
+    )
 
 
 def test_spearman_of_a_resample_is_close_although_its_ranks_are_the_samples() -> None:
     rng = np.random.default_rng(0)
     items = quantities(rng, 300)
     chosen = rng.integers(0, 300, 300)
-    found = STATISTICS["spearman"].score(np.bincount(chosen, minlength=300) @ STATISTICS["spearman"].rows(items))
-    assert float(found) == pytest.approx(library("spearman")(resampled(items, chosen)), abs=1.5)  # percent; ranks move by about 1 / sqrt(n)
+    found = STATISTICS["spearman"].score(
+        np.bincount(chosen, minlength=300) @ STATISTICS["spearman"].rows(items)
+    )
+    assert float(found) == pytest.approx(
+        library("spearman")(resampled(items, chosen)), abs=1.5
+    )  # percent; ranks move by about 1 / sqrt(n)
 
 
 @pytest.mark.parametrize("metric", ["pearson", "spearman"])
 @pytest.mark.parametrize("predictions", [[3.0] * 4, [1.0, 2.0, float("nan"), 4.0]])
-def test_a_correlation_with_what_does_not_vary_is_zero(metric: str, predictions: list[float]) -> None:
+def test_a_correlation_with_what_does_not_vary_is_zero(
+    metric: str, predictions: list[float]
+) -> None:
     rows = STATISTICS[metric].rows(Items(predictions, [1.0, 2.0, 3.0, 4.0]))
     assert float(STATISTICS[metric].score(rows.sum(0))) == 0.0
 
@@ -127,8 +170,16 @@ def test_the_score_of_resampled_groups_is_the_metric_of_their_items() -> None:
     rows = unit_rows(STATISTICS["group_em"], items)
     names = list(dict.fromkeys(items.groups or ()))
     drawn = rng.integers(0, len(names), len(names))
-    chosen = [(i, f"{name} {copy}") for copy, unit in enumerate(drawn) for i, name in enumerate(items.groups or ()) if name == names[unit]]
-    again = Items(*([values[i] for i, _ in chosen] for values in (items.predictions, items.golds)), [name for _, name in chosen])
+    chosen = [
+        (i, f"{name} {copy}")
+        for copy, unit in enumerate(drawn)
+        for i, name in enumerate(items.groups or ())
+        if name == names[unit]
+    ]
+    again = Items(
+        *([values[i] for i, _ in chosen] for values in (items.predictions, items.golds)),
+        [name for _, name in chosen],
+    )
     found = STATISTICS["group_em"].score(np.bincount(drawn, minlength=len(names)) @ rows)
     assert float(found) == pytest.approx(library("group_em")(again), abs=1e-8)
 

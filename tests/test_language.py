@@ -22,20 +22,37 @@ from suite.metrics.text import perplexity
 from tests.texts import prose_task, write_prose
 from tests.tiny import tiny_choice
 
-ROWS = ["It rains.", "", "It is dry, and has been so for days; nobody minds.", "Then it rains again."]
+ROWS = [
+    "It rains.",
+    "",
+    "It is dry, and has been so for days; nobody minds.",
+    "Then it rains again.",
+]
 END = ByT5Tokenizer().eos_token_id
 
 
 def objective(*, kind: Any = "decoder", **training: Any) -> LanguageModelObjective:
     settings = TrainingConfig(**{"max_length": 16, "stride": 6, **training})
-    made = make_objective(prose_task(), kind=kind, tokenizer=ByT5Tokenizer(), training=settings, decoder_objective="head")
+    made = make_objective(
+        prose_task(),
+        kind=kind,
+        tokenizer=ByT5Tokenizer(),
+        training=settings,
+        decoder_objective="head",
+    )
     assert isinstance(made, LanguageModelObjective)
     return made
 
 
-def prepared(folder: Path, goal: LanguageModelObjective, limit: LimitConfig | None = None, **texts: list[str]) -> Prepared:
-    root = write_prose(folder / "data", **{"train": ROWS, "validation": ROWS, "test": ROWS, **texts})
-    return prepare(goal.task, goal, limit=limit or LimitConfig(), data_root=root, cache=folder / "cache")
+def prepared(
+    folder: Path, goal: LanguageModelObjective, limit: LimitConfig | None = None, **texts: list[str]
+) -> Prepared:
+    root = write_prose(
+        folder / "data", **{"train": ROWS, "validation": ROWS, "test": ROWS, **texts}
+    )
+    return prepare(
+        goal.task, goal, limit=limit or LimitConfig(), data_root=root, cache=folder / "cache"
+    )
 
 
 def rows_of(data: Prepared, split: Any) -> list[dict[str, Any]]:
@@ -44,7 +61,12 @@ def rows_of(data: Prepared, split: Any) -> list[dict[str, Any]]:
 
 def tokens_of(texts: list[str]) -> list[int]:
     """Every row that is not empty with the end-of-text token after it."""
-    return [token for text in texts if text for token in (*ByT5Tokenizer()(text, add_special_tokens=False)["input_ids"], END)]
+    return [
+        token
+        for text in texts
+        if text
+        for token in (*ByT5Tokenizer()(text, add_special_tokens=False)["input_ids"], END)
+    ]
 
 
 def reference(model: Any, tokens: list[int], length: int, stride: int) -> float:
@@ -52,7 +74,9 @@ def reference(model: Any, tokens: list[int], length: int, stride: int) -> float:
     losses, scored = [], 1
     for end in [*range(length, len(tokens), stride), len(tokens)]:
         start = max(0, end - length)
-        logits = model(input_ids=torch.tensor([tokens[start:end]])).logits[0].double().log_softmax(-1)
+        logits = (
+            model(input_ids=torch.tensor([tokens[start:end]])).logits[0].double().log_softmax(-1)
+        )
         losses += [-float(logits[i - start - 1, tokens[i]]) for i in range(scored, end)]
         scored = end
     assert len(losses) == len(tokens) - 1
@@ -62,7 +86,11 @@ def reference(model: Any, tokens: list[int], length: int, stride: int) -> float:
 @torch.no_grad()
 def scored_by(goal: LanguageModelObjective, model: Any, data: Prepared, *, batch: int) -> float:
     rows = rows_of(data, "test")
-    sums = [nll for i in range(0, len(rows), batch) for nll in goal.predict(model, goal.collate(rows[i : i + batch]), synced=False)]
+    sums = [
+        nll
+        for i in range(0, len(rows), batch)
+        for nll in goal.predict(model, goal.collate(rows[i : i + batch]), synced=False)
+    ]
     return goal.score(sums, [row["gold"] for row in rows])["perplexity"]
 
 
@@ -72,8 +100,13 @@ def test_pack_joins_separates_cuts_and_drops_the_rest() -> None:
     assert pack([], 2, separator=0) == []
 
 
-@pytest.mark.parametrize(("count", "length", "stride"), [(1, 4, 2), (2, 4, 2), (4, 4, 3), (5, 4, 1), (11, 4, 3), (12, 5, 4), (30, 8, 3)])
-def test_every_token_but_the_first_is_scored_once_with_enough_before_it(count: int, length: int, stride: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "length", "stride"),
+    [(1, 4, 2), (2, 4, 2), (4, 4, 3), (5, 4, 1), (11, 4, 3), (12, 5, 4), (30, 8, 3)],
+)
+def test_every_token_but_the_first_is_scored_once_with_enough_before_it(
+    count: int, length: int, stride: int
+) -> None:
     seen: list[int] = []
     for window, scored in windows(range(count), length, stride=stride):
         assert window == list(range(window[0], window[-1] + 1)) and len(window) <= length
@@ -86,12 +119,16 @@ def test_blocks_of_train_hold_the_joined_text(tmp_path: Path) -> None:
     rows = rows_of(prepared(tmp_path, objective()), "train")
     whole = tokens_of(ROWS)
     assert [token for row in rows for token in row["input_ids"]] == whole[: len(whole) // 16 * 16]
-    assert {row["units"] for row in rows} == {15}, "the first token of a block has nothing before it"
+    assert {row["units"] for row in rows} == {15}, (
+        "the first token of a block has nothing before it"
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("length", "stride"), [(16, 6), (16, 15), (12, 1), (128, 64)])
-def test_perplexity_equals_a_reference_that_reads_one_window_at_a_time(tmp_path: Path, family: str, length: int, stride: int) -> None:
+def test_perplexity_equals_a_reference_that_reads_one_window_at_a_time(
+    tmp_path: Path, family: str, length: int, stride: int
+) -> None:
     torch.manual_seed(0)
     model = build(resolve(tiny_choice(family)), Head("text")).eval()
     goal = objective(max_length=length, stride=stride)
@@ -118,7 +155,10 @@ def test_the_loss_of_a_block_is_the_mean_over_its_units(tmp_path: Path) -> None:
     goal = objective()
     rows = rows_of(prepared(tmp_path, goal), "train")[:2]
     with torch.no_grad():
-        loss, sums = float(model(**goal.collate(rows)).loss), goal.predict(model, goal.collate(rows), synced=False)
+        loss, sums = (
+            float(model(**goal.collate(rows)).loss),
+            goal.predict(model, goal.collate(rows), synced=False),
+        )
     assert sum(sums) / sum(row["units"] for row in rows) == pytest.approx(loss, rel=1e-6)
 
 

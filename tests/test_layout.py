@@ -37,7 +37,19 @@ HOMES = {
     "lm_eval": "suite/evaluation/",
     "typer": "suite/cli/",
 }
-PUBLISHED = ("suite", "tests", "tasks", "search_spaces", "sweeps", "benchmarks", "docs", "deploy", "tools", "notebooks", ".ci")
+PUBLISHED = (
+    "suite",
+    "tests",
+    "tasks",
+    "search_spaces",
+    "sweeps",
+    "benchmarks",
+    "docs",
+    "deploy",
+    "tools",
+    "notebooks",
+    ".ci",
+)
 
 
 def relative(path: Path) -> str:
@@ -76,16 +88,28 @@ def test_imports_point_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_each_heavy_library_has_one_home(path: Path) -> None:
     used = {name.split(".")[0] for name in imports_of(path)}
-    strays = {library for library, home in HOMES.items() if library in used and not relative(path).startswith(home)}
+    strays = {
+        library
+        for library, home in HOMES.items()
+        if library in used and not relative(path).startswith(home)
+    }
     assert not strays, f"{relative(path)} imports {strays}"
 
 
 def test_training_names_no_method_variant_or_task() -> None:
-    names = {*methods.names(), *variants.names(), *(p.stem for p in (ROOT / "tasks").glob("*.yaml"))}
+    names = {
+        *methods.names(),
+        *variants.names(),
+        *(p.stem for p in (ROOT / "tasks").glob("*.yaml")),
+    }
     names -= {"full", "read", "pretrained"}  # also plain words of the code
     for path in (p for p in MODULES if part_of(p) == "train"):
         tree = ast.parse(path.read_text())
-        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        texts = {
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
         assert not texts & names, f"{relative(path)} names {texts & names}"
 
 
@@ -123,13 +147,28 @@ print(json.dumps({"heavy": found, "reads": reads, "threads": threading.active_co
 
 def test_importing_any_module_does_nothing() -> None:
     """One fresh process imports every module; what may hold ray, optuna or mlflow comes after what may not."""
-    names = [relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in MODULES]
-    names.sort(key=lambda name: (name.startswith(("suite.cli", "suite.__main__")), name.startswith(("suite.tune", "suite.tracking")), name))
+    names = [
+        relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for path in MODULES
+    ]
+    names.sort(
+        key=lambda name: (
+            name.startswith(("suite.cli", "suite.__main__")),
+            name.startswith(("suite.tune", "suite.tracking")),
+            name,
+        )
+    )
     command = [sys.executable, "-c", PROBE, str(ROOT / "suite"), *names]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
-    strays = {name: libraries for name, libraries in seen["heavy"].items() if not name.startswith(("suite.tune", "suite.tracking"))}
+    strays = {
+        name: libraries
+        for name, libraries in seen["heavy"].items()
+        if not name.startswith(("suite.tune", "suite.tracking"))
+    }
     assert not strays
     assert seen["reads"] == []
     assert seen["threads"] == 1
@@ -140,14 +179,20 @@ def test_importing_any_module_does_nothing() -> None:
 
 
 def plug_ins() -> list[type]:
-    return [registry.get(name) for registry in (methods, variants, generators) for name in registry.names()]  # type: ignore[attr-defined]
+    return [
+        registry.get(name)
+        for registry in (methods, variants, generators)
+        for name in registry.names()
+    ]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("plug_in", plug_ins(), ids=lambda cls: cls.__module__)
 def test_a_plug_ins_file_says_where_it_comes_from(plug_in: type) -> None:
     docstring = sys.modules[plug_in.__module__].__doc__ or ""
     for heading in ("Source:", "Deviations:"):
-        assert re.search(rf"^{heading}\s+\S", docstring, re.MULTILINE), f"{plug_in.__module__} lacks {heading}"
+        assert re.search(rf"^{heading}\s+\S", docstring, re.MULTILINE), (
+            f"{plug_in.__module__} lacks {heading}"
+        )
 
 
 def test_all_seven_methods_are_there_with_a_search_space() -> None:
@@ -157,23 +202,41 @@ def test_all_seven_methods_are_there_with_a_search_space() -> None:
 
 
 def published_files() -> list[Path]:
-    inside = [p for folder in PUBLISHED for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    inside = [
+        p
+        for folder in PUBLISHED
+        for p in (ROOT / folder).rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    ]
     return inside + [p for p in ROOT.iterdir() if p.is_file() and p.name != ".git"]
 
 
 def test_no_file_names_a_folder_of_the_machine_it_was_written_on() -> None:
-    pattern = re.compile(r"(?<![\w.~])/(?:" + "|".join(("work", "root", r"home/\w+", r"Users/\w+")) + r")/")
+    pattern = re.compile(
+        r"(?<![\w.~])/(?:" + "|".join(("work", "root", r"home/\w+", r"Users/\w+")) + r")/"
+    )
     for path in published_files():
         text = path.read_bytes().decode("utf-8", errors="ignore")
         assert not (found := pattern.findall(text)), f"{relative(path)}: {found}"
 
 
 def test_every_dependency_is_locked_to_one_version() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.!]*", line) for line in lines), "pinned, without local version labels"
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.!]*", line) for line in lines), (
+        "pinned, without local version labels"
+    )
     locked = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *(item for extra in project["optional-dependencies"].values() for item in extra)]
-    names = {re.sub(r"[-_.]+", "-", re.split(r"[\[<>=~! ]", item)[0]).lower() for item in wanted} - {project["name"]}
+    wanted = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    names = {
+        re.sub(r"[-_.]+", "-", re.split(r"[\[<>=~! ]", item)[0]).lower() for item in wanted
+    } - {project["name"]}
     assert names <= locked, f"not in constraints.txt: {names - locked}"
     assert "torch==2.13.0" in lines

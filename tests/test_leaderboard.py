@@ -14,19 +14,53 @@ from typing import Any
 import pytest
 
 from suite.errors import TrackingError
+from suite.leaderboard.row import (
+    CellSummary,
+    Definition,
+    from_row,
+    from_tags,
+    read_definition,
+    summarise,
+)
+from suite.leaderboard.table import mean_rows, read_rows
 from suite.meters.record import PhaseRecord
+from suite.record.cells import Cell, read_cells
+from suite.record.folder import Home
+from suite.record.result import Status
+from suite.record.spec import TrialSpec
 from suite.tracking import COLUMNS, leaderboard, open_store, sync, to_rows
-from suite.tracking.summary import CellSummary, Definition, from_row, from_tags, read_definition, summarise
-from suite.tracking.table import mean_rows, read_rows
-from suite.train.cells import Cell, read_cells
-from suite.train.folder import Home
-from suite.train.result import Status
-from suite.train.spec import TrialSpec
-from tests.records import RATES, make_home, make_result, make_spec, write_cell, write_definition, write_trial
+from tests.records import (
+    RATES,
+    make_home,
+    make_result,
+    make_spec,
+    write_cell,
+    write_definition,
+    write_trial,
+)
 
 KEYS = [
-    *["backbone", "attention", "method", "architecture", "task", "score_mean", "score_std", "seeds", "validation_score", "learning_rate"],
-    *["trainable_parameters", "total_parameters", "energy_kwh", "energy_source", "peak_memory_bytes", "train_s", "samples_per_s"],
+    *[
+        "backbone",
+        "attention",
+        "method",
+        "architecture",
+        "task",
+        "score_mean",
+        "score_std",
+        "seeds",
+        "validation_score",
+        "learning_rate",
+    ],
+    *[
+        "trainable_parameters",
+        "total_parameters",
+        "energy_kwh",
+        "energy_source",
+        "peak_memory_bytes",
+        "train_s",
+        "samples_per_s",
+    ],
     *["search_trials", "search_energy_kwh", "status"],
 ]
 
@@ -70,10 +104,31 @@ def test_the_columns_are_the_documented_ones_in_order(finished: Home) -> None:
 def test_later_columns_come_after_those_that_were_there_before(finished: Home) -> None:
     assert list(leaderboard(finished.tracking_uri).columns[len(KEYS) :]) == [
         *["sweep", "arm", "edge", "search_s", "home"],
-        *["attention_options", "attention_parameters", "kv_bytes_per_token", "prr", "prr_missing", "peop", "peop_missing"],
+        *[
+            "attention_options",
+            "attention_parameters",
+            "kv_bytes_per_token",
+            "prr",
+            "prr_missing",
+            "peop",
+            "peop_missing",
+        ],
         *["higher_is_better", "pretrain_energy_kwh", "pretrain_s", "pretrain_steps"],
-        *["lr_sensitivity_decades", "learning_rate_low", "learning_rate_high", "extensions", "saved_trials", "chosen"],
-        *["selection_trials", "selection_s", "selection_energy_kwh", "energy_to_target_kwh", "energy_to_target_missing"],
+        *[
+            "lr_sensitivity_decades",
+            "learning_rate_low",
+            "learning_rate_high",
+            "extensions",
+            "saved_trials",
+            "chosen",
+        ],
+        *[
+            "selection_trials",
+            "selection_s",
+            "selection_energy_kwh",
+            "energy_to_target_kwh",
+            "energy_to_target_missing",
+        ],
         *["reference_score", "reference_std", "reference_source", "difference", "reference"],
         "lm_eval",
         *["rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"],
@@ -84,7 +139,10 @@ def test_later_columns_come_after_those_that_were_there_before(finished: Home) -
 
 def test_a_row_is_made_of_its_trials(finished: Home) -> None:
     (row,) = [r for r in rows(finished, method="lora") if r["task"] == "entailment"]
-    confirm = [make_result(make_spec("lora", "entailment", seed=s, learning_rate=RATES[2])) for s in (1, 2, 3)]
+    confirm = [
+        make_result(make_spec("lora", "entailment", seed=s, learning_rate=RATES[2]))
+        for s in (1, 2, 3)
+    ]
     scores = [r.score for r in confirm]
     expected = {
         "backbone": "tiny-bert",
@@ -135,7 +193,10 @@ def test_rows_are_strict_json_with_whole_numbers_and_null(home: Home) -> None:
 
 
 def test_the_leaderboard_needs_mlflow_only(finished: Home, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(finished.path / "mlflow.db")) as source, closing(sqlite3.connect(tmp_path / "elsewhere.db")) as copy:
+    with (
+        closing(sqlite3.connect(finished.path / "mlflow.db")) as source,
+        closing(sqlite3.connect(tmp_path / "elsewhere.db")) as copy,
+    ):
         source.backup(copy)
     assert to_rows(leaderboard(f"sqlite:///{tmp_path}/elsewhere.db")) == rows(finished)
 
@@ -151,7 +212,11 @@ def test_trials_beyond_a_lowered_budget_or_of_an_edited_task_do_not_count(home: 
     write_cell(home, trials=4, seeds=[1, 2, 3])
     write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1, 2])
     summary = summarise(only_cell(home), definition(home))
-    assert (summary.search_trials, summary.learning_rate, summary.status) == (2, RATES[1], "partial")
+    assert (summary.search_trials, summary.learning_rate, summary.status) == (
+        2,
+        RATES[1],
+        "partial",
+    )
     known = definition(home)
     ((key, cell),) = known.cells.items()
     edited = cell.model_copy(update={"task": cell.task.model_copy(update={"version": 2})})
@@ -182,7 +247,9 @@ CONFIRM = [make_spec("lora", seed=s, learning_rate=RATES[1]) for s in (1, 2)]
         ([], SEARCH[:1], "searching", 0),
     ],
 )
-def test_the_status_says_what_is_left(home: Home, scored: list[TrialSpec], without: list[TrialSpec], status: str, seeds: int) -> None:
+def test_the_status_says_what_is_left(
+    home: Home, scored: list[TrialSpec], without: list[TrialSpec], status: str, seeds: int
+) -> None:
     write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1, 2])
     end(home, *scored)
     end(home, *without, status=Status.DIVERGED)
@@ -195,14 +262,27 @@ def test_a_cell_of_which_nothing_has_ended_has_a_row_of_nulls(home: Home) -> Non
     write_trial(home, make_spec("lora"))
     sync(home, tracking_uri=home.tracking_uri)
     (row,) = rows(home)
-    assert (row["status"], row["search_trials"], row["score_mean"], row["trainable_parameters"]) == ("searching", 0, None, None)
+    assert (
+        row["status"],
+        row["search_trials"],
+        row["score_mean"],
+        row["trainable_parameters"],
+    ) == ("searching", 0, None, None)
 
 
 @pytest.mark.parametrize(
     ("learning_rates", "edge"),
-    [((1e-4, 1.0), False), ((1e-6, 1e-3), True), ((1e-6, 1.1e-3), True), ((1e-6, 3e-3), False), ((1e-3, 1.0), False)],
+    [
+        ((1e-4, 1.0), False),
+        ((1e-6, 1e-3), True),
+        ((1e-6, 1.1e-3), True),
+        ((1e-6, 3e-3), False),
+        ((1e-3, 1.0), False),
+    ],
 )
-def test_the_edge_is_the_end_of_the_range_and_of_what_was_tried(home: Home, learning_rates: tuple[float, float], edge: bool) -> None:
+def test_the_edge_is_the_end_of_the_range_and_of_what_was_tried(
+    home: Home, learning_rates: tuple[float, float], edge: bool
+) -> None:
     """The best of the three rates is the highest tried, 1e-3."""
     write_definition(home, ["lora"], ["agreement"], trials=3, learning_rates=learning_rates)
     write_cell(home, trials=3)
@@ -213,9 +293,16 @@ def test_the_edge_is_the_end_of_the_range_and_of_what_was_tried(home: Home, lear
 def test_a_missing_measurement_makes_its_mean_or_sum_null_and_nothing_else(home: Home) -> None:
     write_cell(home, trials=3, seeds=[1])
     for spec in (make_spec("lora", seed=2, learning_rate=RATES[2]), make_spec("lora", number=3)):
-        write_trial(home, spec, make_result(spec, phases={"train": PhaseRecord(seconds=10.0)}, timing=None))
+        write_trial(
+            home, spec, make_result(spec, phases={"train": PhaseRecord(seconds=10.0)}, timing=None)
+        )
     summary = summarise(only_cell(home))
-    assert (summary.energy_kwh, summary.peak_memory_bytes, summary.samples_per_s, summary.search_energy_kwh) == (None, None, None, None)
+    assert (
+        summary.energy_kwh,
+        summary.peak_memory_bytes,
+        summary.samples_per_s,
+        summary.search_energy_kwh,
+    ) == (None, None, None, None)
     assert (summary.train_s, summary.search_s, summary.seeds) == (15.5, 85.0, 2)
 
 
@@ -224,7 +311,10 @@ def test_trials_that_failed_before_measuring_leave_the_search_cost_known(home: H
     spec = make_spec("lora", number=3)
     write_trial(home, spec, make_result(spec, status=Status.FAILED, phases={}, parameters=None))
     summary = summarise(only_cell(home))
-    assert (summary.search_trials, summary.search_energy_kwh) == (4, pytest.approx(3 * 2.3e-5, abs=1e-12))
+    assert (summary.search_trials, summary.search_energy_kwh) == (
+        4,
+        pytest.approx(3 * 2.3e-5, abs=1e-12),
+    )
 
 
 def test_a_number_can_become_null_again(home: Home) -> None:
@@ -246,13 +336,17 @@ def test_the_cells_metrics_in_mlflow_are_those_of_the_last_sync(home: Home) -> N
     sync(home, tracking_uri=home.tracking_uri)
     store = open_store(home.tracking_uri)
     (run,) = store.runs([store.experiment("demo")], {"suite.kind": "cell"})
-    assert store.client.get_run(run.id).data.metrics["score_mean"] == rows(home)[0]["score_mean"] < 0.6
+    assert (
+        store.client.get_run(run.id).data.metrics["score_mean"] == rows(home)[0]["score_mean"] < 0.6
+    )
     assert run.status == "FINISHED"
 
 
 def test_a_summary_survives_its_tags() -> None:
     summary = make_summary("a", 0.5, seed_scores={"1": 0.25, "2": 0.75}, energy_kwh=1e-9, edge=True)
-    names = {key: getattr(summary, key) for key in ("sweep", "backbone", "attention", "method", "task")}
+    names = {
+        key: getattr(summary, key) for key in ("sweep", "backbone", "attention", "method", "task")
+    }
     tags = {**names, "suite.arm": summary.arm, "architecture": '{"rank":8}', **summary.tags()}
     assert from_tags(tags) == summary
     with pytest.raises(TrackingError, match="suite sync --verify"):
@@ -260,26 +354,60 @@ def test_a_summary_survives_its_tags() -> None:
 
 
 def test_a_summary_survives_its_row() -> None:
-    summary = make_summary("a", 0.5, seed_scores={"1": 0.25}, progress=[[1, 1e-9, 0.25]], admitted=False, rejected=["why"])
+    summary = make_summary(
+        "a",
+        0.5,
+        seed_scores={"1": 0.25},
+        progress=[[1, 1e-9, 0.25]],
+        admitted=False,
+        rejected=["why"],
+    )
     row = summary.row("home")
     assert from_row(row) == (summary, "home")
-    assert from_row({"suite.row": row["suite.row"].replace("{", '{"of_a_later_version": 1, ', 1)}) == (summary, "home")
+    assert from_row(
+        {"suite.row": row["suite.row"].replace("{", '{"of_a_later_version": 1, ', 1)}
+    ) == (summary, "home")
     with pytest.raises(TrackingError, match="suite sync --verify"):
         from_row({"suite.row": row["suite.row"][:50]})
 
 
 def test_a_row_too_long_for_its_tag_is_read_from_its_parts(home: Home) -> None:
-    long = make_summary("a", 0.5, seed_scores={"1": 0.5}, progress=[[seed, 1.25e-5 * seed, 0.5123456789] for seed in range(400)])
-    tags = {**{key: getattr(long, key) for key in ("sweep", "backbone", "attention", "method", "task")}, **long.tags(), **long.row("h")}
-    tags |= {"suite.arm": long.arm, "architecture": '{"rank":8}', "suite.kind": "cell", "suite.cell": "x/a", "suite.home": "h"}
+    long = make_summary(
+        "a",
+        0.5,
+        seed_scores={"1": 0.5},
+        progress=[[seed, 1.25e-5 * seed, 0.5123456789] for seed in range(400)],
+    )
+    tags = {
+        **{key: getattr(long, key) for key in ("sweep", "backbone", "attention", "method", "task")},
+        **long.tags(),
+        **long.row("h"),
+    }
+    tags |= {
+        "suite.arm": long.arm,
+        "architecture": '{"rank":8}',
+        "suite.kind": "cell",
+        "suite.cell": "x/a",
+        "suite.home": "h",
+    }
     assert tags["suite.row"] == ""
     store = open_store(home.tracking_uri)
-    store.create_run(store.experiment("demo"), name="x/a", start_s=1.0, tags={**tags, "suite.revision": "1"})
+    store.create_run(
+        store.experiment("demo"), name="x/a", start_s=1.0, tags={**tags, "suite.revision": "1"}
+    )
     assert read_rows(store, curves=False) == [(long, "h")]
 
 
-def make_summary(task: str, score: float | None, *, arm: str = "x", status: str = "done", **fields: Any) -> CellSummary:
-    names = {"sweep": "demo", "backbone": "b", "attention": "pretrained", "method": "lora", "architecture": {"rank": 8}}
+def make_summary(
+    task: str, score: float | None, *, arm: str = "x", status: str = "done", **fields: Any
+) -> CellSummary:
+    names = {
+        "sweep": "demo",
+        "backbone": "b",
+        "attention": "pretrained",
+        "method": "lora",
+        "architecture": {"rank": 8},
+    }
     return CellSummary(**names, task=task, arm=arm, score_mean=score, status=status, **fields)
 
 
@@ -288,25 +416,58 @@ def mean_of(*cells: CellSummary) -> list[CellSummary]:
 
 
 def test_a_mean_row_averages_tasks_and_spreads_over_the_seeds_means() -> None:
-    left = make_summary("a", 0.5, seed_scores={"1": 0.4, "2": 0.6}, seeds=2, energy_kwh=1.0, peak_memory_bytes=10, learning_rate=1e-3)
-    right = make_summary("b", 0.8, seed_scores={"1": 0.9, "2": 0.7}, seeds=2, energy_kwh=3.0, peak_memory_bytes=13, learning_rate=1e-4)
+    left = make_summary(
+        "a",
+        0.5,
+        seed_scores={"1": 0.4, "2": 0.6},
+        seeds=2,
+        energy_kwh=1.0,
+        peak_memory_bytes=10,
+        learning_rate=1e-3,
+    )
+    right = make_summary(
+        "b",
+        0.8,
+        seed_scores={"1": 0.9, "2": 0.7},
+        seeds=2,
+        energy_kwh=3.0,
+        peak_memory_bytes=13,
+        learning_rate=1e-4,
+    )
     (row,) = mean_of(left, right)
-    assert (row.task, row.status, row.seeds, row.energy_kwh, row.learning_rate) == ("mean", "done", 2, 2.0, None)
+    assert (row.task, row.status, row.seeds, row.energy_kwh, row.learning_rate) == (
+        "mean",
+        "done",
+        2,
+        2.0,
+        None,
+    )
     assert row.score_mean == pytest.approx(0.65, abs=1e-12)
-    assert row.score_std == pytest.approx(0.0, abs=1e-12)  # 0.65 with either seed, though each task varies
+    assert row.score_std == pytest.approx(
+        0.0, abs=1e-12
+    )  # 0.65 with either seed, though each task varies
     assert row.peak_memory_bytes == 12
 
 
-def test_a_mean_row_is_null_where_a_task_has_no_score_and_has_no_spread_where_seeds_differ() -> None:
-    (row,) = mean_of(make_summary("a", 0.5), make_summary("b", None, status="partial", energy_kwh=1.0))
+def test_a_mean_row_is_null_where_a_task_has_no_score_and_has_no_spread_where_seeds_differ() -> (
+    None
+):
+    (row,) = mean_of(
+        make_summary("a", 0.5), make_summary("b", None, status="partial", energy_kwh=1.0)
+    )
     assert (row.score_mean, row.energy_kwh, row.status) == (None, None, "partial")
-    left, right = make_summary("a", 0.5, seed_scores={"1": 0.4, "2": 0.6}), make_summary("b", 0.9, seed_scores={"1": 0.9})
+    left, right = (
+        make_summary("a", 0.5, seed_scores={"1": 0.4, "2": 0.6}),
+        make_summary("b", 0.9, seed_scores={"1": 0.9}),
+    )
     assert mean_of(left, right)[0].score_std is None
 
 
 def test_a_mean_row_needs_several_tasks_and_all_tasks_of_the_sweep() -> None:
     assert mean_of(make_summary("a", 0.5)) == []
-    cells = [make_summary(task, 0.5, arm="x") for task in "ab"] + [make_summary(task, 0.7, arm="y") for task in "abc"]
+    cells = [make_summary(task, 0.5, arm="x") for task in "ab"] + [
+        make_summary(task, 0.7, arm="y") for task in "abc"
+    ]
     lacking, whole = mean_of(*cells)
     assert (lacking.score_mean, lacking.status) == (None, "searching")
     assert (whole.score_mean, whole.status) == (pytest.approx(0.7, abs=1e-12), "done")
@@ -315,9 +476,14 @@ def test_a_mean_row_needs_several_tasks_and_all_tasks_of_the_sweep() -> None:
 def test_mean_rows_of_real_cells(finished: Home) -> None:
     board = rows(finished, method="lora")
     assert [row["task"] for row in board] == ["agreement", "entailment", "mean"]
-    assert board[2]["score_mean"] == pytest.approx((board[0]["score_mean"] + board[1]["score_mean"]) / 2, abs=1e-12)
+    assert board[2]["score_mean"] == pytest.approx(
+        (board[0]["score_mean"] + board[1]["score_mean"]) / 2, abs=1e-12
+    )
     by_seed = [
-        mean(make_result(make_spec("lora", task, seed=seed, learning_rate=RATES[2])).score for task in ("agreement", "entailment"))
+        mean(
+            make_result(make_spec("lora", task, seed=seed, learning_rate=RATES[2])).score
+            for task in ("agreement", "entailment")
+        )
         for seed in (1, 2, 3)
     ]
     assert board[2]["score_std"] == pytest.approx(stdev(by_seed), abs=1e-12)
@@ -325,9 +491,15 @@ def test_mean_rows_of_real_cells(finished: Home) -> None:
 
 @pytest.mark.parametrize(
     ("sort", "key", "best_first"),
-    [("score", "score_mean", True), ("trainable", "trainable_parameters", False), ("energy", "energy_kwh", False)],
+    [
+        ("score", "score_mean", True),
+        ("trainable", "trainable_parameters", False),
+        ("energy", "energy_kwh", False),
+    ],
 )
-def test_rows_are_sorted_within_tasks_and_mean_rows_come_last(finished: Home, sort: str, key: str, best_first: bool) -> None:
+def test_rows_are_sorted_within_tasks_and_mean_rows_come_last(
+    finished: Home, sort: str, key: str, best_first: bool
+) -> None:
     board = rows(finished, sort=sort)
     assert [row["task"] for row in board] == ["agreement"] * 2 + ["entailment"] * 2 + ["mean"] * 2
     for task in ("agreement", "entailment", "mean"):
@@ -340,8 +512,18 @@ def test_unknown_values_sort_last_and_ties_keep_their_order(home: Home) -> None:
         write_cell(home, method, trials=3, seeds=[1])
     write_trial(home, make_spec("adapter"))
     sync(home, tracking_uri=home.tracking_uri)
-    assert [row["method"] for row in rows(home, sort="energy")] == ["full", "lora", "read", "adapter"]
-    assert [row["method"] for row in rows(home, sort="trainable")] == ["read", "lora", "full", "adapter"]
+    assert [row["method"] for row in rows(home, sort="energy")] == [
+        "full",
+        "lora",
+        "read",
+        "adapter",
+    ]
+    assert [row["method"] for row in rows(home, sort="trainable")] == [
+        "read",
+        "lora",
+        "full",
+        "adapter",
+    ]
     assert rows(home, sort="score")[-1]["method"] == "adapter"
 
 
@@ -365,7 +547,9 @@ def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:
         ({"sort": "energie"}, "unknown sort key 'energie'; did you mean energy"),
     ],
 )
-def test_names_that_do_not_exist_are_answered_with_near_ones(finished: Home, options: dict[str, str], message: str) -> None:
+def test_names_that_do_not_exist_are_answered_with_near_ones(
+    finished: Home, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(TrackingError, match=message):
         leaderboard(finished.tracking_uri, **options)
 

@@ -18,14 +18,15 @@ import psutil
 import pytest
 
 from suite.errors import StaleDriverError, SweepConflictError
+from suite.plan.definition import lease_root
+from suite.record.folder import Home
+from suite.storage import lease as leases
+from suite.storage.base import open_storage
+from suite.storage.fence import Fence, claim_key
+from suite.storage.lease import Beat, Claim, acquire, holder, newest_epoch
+from suite.storage.workspace import Workspace
 from suite.tracking import open_store
 from suite.train.failure import is_infrastructure
-from suite.train.fence import Fence, claim_key
-from suite.train.folder import Home, Workspace
-from suite.train.storage import open_storage
-from suite.tune import lease as leases
-from suite.tune.definition import lease_root
-from suite.tune.lease import Beat, Claim, acquire, holder, newest_epoch
 from tests.heads import ray_head
 from tests.sweeps import make_roots
 
@@ -81,11 +82,17 @@ def test_a_released_sweep_is_free_at_once_and_every_claim_is_a_higher_epoch(root
     epochs = []
     for _ in range(3):
         held = acquire(root, "toy")
-        assert held.held() and held.loss() == "" and str(holder(root, "toy")) == f"process {os.getpid()} on {held.claim.host}"
+        assert (
+            held.held()
+            and held.loss() == ""
+            and str(holder(root, "toy")) == f"process {os.getpid()} on {held.claim.host}"
+        )
         epochs.append(held.fence.epoch)
         held.release()
         assert holder(root, "toy") is None
-    assert epochs == [1, 2, 3] == [newest_epoch(open_storage(root), "toy") - 2 + i for i in range(3)]
+    assert (
+        epochs == [1, 2, 3] == [newest_epoch(open_storage(root), "toy") - 2 + i for i in range(3)]
+    )
     other = acquire(root, "other")
     assert other.fence.epoch == 1, "sweeps of one home do not know of one another"
     other.release()
@@ -100,7 +107,9 @@ def test_a_live_holder_is_named_at_once_and_a_killed_one_is_replaced_at_once(roo
         first.kill()
         first.wait()
         held = acquire(root, "toy")
-        assert time.monotonic() - began_s < 30.0 and held.fence.epoch == 2, "not one beat was waited for"
+        assert time.monotonic() - began_s < 30.0 and held.fence.epoch == 2, (
+            "not one beat was waited for"
+        )
         held.release()
 
 
@@ -114,20 +123,33 @@ def test_a_frozen_holder_is_replaced_and_finds_out_before_it_writes(root: Path) 
         with pytest.raises(StaleDriverError, match="claim 2"):
             Fence(str(root), "toy", 1).check()
         first.send_signal(signal.SIGCONT)
-        assert line(first) == f"another driver took the sweep over: process {os.getpid()} on {held.claim.host}"
+        assert (
+            line(first)
+            == f"another driver took the sweep over: process {os.getpid()} on {held.claim.host}"
+        )
         held.release()
 
 
 def foreign(root: Path, *, beat_s: float) -> Beat:
     """A claim of a machine that is not this one, as far as can be told."""
-    claim = Claim(id="x", host="elsewhere", pid=os.getpid(), machine="another:1", started_s=0.0, beat_s=beat_s, job="suite-toy-1")
+    claim = Claim(
+        id="x",
+        host="elsewhere",
+        pid=os.getpid(),
+        machine="another:1",
+        started_s=0.0,
+        beat_s=beat_s,
+        job="suite-toy-1",
+    )
     beat = Beat(count=1, at_s=1e9)
     open_storage(root).create(claim_key("toy", 1), claim.model_dump_json().encode())
     open_storage(root).write(f"{claim_key('toy', 1)}.beat", beat.model_dump_json().encode())
     return beat
 
 
-def test_the_clock_of_another_machine_is_not_asked_only_whether_its_beat_changes(root: Path) -> None:
+def test_the_clock_of_another_machine_is_not_asked_only_whether_its_beat_changes(
+    root: Path,
+) -> None:
     foreign(root, beat_s=0.3)
     began_s = time.monotonic()
     held = acquire(root, "toy")
@@ -147,7 +169,9 @@ def test_another_machine_that_beats_keeps_its_sweep_and_is_named_with_its_job(ro
     assert str(holder(root, "toy")) == f"process {os.getpid()} on elsewhere (job suite-toy-1)"
 
 
-def test_of_many_that_want_a_free_sweep_one_gets_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_that_want_a_free_sweep_one_gets_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def attempt(_: int) -> Any:
         try:
             return acquire(root, "toy")
@@ -161,7 +185,9 @@ def test_of_many_that_want_a_free_sweep_one_gets_it(root: Path, monkeypatch: pyt
         assert len(got) == 1
 
 
-def test_a_late_beat_is_no_proof_until_the_storage_was_asked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_beat_is_no_proof_until_the_storage_was_asked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leases, "BEAT_S", 1000.0)
     held = acquire(root, "toy")
     try:
@@ -172,7 +198,10 @@ def test_a_late_beat_is_no_proof_until_the_storage_was_asked(root: Path, monkeyp
         assert not held.held() and "took the sweep over" in held.loss()
     finally:
         held.release()
-    assert open_storage(root).read(f"{claim_key('toy', 1)}.beat") == Beat(count=1, at_s=_beat(root).at_s).model_dump_json().encode()
+    assert (
+        open_storage(root).read(f"{claim_key('toy', 1)}.beat")
+        == Beat(count=1, at_s=_beat(root).at_s).model_dump_json().encode()
+    )
 
 
 def _beat(root: Path) -> Beat:
@@ -197,10 +226,10 @@ FENCED = """
 import json, sys
 from pathlib import Path
 from suite.train.engine import free_port
-from suite.train.fence import Fence, claim_key
-from suite.train.folder import Home, Workspace
+from suite.storage.fence import Fence, claim_key
+from suite.record.folder import Home, Workspace
 from suite.train.loop import Trainer
-from suite.train.storage import open_storage
+from suite.storage.base import open_storage
 from tests.test_loop import make_spec
 
 home, root = Home(Path(sys.argv[1]) / "home"), Path(sys.argv[1]) / "sweeps"
@@ -235,10 +264,10 @@ DRIVE = """
 import json, os, sys
 from pathlib import Path
 from suite.tracking.listener import TrackingListener
-from suite.train.folder import Home
+from suite.record.folder import Home
 from suite.tune import lease
 from suite.tune.driver import run_sweep
-from suite.tune.events import Listener
+from suite.plan.events import Listener
 from suite.errors import SweepConflictError
 from tests.sweeps import toy_sweep
 
@@ -283,15 +312,28 @@ def test_of_two_drivers_of_one_home_the_second_is_refused_and_takes_over_where_t
         await_true(lambda: scratch.exists() and not (scratch / "of-first").exists())
         (scratch / "of-second").touch()
         first.send_signal(signal.SIGCONT)
-        told = [text for text in iter(lambda: line(first), "") if text.startswith(("ended", "outcome"))]
-        assert len(told) == 1 and f"another driver took the sweep over: process {second.pid}" in told[0], told
-        assert (scratch / "of-second").exists(), "what the second one's ranks keep there is left alone"
+        told = [
+            text for text in iter(lambda: line(first), "") if text.startswith(("ended", "outcome"))
+        ]
+        assert (
+            len(told) == 1
+            and f"another driver took the sweep over: process {second.pid}" in told[0]
+        ), told
+        assert (scratch / "of-second").exists(), (
+            "what the second one's ranks keep there is left alone"
+        )
         (home.path / "go").touch()
-        *ended, outcome = [text for text in iter(lambda: line(second), "") if text.startswith(("ended", "outcome"))]
+        *ended, outcome = [
+            text for text in iter(lambda: line(second), "") if text.startswith(("ended", "outcome"))
+        ]
     assert json.loads(outcome.removeprefix("outcome "))[0] is True
     names = {folder.hash for folder in home.trials()}
     assert len(names) == 5 and all(folder.result() for folder in home.trials())
-    assert ended_first not in {text.split()[1] for text in ended}, "what had finished did not run again"
+    assert ended_first not in {text.split()[1] for text in ended}, (
+        "what had finished did not run again"
+    )
     store = open_store(home.tracking_uri)
     runs = store.runs(list(store.experiments().values()), {"suite.kind": "trial"})
-    assert sorted(run.tags["suite.trial"] for run in runs) == sorted(names), "every trial has one run"
+    assert sorted(run.tags["suite.trial"] for run in runs) == sorted(names), (
+        "every trial has one run"
+    )

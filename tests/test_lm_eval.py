@@ -10,19 +10,29 @@ import torch
 
 from suite.attention import variants
 from suite.backbones.loading import Head, build, load_tokenizer, resolve
+from suite.config.arm import Arm
 from suite.config.lm_eval import LmEvalConfig, Request, parse_requests
 from suite.config.sweep import AttentionChoice
 from suite.errors import ConfigError, DataError, IncompatibleError
 from suite.evaluation.harness import Opened, check_room, evaluate, hand_over, settings_of
 from suite.evaluation.library import Library
-from suite.evaluation.record import FILE, Evaluation, LmEvalRecord, Score, Settings, TaskScores, add_evaluation, as_metrics, over_seeds
-from suite.evaluation.record import read_record as read
 from suite.evaluation.run import measure, plan
 from suite.evaluation.subjects import Subject, check_head, untrained
 from suite.petl import methods
 from suite.petl.arm import build_arm
-from suite.train.folder import Home
-from suite.train.spec import Arm
+from suite.record.folder import Home
+from suite.record.lm_eval import (
+    FILE,
+    Evaluation,
+    LmEvalRecord,
+    Score,
+    Settings,
+    TaskScores,
+    add_evaluation,
+    as_metrics,
+    over_seeds,
+)
+from suite.record.lm_eval import read_record as read
 from tests.lm_tasks import keep_caches, write_lm_tasks
 from tests.tiny import tiny_choice
 from tests.toy import disturb, make_arm, resolved_tiny
@@ -46,20 +56,27 @@ def config(folder: Path, **changes: Any) -> LmEvalConfig:
 
 
 def arm(family: str, attention: str = "pretrained") -> Arm:
-    return Arm(backbone=tiny_choice(family), attention=AttentionChoice(name=attention), method="full")
+    return Arm(
+        backbone=tiny_choice(family), attention=AttentionChoice(name=attention), method="full"
+    )
 
 
 # The same numbers as a direct call
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_an_untrained_arm_scores_what_a_direct_call_of_lm_eval_gives_its_plain_model(family: str, folder: Path, tmp_path: Path) -> None:
+def test_an_untrained_arm_scores_what_a_direct_call_of_lm_eval_gives_its_plain_model(
+    family: str, folder: Path, tmp_path: Path
+) -> None:
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     subject = untrained(arm(family), Home(tmp_path))
-    assert measure([subject], config(folder, tasks=["first_choose:2", "first_write:2"]), device="cpu") == {}
+    assert (
+        measure([subject], config(folder, tasks=["first_choose:2", "first_write:2"]), device="cpu")
+        == {}
+    )
     ours = read(subject.folder).latest()
     torch.manual_seed(0)
     resolved = resolve(tiny_choice(family))
@@ -67,65 +84,133 @@ def test_an_untrained_arm_scores_what_a_direct_call_of_lm_eval_gives_its_plain_m
     tokenizer: Any = load_tokenizer(resolved)
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, add_bos_token=False)
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    theirs: Any = lm_eval.simple_evaluate(lm, tasks=["first_choose", "first_write"], num_fewshot=2, task_manager=manager, log_samples=False)
-    for task, key, name in (("first_choose", "acc,none", "acc"), ("first_write", "exact_match,plain", "exact_match.plain")):
+    theirs: Any = lm_eval.simple_evaluate(
+        lm,
+        tasks=["first_choose", "first_write"],
+        num_fewshot=2,
+        task_manager=manager,
+        log_samples=False,
+    )
+    for task, key, name in (
+        ("first_choose", "acc,none", "acc"),
+        ("first_write", "exact_match,plain", "exact_match.plain"),
+    ):
         score, found = ours[f"{task}:2"].total.scores[name], theirs["results"][task]
-        assert (score.value, score.stderr) == (found[key], pytest.approx(found[key.replace(",", "_stderr,")]))
+        assert (score.value, score.stderr) == (
+            found[key],
+            pytest.approx(found[key.replace(",", "_stderr,")]),
+        )
 
 
 def requests_for(pairs: list[tuple[Any, ...]], kind: str) -> list[Any]:
     from lm_eval.api.instance import Instance
 
-    return [Instance(request_type=kind, doc={}, arguments=pair, idx=i) for i, pair in enumerate(pairs)]  # type: ignore[arg-type]
+    return [
+        Instance(request_type=kind, doc={}, arguments=pair, idx=i) for i, pair in enumerate(pairs)
+    ]  # type: ignore[arg-type]
 
 
-PAIRS = [("a stone answer:", " yes"), ("b answer:", " no, not this"), ("river and cloud", " y"), ("x", " yes")]
+PAIRS = [
+    ("a stone answer:", " yes"),
+    ("b answer:", " no, not this"),
+    ("river and cloud", " y"),
+    ("x", " yes"),
+]
 
 
 def expected_log_likelihood(model: Any, tokenizer: Any, context: str, answer: str) -> float:
     """One row, unpadded, from the model's own logits."""
-    start, whole = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (context, context + answer))
+    start, whole = (
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in (context, context + answer)
+    )
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([whole])).logits[0, -len(whole) :].float().log_softmax(-1)
+        logits = (
+            model(input_ids=torch.tensor([whole])).logits[0, -len(whole) :].float().log_softmax(-1)
+        )
     return sum(float(logits[place - 1, whole[place]]) for place in range(len(start), len(whole)))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("method", METHODS)
-def test_likelihoods_and_greedy_answers_are_the_trained_models_own(method: str, family: str) -> None:
-    toy = make_arm(method, family, "text", architecture={"num_virtual_tokens": 5} if method == "peft:prompt-tuning" else None)
+def test_likelihoods_and_greedy_answers_are_the_trained_models_own(
+    method: str, family: str
+) -> None:
+    toy = make_arm(
+        method,
+        family,
+        "text",
+        architecture={"num_virtual_tokens": 5} if method == "peft:prompt-tuning" else None,
+    )
     disturb(toy.model)
     model, tokenizer = toy.model.eval(), load_tokenizer(toy.resolved)
-    lm = hand_over(Opened(model, tokenizer), dtype="fp32", max_length=100, batch_size=3, device="cpu")
-    found = [value for value, _ in lm.loglikelihood(requests_for(PAIRS, "loglikelihood"), disable_tqdm=True)]
-    assert found == pytest.approx([expected_log_likelihood(model, tokenizer, *pair) for pair in PAIRS], abs=1e-4)  # sums of up to 13 logs
-    if method == "peft:prompt-tuning":  # peft drops positions in generation: a padded batch answers otherwise (suite.petl.prompt)
+    lm = hand_over(
+        Opened(model, tokenizer), dtype="fp32", max_length=100, batch_size=3, device="cpu"
+    )
+    found = [
+        value
+        for value, _ in lm.loglikelihood(requests_for(PAIRS, "loglikelihood"), disable_tqdm=True)
+    ]
+    assert found == pytest.approx(
+        [expected_log_likelihood(model, tokenizer, *pair) for pair in PAIRS], abs=1e-4
+    )  # sums of up to 13 logs
+    if (
+        method == "peft:prompt-tuning"
+    ):  # peft drops positions in generation: a padded batch answers otherwise (suite.petl.prompt)
         return
     ask = {"until": ["\n"], "max_gen_toks": 6, "do_sample": False}
     contexts = [context for context, _ in PAIRS]
-    batched = lm.generate_until(requests_for([(context, ask) for context in contexts], "generate_until"), disable_tqdm=True)
-    alone = [lm.generate_until(requests_for([(context, ask)], "generate_until"), disable_tqdm=True)[0] for context in contexts]
+    batched = lm.generate_until(
+        requests_for([(context, ask) for context in contexts], "generate_until"), disable_tqdm=True
+    )
+    alone = [
+        lm.generate_until(requests_for([(context, ask)], "generate_until"), disable_tqdm=True)[0]
+        for context in contexts
+    ]
     assert batched == alone
 
 
-@pytest.mark.parametrize("name", [n for n in variants.names() if "llama" in variants.get(n).families])
+@pytest.mark.parametrize(
+    "name", [n for n in variants.names() if "llama" in variants.get(n).families]
+)
 def test_every_attention_variant_of_a_decoder_can_be_asked(name: str) -> None:
     torch.manual_seed(0)
     resolved = resolved_tiny("llama")
     options = {"span": "0-1", "anchor": "first"} if name == "shared" else {}
-    model, _ = build_arm(resolved, Head("text"), attention=AttentionChoice(name=name, options=options), method="full", architecture={})
+    model, _ = build_arm(
+        resolved,
+        Head("text"),
+        attention=AttentionChoice(name=name, options=options),
+        method="full",
+        architecture={},
+    )
     tokenizer = load_tokenizer(resolved)
-    lm = hand_over(Opened(model.eval(), tokenizer), dtype="fp32", max_length=100, batch_size=4, device="cpu")
-    found = [value for value, _ in lm.loglikelihood(requests_for(PAIRS, "loglikelihood"), disable_tqdm=True)]
-    assert found == pytest.approx([expected_log_likelihood(model, tokenizer, *pair) for pair in PAIRS], abs=1e-4)  # sums of up to 13 logs
+    lm = hand_over(
+        Opened(model.eval(), tokenizer), dtype="fp32", max_length=100, batch_size=4, device="cpu"
+    )
+    found = [
+        value
+        for value, _ in lm.loglikelihood(requests_for(PAIRS, "loglikelihood"), disable_tqdm=True)
+    ]
+    assert found == pytest.approx(
+        [expected_log_likelihood(model, tokenizer, *pair) for pair in PAIRS], abs=1e-4
+    )  # sums of up to 13 logs
 
 
 def test_casting_leaves_rotary_frequencies_in_full_precision() -> None:
     toy = make_arm("full", "llama", "text")
     before = {name: buffer.clone() for name, buffer in toy.model.named_buffers()}
-    hand_over(Opened(toy.model, load_tokenizer(toy.resolved)), dtype="bf16", max_length=64, batch_size=1, device="cpu")
+    hand_over(
+        Opened(toy.model, load_tokenizer(toy.resolved)),
+        dtype="bf16",
+        max_length=64,
+        batch_size=1,
+        device="cpu",
+    )
     assert {p.dtype for p in toy.model.parameters()} == {torch.bfloat16}
-    assert before and all(torch.equal(buffer, before[name]) for name, buffer in toy.model.named_buffers())
+    assert before and all(
+        torch.equal(buffer, before[name]) for name, buffer in toy.model.named_buffers()
+    )
 
 
 # What was measured is kept, and not measured again
@@ -143,10 +228,19 @@ def test_only_what_is_new_is_measured(folder: Path, tmp_path: Path) -> None:
     calls: list[Path] = []
     subject = counting(untrained(arm("llama"), Home(tmp_path)), calls)
     first = config(folder, tasks=["first_choose"], limit=4)
-    for wanted, loads in ((first, 1), (first, 1), (first.model_copy(update={"limit": 5}), 2), (config(folder, limit=4), 3)):
+    for wanted, loads in (
+        (first, 1),
+        (first, 1),
+        (first.model_copy(update={"limit": 5}), 2),
+        (config(folder, limit=4), 3),
+    ):
         measure([subject], wanted, device="cpu")
         assert len(calls) == loads
-    assert sorted(read(subject.folder).latest()) == ["first_choose/limit-4", "first_choose/limit-5", "first_write/limit-4"]
+    assert sorted(read(subject.folder).latest()) == [
+        "first_choose/limit-4",
+        "first_choose/limit-5",
+        "first_write/limit-4",
+    ]
     before = read(subject.folder).latest()["first_choose/limit-4"]
     measure([subject], first, device="cpu", again=True)
     after = read(subject.folder).latest()["first_choose/limit-4"]
@@ -167,14 +261,18 @@ def test_a_changed_task_file_is_another_evaluation(tmp_path: Path) -> None:
     assert left() == 1
 
 
-def test_a_tag_becomes_a_group_weighted_by_size_and_keeps_its_parts(folder: Path, tmp_path: Path) -> None:
+def test_a_tag_becomes_a_group_weighted_by_size_and_keeps_its_parts(
+    folder: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "tasks"
     write_lm_tasks(path)
     text = (path / "first_choose.yaml").read_text().replace("first_letter", "sizes")
     lines = (path / "rows.jsonl").read_text().splitlines(keepends=True)
     for name, count in (("few", 4), ("many", 12)):
         (path / f"{name}.jsonl").write_text("".join(lines[:count]))
-        (path / f"{name}.yaml").write_text(text.replace("first_choose", name).replace("rows.jsonl", f"{name}.jsonl"))
+        (path / f"{name}.yaml").write_text(
+            text.replace("first_choose", name).replace("rows.jsonl", f"{name}.jsonl")
+        )
     subject = untrained(arm("llama"), Home(tmp_path))
     measure([subject], config(path, tasks=["sizes"]), device="cpu")
     found = read(subject.folder).latest()["sizes"]
@@ -184,16 +282,34 @@ def test_a_tag_becomes_a_group_weighted_by_size_and_keeps_its_parts(folder: Path
     assert found.total.scores["acc"].value == pytest.approx(mean)
 
 
-def made(value: float, *, shots: int | None = None, stderr: float | None = 0.1, at: float = 1.0, **changes: Any) -> Evaluation:
-    settings = Settings(task="t", shots=shots, max_length_tokens=8, dtype="fp32", seed=0, lm_eval="1", **changes)
+def made(
+    value: float,
+    *,
+    shots: int | None = None,
+    stderr: float | None = 0.1,
+    at: float = 1.0,
+    **changes: Any,
+) -> Evaluation:
+    settings = Settings(
+        task="t", shots=shots, max_length_tokens=8, dtype="fp32", seed=0, lm_eval="1", **changes
+    )
     total = TaskScores(scores={"acc": Score(value=value, stderr=stderr)}, samples=3)
-    return Evaluation(settings=settings, total=total, device="cpu", batch_size="1", seconds=1.0, finished_at=at)
+    return Evaluation(
+        settings=settings, total=total, device="cpu", batch_size="1", seconds=1.0, finished_at=at
+    )
 
 
 def test_numbers_over_seeds_are_mean_sample_deviation_and_mean_standard_error() -> None:
-    records = [LmEvalRecord(evaluations={"k": made(value, shots=5)}) for value in (0.5, 0.7)] + [LmEvalRecord()]
+    records = [LmEvalRecord(evaluations={"k": made(value, shots=5)}) for value in (0.5, 0.7)] + [
+        LmEvalRecord()
+    ]
     found = over_seeds(records)
-    assert found["t:5"]["acc"] == {"mean": pytest.approx(0.6), "std": pytest.approx(0.1 * 2**0.5), "stderr": pytest.approx(0.1), "seeds": 2}
+    assert found["t:5"]["acc"] == {
+        "mean": pytest.approx(0.6),
+        "std": pytest.approx(0.1 * 2**0.5),
+        "stderr": pytest.approx(0.1),
+        "seeds": 2,
+    }
     assert as_metrics(found) == {
         "lm_eval.t:5.acc": pytest.approx(0.6),
         "lm_eval.t:5.acc_std": pytest.approx(0.1 * 2**0.5),
@@ -237,10 +353,22 @@ def refusing() -> Opened:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"tasks": ["first_chose"]}, ConfigError, "unknown lm-eval task 'first_chose'; did you mean first_choose"),
-        ({"tasks": ["gsm8k"]}, DataError, "lm-eval task gsm8k: cannot be loaded: .*gsm8k.*connect this machine to the hub once"),
+        (
+            {"tasks": ["first_chose"]},
+            ConfigError,
+            "unknown lm-eval task 'first_chose'; did you mean first_choose",
+        ),
+        (
+            {"tasks": ["gsm8k"]},
+            DataError,
+            "lm-eval task gsm8k: cannot be loaded: .*gsm8k.*connect this machine to the hub once",
+        ),
         ({"max_length": 500}, ConfigError, "max_length 500: this model has room for 128 tokens"),
-        ({"tasks": ["first_write"], "max_length": 5}, ConfigError, "an answer may have 5 tokens, but the model sees 5"),
+        (
+            {"tasks": ["first_write"], "max_length": 5},
+            ConfigError,
+            "an answer may have 5 tokens, but the model sees 5",
+        ),
         ({"include_path": "nowhere"}, ConfigError, "include_path nowhere: no such folder"),
     ],
 )
@@ -249,20 +377,30 @@ def test_a_mistake_is_found_before_the_model_is_loaded(
 ) -> None:
     subject = untrained(arm("llama"), Home(tmp_path))
     with pytest.raises(error, match=said):
-        measure([Subject(subject.folder, subject.names, subject.positions, refusing)], config(folder, **changes), device="cpu")
+        measure(
+            [Subject(subject.folder, subject.names, subject.positions, refusing)],
+            config(folder, **changes),
+            device="cpu",
+        )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("metric: acc", "metric: no_such_metric", "no metric no_such_metric, and code for it is not downloaded|cannot be loaded"),
+        (
+            "metric: acc",
+            "metric: no_such_metric",
+            "no metric no_such_metric, and code for it is not downloaded|cannot be loaded",
+        ),
         ("metadata:", "num_fewshot: 0\nmetadata:", "fixes first_choose to 0 shots; leave :2 out"),
         ("metadata:", "unsafe_code: true\nmetadata:", "runs code that the model writes"),
         ("rows.jsonl", "lost.jsonl", "cannot be loaded: .*lost.jsonl.*mend it"),
         ("doc_to_text: ", "doc_to_text: !function nothing.at_all #", "cannot be loaded"),
     ],
 )
-def test_a_task_file_that_cannot_be_used_is_refused_by_name(old: str, new: str, said: str, tmp_path: Path) -> None:
+def test_a_task_file_that_cannot_be_used_is_refused_by_name(
+    old: str, new: str, said: str, tmp_path: Path
+) -> None:
     folder = write_lm_tasks(tmp_path / "tasks")
     path = folder / "first_choose.yaml"
     path.write_text(path.read_text().replace(old, new))
@@ -288,7 +426,13 @@ def test_only_models_that_write_can_be_asked(tmp_path: Path) -> None:
 def test_settings_name_everything_that_decides_the_numbers(folder: Path) -> None:
     library, base = Library(folder), config(folder)
     keys = [
-        settings_of(Request("first_choose", shots), base.model_copy(update=changes), library, positions=positions, device=device).key
+        settings_of(
+            Request("first_choose", shots),
+            base.model_copy(update=changes),
+            library,
+            positions=positions,
+            device=device,
+        ).key
         for shots, changes, positions, device in (
             (None, {}, 128, "cpu"),
             (1, {}, 128, "cpu"),
@@ -301,7 +445,14 @@ def test_settings_name_everything_that_decides_the_numbers(folder: Path) -> None
     ]
     assert len(set(keys)) == len(keys)
     assert (
-        settings_of(Request("first_choose"), base.model_copy(update={"batch_size": 1}), library, positions=128, device="cpu").key == keys[0]
+        settings_of(
+            Request("first_choose"),
+            base.model_copy(update={"batch_size": 1}),
+            library,
+            positions=128,
+            device="cpu",
+        ).key
+        == keys[0]
     )
 
 
@@ -310,7 +461,10 @@ def test_the_batch_size_that_lm_eval_finds_for_itself_changes_nothing(folder: Pa
     request = Request("first_choose")
     settings = settings_of(request, config(folder), library, positions=128, device="cpu")
     opened = Opened(toy.model, load_tokenizer(toy.resolved))
-    found = [evaluate(opened, library.load(request), settings, batch_size=size, device="cpu") for size in ("auto", 1)]
+    found = [
+        evaluate(opened, library.load(request), settings, batch_size=size, device="cpu")
+        for size in ("auto", 1)
+    ]
     assert found[0].total == found[1].total
     assert [evaluation.batch_size for evaluation in found] == ["auto", "1"]
 
@@ -321,7 +475,13 @@ def test_a_task_used_for_one_model_gives_the_next_the_same_questions(folder: Pat
     opened = Opened(toy.model, load_tokenizer(toy.resolved))
     found = []
     for seed in (1, 2, 1):
-        settings = settings_of(Request("first_choose", 3), config(folder, seed=seed), library, positions=128, device="cpu")
+        settings = settings_of(
+            Request("first_choose", 3),
+            config(folder, seed=seed),
+            library,
+            positions=128,
+            device="cpu",
+        )
         check_room(loaded, settings)
         evaluate(opened, loaded, settings, batch_size=8, device="cpu")
         found.append([instance.args for instance in loaded.leaves[0].instances])

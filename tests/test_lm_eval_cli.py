@@ -9,32 +9,50 @@ from typing import Any
 import pytest
 import torch.multiprocessing as mp
 
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
-from suite.evaluation.record import FILE, read_record
 from suite.petl.arm import full_architecture
+from suite.record.folder import Home
+from suite.record.lm_eval import FILE, read_record
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.workspace import Workspace
 from suite.tracking import leaderboard
 from suite.tracking.store import open_store
 from suite.train.engine import free_port
-from suite.train.folder import Home, Workspace
 from suite.train.loop import Trainer
-from suite.train.spec import Arm, Phase, TrialSpec
 from tests.commands import Suite, suite
 from tests.lm_tasks import keep_caches, write_lm_tasks, write_suite_task
 from tests.sweeps import finish
 from tests.tiny import tiny_choice
 
 __all__ = ["suite"]
-TRAINING = TrainingConfig(epochs=6, patience=None, batch_size=8, eval_batch_size=32, max_length=64, threads_per_worker=1)
+TRAINING = TrainingConfig(
+    epochs=6, patience=None, batch_size=8, eval_batch_size=32, max_length=64, threads_per_worker=1
+)
 
 
 def specs(method: str, **changes: Any) -> list[TrialSpec]:
     """One search trial and two seeds, of a llama that is to write its answer."""
-    arm = Arm(backbone=tiny_choice("llama"), attention=AttentionChoice(), method=method, architecture=full_architecture(method, {}))
-    given = {"sweep": "letters", "arm": arm, "task": load_task("first"), "training": TRAINING, "learning_rate": 1e-2}
+    arm = Arm(
+        backbone=tiny_choice("llama"),
+        attention=AttentionChoice(),
+        method=method,
+        architecture=full_architecture(method, {}),
+    )
+    given = {
+        "sweep": "letters",
+        "arm": arm,
+        "task": load_task("first"),
+        "training": TRAINING,
+        "learning_rate": 1e-2,
+    }
     base = TrialSpec(**{**given, "decoder_objective": "text", **changes})
-    return [base, *(base.model_copy(update={"phase": Phase.CONFIRM, "seed": seed}) for seed in (1, 2))]
+    return [
+        base,
+        *(base.model_copy(update={"phase": Phase.CONFIRM, "seed": seed}) for seed in (1, 2)),
+    ]
 
 
 def train_all(rank: int, home: Path, data: Path, wanted: list[str]) -> None:
@@ -60,7 +78,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
             finish(home, spec, 50.0)
         for spec in confirm:
             home.trial(spec).write_spec(spec)
-        mp.spawn(train_all, args=(home.path, data, [spec.model_dump_json() for spec in confirm]), nprocs=1)
+        mp.spawn(
+            train_all,
+            args=(home.path, data, [spec.model_dump_json() for spec in confirm]),
+            nprocs=1,
+        )
     return home, write_lm_tasks(folder / "lm")
 
 
@@ -77,7 +99,9 @@ def ask(suite: Suite, trained: Any, *arguments: object) -> tuple[int, list[dict[
     return code, json.loads(out) if out else [], err
 
 
-def test_fine_tuning_through_the_suite_raises_the_scores_of_lm_eval(suite: Suite, trained: Any) -> None:
+def test_fine_tuning_through_the_suite_raises_the_scores_of_lm_eval(
+    suite: Suite, trained: Any
+) -> None:
     code, rows, err = ask(suite, trained, "--sweep", "letters", "--before")
     assert code == 0, err
     values = {(row["method"], row["lm_eval_task"]): row["value"] for row in rows}
@@ -91,12 +115,20 @@ def test_fine_tuning_through_the_suite_raises_the_scores_of_lm_eval(suite: Suite
     confirmed = [spec for spec in specs_of(home, "letters") if spec.phase is Phase.CONFIRM]
     records = [read_record(home.trial(spec).path) for spec in confirmed]
     assert all(set(record.latest()) == {"first_choose", "first_write"} for record in records)
-    assert not any((home.trial(spec).path / FILE).exists() for spec in specs_of(home, "letters") if spec.phase is Phase.SEARCH)
+    assert not any(
+        (home.trial(spec).path / FILE).exists()
+        for spec in specs_of(home, "letters")
+        if spec.phase is Phase.SEARCH
+    )
     check_tracking(home, values, seeds=len(records))
 
 
 def specs_of(home: Home, sweep: str) -> list[TrialSpec]:
-    return [spec for folder in home.trials() if (spec := folder.spec()) is not None and spec.sweep == sweep]
+    return [
+        spec
+        for folder in home.trials()
+        if (spec := folder.spec()) is not None and spec.sweep == sweep
+    ]
 
 
 def check_tracking(home: Home, values: dict[tuple[str, str], float], *, seeds: int) -> None:
@@ -108,11 +140,17 @@ def check_tracking(home: Home, values: dict[tuple[str, str], float], *, seeds: i
     store = open_store(home.tracking_uri)
     experiment = store.experiments()["letters"]
     (cell,) = store.runs([experiment], {"suite.kind": "cell"})
-    runs = [store.client.get_run(run.id) for run in store.runs([experiment], {"suite.kind": "trial", "phase": "confirm"})]
+    runs = [
+        store.client.get_run(run.id)
+        for run in store.runs([experiment], {"suite.kind": "trial", "phase": "confirm"})
+    ]
     per_seed = [run.data.metrics["lm_eval.first_choose.acc"] for run in runs]
     assert len(per_seed) == seeds
     assert sum(per_seed) / seeds == pytest.approx(values["full", "first_choose"])
-    assert store.client.get_run(cell.id).data.metrics["lm_eval.first_write.exact_match.plain"] == values["full", "first_write"]
+    assert (
+        store.client.get_run(cell.id).data.metrics["lm_eval.first_write.exact_match.plain"]
+        == values["full", "first_write"]
+    )
 
 
 def test_a_cell_by_name_is_measured_once(suite: Suite, trained: Any) -> None:
@@ -120,7 +158,10 @@ def test_a_cell_by_name_is_measured_once(suite: Suite, trained: Any) -> None:
     again = ask(suite, trained, "letters:full", "--limit", "3")
     assert first[0] == again[0] == 0
     assert first[1] == again[1]
-    assert {row["lm_eval_task"] for row in first[1]} == {"first_choose/limit-3", "first_write/limit-3"}
+    assert {row["lm_eval_task"] for row in first[1]} == {
+        "first_choose/limit-3",
+        "first_write/limit-3",
+    }
     assert "2 of 2: " in first[2]
     assert " of " not in again[2], "nothing was left to do"
 
@@ -128,7 +169,10 @@ def test_a_cell_by_name_is_measured_once(suite: Suite, trained: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--sweep", "heads"), "trained on first with a classification head of its own; run the sweep with decoder_objective: text"),
+        (
+            ("--sweep", "heads"),
+            "trained on first with a classification head of its own; run the sweep with decoder_objective: text",
+        ),
         (("--sweep", "letter"), "unknown sweep 'letter'; did you mean letters?"),
         ((), "got no model, expected one of CELL, DIR, --sweep NAME and --backbone B"),
         (("letters:full", "--backbone", "gpt2"), "got CELL or DIR and --backbone"),
@@ -136,28 +180,61 @@ def test_a_cell_by_name_is_measured_once(suite: Suite, trained: Any) -> None:
         (("--backbone", "gpt2", "--device", "cuda:99"), "--device cuda:99: "),
         (("--sweep", "letters", "--batch-size", "many"), "batch_size"),
         (("--sweep", "letters", "--tasks", "first_choose:x"), "expected NAME or NAME:SHOTS"),
-        (("--sweep", "letters", "--tasks", "first_choose,first_choose:3"), "tasks are not distinct"),
+        (
+            ("--sweep", "letters", "--tasks", "first_choose,first_choose:3"),
+            "tasks are not distinct",
+        ),
     ],
 )
-def test_what_cannot_be_asked_is_said(suite: Suite, trained: Any, arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_asked_is_said(
+    suite: Suite, trained: Any, arguments: tuple[str, ...], said: str
+) -> None:
     code, _, err = ask(suite, trained, *arguments)
     assert code == 2
     assert said in err
 
 
-def test_an_untrained_backbone_is_measured_from_the_command_line(suite: Suite, trained: Any) -> None:
-    shape = {key: value for key, value in (tiny_choice("llama").config or {}).items() if key != "attention_dropout"}
-    given = {**{f"backbone.config.{key}": value for key, value in shape.items()}, "attention.options.kv_heads": 1}
+def test_an_untrained_backbone_is_measured_from_the_command_line(
+    suite: Suite, trained: Any
+) -> None:
+    shape = {
+        key: value
+        for key, value in (tiny_choice("llama").config or {}).items()
+        if key != "attention_dropout"
+    }
+    given = {
+        **{f"backbone.config.{key}": value for key, value in shape.items()},
+        "attention.options.kv_heads": 1,
+    }
     sets = [text for key, value in given.items() for text in ("--set", f"{key}={value}")]
-    code, rows, err = ask(suite, trained, "--backbone", "llama3-8b", "--attention", "gqa", *sets, "--tasks", "first_choose:1")
+    code, rows, err = ask(
+        suite,
+        trained,
+        "--backbone",
+        "llama3-8b",
+        "--attention",
+        "gqa",
+        *sets,
+        "--tasks",
+        "first_choose:1",
+    )
     assert code == 0, err
     (row,) = rows
-    assert (row["method"], row["attention"], row["lm_eval_task"], row["seeds"]) == ("untrained", "gqa", "first_choose:1", 1)
+    assert (row["method"], row["attention"], row["lm_eval_task"], row["seeds"]) == (
+        "untrained",
+        "gqa",
+        "first_choose:1",
+        1,
+    )
 
 
-def test_a_run_that_cannot_be_restored_is_reported_and_the_others_are_measured(suite: Suite, trained: Any) -> None:
+def test_a_run_that_cannot_be_restored_is_reported_and_the_others_are_measured(
+    suite: Suite, trained: Any
+) -> None:
     home, _ = trained
-    spec = next(spec for spec in specs_of(home, "letters") if spec.phase is Phase.CONFIRM and spec.seed == 1)
+    spec = next(
+        spec for spec in specs_of(home, "letters") if spec.phase is Phase.CONFIRM and spec.seed == 1
+    )
     best = home.trial(spec).best
     kept = best.read_bytes()
     best.write_bytes(kept[: len(kept) // 2])
@@ -173,13 +250,19 @@ def test_a_run_that_cannot_be_restored_is_reported_and_the_others_are_measured(s
     assert {row["seeds"] for row in rows} == {2}
 
 
-def test_an_exported_model_is_measured_as_its_run_was(suite: Suite, trained: Any, tmp_path: Path) -> None:
+def test_an_exported_model_is_measured_as_its_run_was(
+    suite: Suite, trained: Any, tmp_path: Path
+) -> None:
     home, _ = trained
-    code, _, err = suite("export", "letters:full", tmp_path / "out", "--home", home.path, "--seed", 1)
+    code, _, err = suite(
+        "export", "letters:full", tmp_path / "out", "--home", home.path, "--seed", 1
+    )
     assert code == 0, err
     code, rows, err = ask(suite, trained, tmp_path / "out")
     assert code == 0, err
-    spec = next(spec for spec in specs_of(home, "letters") if spec.phase is Phase.CONFIRM and spec.seed == 1)
+    spec = next(
+        spec for spec in specs_of(home, "letters") if spec.phase is Phase.CONFIRM and spec.seed == 1
+    )
     record = read_record(home.trial(spec).path).latest()
     for row in rows:
         assert row["value"] == record[row["lm_eval_task"]].total.scores[row["metric"]].value

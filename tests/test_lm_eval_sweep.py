@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from suite.cluster.session import cluster
 from suite.config.sweep import SweepConfig
 from suite.errors import ConfigError, IncompatibleError
-from suite.evaluation.record import FILE, read_record
-from suite.train.folder import Home
-from suite.train.spec import Phase
-from suite.tune.cluster import cluster
+from suite.record.folder import Home
+from suite.record.lm_eval import FILE, read_record
+from suite.record.spec import Phase
 from suite.tune.driver import run_sweep
 from tests.lm_tasks import keep_caches, write_lm_tasks, write_suite_task
 from tests.tiny import tiny_choice
@@ -66,7 +66,9 @@ def measured(home: Home) -> dict[str, set[str]]:
     return found
 
 
-def test_a_sweep_measures_what_it_confirmed_and_takes_up_what_is_left(roots: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_sweep_measures_what_it_confirmed_and_takes_up_what_is_left(
+    roots: tuple[Path, Path], tmp_path: Path
+) -> None:
     data, tasks = roots
     home = Home(tmp_path / "runs")
     outcome = run_sweep(sweep(tasks), home=home, data_root=data)
@@ -95,14 +97,30 @@ def test_a_sweep_measures_what_it_confirmed_and_takes_up_what_is_left(roots: tup
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"lm_eval": {"include_path": "nowhere"}}, ConfigError, "include_path nowhere: no such folder"),
-        ({"lm_eval": {"tasks": ["first_choose:x"]}}, ValidationError, "expected NAME or NAME:SHOTS"),
-        ({"decoder_objective": "head"}, IncompatibleError, "run the sweep with decoder_objective: text"),
+        (
+            {"lm_eval": {"include_path": "nowhere"}},
+            ConfigError,
+            "include_path nowhere: no such folder",
+        ),
+        (
+            {"lm_eval": {"tasks": ["first_choose:x"]}},
+            ValidationError,
+            "expected NAME or NAME:SHOTS",
+        ),
+        (
+            {"decoder_objective": "head"},
+            IncompatibleError,
+            "run the sweep with decoder_objective: text",
+        ),
         ({"backbones": [tiny_choice("bert")]}, IncompatibleError, "is an encoder"),
     ],
 )
 def test_what_lm_eval_would_refuse_is_found_before_a_worker_starts(
-    changes: dict[str, Any], error: type[Exception], said: str, roots: tuple[Path, Path], tmp_path: Path
+    changes: dict[str, Any],
+    error: type[Exception],
+    said: str,
+    roots: tuple[Path, Path],
+    tmp_path: Path,
 ) -> None:
     data, tasks = roots
     home = Home(tmp_path / "runs")

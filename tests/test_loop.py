@@ -13,28 +13,41 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from suite.config.arm import Arm
 from suite.config.sweep import LimitConfig
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
 from suite.data.prepare import Prepared, prepare
 from suite.errors import CheckpointError
+from suite.files import sha256
 from suite.petl.arm import full_architecture
+from suite.record.folder import Home
+from suite.record.result import Status, TrialResult, ValidityRecord
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train.engine import free_port
-from suite.train.folder import Home, Workspace, sha256
 from suite.train.loop import Trainer, TrialEndedError
+from suite.train.lr_schedule import lr_multiplier
 from suite.train.restore import restore
-from suite.train.result import Status, TrialResult, ValidityRecord
-from suite.train.run import lr_multiplier
-from suite.train.spec import Arm, Phase, TrialSpec
 from tests.tiny import tiny_choice
 
 TRAINING = TrainingConfig(epochs=3, batch_size=16, eval_batch_size=16, patience=None, max_length=64)
 
 
-def make_spec(learning_rate: float = 1e-2, *, method: str = "lora", phase: Phase = Phase.SEARCH, **changes: Any) -> TrialSpec:
+def make_spec(
+    learning_rate: float = 1e-2,
+    *,
+    method: str = "lora",
+    phase: Phase = Phase.SEARCH,
+    **changes: Any,
+) -> TrialSpec:
     values: dict[str, Any] = {
         "sweep": "test",
-        "arm": Arm(backbone=tiny_choice("bert", dropout=0.1), method=method, architecture=full_architecture(method, {})),
+        "arm": Arm(
+            backbone=tiny_choice("bert", dropout=0.1),
+            method=method,
+            architecture=full_architecture(method, {}),
+        ),
         "task": load_task("entailment"),
         "training": TRAINING,
         "limit": LimitConfig(train=64, validation=20, test=20),
@@ -69,26 +82,39 @@ def everything(folder: Path) -> None:
     found["validity"] = [r.validity.model_dump() for r in (cold, warm)]
     found["nothing learnt"] = run(trainer, make_spec(1e-12)).validity.problems()
     short = make_spec(training=TRAINING.model_copy(update={"epochs": 1, "epoch_steps": 10}))
-    found["one epoch"] = [r.model_dump() for r in (run(trainer, short).validity, *home.trial(short).epochs())]
+    found["one epoch"] = [
+        r.model_dump() for r in (run(trainer, short).validity, *home.trial(short).epochs())
+    ]
     found["no test"] = [cold.test_score, home.trial(make_spec()).predictions("test").exists()]
 
     other = make_spec(phase=Phase.CONFIRM)
     full = run(trainer, other)
     found["confirm"] = full.model_dump(mode="json")
     table = pq.read_table(home.trial(other).predictions("test")).to_pydict()
-    found["items"] = [len(table["index"]), 100.0 * sum(a == b for a, b in zip(table["gold"], table["prediction"], strict=True)) / 20]
+    found["items"] = [
+        len(table["index"]),
+        100.0 * sum(a == b for a, b in zip(table["gold"], table["prediction"], strict=True)) / 20,
+    ]
     found["kept"] = sorted(p.name for p in home.trial(other).path.iterdir())
     found["best"] = sha256(home.trial(other).best)
 
     home.trial(other).path.rename(folder / "whole")
     trainer.start(other)
     trainer.epoch()
-    run(trainer, make_spec(4e-2, method="bitfit"))  # another arm takes the engine's place: only the committed epoch is left
+    run(
+        trainer, make_spec(4e-2, method="bitfit")
+    )  # another arm takes the engine's place: only the committed epoch is left
     found["done before"] = trainer.start(other)
     while not trainer.epoch().done:
         pass
     resumed = trainer.finish()
-    found["resumed"] = [curve(full), curve(resumed), full.test_score, resumed.test_score, resumed.resumed_from_epochs]
+    found["resumed"] = [
+        curve(full),
+        curve(resumed),
+        full.test_score,
+        resumed.test_score,
+        resumed.resumed_from_epochs,
+    ]
 
     damaged = make_spec(phase=Phase.CONFIRM, seed=2)
     trainer.start(damaged)
@@ -100,14 +126,23 @@ def everything(folder: Path) -> None:
     try:
         trainer.finish()
     except CheckpointError as error:
-        found["damaged"] = [str(error), home.trial(damaged).checkpoint.exists(), run(trainer, damaged).resumed_from_epochs]
+        found["damaged"] = [
+            str(error),
+            home.trial(damaged).checkpoint.exists(),
+            run(trainer, damaged).resumed_from_epochs,
+        ]
 
     found["validity resumed"] = [full.validity.model_dump(), resumed.validity.model_dump()]
     found["diverged"] = run(trainer, make_spec(1e37, method="full")).model_dump(mode="json")
     try:
         trainer.start(make_spec(training=TRAINING.model_copy(update={"batch_size": 65})))
     except TrialEndedError as error:
-        found["failed"] = [str(error), home.trial(make_spec(training=TRAINING.model_copy(update={"batch_size": 65}))).result().status]
+        found["failed"] = [
+            str(error),
+            home.trial(make_spec(training=TRAINING.model_copy(update={"batch_size": 65})))
+            .result()
+            .status,
+        ]
     trainer.close()
     found["engines left"] = [str(p) for p in (home.path / ".tune").rglob("step-0")]
     (folder / "found.json").write_text(json.dumps(found))
@@ -117,7 +152,13 @@ def everything(folder: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("loop")
     code = f"from pathlib import Path; from tests.test_loop import everything; everything(Path({str(folder)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     read: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return read
@@ -137,30 +178,43 @@ def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(found: dict[str
     assert resumed_from == [1]
 
 
-def test_best_weights_that_are_not_those_that_were_kept_are_not_tested(found: dict[str, Any]) -> None:
+def test_best_weights_that_are_not_those_that_were_kept_are_not_tested(
+    found: dict[str, Any],
+) -> None:
     said, kept, resumed_from = found["damaged"]
     assert "best.safetensors: not the weights of epoch" in said
     assert not kept and resumed_from == [], "it is trained anew"
 
 
-def test_a_trial_checks_itself_and_a_warm_or_resumed_one_finds_the_same(found: dict[str, Any]) -> None:
+def test_a_trial_checks_itself_and_a_warm_or_resumed_one_finds_the_same(
+    found: dict[str, Any],
+) -> None:
     cold, warm = found["validity"]
     assert cold == warm
     assert found["validity resumed"][0] == found["validity resumed"][1]
     for record in (cold, *found["validity resumed"]):
         assert ValidityRecord(**record).problems() == []
-        assert record["trainable_as_intended"] and record["output_changed"] and record["loss_fell"] and record["no_nan"]
+        assert (
+            record["trainable_as_intended"]
+            and record["output_changed"]
+            and record["loss_fell"]
+            and record["no_nan"]
+        )
     assert cold["output_end_sha256"] != found["validity resumed"][0]["output_end_sha256"]
 
 
-def test_what_is_compared_is_the_first_epochs_loss_and_the_lowest_later_one(found: dict[str, Any]) -> None:
+def test_what_is_compared_is_the_first_epochs_loss_and_the_lowest_later_one(
+    found: dict[str, Any],
+) -> None:
     first, *later = [loss for loss, _ in found["warm"][0]]
     assert [found["validity"][0][key] for key in ("loss_first", "loss_last")] == [first, min(later)]
 
 
 def test_of_a_single_epoch_its_halves_are_compared(found: dict[str, Any]) -> None:
     validity, epoch = found["one epoch"]
-    assert (validity["loss_first"] + validity["loss_last"]) / 2 == pytest.approx(epoch["train_loss"], abs=1e-6)
+    assert (validity["loss_first"] + validity["loss_last"]) / 2 == pytest.approx(
+        epoch["train_loss"], abs=1e-6
+    )
     assert validity["loss_fell"] == (validity["loss_last"] < validity["loss_first"])
 
 
@@ -171,11 +225,15 @@ def test_a_trial_that_trained_nothing_says_so(found: dict[str, Any]) -> None:
 def test_a_restored_trial_predicts_what_its_file_says(found: dict[str, Any]) -> None:
     home, spec = Home(Path(found["home"])), make_spec(phase=Phase.CONFIRM)
     restored = restore(home.trial(spec), home)
-    data = prepare(spec.task, restored.objective, limit=spec.limit, data_root=None, cache=home.cache).split("test", confirm=True)
+    data = prepare(
+        spec.task, restored.objective, limit=spec.limit, data_root=None, cache=home.cache
+    ).split("test", confirm=True)
     table = pq.read_table(home.trial(spec).predictions("test")).to_pydict()
     batch = restored.objective.collate([data[i] for i in range(len(data))])
     with torch.no_grad():
-        assert restored.objective.predict(restored.model, batch, synced=False) == table["prediction"]
+        assert (
+            restored.objective.predict(restored.model, batch, synced=False) == table["prediction"]
+        )
 
 
 def test_the_search_phase_writes_nothing_about_test_data(found: dict[str, Any]) -> None:
@@ -197,9 +255,13 @@ def test_a_result_holds_what_tables_need(found: dict[str, Any]) -> None:
     assert result["phases"]["train"]["energy_kwh"] > 0
     assert result["phases"]["train"]["memory"]["allocated_max_bytes"] > 0
     assert result["parameters"]["trainable_head"] == 2 * 32 + 2
-    assert result["parameters"]["attention_parameters"] == 2 * 4 * 32 * 32  # weights of two layers' q, k, v and output maps
+    assert (
+        result["parameters"]["attention_parameters"] == 2 * 4 * 32 * 32
+    )  # weights of two layers' q, k, v and output maps
     assert result["parameters"]["kv_bytes_per_token"] is None  # an encoder caches nothing
-    assert sum(epoch["energy_kwh"] for epoch in result["epochs"]) == pytest.approx(result["phases"]["train"]["energy_kwh"], rel=0.05)
+    assert sum(epoch["energy_kwh"] for epoch in result["epochs"]) == pytest.approx(
+        result["phases"]["train"]["energy_kwh"], rel=0.05
+    )
 
 
 def test_nothing_is_left_of_checkpoints_and_engines(found: dict[str, Any]) -> None:
@@ -230,11 +292,16 @@ def test_a_trials_own_error_is_recorded_as_failed(found: dict[str, Any]) -> None
 def test_the_schedule_is_hugging_faces() -> None:
     from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-    for name, make in (("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)):
+    for name, make in (
+        ("linear", get_linear_schedule_with_warmup),
+        ("cosine", get_cosine_schedule_with_warmup),
+    ):
         training = TRAINING.model_copy(update={"schedule": name, "warmup_frac": 0.1})
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         schedule = make(optimizer, math.ceil(0.1 * 37), 37)
         for step in range(37):
-            assert lr_multiplier(training, step, 37) == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
+            assert lr_multiplier(training, step, 37) == pytest.approx(
+                schedule.get_last_lr()[0], abs=1e-12
+            )
             optimizer.step()
             schedule.step()

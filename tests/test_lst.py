@@ -17,7 +17,16 @@ from suite.petl._pruning import magnitude, prune_into_side, squared_gradients, t
 from suite.petl.arm import count_arm
 from tests.decoding import both_ways, check_beams
 from tests.tiny import tiny_choice
-from tests.toy import CASES, disturb, logits_of, loss_of, make_arm, make_batch, make_head, resolved_tiny
+from tests.toy import (
+    CASES,
+    disturb,
+    logits_of,
+    loss_of,
+    make_arm,
+    make_batch,
+    make_head,
+    resolved_tiny,
+)
 
 D, K = 32, 16  # width of the tiny backbones, of their side networks at reduction 2
 
@@ -32,7 +41,9 @@ def attach_to(model: Any, family: str, **architecture: Any) -> Any:
 
 
 def lst(**architecture: Any) -> Any:
-    return methods.get("lst").configure({"reduction": 2, "drop_every": 0, "init": "random", **architecture})
+    return methods.get("lst").configure(
+        {"reduction": 2, "drop_every": 0, "init": "random", **architecture}
+    )
 
 
 def stack_of(model: Any, family: str, index: int = -1) -> Any:
@@ -46,13 +57,29 @@ def stack_of(model: Any, family: str, index: int = -1) -> Any:
         ("t5-base", {"drop_every": 0}, 5_097_240),
         ("t5-base", {"layers": [1, 2, 3, 5, 6, 7, 9, 10, 11]}, 3_878_712),
         # 6 of 12 blocks at width 96: matrices 12 k², biases and norms 13 k a block; 7 down-projections, 12 gates, up-projection
-        ("bert-base", {"drop_every": 2}, 6 * (12 * 96**2 + 13 * 96) + 7 * (768 * 96 + 96) + 12 + 96 * 768 + 768),
-        ("gpt2", {"drop_every": 2}, 6 * (12 * 96**2 + 13 * 96) + 2 * 96 + 7 * (768 * 96 + 96) + 12 + 96 * 768 + 768),
+        (
+            "bert-base",
+            {"drop_every": 2},
+            6 * (12 * 96**2 + 13 * 96) + 7 * (768 * 96 + 96) + 12 + 96 * 768 + 768,
+        ),
+        (
+            "gpt2",
+            {"drop_every": 2},
+            6 * (12 * 96**2 + 13 * 96) + 2 * 96 + 7 * (768 * 96 + 96) + 12 + 96 * 768 + 768,
+        ),
     ],
 )
-def test_the_count_is_the_official_codes(backbone: str, architecture: dict[str, Any], expected: int) -> None:
+def test_the_count_is_the_official_codes(
+    backbone: str, architecture: dict[str, Any], expected: int
+) -> None:
     head = Head("classification", 2) if backbone == "bert-base" else Head("text", 0)
-    found = count_arm(resolve(BackboneChoice(name=backbone)), head, attention=AttentionChoice(), method="lst", architecture=architecture)
+    found = count_arm(
+        resolve(BackboneChoice(name=backbone)),
+        head,
+        attention=AttentionChoice(),
+        method="lst",
+        architecture=architecture,
+    )
     assert found.method == expected
 
 
@@ -64,9 +91,13 @@ def test_the_count_is_the_official_codes(backbone: str, architecture: dict[str, 
         (24, {"layers": [23]}, (23,)),
     ],
 )
-def test_kept_blocks_are_those_of_the_official_scripts(depth: int, architecture: dict[str, Any], kept: tuple[int, ...]) -> None:
+def test_kept_blocks_are_those_of_the_official_scripts(
+    depth: int, architecture: dict[str, Any], kept: tuple[int, ...]
+) -> None:
     resolved = resolve(tiny_choice("t5", num_layers=depth, num_decoder_layers=depth))
-    model = lst(**architecture).attach(build(resolved, make_head("text"), meta=True), resolved.family)
+    model = lst(**architecture).attach(
+        build(resolved, make_head("text"), meta=True), resolved.family
+    )
     assert model.encoder.side.kept == model.decoder.side.kept == kept
 
 
@@ -95,17 +126,25 @@ def test_gates_start_in_the_middle_and_mix_the_side_state_with_the_projected_sta
         side.alpha.copy_(torch.tensor([0.05, -0.02]))
     again = side(embedded, phi, None, {"attention_mask": None})
     gate = torch.sigmoid(torch.tensor(0.05 / 0.1))
-    assert torch.allclose(entered[2], gate * side.down[0](embedded) + (1 - gate) * side.down[1](phi[0]), atol=1e-6)
+    assert torch.allclose(
+        entered[2], gate * side.down[0](embedded) + (1 - gate) * side.down[1](phi[0]), atol=1e-6
+    )
     assert not torch.allclose(output, again)
 
 
 def test_an_open_gate_keeps_the_backbones_states_out() -> None:
     side, phi, embedded = one_ladder()
     other = [torch.randn_like(state) for state in phi]
-    assert not torch.allclose(side(embedded, phi, None, {"attention_mask": None}), side(embedded, other, None, {"attention_mask": None}))
+    assert not torch.allclose(
+        side(embedded, phi, None, {"attention_mask": None}),
+        side(embedded, other, None, {"attention_mask": None}),
+    )
     with torch.no_grad():
         side.alpha.fill_(10.0)  # sigmoid(100) is 1 in fp32
-    assert torch.equal(side(embedded, phi, None, {"attention_mask": None}), side(embedded, other, None, {"attention_mask": None}))
+    assert torch.equal(
+        side(embedded, phi, None, {"attention_mask": None}),
+        side(embedded, other, None, {"attention_mask": None}),
+    )
 
 
 @torch.no_grad()
@@ -121,11 +160,17 @@ def entries(side: Any) -> list[Tensor]:
     return seen
 
 
-def test_the_side_decoder_attends_to_the_side_encoder_and_the_up_projection_feeds_the_head() -> None:
+def test_the_side_decoder_attends_to_the_side_encoder_and_the_up_projection_feeds_the_head() -> (
+    None
+):
     model = attached("t5").eval()
     seen: dict[str, Any] = {}
-    model.decoder.side.blocks[0].layer[1].EncDecAttention.k.register_forward_pre_hook(lambda _m, args: seen.update(keys=args[0]))
-    model.encoder.side.dropout.register_forward_hook(lambda _m, _a, output: seen.update(encoder=output))
+    model.decoder.side.blocks[0].layer[1].EncDecAttention.k.register_forward_pre_hook(
+        lambda _m, args: seen.update(keys=args[0])
+    )
+    model.encoder.side.dropout.register_forward_hook(
+        lambda _m, _a, output: seen.update(encoder=output)
+    )
     model.decoder.side.up.register_forward_hook(lambda _m, _a, output: seen.update(up=output))
     batch = make_batch(resolved_tiny("t5").family, make_head("text"), seed=0, size=4)
     logits = logits_of(model, batch)
@@ -149,7 +194,9 @@ def test_side_positions_start_as_the_backbones_and_sit_in_the_first_side_block()
 def test_later_side_blocks_reuse_the_position_bias_of_the_first() -> None:
     model, seen = attached("t5").eval(), []
     for block in model.encoder.side.blocks:
-        block.layer[0].SelfAttention.register_forward_hook(lambda _m, _a, output: seen.append(output[1]))
+        block.layer[0].SelfAttention.register_forward_hook(
+            lambda _m, _a, output: seen.append(output[1])
+        )
     logits_of(model, make_batch(resolved_tiny("t5").family, make_head("text"), seed=0, size=4))
     assert len(seen) == 2 and seen[0].any()
     assert torch.equal(seen[0], seen[1])
@@ -168,11 +215,19 @@ def test_the_backbone_runs_without_a_graph(family: str, answer: Any) -> None:
     seen: list[bool] = []
     for stack in resolved_tiny(family).family.stacks(model):
         for block in stack.blocks:
-            hook = lambda _m, _a, output: seen.append((output[0] if isinstance(output, tuple) else output).requires_grad)  # noqa: E731
+            hook = lambda _m, _a, output: seen.append(  # noqa: E731
+                (output[0] if isinstance(output, tuple) else output).requires_grad
+            )
             block.register_forward_hook(hook)
-    loss_of(model, make_batch(resolved_tiny(family).family, make_head(answer), seed=0, size=4)).backward()
+    loss_of(
+        model, make_batch(resolved_tiny(family).family, make_head(answer), seed=0, size=4)
+    ).backward()
     assert seen and not any(seen)
-    assert all(parameter.grad is None for name, parameter in model.named_parameters() if ".side." not in name)
+    assert all(
+        parameter.grad is None
+        for name, parameter in model.named_parameters()
+        if ".side." not in name
+    )
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -195,14 +250,18 @@ def test_beam_search_scores_are_those_of_the_sequences_it_returns(family: str) -
 
 def test_a_cache_that_cannot_grow_is_refused() -> None:
     with pytest.raises(IncompatibleError, match="got a StaticCache, expected a DynamicCache"):
-        attached("llama").generate(torch.full((1, 3), 20), max_new_tokens=3, cache_implementation="static")
+        attached("llama").generate(
+            torch.full((1, 3), 20), max_new_tokens=3, cache_implementation="static"
+        )
 
 
 def test_pruning_carries_the_kept_coordinates_through_a_t5_block() -> None:
     model: Any = build(resolved_tiny("t5"), make_head("text"))
     block = model.encoder.block[0]
     attention, forward = block.layer[0].SelfAttention, block.layer[1].DenseReluDense
-    embedded, rows, stream, inner, last = (sorted(torch.randperm(n)[: n // 2].tolist()) for n in (D, D, D, 64, D))
+    embedded, rows, stream, inner, last = (
+        sorted(torch.randperm(n)[: n // 2].tolist()) for n in (D, D, D, 64, D)
+    )
     with torch.no_grad():
         model.shared.weight[:, embedded] += 10
         for weight in (attention.q.weight, attention.k.weight, attention.v.weight):
@@ -210,16 +269,27 @@ def test_pruning_carries_the_kept_coordinates_through_a_t5_block() -> None:
         loud(attention.o.weight, stream, rows)
         loud(forward.wi.weight, inner, stream)
         loud(forward.wo.weight, last, inner)
-        for norm in (block.layer[0].layer_norm, block.layer[1].layer_norm, model.encoder.final_layer_norm):
+        for norm in (
+            block.layer[0].layer_norm,
+            block.layer[1].layer_norm,
+            model.encoder.final_layer_norm,
+        ):
             norm.weight.copy_(torch.randn(D))
     side: Any = attach_to(model, "t5", layers=[0], init="magnitude").encoder.side
     narrow = side.blocks[0]
     for name in ("q", "k", "v"):
-        assert torch.equal(getattr(narrow.layer[0].SelfAttention, name).weight, getattr(attention, name).weight[rows][:, embedded])
+        assert torch.equal(
+            getattr(narrow.layer[0].SelfAttention, name).weight,
+            getattr(attention, name).weight[rows][:, embedded],
+        )
     assert torch.equal(narrow.layer[0].SelfAttention.o.weight, attention.o.weight[stream][:, rows])
-    assert torch.equal(narrow.layer[1].DenseReluDense.wi.weight, forward.wi.weight[inner][:, stream])
+    assert torch.equal(
+        narrow.layer[1].DenseReluDense.wi.weight, forward.wi.weight[inner][:, stream]
+    )
     assert torch.equal(narrow.layer[1].DenseReluDense.wo.weight, forward.wo.weight[last][:, inner])
-    assert torch.equal(narrow.layer[0].layer_norm.weight, block.layer[0].layer_norm.weight[embedded])
+    assert torch.equal(
+        narrow.layer[0].layer_norm.weight, block.layer[0].layer_norm.weight[embedded]
+    )
     assert torch.equal(narrow.layer[1].layer_norm.weight, block.layer[1].layer_norm.weight[stream])
     assert torch.equal(side.norm.weight, model.encoder.final_layer_norm.weight[last])
 
@@ -234,12 +304,20 @@ def loud(weight: Tensor, rows: list[int], columns: list[int]) -> None:
 
 def test_pruning_gives_cross_attention_the_columns_that_the_side_encoder_kept() -> None:
     model: Any = build(resolved_tiny("t5"), make_head("text"))
-    forward, cross = model.encoder.block[1].layer[1].DenseReluDense, model.decoder.block[1].layer[1].EncDecAttention
+    forward, cross = (
+        model.encoder.block[1].layer[1].DenseReluDense,
+        model.decoder.block[1].layer[1].EncDecAttention,
+    )
     stream = sorted(torch.randperm(D)[:K].tolist())
     with torch.no_grad():
         forward.wo.weight[stream] += 10
         model.decoder.block[1].layer[0].SelfAttention.o.weight[:K] += 10
-    narrow = attach_to(model, "t5", layers=[1], init="magnitude").decoder.side.blocks[0].layer[1].EncDecAttention
+    narrow = (
+        attach_to(model, "t5", layers=[1], init="magnitude")
+        .decoder.side.blocks[0]
+        .layer[1]
+        .EncDecAttention
+    )
     own = list(range(K))
     rows = kept_rows(K, (cross.q.weight, own), (cross.k.weight, stream), (cross.v.weight, stream))
     assert torch.equal(narrow.q.weight, cross.q.weight[rows][:, own])
@@ -250,7 +328,10 @@ def test_pruning_gives_cross_attention_the_columns_that_the_side_encoder_kept() 
 def test_pruning_follows_the_layouts_of_every_family() -> None:
     for family, answer in CASES[1:4]:
         model = attached(family, answer, layers=[1], init="magnitude")
-        stack, memory = stack_of(model, family), {"gpt2": gpt2_by_hand, "bert": bert_by_hand, "llama": llama_by_hand}[family]
+        stack, memory = (
+            stack_of(model, family),
+            {"gpt2": gpt2_by_hand, "bert": bert_by_hand, "llama": llama_by_hand}[family],
+        )
         memory(model, stack.blocks[1], stack.module.side.blocks[0], stack.module.side)
 
 
@@ -268,7 +349,9 @@ def gpt2_by_hand(model: Any, block: Any, narrow: Any, side: Any) -> None:
     rows = kept_rows(K, (q, columns), (k, columns), (v, columns))
     expected = torch.cat([part[rows][:, columns] for part in (q, k, v)])
     assert torch.equal(narrow.attn.c_attn.weight.t(), expected)
-    assert torch.equal(narrow.attn.c_attn.bias, torch.cat([part[rows] for part in block.attn.c_attn.bias.split(D)]))
+    assert torch.equal(
+        narrow.attn.c_attn.bias, torch.cat([part[rows] for part in block.attn.c_attn.bias.split(D)])
+    )
     stream = kept_rows(K, (block.attn.c_proj.weight.t(), rows))
     assert torch.equal(narrow.attn.c_proj.weight.t(), block.attn.c_proj.weight.t()[stream][:, rows])
     assert torch.equal(narrow.ln_2.bias, block.ln_2.bias[stream])
@@ -276,13 +359,22 @@ def gpt2_by_hand(model: Any, block: Any, narrow: Any, side: Any) -> None:
 
 def bert_by_hand(model: Any, block: Any, narrow: Any, side: Any) -> None:
     attention = block.attention.self
-    columns = sorted(model.bert.embeddings.word_embeddings.weight.abs().double().sum(0).topk(K).indices.tolist())
-    rows = kept_rows(K, *((m.weight, columns) for m in (attention.query, attention.key, attention.value)))
+    columns = sorted(
+        model.bert.embeddings.word_embeddings.weight.abs().double().sum(0).topk(K).indices.tolist()
+    )
+    rows = kept_rows(
+        K, *((m.weight, columns) for m in (attention.query, attention.key, attention.value))
+    )
     assert torch.equal(narrow.attention.self.key.weight, attention.key.weight[rows][:, columns])
     stream = kept_rows(K, (block.attention.output.dense.weight, rows))
     inner = kept_rows(32, (block.intermediate.dense.weight, stream))
-    assert torch.equal(narrow.intermediate.dense.weight, block.intermediate.dense.weight[inner][:, stream])
-    assert torch.equal(narrow.output.dense.weight, block.output.dense.weight[kept_rows(K, (block.output.dense.weight, inner))][:, inner])
+    assert torch.equal(
+        narrow.intermediate.dense.weight, block.intermediate.dense.weight[inner][:, stream]
+    )
+    assert torch.equal(
+        narrow.output.dense.weight,
+        block.output.dense.weight[kept_rows(K, (block.output.dense.weight, inner))][:, inner],
+    )
     assert isinstance(side.norm, nn.Identity)
 
 
@@ -301,18 +393,25 @@ def llama_by_hand(model: Any, block: Any, narrow: Any, side: Any) -> None:
 def test_fisher_importance_is_the_sum_of_squared_gradients() -> None:
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
     unused = nn.Parameter(torch.ones(1))
-    found = squared_gradients([weight, unused], ((weight * torch.tensor(x)).sum() for x in ([1.0, 2.0], [3.0, -1.0])))
+    found = squared_gradients(
+        [weight, unused], ((weight * torch.tensor(x)).sum() for x in ([1.0, 2.0], [3.0, -1.0]))
+    )
     assert torch.equal(found[weight], torch.tensor([10.0, 5.0]))
     assert not found[unused].any()
     assert weight.grad is None
 
 
 @pytest.mark.parametrize(("family", "answer"), CASES[:4])
-def test_fisher_pruning_is_by_single_examples_of_the_pretrained_models_loss(family: str, answer: Any) -> None:
+def test_fisher_pruning_is_by_single_examples_of_the_pretrained_models_loss(
+    family: str, answer: Any
+) -> None:
     plain: Any = build(resolved_tiny(family), make_head(answer)).eval()
     family_, head = resolved_tiny(family).family, make_head(answer)
     batches = [make_batch(family_, head, seed=s, size=3) for s in range(2)]
-    model, reference = attach_to(copy.deepcopy(plain), family, init="fisher"), attach_to(copy.deepcopy(plain), family, init="random")
+    model, reference = (
+        attach_to(copy.deepcopy(plain), family, init="fisher"),
+        attach_to(copy.deepcopy(plain), family, init="random"),
+    )
     lst(init="fisher").prepare(model, family_, batches, loss_of)
 
     importance = {name: torch.zeros_like(parameter) for name, parameter in plain.named_parameters()}
@@ -324,13 +423,20 @@ def test_fisher_pruning_is_by_single_examples_of_the_pretrained_models_loss(fami
                 importance[name] += 0 if parameter.grad is None else parameter.grad.square()
     names = {parameter: name for name, parameter in reference.named_parameters()}
     prune_into_side(reference, family_, lambda parameter: importance[names[parameter]])
-    found, expected = stack_of(model, family).module.side.blocks, stack_of(reference, family).module.side.blocks
-    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
+    found, expected = (
+        stack_of(model, family).module.side.blocks,
+        stack_of(reference, family).module.side.blocks,
+    )
+    assert all(
+        torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True)
+    )
 
 
 def test_preparation_leaves_everything_but_the_side_blocks_as_it_was() -> None:
     model = attached("t5", init="fisher").train()
-    before = {name: (tensor.clone(), tensor.requires_grad) for name, tensor in model.named_parameters()}
+    before = {
+        name: (tensor.clone(), tensor.requires_grad) for name, tensor in model.named_parameters()
+    }
     asked = []
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -338,25 +444,41 @@ def test_preparation_leaves_everything_but_the_side_blocks_as_it_was() -> None:
         assert not model.training
         return loss_of(model, batch)
 
-    batches = [make_batch(resolved_tiny("t5").family, make_head("text"), seed=0, size=4) for _ in range(2)]
+    batches = [
+        make_batch(resolved_tiny("t5").family, make_head("text"), seed=0, size=4) for _ in range(2)
+    ]
     lst(init="fisher", fisher_examples=5).prepare(model, resolved_tiny("t5").family, batches, loss)
     assert asked == [1] * 5
     assert model.training
-    changed = {name for name, tensor in model.named_parameters() if not torch.equal(tensor, before[name][0])}
+    changed = {
+        name
+        for name, tensor in model.named_parameters()
+        if not torch.equal(tensor, before[name][0])
+    }
     assert changed and all(".side.blocks." in name for name in changed)
-    assert all(tensor.requires_grad == before[name][1] and tensor.grad is None for name, tensor in model.named_parameters())
+    assert all(
+        tensor.requires_grad == before[name][1] and tensor.grad is None
+        for name, tensor in model.named_parameters()
+    )
     assert loss_of(model, batches[0]).requires_grad  # the side networks are back
 
 
 def test_preparation_without_an_example_says_so() -> None:
     with pytest.raises(DataError, match="got no training example"):
-        lst(init="fisher").prepare(attached("t5", init="fisher"), resolved_tiny("t5").family, [], loss_of)
+        lst(init="fisher").prepare(
+            attached("t5", init="fisher"), resolved_tiny("t5").family, [], loss_of
+        )
 
 
 def test_the_magnitude_start_depends_on_no_random_number() -> None:
     plain = build(resolved_tiny("t5"), make_head("text"))
-    sides = [attach_to(copy.deepcopy(plain), "t5", init="magnitude").decoder.side.blocks for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(sides[0].parameters(), sides[1].parameters(), strict=True))
+    sides = [
+        attach_to(copy.deepcopy(plain), "t5", init="magnitude").decoder.side.blocks
+        for _ in range(2)
+    ]
+    assert all(
+        torch.equal(a, b) for a, b in zip(sides[0].parameters(), sides[1].parameters(), strict=True)
+    )
     toy = make_arm("lst", "t5", "text", architecture={"reduction": 2, "init": "magnitude"})
     before = copy.deepcopy(toy.model.state_dict())
     prune_into_side(toy.model, toy.family, magnitude)  # type: ignore[arg-type]

@@ -39,7 +39,9 @@ def test_a_known_load_costs_its_processor_seconds_times_the_watts() -> None:
     with Meter("cpu", sources=[[CpuTime()]]) as meter:
         busy(0.3)
         time.sleep(0.2)
-    assert meter.energy_kwh == pytest.approx(0.3 * WATTS_PER_CORE / JOULES_PER_KWH, rel=0.05)  # the meter's own work is in it
+    assert meter.energy_kwh == pytest.approx(
+        0.3 * WATTS_PER_CORE / JOULES_PER_KWH, rel=0.05
+    )  # the meter's own work is in it
     assert meter.energy_source == "cpu-time-estimate"
     assert meter.seconds >= 0.5
     assert meter.watts == pytest.approx(meter.energy_kwh * JOULES_PER_KWH / meter.seconds)
@@ -56,11 +58,23 @@ def test_an_outer_phase_contains_its_inner_ones_and_the_block_contains_all() -> 
                     board.pending += 4
         with meter.phase("forward"):
             board.pending += 16
-    joules = {path: (record.energy_kwh or 0.0) * JOULES_PER_KWH for path, record in meter.phases.items()}
-    assert joules == {"train": pytest.approx(10), "train/forward": pytest.approx(8), "forward": pytest.approx(16)}
+    joules = {
+        path: (record.energy_kwh or 0.0) * JOULES_PER_KWH for path, record in meter.phases.items()
+    }
+    assert joules == {
+        "train": pytest.approx(10),
+        "train/forward": pytest.approx(8),
+        "forward": pytest.approx(16),
+    }
     assert meter.energy_kwh == pytest.approx(27 / JOULES_PER_KWH)
     assert meter["train"].seconds >= meter["train/forward"].seconds
-    assert [line.split()[0] for line in meter.table().splitlines()] == ["phase", "(all)", "train", "train/forward", "forward"]
+    assert [line.split()[0] for line in meter.table().splitlines()] == [
+        "phase",
+        "(all)",
+        "train",
+        "train/forward",
+        "forward",
+    ]
 
 
 def test_two_boards_of_a_process_add_up_and_each_counts_once() -> None:
@@ -146,5 +160,7 @@ def gathered(rank: int) -> dict[str, Any]:
 
 def test_the_processes_of_a_group_add_up_and_all_say_the_same() -> None:
     first, second = on_ranks(gathered)
-    assert first["together"] == second["together"] == pytest.approx(first["alone"] + second["alone"])
+    assert (
+        first["together"] == second["together"] == pytest.approx(first["alone"] + second["alone"])
+    )
     assert first["phases"] == second["phases"] == ["rank-0", "rank-1"]

@@ -93,7 +93,11 @@ def test_a_resumed_trial_adds_to_what_was_spent_before_the_cut() -> None:
         source.pending += 4
     assert second.energy_kwh("train") == pytest.approx(7 / JOULES_PER_KWH)
     assert second.seconds("train") > saved["train"]["seconds"]
-    assert second.local()["train"].memory["allocated_bytes"] == saved["train"]["memory"]["allocated_bytes"] >= 4000
+    assert (
+        second.local()["train"].memory["allocated_bytes"]
+        == saved["train"]["memory"]["allocated_bytes"]
+        >= 4000
+    )
 
 
 def test_accounts_survive_a_state_round_trip_unchanged() -> None:
@@ -107,7 +111,14 @@ def test_accounts_survive_a_state_round_trip_unchanged() -> None:
 # ranks together
 
 
-def account(seconds: float, *, kind: str = "nvml", device: str = "GPU-a", joules: float = 36.0, processes: int = 1) -> LocalPhase:
+def account(
+    seconds: float,
+    *,
+    kind: str = "nvml",
+    device: str = "GPU-a",
+    joules: float = 36.0,
+    processes: int = 1,
+) -> LocalPhase:
     gpus = {device: processes} if kind == "nvml" else {}
     memory = {"allocated_bytes": int(joules), "reserved_bytes": 100, "rss_bytes": 7}
     return LocalPhase(seconds, {kind: {device: joules}}, {kind: seconds}, gpus, memory=memory)  # type: ignore[arg-type]
@@ -122,7 +133,10 @@ def test_a_gpu_shared_by_two_ranks_counts_once_and_two_gpus_twice() -> None:
 
 
 def test_estimates_of_processes_add_up() -> None:
-    ranks = [{"train": account(10, kind="cpu-time-estimate", device=f"process-{rank}")} for rank in range(3)]
+    ranks = [
+        {"train": account(10, kind="cpu-time-estimate", device=f"process-{rank}")}
+        for rank in range(3)
+    ]
     record = combine(ranks)[0]["train"]
     assert (record.energy_kwh, record.energy_source) == (pytest.approx(3e-5), "cpu-time-estimate")
 
@@ -133,8 +147,15 @@ def test_two_processor_meters_are_two_devices() -> None:
 
 
 def test_memory_is_the_maximum_and_the_sum_over_ranks() -> None:
-    memory = combine([{"train": account(1, joules=36)}, {"train": account(1, device="GPU-b", joules=50)}])[0]["train"].memory
-    assert (memory.allocated_max_bytes, memory.allocated_sum_bytes, memory.reserved_sum_bytes, memory.rss_sum_bytes) == (50, 86, 200, 14)
+    memory = combine(
+        [{"train": account(1, joules=36)}, {"train": account(1, device="GPU-b", joules=50)}]
+    )[0]["train"].memory
+    assert (
+        memory.allocated_max_bytes,
+        memory.allocated_sum_bytes,
+        memory.reserved_sum_bytes,
+        memory.rss_sum_bytes,
+    ) == (50, 86, 200, 14)
 
 
 def test_a_phase_with_a_hole_on_one_rank_has_no_energy() -> None:
@@ -146,14 +167,19 @@ def test_a_phase_with_a_hole_on_one_rank_has_no_energy() -> None:
 
 
 def test_measured_and_estimated_joules_are_not_added_up() -> None:
-    ranks = [{"train": account(10)}, {"train": account(10, kind="cpu-time-estimate", device="process-1")}]
+    ranks = [
+        {"train": account(10)},
+        {"train": account(10, kind="cpu-time-estimate", device="process-1")},
+    ]
     record, missing = combine(ranks)
     assert record["train"].energy_kwh is None and "phases.train.energy_kwh" in missing
 
 
 def test_a_phase_that_one_rank_alone_visits_is_its_own() -> None:
     record, _ = combine([{"checkpoint": account(2)}, {}])
-    assert record["checkpoint"].seconds == 2 and record["checkpoint"].energy_kwh == pytest.approx(1e-5)
+    assert record["checkpoint"].seconds == 2 and record["checkpoint"].energy_kwh == pytest.approx(
+        1e-5
+    )
 
 
 def test_every_null_has_a_reason_and_every_reason_a_null() -> None:
@@ -161,7 +187,15 @@ def test_every_null_has_a_reason_and_every_reason_a_null() -> None:
     with meter.phase("load"):
         pass
     records, missing = combine([meter.local()])
-    nulls = {f"phases.load.{key}" for key, value in records["load"].model_dump(exclude={"memory"}).items() if value is None}
-    nulls |= {f"phases.load.memory.{key}" for key, value in records["load"].memory.model_dump().items() if value is None}
+    nulls = {
+        f"phases.load.{key}"
+        for key, value in records["load"].model_dump(exclude={"memory"}).items()
+        if value is None
+    }
+    nulls |= {
+        f"phases.load.memory.{key}"
+        for key, value in records["load"].memory.model_dump().items()
+        if value is None
+    }
     assert {key for key in missing if "[" not in key} == nulls
     assert all(missing.values())

@@ -117,7 +117,9 @@ def test_a_phase_too_short_for_the_counter_gets_its_share_of_the_next_movement()
     seconds = {name: phase.seconds for name, phase in record.items()}
     kwh = {name: phase.energy_kwh for name, phase in record.items()}
     assert sum(kwh.values()) == pytest.approx(60 / JOULES_PER_KWH)
-    assert kwh["checkpoint"] / kwh["train"] == pytest.approx(seconds["checkpoint"] / seconds["train"])
+    assert kwh["checkpoint"] / kwh["train"] == pytest.approx(
+        seconds["checkpoint"] / seconds["train"]
+    )
 
 
 def test_an_idle_board_has_a_read_energy_of_zero_which_is_a_reading() -> None:
@@ -140,7 +142,10 @@ def test_without_counter_and_power_energy_is_null_and_both_reasons_stand() -> No
         pass
     record, missing = combine([meter.local()])
     assert record["train"].energy_kwh is None and record["train"].energy_source is None
-    assert "TotalEnergyConsumption" in missing["phases.train.energy_kwh"] and "PowerUsage" in missing["phases.train.energy_kwh"]
+    assert (
+        "TotalEnergyConsumption" in missing["phases.train.energy_kwh"]
+        and "PowerUsage" in missing["phases.train.energy_kwh"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,13 +155,18 @@ def test_without_counter_and_power_energy_is_null_and_both_reasons_stand() -> No
         (FakeNvml(HandleByUUID=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)), "cannot open GPU-a"),
     ],
 )
-def test_a_board_that_is_not_ours_alone_or_not_known_has_no_energy(api: FakeNvml, reason: str) -> None:
+def test_a_board_that_is_not_ours_alone_or_not_known_has_no_energy(
+    api: FakeNvml, reason: str
+) -> None:
     meter = gpu_meter(api, sample_read_energy=True)
     with meter.phase("train"):
         pass
     record, missing = combine([meter.local()])
     assert record["train"].energy_kwh is None and record["train"].read_energy_kwh is None
-    assert reason in missing["phases.train.energy_kwh"] and reason in missing["phases.train.read_energy_kwh"]
+    assert (
+        reason in missing["phases.train.energy_kwh"]
+        and reason in missing["phases.train.read_energy_kwh"]
+    )
 
 
 def test_another_process_on_the_board_makes_its_energy_null_even_if_it_leaves() -> None:
@@ -239,11 +249,20 @@ def test_read_eq16_is_null_with_a_reason_on_a_cpu() -> None:
 
 def powercap(root: Path, **energy_uj: int) -> Path:
     """A powercap tree: packages by name; and domains that must not be counted."""
-    zones = {f"intel-rapl:{i}": (name.replace("_", "-"), value) for i, (name, value) in enumerate(energy_uj.items())}
-    for zone, (name, value) in (zones | {"intel-rapl:0:0": ("core", 7), "intel-rapl:9": ("psys", 7)}).items():
+    zones = {
+        f"intel-rapl:{i}": (name.replace("_", "-"), value)
+        for i, (name, value) in enumerate(energy_uj.items())
+    }
+    for zone, (name, value) in (
+        zones | {"intel-rapl:0:0": ("core", 7), "intel-rapl:9": ("psys", 7)}
+    ).items():
         folder = root / zone
         folder.mkdir(parents=True, exist_ok=True)
-        for file, text in {"name": name, "energy_uj": value, "max_energy_range_uj": 1_000_000}.items():
+        for file, text in {
+            "name": name,
+            "energy_uj": value,
+            "max_energy_range_uj": 1_000_000,
+        }.items():
             (folder / file).write_text(f"{text}\n")
     return root
 
@@ -276,7 +295,9 @@ def test_rapl_that_is_absent_or_unreadable_says_so(tmp_path: Path) -> None:
 def rapl_rank(root: Path, *, host_busy_s: float) -> dict[str, LocalPhase]:
     """One rank that uses 0.2 s of a processor while its host is busy for `host_busy_s` and the package spends 0.5 J."""
     busy_s = [0.0]
-    meter = PhaseMeter(CPU, sources=[CpuTime(10.0), Rapl(powercap(root, package_0=0), busy_s=lambda: busy_s[0])])
+    meter = PhaseMeter(
+        CPU, sources=[CpuTime(10.0), Rapl(powercap(root, package_0=0), busy_s=lambda: busy_s[0])]
+    )
     with meter.phase("train"):
         until_s = time.process_time() + 0.2
         while time.process_time() < until_s:
@@ -288,7 +309,10 @@ def rapl_rank(root: Path, *, host_busy_s: float) -> dict[str, LocalPhase]:
 
 def test_rapl_of_a_host_that_works_for_us_alone_is_the_energy(tmp_path: Path) -> None:
     record = combine([rapl_rank(tmp_path, host_busy_s=0.25)])[0]["train"]
-    assert (record.energy_source, record.energy_kwh) == ("rapl", pytest.approx(0.5 / JOULES_PER_KWH))
+    assert (record.energy_source, record.energy_kwh) == (
+        "rapl",
+        pytest.approx(0.5 / JOULES_PER_KWH),
+    )
 
 
 def test_rapl_of_a_shared_host_gives_way_to_the_estimate_and_says_why(tmp_path: Path) -> None:
@@ -302,7 +326,10 @@ def test_rapl_of_a_shared_host_gives_way_to_the_estimate_and_says_why(tmp_path: 
 def test_rapl_of_one_host_counts_once_for_its_ranks_and_their_work_is_ours(tmp_path: Path) -> None:
     ranks = [rapl_rank(tmp_path, host_busy_s=0.5), rapl_rank(tmp_path, host_busy_s=0.5)]
     record = combine(ranks)[0]["train"]
-    assert (record.energy_source, record.energy_kwh) == ("rapl", pytest.approx(0.5 / JOULES_PER_KWH))
+    assert (record.energy_source, record.energy_kwh) == (
+        "rapl",
+        pytest.approx(0.5 / JOULES_PER_KWH),
+    )
 
 
 # processor time
@@ -324,7 +351,9 @@ def test_the_estimate_is_processor_seconds_of_all_threads_times_watts() -> None:
         for thread in threads:
             thread.join()
     joules = (meter.energy_kwh("train") or 0) * JOULES_PER_KWH
-    assert 0.3 * 10 <= joules <= (time.process_time() - before_s) * 10  # sleeping is free, both threads are in
+    assert (
+        0.3 * 10 <= joules <= (time.process_time() - before_s) * 10
+    )  # sleeping is free, both threads are in
 
 
 def test_a_phase_that_fails_is_closed_and_its_thread_ends() -> None:
@@ -350,7 +379,15 @@ def test_a_phase_that_fails_is_closed_and_its_thread_ends() -> None:
 
 def test_hardware_lists_boards_and_names_no_host() -> None:
     facts = hardware(FakeNvml(EnforcedPowerLimit=NOT_SUPPORTED))
-    assert facts["gpus"] == [{"name": "Fake 9000", "memory_bytes": 1 << 30, "power_limit_w": None, "tdp_w": 300.0, "driver": "600.1"}]
+    assert facts["gpus"] == [
+        {
+            "name": "Fake 9000",
+            "memory_bytes": 1 << 30,
+            "power_limit_w": None,
+            "tdp_w": 300.0,
+            "driver": "600.1",
+        }
+    ]
     assert facts["memory_bytes"] > 0 and facts["logical_cores"] > 0
     json.dumps(facts)
 

@@ -30,7 +30,9 @@ def test_a_small_phase_after_a_big_one_does_not_inherit_its_resident_peak() -> N
 
 def test_release_memory_returns_freed_memory_to_the_system() -> None:
     before = baseline_bytes(CPU)
-    blocks = [torch.ones(20_000) for _ in range(1000)]  # 80 kB each: below glibc's mmap threshold, so freeing alone keeps them
+    blocks = [
+        torch.ones(20_000) for _ in range(1000)
+    ]  # 80 kB each: below glibc's mmap threshold, so freeing alone keeps them
     held = baseline_bytes(CPU)
     del blocks
     release_memory()
@@ -75,15 +77,23 @@ def mlp_peak(*, frozen: tuple[bool, bool], grad: bool) -> int:
         ((False, False), False, BH + B_OUT),  # hidden after relu, and the output
         ((True, True), True, BH + B_OUT),  # nothing is saved for a backward pass that nobody needs
         ((True, False), True, BH + OUT_H + SCALARS),  # saved hidden, gradient of W2
-        ((False, False), True, 3 * BH + OUT_H + SCALARS),  # saved hidden, its gradient before and after relu, gradient of W2
+        (
+            (False, False),
+            True,
+            3 * BH + OUT_H + SCALARS,
+        ),  # saved hidden, its gradient before and after relu, gradient of W2
     ],
 )
-def test_tensor_peak_of_a_two_layer_mlp_is_the_analytic_one(frozen: tuple[bool, bool], grad: bool, expected: int) -> None:
+def test_tensor_peak_of_a_two_layer_mlp_is_the_analytic_one(
+    frozen: tuple[bool, bool], grad: bool, expected: int
+) -> None:
     assert mlp_peak(frozen=frozen, grad=grad) == expected
 
 
 def test_tensor_peak_sees_recomputation_of_checkpointed_blocks() -> None:
-    blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()) for _ in range(6))
+    blocks = nn.ModuleList(
+        nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()) for _ in range(6)
+    )
     x = torch.randn(256, 64)
 
     def peak_bytes(recompute: bool) -> int:
@@ -96,7 +106,9 @@ def test_tensor_peak_sees_recomputation_of_checkpointed_blocks() -> None:
             h.sum().backward()
         return peak.peak_bytes - start_bytes
 
-    saved = 4 * 256 * 64  # bytes of one activation; a plain block keeps four, a recomputed one keeps its input
+    saved = (
+        4 * 256 * 64
+    )  # bytes of one activation; a plain block keeps four, a recomputed one keeps its input
     assert peak_bytes(False) >= 6 * 4 * saved - saved
     assert peak_bytes(True) <= peak_bytes(False) - 5 * 3 * saved + 2 * saved
 
@@ -148,7 +160,10 @@ def test_watching_a_step_changes_no_bit_of_it() -> None:
 
 def test_the_first_two_steps_are_watched_and_then_only_larger_ones() -> None:
     meter, watched = PhaseMeter(CPU), []
-    for sizes in ((50, 30, 40), (30, 40, 50, 50)):  # the first step has no optimizer state yet, so 40 and 50 come again
+    for sizes in (
+        (50, 30, 40),
+        (30, 40, 50, 50),
+    ):  # the first step has no optimizer state yet, so 40 and 50 come again
         with meter.phase("train"):
             for size in sizes:
                 with meter.probe(size) as watching:
@@ -172,5 +187,7 @@ def test_a_probe_measures_its_phase_with_the_optimizer_state() -> None:
     first, second = peak_bytes("first"), peak_bytes("second")
     with meter.phase("idle"):
         pass
-    assert 0 <= second - first <= 8000  # exp_avg and exp_avg_sq live from the start, gradients and temporaries come on top
+    assert (
+        0 <= second - first <= 8000
+    )  # exp_avg and exp_avg_sq live from the start, gradients and temporaries come on top
     assert "allocated_bytes" not in meter.local()["idle"].memory

@@ -15,7 +15,11 @@ PREDICTED = [1, 1, 0, 1, 0]  # 2 true, 1 false positive, 1 false negative, 1 tru
 
 @pytest.mark.parametrize(
     ("metric", "expected"),
-    [("accuracy", 60.0), ("f1", 100 * 4 / 6), ("matthews", 100 * (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))],
+    [
+        ("accuracy", 60.0),
+        ("f1", 100 * 4 / 6),
+        ("matthews", 100 * (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2)),
+    ],
 )
 def test_class_metrics_by_hand(metric: str, expected: float) -> None:
     assert score([metric], PREDICTED, GOLD)[metric] == pytest.approx(expected)
@@ -23,7 +27,10 @@ def test_class_metrics_by_hand(metric: str, expected: float) -> None:
 
 def test_correlations_by_hand() -> None:
     found = score(["pearson", "spearman"], [1.0, 2.0, 4.0], [1.0, 2.0, 3.0])
-    assert found == {"pearson": pytest.approx(100 * 3 / math.sqrt(2 * 14 / 3)), "spearman": pytest.approx(100.0)}
+    assert found == {
+        "pearson": pytest.approx(100 * 3 / math.sqrt(2 * 14 / 3)),
+        "spearman": pytest.approx(100.0),
+    }
 
 
 def test_matthews_of_more_than_two_classes() -> None:
@@ -45,7 +52,14 @@ def test_an_answer_that_is_no_label_counts_as_a_wrong_one(metric: str, gold: int
 
 @pytest.mark.parametrize(
     ("metric", "predicted"),
-    [("matthews", [1, 1, 1]), *((metric, values) for metric in ("pearson", "spearman") for values in ([1.0] * 3, [float("nan")] * 3))],
+    [
+        ("matthews", [1, 1, 1]),
+        *(
+            (metric, values)
+            for metric in ("pearson", "spearman")
+            for values in ([1.0] * 3, [float("nan")] * 3)
+        ),
+    ],
 )
 def test_predictions_that_say_nothing_score_zero(metric: str, predicted: list[float]) -> None:
     assert score([metric], predicted, [0, 1, 1])[metric] == 0.0

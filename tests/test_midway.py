@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from suite.record.attempts import PreemptedError
+from suite.record.folder import Home
+from suite.record.result import TrialResult
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train import midway
-from suite.train.attempts import PreemptedError
-from suite.train.folder import Home, Workspace
 from suite.train.loop import Trainer
 from suite.train.midway import Pace, set_streams, streams
-from suite.train.result import TrialResult
-from suite.train.spec import TrialSpec
 from tests.forked import fork_group
 from tests.test_loop import TRAINING, curve, make_spec
 from tests.tiny import tiny_choice
@@ -38,13 +39,21 @@ CASES: dict[str, Left] = {
 def spec_of(ranks: int, *, dropout: float = 0.1) -> TrialSpec:
     training = TRAINING.model_copy(update={"epochs": EPOCHS, "epoch_steps": STEPS, "zero_stage": 3})
     spec = make_spec(training=training, world_size=ranks)
-    return spec.model_copy(update={"arm": spec.arm.model_copy(update={"backbone": tiny_choice("bert", dropout=dropout)})})
+    return spec.model_copy(
+        update={
+            "arm": spec.arm.model_copy(update={"backbone": tiny_choice("bert", dropout=dropout)})
+        }
+    )
 
 
-def trial(rank: int, port: int, folder: Path, spec: TrialSpec, ranks: int, leave: Left | None) -> None:
+def trial(
+    rank: int, port: int, folder: Path, spec: TrialSpec, ranks: int, leave: Left | None
+) -> None:
     """Run or go on with a trial; one that leaves notes how far it was."""
     midway.MOST_STEPS = 1  # a vote at every step, so that a test may say when
-    trainer = Trainer(Workspace(Home(folder)), rank=rank, world_size=ranks, local_rank=rank, master_port=port)
+    trainer = Trainer(
+        Workspace(Home(folder)), rank=rank, world_size=ranks, local_rank=rank, master_port=port
+    )
     trainer.start(spec)
     if leave is not None and rank == leave[1]:
         _leave_after(trainer, leave[2])
@@ -76,26 +85,51 @@ def everything(folder: Path) -> None:
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for ranks in (1, 2):
-        assert fork_group(trial, folder / f"whole-{ranks}", spec_of(ranks), ranks, None, world_size=ranks, join=False) == [0] * ranks
+        assert (
+            fork_group(
+                trial,
+                folder / f"whole-{ranks}",
+                spec_of(ranks),
+                ranks,
+                None,
+                world_size=ranks,
+                join=False,
+            )
+            == [0] * ranks
+        )
         found[f"whole {ranks}"] = read(folder / f"whole-{ranks}", spec_of(ranks))
     for name, left in CASES.items():
         ranks, home, spec = left[0], folder / name.replace(" ", "-"), spec_of(left[0])
-        assert fork_group(trial, home, spec, ranks, left, world_size=ranks, join=False) == [0] * ranks
+        assert (
+            fork_group(trial, home, spec, ranks, left, world_size=ranks, join=False) == [0] * ranks
+        )
         said = [(home / f"left-{rank}").read_text() for rank in range(ranks)]
         kept = sorted(p.name for p in Home(home).trial(spec).checkpoint.iterdir())
-        assert fork_group(trial, home, spec, ranks, None, world_size=ranks, join=False) == [0] * ranks
+        assert (
+            fork_group(trial, home, spec, ranks, None, world_size=ranks, join=False) == [0] * ranks
+        )
         found[name] = [ranks, said, kept, read(home, spec)]
     plain = spec_of(2, dropout=0.0)
     assert fork_group(trial, folder / "plain", plain, 2, None, world_size=2, join=False) == [0, 0]
-    assert fork_group(trial, folder / "shrunk", plain, 2, (2, 0, 3), world_size=2, join=False) == [0, 0]
+    assert fork_group(trial, folder / "shrunk", plain, 2, (2, 0, 3), world_size=2, join=False) == [
+        0,
+        0,
+    ]
     assert fork_group(trial, folder / "shrunk", plain, 1, None, join=False) == [0]
-    found["another number of ranks"] = [read(folder / "plain", plain), read(folder / "shrunk", plain)]
+    found["another number of ranks"] = [
+        read(folder / "plain", plain),
+        read(folder / "shrunk", plain),
+    ]
     (folder / "found.json").write_text(json.dumps(found))
 
 
 def read(home: Path, spec: TrialSpec) -> dict[str, Any]:
     result = Home(home).trial(spec).result()
-    assert isinstance(result, TrialResult) and result.validity is not None and result.timing is not None
+    assert (
+        isinstance(result, TrialResult)
+        and result.validity is not None
+        and result.timing is not None
+    )
     first = result.validity.loss_first
     sizes = result.provenance.get("world_sizes")
     return {
@@ -111,7 +145,9 @@ def read(home: Path, spec: TrialSpec) -> dict[str, Any]:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("midway")
     code = f"from pathlib import Path; from tests.test_midway import everything; everything(Path({str(folder)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=280)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=280
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return answer
@@ -121,12 +157,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_an_epoch_that_was_left_goes_on_bit_for_bit(found: dict[str, Any], name: str) -> None:
     ranks, said, kept, resumed = found[name]
     whole = found[f"whole {ranks}"]
-    assert {key: resumed[key] for key in ("curve", "first", "end", "frozen")} == {k: whole[k] for k in ("curve", "first", "end", "frozen")}
+    assert {key: resumed[key] for key in ("curve", "first", "end", "frozen")} == {
+        k: whole[k] for k in ("curve", "first", "end", "frozen")
+    }
     steps = CASES[name][2]
     epoch, step = divmod(steps, STEPS)
     assert said == [said[0]] * ranks, "all ranks leave at the same step"
     assert f"after step {step} of {STEPS} of epoch {epoch + 1}" in said[0]
-    assert kept == [f"epoch-{n}" for n in range(1, epoch + 1 + (step > 0))], "no more steps are lost than the one under way"
+    assert kept == [f"epoch-{n}" for n in range(1, epoch + 1 + (step > 0))], (
+        "no more steps are lost than the one under way"
+    )
 
 
 def test_on_another_number_of_ranks_the_rows_are_the_same(found: dict[str, Any]) -> None:
@@ -148,7 +188,9 @@ def test_random_streams_are_brought_back() -> None:
     assert [random.random(), float(np.random.random()), float(torch.rand(()))] == drawn
 
 
-def test_ranks_ask_each_other_every_few_seconds_and_at_least_every_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_ask_each_other_every_few_seconds_and_at_least_every_few_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr("suite.train.midway.time.perf_counter", lambda: now)
     monkeypatch.setattr("suite.train.midway.lowest", lambda *values: list(values))

@@ -15,18 +15,20 @@ from typing import Any
 import pytest
 from moto.server import ThreadedMotoServer
 
+from suite.config.arm import Arm
 from suite.config.sweep import LimitConfig
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
 from suite.errors import StaleDriverError, StorageError
 from suite.petl.arm import full_architecture
-from suite.train.fence import Fence, claim_key
-from suite.train.folder import Home, Workspace
-from suite.train.identity import home_id
-from suite.train.mirror import Mirror
-from suite.train.result import FailureRecord, TrialResult
-from suite.train.spec import Arm, Phase, TrialSpec
-from suite.train.storage import open_storage
+from suite.record.folder import Home
+from suite.record.result import FailureRecord, TrialResult
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.base import open_storage
+from suite.storage.fence import Fence, claim_key
+from suite.storage.identity import home_id
+from suite.storage.mirror import Mirror
+from suite.storage.workspace import Workspace
 from tests.buckets import BUCKET, free_port, s3_server
 from tests.records import make_home, make_result, make_spec, write_trial
 from tests.tiny import tiny_choice
@@ -42,7 +44,12 @@ def hosts(tmp_path: Path, *names: str) -> list[Mirror]:
 
 def records(home: Home) -> dict[str, bytes]:
     """The files of a home by key, but MLflow's."""
-    found = (path for root in ("trials", "sweeps") for path in (home.path / root).rglob("*") if path.is_file())
+    found = (
+        path
+        for root in ("trials", "sweeps")
+        for path in (home.path / root).rglob("*")
+        if path.is_file()
+    )
     return {path.relative_to(home.path).as_posix(): path.read_bytes() for path in found}
 
 
@@ -69,14 +76,23 @@ def test_of_two_results_the_first_stays_and_both_hosts_have_it(tmp_path: Path) -
     assert one.end(one.home.trial(spec), first) == first
     assert other.end(other.home.trial(spec), second) == first
     assert other.home.trial(spec).result() == first == other.settle(other.home.trial(spec))
-    assert Mirror(one.home).end(one.home.trial(spec), second) == first, "nor on a disk that they share"
+    assert Mirror(one.home).end(one.home.trial(spec), second) == first, (
+        "nor on a disk that they share"
+    )
     assert one.home.trial(spec).result() == first
 
 
 def test_a_host_whose_driver_was_superseded_puts_no_result(tmp_path: Path) -> None:
-    storage, fence, spec = open_storage(tmp_path / "storage"), Fence(str(tmp_path / "storage"), "test", 1), make_spec()
+    storage, fence, spec = (
+        open_storage(tmp_path / "storage"),
+        Fence(str(tmp_path / "storage"), "test", 1),
+        make_spec(),
+    )
     storage.create(claim_key("test", 2), b"another driver")
-    for mirror in (Mirror(Home(tmp_path / "own"), storage, fence), Mirror(Home(tmp_path / "shared"), None, fence)):
+    for mirror in (
+        Mirror(Home(tmp_path / "own"), storage, fence),
+        Mirror(Home(tmp_path / "shared"), None, fence),
+    ):
         with pytest.raises(StaleDriverError, match="another driver took it over"):
             mirror.end(mirror.home.trial(spec), make_result(spec))
         assert mirror.home.trial(spec).result() is None
@@ -98,18 +114,26 @@ def test_failures_of_two_hosts_are_all_kept(tmp_path: Path) -> None:
 
     def fail(mirror: Mirror, name: str) -> None:
         for number in range(5):
-            mirror.add_failure(mirror.home.trial(spec), FailureRecord(type=name, message=str(number)))
+            mirror.add_failure(
+                mirror.home.trial(spec), FailureRecord(type=name, message=str(number))
+            )
 
-    threads = [threading.Thread(target=fail, args=pair) for pair in ((one, "one"), (other, "other"))]
+    threads = [
+        threading.Thread(target=fail, args=pair) for pair in ((one, "one"), (other, "other"))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     one.fetch(one.home.trial(spec))
-    assert sorted((f.type, f.message) for f in one.home.trial(spec).failures()) == [(n, str(i)) for n in ("one", "other") for i in range(5)]
+    assert sorted((f.type, f.message) for f in one.home.trial(spec).failures()) == [
+        (n, str(i)) for n in ("one", "other") for i in range(5)
+    ]
 
 
-def test_the_driver_does_not_replace_what_a_rank_put_by_what_lies_in_its_own_home(tmp_path: Path) -> None:
+def test_the_driver_does_not_replace_what_a_rank_put_by_what_lies_in_its_own_home(
+    tmp_path: Path,
+) -> None:
     driver, rank = hosts(tmp_path, "driver", "rank")
     spec = make_spec()
     for mirror, curve in ((driver, "old\n"), (rank, "old\nnew\n")):
@@ -121,20 +145,41 @@ def test_the_driver_does_not_replace_what_a_rank_put_by_what_lies_in_its_own_hom
     assert (driver.home.trial(spec).path / "epochs.jsonl").read_text() == "old\nnew\n"
 
 
-def test_claims_locks_checkpoints_and_weights_stay_where_they_are_until_asked_for(tmp_path: Path) -> None:
+def test_claims_locks_checkpoints_and_weights_stay_where_they_are_until_asked_for(
+    tmp_path: Path,
+) -> None:
     one, other = hosts(tmp_path, "one", "other")
     assert one.storage is not None
-    wanted = ["tracking-id", "trials/a/result.json", "trials/a/predictions-test.parquet", "sweeps/s.json", "lm-eval/b/lm-eval.json"]
+    wanted = [
+        "tracking-id",
+        "trials/a/result.json",
+        "trials/a/predictions-test.parquet",
+        "sweeps/s.json",
+        "lm-eval/b/lm-eval.json",
+    ]
     heavy = ["trials/a/best.safetensors", "trials/a/rank0.log", "cache/tokenizers/t/tokenizer.json"]
-    for key in (*wanted[1:], *heavy, "leases/s/1", "README.md", "sweeps/s.lock", "trials/a/checkpoint/epoch-1/COMMIT.json"):
+    for key in (
+        *wanted[1:],
+        *heavy,
+        "leases/s/1",
+        "README.md",
+        "sweeps/s.lock",
+        "trials/a/checkpoint/epoch-1/COMMIT.json",
+    ):
         one.storage.write(key, b"{}")
     other.fetch_home()
-    assert sorted(p.relative_to(other.home.path).as_posix() for p in other.home.path.rglob("*") if p.is_file()) == sorted(wanted)
+    assert sorted(
+        p.relative_to(other.home.path).as_posix() for p in other.home.path.rglob("*") if p.is_file()
+    ) == sorted(wanted)
     other.fetch_home(weights=True)
-    assert sorted(p.relative_to(other.home.path).as_posix() for p in other.home.path.rglob("*") if p.is_file()) == sorted(wanted + heavy)
+    assert sorted(
+        p.relative_to(other.home.path).as_posix() for p in other.home.path.rglob("*") if p.is_file()
+    ) == sorted(wanted + heavy)
 
 
-def test_a_file_of_a_checkpoint_that_was_damaged_here_is_fetched_again_and_one_that_is_nowhere_is_not_made_up(tmp_path: Path) -> None:
+def test_a_file_of_a_checkpoint_that_was_damaged_here_is_fetched_again_and_one_that_is_nowhere_is_not_made_up(
+    tmp_path: Path,
+) -> None:
     one, other = hosts(tmp_path, "one", "other")
     generation = one.home.path / "trials" / "a" / "checkpoint" / "epoch-1"
     generation.mkdir(parents=True)
@@ -143,18 +188,25 @@ def test_a_file_of_a_checkpoint_that_was_damaged_here_is_fetched_again_and_one_t
     there = other.home.path / "trials" / "a" / "checkpoint" / "epoch-1"
     there.mkdir(parents=True)
     (there / "part").write_bytes(b"whol3")
-    files = {name: {"bytes": 5, "sha256": hashlib.sha256(b"whole").hexdigest()} for name in ("part", "gone")}
+    files = {
+        name: {"bytes": 5, "sha256": hashlib.sha256(b"whole").hexdigest()}
+        for name in ("part", "gone")
+    }
     other.fetch_files(there, files)
     assert (there / "part").read_bytes() == b"whole" and not (there / "gone").exists()
 
 
-def test_a_storage_that_is_gone_is_an_error_and_leaves_the_home_alone(s3_server: ThreadedMotoServer, tmp_path: Path) -> None:
+def test_a_storage_that_is_gone_is_an_error_and_leaves_the_home_alone(
+    s3_server: ThreadedMotoServer, tmp_path: Path
+) -> None:
     spec = make_spec()
     mirror = Mirror(Home(tmp_path / "home"), open_storage(f"s3://{BUCKET}/gone", patience_s=0.0))
     s3_server.stop()
     with pytest.raises(StorageError, match="could not be reached"):
         mirror.end(mirror.home.trial(spec), make_result(spec))
-    assert mirror.home.trial(spec).result() is None, "a result that nobody else can see does not count here either"
+    assert mirror.home.trial(spec).result() is None, (
+        "a result that nobody else can see does not count here either"
+    )
     s3_server.start()
 
 
@@ -166,7 +218,11 @@ TRAINING = TrainingConfig(epochs=4, batch_size=16, eval_batch_size=16, patience=
 def trial() -> TrialSpec:
     return TrialSpec(
         sweep="test",
-        arm=Arm(backbone=tiny_choice("bert", dropout=0.1), method="lora", architecture=full_architecture("lora", {})),
+        arm=Arm(
+            backbone=tiny_choice("bert", dropout=0.1),
+            method="lora",
+            architecture=full_architecture("lora", {}),
+        ),
         task=load_task("entailment"),
         training=TRAINING,
         limit=LimitConfig(train=48, validation=20, test=20),
@@ -207,29 +263,56 @@ def second_host(folder: Path, url: str) -> None:
 
 def on_host(name: str, folder: Path, url: str) -> subprocess.CompletedProcess[str]:
     code = f"import sys; from pathlib import Path; from tests.test_mirror import {name}; {name}(Path(sys.argv[1]), sys.argv[2])"
-    return subprocess.run([sys.executable, "-c", code, str(folder), url], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code, str(folder), url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-def test_a_trial_that_one_host_began_is_ended_by_another_as_if_nothing_had_happened(s3_server: ThreadedMotoServer, tmp_path: Path) -> None:
+def test_a_trial_that_one_host_began_is_ended_by_another_as_if_nothing_had_happened(
+    s3_server: ThreadedMotoServer, tmp_path: Path
+) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}"
     began = on_host("first_host", tmp_path, url)
     assert began.returncode == -signal.SIGKILL, began.stderr
     storage, name = open_storage(url), f"trials/{trial().hash}"
     generations = f"{name}/checkpoint"
-    assert {key.split("/")[3] for key in storage.keys(generations)} == {"epoch-2", "epoch-3"}, "two are kept"
-    storage.delete(f"{generations}/epoch-3/COMMIT.json")  # as if it had died between the files and their marker
+    assert {key.split("/")[3] for key in storage.keys(generations)} == {"epoch-2", "epoch-3"}, (
+        "two are kept"
+    )
+    storage.delete(
+        f"{generations}/epoch-3/COMMIT.json"
+    )  # as if it had died between the files and their marker
     went_on = on_host("second_host", tmp_path, url)
     assert went_on.returncode == 0, went_on.stderr
     assert "taken up after epoch 2" in went_on.stdout
     alone, other = (Home(tmp_path / home).trial(trial()) for home in ("alone", "other"))
     assert _numbers(other.result()) == _numbers(alone.result())
     for path in (other.best, other.predictions("test"), other.predictions("validation")):
-        assert path.read_bytes() == (alone.path / path.name).read_bytes() == storage.read(f"{name}/{path.name}")
-    assert json.loads(storage.read(f"{name}/result.json") or b"") == json.loads((other.path / "result.json").read_bytes())
-    assert not storage.keys(generations) and not other.checkpoint.exists(), "a trial that has ended keeps no checkpoint anywhere"
+        assert (
+            path.read_bytes()
+            == (alone.path / path.name).read_bytes()
+            == storage.read(f"{name}/{path.name}")
+        )
+    assert json.loads(storage.read(f"{name}/result.json") or b"") == json.loads(
+        (other.path / "result.json").read_bytes()
+    )
+    assert not storage.keys(generations) and not other.checkpoint.exists(), (
+        "a trial that has ended keeps no checkpoint anywhere"
+    )
 
 
 def _numbers(result: TrialResult | None) -> dict[str, Any]:
     assert result is not None
-    curve = [(e.epoch, e.train_loss, e.validation_score, e.validation_scores) for e in result.epochs]
-    return {"curve": curve, **result.model_dump(include={"status", "score", "validation_score", "test_score", "frozen_sha256"})}
+    curve = [
+        (e.epoch, e.train_loss, e.validation_score, e.validation_scores) for e in result.epochs
+    ]
+    return {
+        "curve": curve,
+        **result.model_dump(
+            include={"status", "score", "validation_score", "test_score", "frozen_sha256"}
+        ),
+    }

@@ -12,10 +12,11 @@ import torch.multiprocessing as mp
 from suite.cli.trial import build_spec
 from suite.config.task import load_task
 from suite.metrics.items import Items, statistic_of
+from suite.record.folder import Home
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train.engine import free_port
-from suite.train.folder import Home, Workspace
 from suite.train.loop import Trainer
-from suite.train.spec import TrialSpec
 from tests.rows import write_rows
 from tests.tiny import tiny_choice
 
@@ -34,7 +35,9 @@ CASES = [
 def make_spec(task: str, family: str) -> TrialSpec:
     choice = tiny_choice(family)
     settings = [f"training.{key}={value}" for key, value in TRAINING.items()]
-    settings += [f"backbone.config.{key}={value}" for key, value in (choice.config or {}).items()] + ["backbone.tokenizer=bytes"]
+    settings += [
+        f"backbone.config.{key}={value}" for key, value in (choice.config or {}).items()
+    ] + ["backbone.tokenizer=bytes"]
     return build_spec(choice.name, "lora", task, overrides=settings, test=True)
 
 
@@ -60,16 +63,22 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.mark.parametrize(("task", "family", "head"), CASES)
-def test_a_trial_runs_and_its_items_make_its_score(task: str, family: str, head: int, ran: Home) -> None:
+def test_a_trial_runs_and_its_items_make_its_score(
+    task: str, family: str, head: int, ran: Home
+) -> None:
     folder, made = ran.trial(make_spec(task, family)), load_task(task)
     result = folder.result()
     assert result is not None and result.status.has_score
     assert result.parameters is not None and result.parameters.trainable_head == head
     table = pq.read_table(folder.predictions("test")).to_pydict()
-    assert len(table["index"]) == len(set(table["index"])) == 6, "half of the validation rows; an item is there once, whatever its windows"
+    assert len(table["index"]) == len(set(table["index"])) == 6, (
+        "half of the validation rows; an item is there once, whatever its windows"
+    )
     items = Items(table["prediction"], table["gold"], table.get("group"))
     assert (items.groups is not None) == (task == "multirc")
     for metric in made.metrics:
         statistic = statistic_of(made, metric)
         assert statistic is not None
-        assert float(statistic.score(statistic.rows(items).sum(axis=0))) == pytest.approx(result.scores[metric], abs=1e-8)
+        assert float(statistic.score(statistic.rows(items).sum(axis=0))) == pytest.approx(
+            result.scores[metric], abs=1e-8
+        )

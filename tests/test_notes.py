@@ -9,14 +9,21 @@ import pytest
 from filelock import FileLock
 
 from suite.cli.attach import attach
+from suite.record.folder import Home
 from suite.report import compose
 from suite.tracking import open_store, sync
 from suite.tracking.attach import attach_reports
 from suite.tracking.notes import NOTE
 from suite.tracking.store import Store, StoredRun
-from suite.train.folder import Home
 from tests.commands import Suite, suite  # noqa: F401
-from tests.records import make_home, make_result, make_spec, write_cell, write_definition, write_trial
+from tests.records import (
+    make_home,
+    make_result,
+    make_spec,
+    write_cell,
+    write_definition,
+    write_trial,
+)
 
 
 @pytest.fixture
@@ -47,13 +54,17 @@ def test_sweeps_cells_and_trials_say_what_they_are(home: Home) -> None:
     store, cells = runs(home, "cell")
     note = store.client.get_experiment_by_name("demo").tags[NOTE]
     assert "sweep **demo**" in note and "docs/metrics.md" in note
-    assert all(f"`{run.tags['method']}` on `{run.tags['backbone']}`" in run.tags[NOTE] for run in cells)
+    assert all(
+        f"`{run.tags['method']}` on `{run.tags['backbone']}`" in run.tags[NOTE] for run in cells
+    )
     trials = runs(home, "trial")[1]
     assert {run.tags[NOTE].split(":")[0] for run in trials} == {
         "Tried on validation data",
         "Confirms the learning rate found, on test data",
     }
-    assert len({run.tags[NOTE] for run in trials}) == len(trials), "each names its learning rate and seed"
+    assert len({run.tags[NOTE] for run in trials}) == len(trials), (
+        "each names its learning rate and seed"
+    )
 
 
 def test_what_somebody_wrote_in_mlflow_stays(home: Home) -> None:
@@ -85,7 +96,9 @@ def test_the_report_is_attached_once_and_replaced_when_results_change(home: Home
 
     assert attach_reports(home, home.tracking_uri, counted) == ["demo"]
     first = artifact(home)
-    assert attach_reports(home, home.tracking_uri, counted) == [] and built == ["demo"], "nothing changed: not even built"
+    assert attach_reports(home, home.tracking_uri, counted) == [] and built == ["demo"], (
+        "nothing changed: not even built"
+    )
     write_trial(home, spec := make_spec("lora", "agreement", number=7), make_result(spec))
     sync(home, tracking_uri=home.tracking_uri)
     assert attach_reports(home, home.tracking_uri, counted) == ["demo"]
@@ -101,12 +114,18 @@ def test_whether_a_sweep_has_ended_is_for_the_caller_to_say(home: Home) -> None:
     assert attach_reports(home, home.tracking_uri, build) == ["demo"]
 
 
-def test_sync_leaves_sweeps_with_trials_left_or_a_driver_without_a_report(tmp_path: Path, empty_db: Path, suite: Suite) -> None:  # noqa: F811
+def test_sync_leaves_sweeps_with_trials_left_or_a_driver_without_a_report(
+    tmp_path: Path,
+    empty_db: Path,
+    suite: Suite,  # noqa: F811
+) -> None:
     home = Home(tmp_path)
     shutil.copy(empty_db, home.path / "mlflow.db")
     write_definition(home, ["bitfit", "full"], ["agreement"], trials=1, seeds=[1])
     write_cell(home, "bitfit", "agreement", trials=1, seeds=[1])
-    assert "the report of" not in suite("sync", "--home", home.path)[2], "the cell of full has no trial, so MLflow knows nothing of it"
+    assert "the report of" not in suite("sync", "--home", home.path)[2], (
+        "the cell of full has no trial, so MLflow knows nothing of it"
+    )
     write_cell(home, "full", "agreement", trials=1, seeds=[1])
     home.sweep_definition("demo").with_suffix(".driver").write_text('{"pid": 1}')
     with FileLock(home.sweep_definition("demo").with_suffix(".lock")):
@@ -123,7 +142,11 @@ def test_a_report_that_fails_in_whatever_way_is_said_and_ends_nothing(
     monkeypatch.setattr(compose, "build", broken)
     attach(home, None)
     said = capsys.readouterr().err
-    assert said.startswith("no report in MLflow: KeyError: ") and said.count("\n") == 1 and "hunter2" not in said
+    assert (
+        said.startswith("no report in MLflow: KeyError: ")
+        and said.count("\n") == 1
+        and "hunter2" not in said
+    )
     monkeypatch.undo()
     attach(home, "nonsense://x", "demo")
     assert capsys.readouterr().err.startswith("no report in MLflow: TrackingError: ")

@@ -28,12 +28,38 @@ from suite.data.objective import Objective, make_objective
 from suite.errors import IncompatibleError
 from tests.toy import learn
 
-RTE = {"sentence1": ["It rains.", "It is dry, and has been so for days."], "sentence2": ["It is wet.", "It rains."], "label": [0, 1]}
+RTE = {
+    "sentence1": ["It rains.", "It is dry, and has been so for days."],
+    "sentence2": ["It is wet.", "It rains."],
+    "label": [0, 1],
+}
 STSB = {"sentence1": ["a b", "c"], "sentence2": ["a", "d"], "label": [3.87, 0.0]}
 CONFIGS = {
-    "encoder": Bert(vocab_size=384, hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2),
-    "encoder-decoder": T5Config(vocab_size=384, d_model=32, d_kv=8, d_ff=64, num_heads=4, num_layers=2, decoder_start_token_id=0),
-    "decoder": GPT2Config(vocab_size=384, n_embd=32, n_head=4, n_layer=2, pad_token_id=0, bos_token_id=1, eos_token_id=1),
+    "encoder": Bert(
+        vocab_size=384,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+    ),
+    "encoder-decoder": T5Config(
+        vocab_size=384,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_heads=4,
+        num_layers=2,
+        decoder_start_token_id=0,
+    ),
+    "decoder": GPT2Config(
+        vocab_size=384,
+        n_embd=32,
+        n_head=4,
+        n_layer=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+    ),
     "llama": LlamaConfig(
         vocab_size=384,
         hidden_size=32,
@@ -48,14 +74,24 @@ CONFIGS = {
 ALL = [("encoder", "head"), ("encoder-decoder", "text"), ("decoder", "head"), ("decoder", "text")]
 
 
-def objective(kind: Kind, of: str | TaskConfig = "rte", *, decoder: str = "head", **training: Any) -> Objective:
+def objective(
+    kind: Kind, of: str | TaskConfig = "rte", *, decoder: str = "head", **training: Any
+) -> Objective:
     of = load_task(of) if isinstance(of, str) else of
     settings = {"target_max_length": 16, **training}
-    return make_objective(of, kind=kind, tokenizer=ByT5Tokenizer(), training=TrainingConfig(**settings), decoder_objective=decoder)  # type: ignore[arg-type]
+    return make_objective(
+        of,
+        kind=kind,
+        tokenizer=ByT5Tokenizer(),
+        training=TrainingConfig(**settings),
+        decoder_objective=decoder,
+    )  # type: ignore[arg-type]
 
 
 def as_rows(features: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(features, values, strict=True)) for values in zip(*features.values(), strict=True)]
+    return [
+        dict(zip(features, values, strict=True)) for values in zip(*features.values(), strict=True)
+    ]
 
 
 def batch_of(goal: Objective, columns: Mapping[str, list[Any]]) -> dict[str, torch.Tensor]:
@@ -67,7 +103,9 @@ def model_for(goal: Objective, config: str, *, seed: int = 0) -> Any:
     if goal.head.kind == "text":
         auto = AutoModelForSeq2SeqLM if config == "encoder-decoder" else AutoModelForCausalLM
         return auto.from_config(CONFIGS[config]).eval()
-    config_with_head = CONFIGS[config].from_dict({**CONFIGS[config].to_dict(), "num_labels": goal.head.num_labels, "problem_type": None})
+    config_with_head = CONFIGS[config].from_dict(
+        {**CONFIGS[config].to_dict(), "num_labels": goal.head.num_labels, "problem_type": None}
+    )
     return AutoModelForSequenceClassification.from_config(config_with_head).eval()
 
 
@@ -77,14 +115,20 @@ def read(ids: list[int]) -> str:
 
 def test_an_encoder_reads_the_pair_and_a_decoder_the_prompt() -> None:
     assert read(objective("encoder").encode(RTE)["input_ids"][0]) == "It rains.It is wet."
-    assert read(objective("decoder").encode(RTE)["input_ids"][0]) == "rte sentence1: It rains. sentence2: It is wet."
+    assert (
+        read(objective("decoder").encode(RTE)["input_ids"][0])
+        == "rte sentence1: It rains. sentence2: It is wet."
+    )
 
 
 def test_text_to_text_is_t5s_prompt_and_label_word() -> None:
     features = objective("encoder-decoder").encode(RTE)
     assert read(features["input_ids"][0]) == "rte sentence1: It rains. sentence2: It is wet."
     assert [read(labels) for labels in features["labels"]] == ["entailment", "not_entailment"]
-    assert features["units"] == [len("entailment") + 1, len("not_entailment") + 1]  # bytes and the end token
+    assert features["units"] == [
+        len("entailment") + 1,
+        len("not_entailment") + 1,
+    ]  # bytes and the end token
 
 
 def test_decoder_text_has_loss_on_the_label_alone() -> None:
@@ -99,19 +143,25 @@ def test_features_tell_gold_length_and_units(kind: Kind, decoder: str) -> None:
     features = objective(kind, decoder=decoder).encode(RTE)
     assert features["gold"] == [0, 1]
     assert features["length"] == [len(ids) for ids in features["input_ids"]]
-    assert features["units"] == ([1, 1] if kind == "encoder" or (kind, decoder) == ("decoder", "head") else features["units"])
+    assert features["units"] == (
+        [1, 1] if kind == "encoder" or (kind, decoder) == ("decoder", "head") else features["units"]
+    )
     assert set(map(len, features.values())) == {2}
 
 
 @pytest.mark.parametrize(("kind", "decoder"), ALL)
 @pytest.mark.parametrize("max_length", [64, 100])
-def test_batches_are_padded_to_eight_and_never_beyond_the_limit(kind: Kind, decoder: str, max_length: int) -> None:
+def test_batches_are_padded_to_eight_and_never_beyond_the_limit(
+    kind: Kind, decoder: str, max_length: int
+) -> None:
     long = {"sentence1": ["word " * 50, "x"], "sentence2": ["other " * 50, "y"], "label": [0, 1]}
     batch = batch_of(objective(kind, decoder=decoder, max_length=max_length), long)
     assert set(batch) <= {"input_ids", "attention_mask", "token_type_ids", "labels"}
     length = batch["input_ids"].shape[1]
     assert length <= max_length and (length % 8 == 0 or length == max_length)
-    assert batch["attention_mask"].sum(1).tolist() == [int(n) for n in (batch["input_ids"] != 0).sum(1)]
+    assert batch["attention_mask"].sum(1).tolist() == [
+        int(n) for n in (batch["input_ids"] != 0).sum(1)
+    ]
 
 
 def test_a_long_prompt_loses_its_end_but_not_the_cue_or_the_label() -> None:
@@ -163,8 +213,13 @@ def test_label_scores_are_the_models_own_log_likelihoods(config: str) -> None:
             one = {name: [values[row]] for name, values in {**RTE, "label": [label, label]}.items()}
             features = goal.encode(one)
             with torch.no_grad():
-                losses.append(float(model(**goal.collate(as_rows(features))).loss) * features["units"][0])
-        prompts = [ids[: len(ids) - len(goal.labels[label])] for ids in goal.encode({**RTE, "label": [label, label]})["input_ids"]]  # type: ignore[attr-defined]
+                losses.append(
+                    float(model(**goal.collate(as_rows(features))).loss) * features["units"][0]
+                )
+        prompts = [
+            ids[: len(ids) - len(goal.labels[label])]
+            for ids in goal.encode({**RTE, "label": [label, label]})["input_ids"]
+        ]  # type: ignore[attr-defined]
         with torch.no_grad():
             scores = goal._score(model, prompts, goal.labels[label], torch.device("cpu"))  # type: ignore[attr-defined]
         assert scores.tolist() == pytest.approx([-loss for loss in losses], rel=1e-5)
@@ -172,12 +227,20 @@ def test_label_scores_are_the_models_own_log_likelihoods(config: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "decoder", "config"),
-    [("encoder-decoder", "text", "encoder-decoder"), ("decoder", "text", "decoder"), ("encoder", "head", "encoder")],
+    [
+        ("encoder-decoder", "text", "encoder-decoder"),
+        ("decoder", "text", "decoder"),
+        ("encoder", "head", "encoder"),
+    ],
 )
 def test_answers_survive_prompt_tuning_and_lora(kind: Kind, decoder: str, config: str) -> None:
     goal = objective(kind, decoder=decoder)
     batch = batch_of(goal, RTE)
-    types = {"encoder-decoder": TaskType.SEQ_2_SEQ_LM, "decoder": TaskType.CAUSAL_LM, "encoder": TaskType.SEQ_CLS}
+    types = {
+        "encoder-decoder": TaskType.SEQ_2_SEQ_LM,
+        "decoder": TaskType.CAUSAL_LM,
+        "encoder": TaskType.SEQ_CLS,
+    }
     targets = {"encoder-decoder": ["q", "v"], "decoder": ["c_attn"], "encoder": ["query", "value"]}
     for peft in (
         PromptTuningConfig(task_type=types[kind], num_virtual_tokens=3),
@@ -186,26 +249,50 @@ def test_answers_survive_prompt_tuning_and_lora(kind: Kind, decoder: str, config
         model = get_peft_model(model_for(goal, config), peft).eval()
         with torch.no_grad():
             assert torch.isfinite(model(**batch).loss)
-            assert all(answer in (-1.0, 0.0, 1.0) for answer in goal.predict(model, batch, synced=False))
-    if kind != "encoder-decoder":  # LoRA is the identity at the start, so the answers are the backbone's
+            assert all(
+                answer in (-1.0, 0.0, 1.0) for answer in goal.predict(model, batch, synced=False)
+            )
+    if (
+        kind != "encoder-decoder"
+    ):  # LoRA is the identity at the start, so the answers are the backbone's
         with torch.no_grad():
-            assert goal.predict(model, batch, synced=False) == goal.predict(model_for(goal, config), batch, synced=False)
+            assert goal.predict(model, batch, synced=False) == goal.predict(
+                model_for(goal, config), batch, synced=False
+            )
 
 
-@pytest.mark.parametrize(("value", "text"), [(3.87, "3.8"), (3.91, "4.0"), (0.0, "0.0"), (5.0, "5.0"), (2.5, "2.4"), (0.1, "0.0")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3.87, "3.8"), (3.91, "4.0"), (0.0, "0.0"), (5.0, "5.0"), (2.5, "2.4"), (0.1, "0.0")],
+)
 def test_numbers_are_rounded_to_the_step_as_in_t5(value: float, text: str) -> None:
     assert LabelWords(load_task("stsb").label, ByT5Tokenizer(), where="stsb").text(value) == text
 
 
 @pytest.mark.parametrize(
-    ("written", "value"), [("3.8", 3.8), (" 4 ", 4.0), ("9.5", 5.0), ("-2", 0.0), ("nan", 0.0), ("inf", 0.0), ("", 0.0), ("good", 0.0)]
+    ("written", "value"),
+    [
+        ("3.8", 3.8),
+        (" 4 ", 4.0),
+        ("9.5", 5.0),
+        ("-2", 0.0),
+        ("nan", 0.0),
+        ("inf", 0.0),
+        ("", 0.0),
+        ("good", 0.0),
+    ],
 )
-def test_written_numbers_are_clipped_and_nonsense_is_the_low_end(written: str, value: float) -> None:
-    assert LabelWords(load_task("stsb").label, ByT5Tokenizer(), where="stsb").value(written) == value
+def test_written_numbers_are_clipped_and_nonsense_is_the_low_end(
+    written: str, value: float
+) -> None:
+    assert (
+        LabelWords(load_task("stsb").label, ByT5Tokenizer(), where="stsb").value(written) == value
+    )
 
 
 @pytest.mark.parametrize(
-    ("written", "value"), [("entailment", 0), (" not_entailment", 1), ("not_entail", -1), ("", -1), ("Entailment", -1)]
+    ("written", "value"),
+    [("entailment", 0), (" not_entailment", 1), ("not_entail", -1), ("", -1), ("Entailment", -1)],
 )
 def test_a_text_that_is_no_label_is_minus_one(written: str, value: int) -> None:
     assert LabelWords(load_task("rte").label, ByT5Tokenizer(), where="rte").value(written) == value
@@ -217,7 +304,9 @@ def test_all_numbers_of_stsb_can_be_written() -> None:
 
 
 def test_a_label_longer_than_the_target_is_refused() -> None:
-    with pytest.raises(IncompatibleError, match=r"target_max_length is 8, but label 'not_entailment' has 15 tokens"):
+    with pytest.raises(
+        IncompatibleError, match=r"target_max_length is 8, but label 'not_entailment' has 15 tokens"
+    ):
         objective("encoder-decoder", target_max_length=8)
 
 
@@ -232,7 +321,9 @@ def test_regression_as_decoder_text_is_refused() -> None:
 
 
 def test_labels_that_read_alike_are_refused() -> None:
-    task = load_task("rte").model_copy(update={"label": load_task("rte").label.model_copy(update={"words": ["yes", "yes "]})})
+    task = load_task("rte").model_copy(
+        update={"label": load_task("rte").label.model_copy(update={"words": ["yes", "yes "]})}
+    )
     with pytest.raises(IncompatibleError, match="not distinct"):
         objective("encoder-decoder", task)
 
@@ -240,7 +331,12 @@ def test_labels_that_read_alike_are_refused() -> None:
 def test_the_fingerprint_knows_what_the_rows_depend_on() -> None:
     base = objective("encoder").fingerprint()
     assert base == objective("encoder", batch_size=4).fingerprint()
-    others = [objective("encoder", max_length=64), objective("decoder"), objective("encoder", "mrpc"), objective("encoder-decoder")]
+    others = [
+        objective("encoder", max_length=64),
+        objective("decoder"),
+        objective("encoder", "mrpc"),
+        objective("encoder-decoder"),
+    ]
     assert all(other.fingerprint() != base for other in others)
     bigger = make_objective(
         load_task("rte"),
@@ -260,11 +356,21 @@ def test_token_types_are_kept_where_the_tokenizer_gives_them() -> None:
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
     names = ["input_ids", "token_type_ids", "attention_mask"]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", model_input_names=names)
-    goal = make_objective(load_task("rte"), kind="encoder", tokenizer=tokenizer, training=TrainingConfig(), decoder_objective="head")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", model_input_names=names
+    )
+    goal = make_objective(
+        load_task("rte"),
+        kind="encoder",
+        tokenizer=tokenizer,
+        training=TrainingConfig(),
+        decoder_objective="head",
+    )
     before = goal.fingerprint()
     batch = batch_of(goal, {"sentence1": ["it rains"], "sentence2": ["it"], "label": [0]})
     assert batch["input_ids"].tolist() == [[1, 4, 5, 2, 4, 2, 0, 0]]

@@ -13,16 +13,16 @@ from pydantic import ValidationError
 from suite.backbones.code import code_digest
 from suite.backbones.loading import build, identity, load_tokenizer, resolve
 from suite.cli.arms import make_arm
+from suite.config.arm import Arm
 from suite.config.sweep import BackboneChoice, load_sweep
 from suite.config.trust import TRUSTED, trusting
 from suite.errors import BackboneError, ConfigError
 from suite.export import export
 from suite.export.card import Facts
-from suite.tracking.summary import from_tags, summarise
-from suite.train.cells import read_cells
-from suite.train.folder import Home, TrialFolder
+from suite.leaderboard.row import from_tags, summarise
+from suite.record.cells import read_cells
+from suite.record.folder import Home, TrialFolder
 from suite.train.restore import restore
-from suite.train.spec import Arm
 from tests.commands import Suite, suite
 from tests.records import make_spec, write_trial
 from tests.test_loading import head_of, save
@@ -45,7 +45,9 @@ class OwnBert(BertForSequenceClassification):
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint that brings the class of its model; its code leaves `ran` beside it."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.delenv(TRUSTED, raising=False)
     folder = tmp_path / f"own{time.time_ns()}"
     save("bert", folder)
@@ -66,7 +68,9 @@ def trusted(folder: Path) -> tuple[BackboneChoice, str]:
 
 
 def test_code_of_a_checkpoint_does_not_run_unasked_and_the_error_says_how(own: Path) -> None:
-    with pytest.raises(BackboneError, match=r"brings code of its own \(modeling_own.OwnBert\)") as caught:
+    with pytest.raises(
+        BackboneError, match=r"brings code of its own \(modeling_own.OwnBert\)"
+    ) as caught:
         resolve(choice(own))
     assert f"--trust-remote-code {own}@{code_digest(own)}" in str(caught.value)
     assert not (own.parent / "ran").exists()
@@ -88,7 +92,10 @@ def test_a_stored_trial_grants_nothing(own: Path) -> None:
     wanted, named = trusted(own)
     with pytest.raises(BackboneError, match=f"allow it again with --trust-remote-code {named}"):
         resolve(wanted)
-    with trusting([f"other@{code_digest(own)}"]), pytest.raises(BackboneError, match="allow it again"):
+    with (
+        trusting([f"other@{code_digest(own)}"]),
+        pytest.raises(BackboneError, match="allow it again"),
+    ):
         resolve(wanted)
     assert not (own.parent / "ran").exists()
 
@@ -104,7 +111,9 @@ def test_code_that_changed_is_not_what_was_named(own: Path) -> None:
 
 def test_code_from_another_repository_is_refused(own: Path) -> None:
     config = json.loads((own / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForSequenceClassification": "stranger/code--modeling_own.OwnBert"}
+    config["auto_map"] = {
+        "AutoModelForSequenceClassification": "stranger/code--modeling_own.OwnBert"
+    }
     (own / "config.json").write_text(json.dumps(config))
     wanted, named = trusted(own)
     with trusting([named]), pytest.raises(BackboneError, match="from another repository"):
@@ -119,7 +128,9 @@ def test_trust_that_nothing_needs_is_a_mistake(tmp_path: Path) -> None:
         resolve(wanted)
 
 
-@pytest.mark.parametrize("item", ["bert", "bert@main", "bert@" + "0" * 39, "@" + "0" * 40, "bert@" + "A" * 40])
+@pytest.mark.parametrize(
+    "item", ["bert", "bert@main", "bert@" + "0" * 39, "@" + "0" * 40, "bert@" + "A" * 40]
+)
 def test_trust_wants_a_name_and_a_whole_commit(suite: Suite, item: str) -> None:
     code, _, err = suite("params", "--backbone", "bert-base", "--trust-remote-code", item)
     assert code == 2
@@ -128,18 +139,33 @@ def test_trust_wants_a_name_and_a_whole_commit(suite: Suite, item: str) -> None:
 
 def write_sweep(folder: Path, backbone: dict[str, Any]) -> Path:
     path = folder / "sweep.yaml"
-    path.write_text(json.dumps({"name": "x", "backbones": [backbone], "methods": ["full"], "tasks": ["sst2"]}))
+    path.write_text(
+        json.dumps({"name": "x", "backbones": [backbone], "methods": ["full"], "tasks": ["sst2"]})
+    )
     return path
 
 
 def test_neither_a_file_nor_set_can_trust(tmp_path: Path) -> None:
-    path = write_sweep(tmp_path, {"name": "org/model", "revision": "0" * 40, "trust_remote_code": True})
-    with pytest.raises(ConfigError, match=r"backbones\[0\]: trust_remote_code cannot be set there.*--trust-remote-code org/model@COMMIT"):
+    path = write_sweep(
+        tmp_path, {"name": "org/model", "revision": "0" * 40, "trust_remote_code": True}
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"backbones\[0\]: trust_remote_code cannot be set there.*--trust-remote-code org/model@COMMIT",
+    ):
         load_sweep(path)
     with pytest.raises(ConfigError, match="cannot be set there"):
-        load_sweep(write_sweep(tmp_path, {"name": "org/model"}), ["backbones=[{name: a/b, trust_remote_code: true}]"])
+        load_sweep(
+            write_sweep(tmp_path, {"name": "org/model"}),
+            ["backbones=[{name: a/b, trust_remote_code: true}]"],
+        )
     with pytest.raises(ConfigError, match="cannot be set there"):
-        make_arm("org/model", "full", "pretrained", {"backbone": {"trust_remote_code": True, "revision": "0" * 40}})
+        make_arm(
+            "org/model",
+            "full",
+            "pretrained",
+            {"backbone": {"trust_remote_code": True, "revision": "0" * 40}},
+        )
     with pytest.raises(ValidationError, match="40 digits of a commit"):
         BackboneChoice(name="org/model", trust_remote_code=True)
 
@@ -161,14 +187,24 @@ def test_trust_is_shown_and_leaves_other_hashes_alone(tmp_path: Path) -> None:
     arm = Arm(backbone=BackboneChoice(name="minilm"), method="full")
     assert arm.key == "minilm.pretrained.full.6268f712", "as before there was a choice"
     spec = make_spec("full")
-    own_arm = spec.arm.model_copy(update={"backbone": BackboneChoice(name="org/model", revision="1" * 40, trust_remote_code=True)})
+    own_arm = spec.arm.model_copy(
+        update={
+            "backbone": BackboneChoice(name="org/model", revision="1" * 40, trust_remote_code=True)
+        }
+    )
     spec = spec.model_copy(update={"arm": own_arm})
     home = Home(tmp_path)
     write_trial(home, spec)
     (cell,) = read_cells(home, "demo").values()
     summary = summarise(cell, None)
     assert summary.own_code == "1" * 40
-    names = {"sweep": "demo", "attention": "pretrained", "method": "full", "task": cell.task, "backbone": "org/model"}
+    names = {
+        "sweep": "demo",
+        "attention": "pretrained",
+        "method": "full",
+        "task": cell.task,
+        "backbone": "org/model",
+    }
     tags = {**summary.tags(), **names, "suite.arm": own_arm.key, "architecture": "{}"}
     assert from_tags(tags).own_code == "1" * 40
 

@@ -17,7 +17,12 @@ PAPERS: list[tuple[str, str, dict[str, Any], int]] = [
     ("lora", "t5-base", {"rank": 32, "sites": ["encoder-self"]}, 1_179_648),
     ("lora", "t5-base", {"rank": 32}, 36 * 2 * 2 * 768 * 32),
     ("adapter", "t5-base", {"bottleneck": 64}, 2_379_264),
-    ("adapter", "t5-base", {"bottleneck": 48, "placement": "sublayer", "norms": True, "activation": "gelu_new"}, 3_625_728),
+    (
+        "adapter",
+        "t5-base",
+        {"bottleneck": 48, "placement": "sublayer", "norms": True, "activation": "gelu_new"},
+        3_625_728,
+    ),
     ("bitfit", "t5-base", {}, 282_496),
     ("bitfit", "t5-base", {"sites": ["attention", "feed-forward", "norm"]}, 250_368),
     ("bitfit", "t5-base", {"sites": ["feed-forward", "norm"]}, 139_776),
@@ -31,10 +36,22 @@ PAPERS: list[tuple[str, str, dict[str, Any], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "backbone", "architecture", "expected"), PAPERS, ids=lambda value: str(value).replace(" ", ""))
-def test_trained_parameters_are_the_papers(method: str, backbone: str, architecture: dict[str, Any], expected: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "backbone", "architecture", "expected"),
+    PAPERS,
+    ids=lambda value: str(value).replace(" ", ""),
+)
+def test_trained_parameters_are_the_papers(
+    method: str, backbone: str, architecture: dict[str, Any], expected: int
+) -> None:
     resolved = resolve(BackboneChoice(name=backbone))
-    counted = count_arm(resolved, Head("text", 0), attention=AttentionChoice(), method=method, architecture=architecture)
+    counted = count_arm(
+        resolved,
+        Head("text", 0),
+        attention=AttentionChoice(),
+        method=method,
+        architecture=architecture,
+    )
     assert counted.method == counted.trainable == expected
     assert counted.head == 0
     assert counted.total >= 222_903_552
@@ -43,29 +60,54 @@ def test_trained_parameters_are_the_papers(method: str, backbone: str, architect
 @pytest.mark.parametrize("method", ["full", "lora", "adapter", "bitfit", "prompt"])
 def test_shared_embeddings_count_once(method: str) -> None:
     resolved = resolve(BackboneChoice(name="t5-base"))
-    counted = count_arm(resolved, Head("text", 0), attention=AttentionChoice(), method=method, architecture={})
+    counted = count_arm(
+        resolved, Head("text", 0), attention=AttentionChoice(), method=method, architecture={}
+    )
     added = 0 if method == "full" else counted.method
     assert counted.total - added == 222_903_552
 
 
 def test_a_count_on_the_meta_device_makes_no_weights() -> None:
     resolved = resolve(BackboneChoice(name="llama2-7b"))
-    model, _ = build_arm(resolved, Head("text", 0), attention=AttentionChoice(), method="lora", architecture={}, meta=True)
+    model, _ = build_arm(
+        resolved,
+        Head("text", 0),
+        attention=AttentionChoice(),
+        method="lora",
+        architecture={},
+        meta=True,
+    )
     assert {p.device.type for p in model.parameters()} == {"meta"}
 
 
 def test_the_task_head_is_counted_apart() -> None:
     resolved = resolve(BackboneChoice(name="bert-base"))
-    counted = count_arm(resolved, Head("classification", 3), attention=AttentionChoice(), method="prompt", architecture={})
+    counted = count_arm(
+        resolved,
+        Head("classification", 3),
+        attention=AttentionChoice(),
+        method="prompt",
+        architecture={},
+    )
     assert (counted.head, counted.method) == (3 * 768 + 3, 20 * 768)
     assert counted.trainable == counted.head + counted.method
 
 
 def test_bert_has_biases_of_its_own_that_bitfit_only_unfreezes() -> None:
     resolved = resolve(BackboneChoice(name="bert-base"))
-    counted = count_arm(resolved, Head("classification", 2), attention=AttentionChoice(), method="bitfit", architecture={})
-    assert counted.total == 109_482_240 + 2 * 768 + 2  # BERT-base and its classifier; nothing is added
-    assert counted.method == 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768 + 768  # blocks, embedding norm, pooler
+    counted = count_arm(
+        resolved,
+        Head("classification", 2),
+        attention=AttentionChoice(),
+        method="bitfit",
+        architecture={},
+    )
+    assert (
+        counted.total == 109_482_240 + 2 * 768 + 2
+    )  # BERT-base and its classifier; nothing is added
+    assert (
+        counted.method == 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768 + 768
+    )  # blocks, embedding norm, pooler
 
 
 def test_every_method_class_names_its_source() -> None:

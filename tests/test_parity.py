@@ -24,10 +24,19 @@ BATCH, STEPS, LEARNING_RATE = 8, 3, 1e-2
 ADAM_EPS = 1e-3
 """AdamW divides a gradient by its own size: with a small epsilon, rounding where the true gradient is 0 (key biases) becomes a step."""
 TOLERANCE = 1e-5
-ARCHITECTURES: dict[str, dict[str, Any]] = {"lora": {"rank": 4, "dropout": 0.0}, "lst": {"reduction": 2}, "read": {"hidden": 8}}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "lora": {"rank": 4, "dropout": 0.0},
+    "lst": {"reduction": 2},
+    "read": {"hidden": 8},
+}
 Case = tuple[str, str, float, int, str]
 """Method, family, clipping norm (0 = none), persistence threshold in elements, attention variant."""
-PAIRS = [(method, family) for method in methods.names() for family in FAMILIES if family in get_method(method).families]
+PAIRS = [
+    (method, family)
+    for method in methods.names()
+    for family in FAMILIES
+    if family in get_method(method).families
+]
 ATTENTION: list[Case] = [
     ("lora", "t5", 0.05, 0, "wgqa"),
     ("full", "gpt2", 0.05, 0, "row-wgqa"),
@@ -54,7 +63,9 @@ def model_of(method: str, family: str, attention: str = "pretrained") -> nn.Modu
     head = Head("text") if family == "t5" else Head("classification", 2)
     torch.manual_seed(3)
     choice = AttentionChoice(name=attention)
-    model, petl = build_arm(resolved, head, attention=choice, method=method, architecture=ARCHITECTURES.get(method, {}))
+    model, petl = build_arm(
+        resolved, head, attention=choice, method=method, architecture=ARCHITECTURES.get(method, {})
+    )
     if petl.needs_preparation:
         batch = batch_of(family, 99)
         rows = [{name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(4)]
@@ -70,12 +81,16 @@ def batch_of(family: str, step: int) -> dict[str, torch.Tensor]:
     mask[1::2, 7:] = 0
     tokens = tokens * mask  # the pad id is 0 for the byte tokenizer
     labels = (
-        torch.randint(3, 259, (BATCH, 3), generator=generator) if family == "t5" else torch.randint(0, 2, (BATCH,), generator=generator)
+        torch.randint(3, 259, (BATCH, 3), generator=generator)
+        if family == "t5"
+        else torch.randint(0, 2, (BATCH,), generator=generator)
     )
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
 
 
-def train_plainly(method: str, family: str, clip: float, attention: str = "pretrained") -> tuple[list[float], dict[str, torch.Tensor]]:
+def train_plainly(
+    method: str, family: str, clip: float, attention: str = "pretrained"
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     model = model_of(method, family, attention).train()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, eps=ADAM_EPS)
@@ -88,25 +103,38 @@ def train_plainly(method: str, family: str, clip: float, attention: str = "pretr
             nn.utils.clip_grad_norm_(trained, clip)
         optimizer.step()
         losses.append(loss.item())
-    return losses, {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    return losses, {
+        name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
+    }
 
 
-def train_on_rank(rank: int, cases: list[Case]) -> list[tuple[list[float], Mapping[str, torch.Tensor]]]:
+def train_on_rank(
+    rank: int, cases: list[Case]
+) -> list[tuple[list[float], Mapping[str, torch.Tensor]]]:
     return [train_case(rank, *case) for case in cases]
 
 
 def train_case(
     rank: int, method: str, family: str, clip: float, threshold: int, attention: str
 ) -> tuple[list[float], Mapping[str, torch.Tensor]]:
-    training = TrainingConfig(batch_size=BATCH, gradient_clipping=clip, adam_eps=ADAM_EPS, persistence_threshold_elements=threshold)
+    training = TrainingConfig(
+        batch_size=BATCH,
+        gradient_clipping=clip,
+        adam_eps=ADAM_EPS,
+        persistence_threshold_elements=threshold,
+    )
     model = model_of(method, family, attention)
     if attention in CHECKPOINTED:
-        cast(PreTrainedModel, model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        cast(PreTrainedModel, model).gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     engine = Engine(model, training, world_size=2, device="cpu")
     engine.module.train()
     losses = []
     for step in range(STEPS):
-        mine = {name: tensor[rank::2].contiguous() for name, tensor in batch_of(family, step).items()}
+        mine = {
+            name: tensor[rank::2].contiguous() for name, tensor in batch_of(family, step).items()
+        }
         losses.append(float(engine.step([(mine, 1.0)], LEARNING_RATE)))
     state = engine.trained_state()
     engine.release()
@@ -117,7 +145,10 @@ def train_case(
 def two_ranks() -> dict[Case, tuple[list[float], Mapping[str, torch.Tensor]]]:
     """All cases in one pair of processes."""
     first, second = on_ranks(train_on_rank, CASES)
-    return {case: ([(a + b) / 2 for a, b in zip(x[0], y[0], strict=True)], x[1]) for case, x, y in zip(CASES, first, second, strict=True)}
+    return {
+        case: ([(a + b) / 2 for a, b in zip(x[0], y[0], strict=True)], x[1])
+        for case, x, y in zip(CASES, first, second, strict=True)
+    }
 
 
 @pytest.mark.parametrize(("method", "family", "clip", "threshold", "attention"), CASES)
@@ -129,7 +160,9 @@ def test_two_zero3_ranks_equal_one_plain_process(
     assert losses == pytest.approx(expected_losses, abs=TOLERANCE)
     assert set(state) == set(expected_state)
     for name, tensor in expected_state.items():
-        torch.testing.assert_close(state[name], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            state[name], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_clipping_changes_the_training() -> None:

@@ -10,15 +10,29 @@ from pathlib import Path
 import pytest
 
 from suite.config.sweep import ResourceConfig, SweepConfig
-from suite.errors import ConfigError, IncompatibleError, ResourceError, SweepConflictError, UnknownNameError
-from suite.train.folder import Home
-from suite.train.result import FailureRecord, Status, TrialResult
-from suite.train.spec import Phase
-from suite.tune.definition import check_definition, driver_pid, only_driver, read_plan, store_definition, sweeps
-from suite.tune.plan import Plan, make_plan
-from suite.tune.resources import lay_out
-from suite.tune.schedule import Progress, Schedule, read_states
-from suite.tune.status import status
+from suite.errors import (
+    ConfigError,
+    IncompatibleError,
+    ResourceError,
+    SweepConflictError,
+    UnknownNameError,
+)
+from suite.plan.cell_state import Progress, read_states
+from suite.plan.definition import (
+    check_definition,
+    driver_pid,
+    only_driver,
+    read_plan,
+    store_definition,
+    sweeps,
+)
+from suite.plan.plan import Plan, make_plan
+from suite.plan.queue import Schedule
+from suite.plan.resources import lay_out
+from suite.plan.status import status
+from suite.record.folder import Home
+from suite.record.result import FailureRecord, Status, TrialResult
+from suite.record.spec import Phase
 from tests.fake_trainer import score_of
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 from tests.tiny import tiny_choice
@@ -41,8 +55,17 @@ def planned(**changes: object) -> Plan:
 
 def test_a_plan_is_arms_by_tasks_in_a_fixed_order() -> None:
     plan = planned(tasks=["toy", "toy2"])
-    assert [(c.arm.method, c.task.name) for c in plan.cells] == [("full", "toy"), ("full", "toy2"), ("lora", "toy"), ("lora", "toy2")]
-    assert {plan.trials_of(cell) for cell in plan.cells} == {7} and plan.total_trials == 28 and plan.world_size == 2
+    assert [(c.arm.method, c.task.name) for c in plan.cells] == [
+        ("full", "toy"),
+        ("full", "toy2"),
+        ("lora", "toy"),
+        ("lora", "toy2"),
+    ]
+    assert (
+        {plan.trials_of(cell) for cell in plan.cells} == {7}
+        and plan.total_trials == 28
+        and plan.world_size == 2
+    )
     assert plan.cells[2].arm.architecture["rank"] > 0, "architectures are complete"
 
 
@@ -54,16 +77,32 @@ def test_all_architectures_make_an_arm_each() -> None:
 
 
 def test_a_number_is_a_fixed_learning_rate_that_is_tried_once_and_confirmed(home: Home) -> None:
-    plan = planned(methods=["full", {"name": "lora", "learning_rate": 0.003}], search={"trials": 4}, confirm={"seeds": [1, 2]})
+    plan = planned(
+        methods=["full", {"name": "lora", "learning_rate": 0.003}],
+        search={"trials": 4},
+        confirm={"seeds": [1, 2]},
+    )
     assert plan.total_trials == (4 + 2) + (1 + 2)
-    ran = [spec for spec in run_all(Schedule(plan, home, slots=1), home) if spec.arm.method == "lora"]
-    assert [(spec.phase, spec.learning_rate) for spec in ran] == [(Phase.SEARCH, 0.003), (Phase.CONFIRM, 0.003), (Phase.CONFIRM, 0.003)]
+    ran = [
+        spec for spec in run_all(Schedule(plan, home, slots=1), home) if spec.arm.method == "lora"
+    ]
+    assert [(spec.phase, spec.learning_rate) for spec in ran] == [
+        (Phase.SEARCH, 0.003),
+        (Phase.CONFIRM, 0.003),
+        (Phase.CONFIRM, 0.003),
+    ]
     store_definition(plan, home)
-    assert read_plan(home, plan.config.name) == plan and all(cell.left == 0 for cell in status(home, plan.config.name))
+    assert read_plan(home, plan.config.name) == plan and all(
+        cell.left == 0 for cell in status(home, plan.config.name)
+    )
 
 
 def test_what_the_sweep_says_of_a_method_hides_its_search_space() -> None:
-    choice = {"name": "lora", "architecture": {"rank": 3}, "learning_rate": {"low": 0.001, "high": 0.01}}
+    choice = {
+        "name": "lora",
+        "architecture": {"rank": 3},
+        "learning_rate": {"low": 0.001, "high": 0.01},
+    }
     (cell,) = planned(methods=[choice]).cells
     assert cell.arm.architecture["rank"] == 3 and cell.learning_rate.low == 0.001
 
@@ -74,7 +113,9 @@ def test_specs_differ_by_what_they_are_and_share_an_engine_where_they_can() -> N
     first, second = plan.search_spec(cell, 0, 1e-3), plan.search_spec(cell, 1, 2e-3)
     confirm = plan.confirm_spec(cell, 1e-3, 1)
     assert len({first.hash, second.hash, confirm.hash}) == 3
-    assert first.engine_key == second.engine_key != plan.search_spec(plan.cells[1], 0, 1e-3).engine_key
+    assert (
+        first.engine_key == second.engine_key != plan.search_spec(plan.cells[1], 0, 1e-3).engine_key
+    )
     assert first.cell == confirm.cell == cell.key
     assert (confirm.phase, confirm.number, confirm.seed) == (Phase.CONFIRM, 0, 1)
     assert planned().search_spec(cell, 0, 1e-3).hash == first.hash
@@ -86,16 +127,26 @@ def test_specs_differ_by_what_they_are_and_share_an_engine_where_they_can() -> N
         ({"methods": ["lorra"]}, UnknownNameError, "lora"),
         ({"tasks": ["toyy"]}, UnknownNameError, "toy"),
         ({"training": {"batch_size": 9}}, IncompatibleError, "multiple of 2"),
-        ({"training": {"batch_size": 12, "micro_batch_size": 4}}, IncompatibleError, "micro_batch_size"),
+        (
+            {"training": {"batch_size": 12, "micro_batch_size": 4}},
+            IncompatibleError,
+            "micro_batch_size",
+        ),
         ({"training": {"batch_size": 8, "max_length": 129}}, IncompatibleError, "128 positions"),
-        ({"methods": ["prompt"], "training": {"batch_size": 8, "max_length": 120}}, IncompatibleError, "at most 108"),
+        (
+            {"methods": ["prompt"], "training": {"batch_size": 8, "max_length": 120}},
+            IncompatibleError,
+            "at most 108",
+        ),
         ({"methods": ["full", "full"]}, ConfigError, "twice"),
         ({"methods": [{"name": "lora", "architecture": {"rnk": 3}}]}, ConfigError, "rnk"),
         ({"backbones": ["no-such-backbone"]}, UnknownNameError, "no-such-backbone"),
         ({"attention": ["no-such-variant"]}, ConfigError, "no-such-variant"),
     ],
 )
-def test_mistakes_are_found_before_anything_starts(changes: dict[str, object], error: type[Exception], says: str) -> None:
+def test_mistakes_are_found_before_anything_starts(
+    changes: dict[str, object], error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says) as raised:
         planned(**changes)
     assert "toy.yaml" in str(raised.value)
@@ -107,7 +158,11 @@ def test_a_method_that_does_not_work_on_a_family_is_refused(tmp_path: Path) -> N
     (folder / "bert_only.py").write_text(
         "from suite.petl.full import Full\n\nclass BertOnly(Full):\n    name, aliases, families = 'bert-only', (), frozenset({'bert'})\n"
     )
-    choice = {"name": "bert-only", "architecture": {}, "learning_rate": {"low": 0.001, "high": 0.01}}
+    choice = {
+        "name": "bert-only",
+        "architecture": {},
+        "learning_rate": {"low": 0.001, "high": 0.01},
+    }
     assert len(planned(methods=[choice]).cells) == 1
     with pytest.raises(IncompatibleError, match=r"toy\.yaml.*bert-only.*works on bert"):
         planned(methods=[choice], backbones=[tiny_choice("t5")])
@@ -121,7 +176,9 @@ def test_resources_default_to_a_worker_per_gpu_or_two_cpu_workers() -> None:
     assert (on_gpus.workers, on_gpus.gpus, on_gpus.device, on_gpus.slots) == (8, 1.0, "cuda", 1)
     on_cpus = lay_out(ResourceConfig(), [{"CPU": 5.0}])
     assert (on_cpus.workers, on_cpus.gpus, on_cpus.device, on_cpus.slots) == (2, 0.0, "cpu", 2)
-    assert lay_out(ResourceConfig(), [{"CPU": 8.0}], workers=4).workers == 4, "a resumed sweep keeps its world size"
+    assert lay_out(ResourceConfig(), [{"CPU": 8.0}], workers=4).workers == 4, (
+        "a resumed sweep keeps its world size"
+    )
 
 
 def test_slots_are_bounded_and_counted_node_by_node() -> None:
@@ -162,7 +219,9 @@ def test_a_stored_plan_is_read_back_equal(home: Home) -> None:
         {"resources": {"concurrent_trials": 1}},
     ],
 )
-def test_budget_resources_and_more_choices_may_change(home: Home, changes: dict[str, object]) -> None:
+def test_budget_resources_and_more_choices_may_change(
+    home: Home, changes: dict[str, object]
+) -> None:
     store_definition(planned(), home)
     check_definition(planned(**changes), home)
 
@@ -173,12 +232,17 @@ def test_budget_resources_and_more_choices_may_change(home: Home, changes: dict[
         ({"training": {"epochs": 4, "batch_size": 8}}, "training.epochs: 3 -> 4"),
         ({"search": {"trials": 5, "startup_trials": 2}}, "search.startup_trials: 3 -> 2"),
         ({"methods": ["full"]}, "lora.*is gone or has changed"),
-        ({"methods": ["full", {"name": "lora", "learning_rate": {"low": 0.01, "high": 0.1}}]}, "learning rate of lora: high: .* -> 0.1"),
+        (
+            {"methods": ["full", {"name": "lora", "learning_rate": {"low": 0.01, "high": 0.1}}]},
+            "learning rate of lora: high: .* -> 0.1",
+        ),
         ({"resources": {"workers": 1}}, "resources.workers: 2 -> 1"),
         ({"limit": {"train": 5}}, "limit.train: null -> 5"),
     ],
 )
-def test_another_sweep_of_the_same_name_is_refused(home: Home, changes: dict[str, object], says: str) -> None:
+def test_another_sweep_of_the_same_name_is_refused(
+    home: Home, changes: dict[str, object], says: str
+) -> None:
     store_definition(planned(), home)
     with pytest.raises(SweepConflictError, match=says) as raised:
         check_definition(planned(**changes), home)
@@ -200,7 +264,7 @@ def test_a_sweep_has_one_driver_at_a_time(home: Home) -> None:
             sys.executable,
             "-c",
             "import sys, time; from pathlib import Path\n"
-            "from suite.train.folder import Home; from suite.tune.definition import only_driver\n"
+            "from suite.record.folder import Home; from suite.plan.definition import only_driver\n"
             "with only_driver(Home(Path(sys.argv[1])), 'toy'): print('held', flush=True); time.sleep(60)",
             str(home.path),
         ],
@@ -210,10 +274,16 @@ def test_a_sweep_has_one_driver_at_a_time(home: Home) -> None:
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         assert driver_pid(home, "toy") == holder.pid
-        with pytest.raises(SweepConflictError, match=f"process {holder.pid}"), only_driver(home, "toy"):
+        with (
+            pytest.raises(SweepConflictError, match=f"process {holder.pid}"),
+            only_driver(home, "toy"),
+        ):
             pass
         elsewhere = str(home.path / "bucket")  # a claim there would not meet the first one
-        with pytest.raises(SweepConflictError, match="give the same --storage"), only_driver(home, "toy", storage=elsewhere):
+        with (
+            pytest.raises(SweepConflictError, match="give the same --storage"),
+            only_driver(home, "toy", storage=elsewhere),
+        ):
             pass
     finally:
         holder.kill()
@@ -232,17 +302,25 @@ def test_one_slot_goes_cell_by_cell_search_before_confirm(home: Home) -> None:
     assert [(s.arm.method, s.phase, s.number, s.seed) for s in ran] == [
         (method, phase, number, seed)
         for method in ("full", "lora")
-        for phase, number, seed in [*((Phase.SEARCH, n, 0) for n in range(5)), (Phase.CONFIRM, 0, 1), (Phase.CONFIRM, 0, 2)]
+        for phase, number, seed in [
+            *((Phase.SEARCH, n, 0) for n in range(5)),
+            (Phase.CONFIRM, 0, 1),
+            (Phase.CONFIRM, 0, 2),
+        ]
     ]
     for cell in plan.cells:
         search = [s for s in ran if s.cell == cell.key and s.phase is Phase.SEARCH]
         best = max(search, key=lambda s: score_of(s, 3))
-        assert {s.learning_rate for s in ran if s.cell == cell.key and s.phase is Phase.CONFIRM} == {best.learning_rate}
+        assert {
+            s.learning_rate for s in ran if s.cell == cell.key and s.phase is Phase.CONFIRM
+        } == {best.learning_rate}
     assert all(s.progress is Progress.DONE for s in read_states(plan, home).values())
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "grid"])
-def test_a_sweep_stopped_after_any_trial_goes_on_as_if_it_had_not_been(tmp_path: Path, sampler: str) -> None:
+def test_a_sweep_stopped_after_any_trial_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, sampler: str
+) -> None:
     plan = planned(methods=["full"], search={"trials": 4, "startup_trials": 2, "sampler": sampler})
     whole = run_all(Schedule(plan, Home(tmp_path / "whole"), slots=1), Home(tmp_path / "whole"))
     for k in range(1, len(whole)):
@@ -281,7 +359,9 @@ def test_a_larger_budget_only_adds_trials(home: Home) -> None:
 
 
 def test_a_smaller_budget_counts_the_same_trials_for_every_arm(home: Home) -> None:
-    run_all(Schedule(planned(search={"trials": 6, "startup_trials": 3}), home, slots=1), home, at_most=8)
+    run_all(
+        Schedule(planned(search={"trials": 6, "startup_trials": 3}), home, slots=1), home, at_most=8
+    )
     states = read_states(planned(search={"trials": 4, "startup_trials": 3}), home)
     assert all(len(s.search) <= 4 for s in states.values())
 
@@ -292,16 +372,32 @@ def test_a_cell_without_any_score_ends_and_is_reported_with_its_cause(home: Home
     schedule = Schedule(plan, home, slots=1)
     while (spec := schedule.next()) is not None:
         if spec.arm.method == "lora":
-            record = FailureRecord(type="ValueError", message="wrong", log_path="/somewhere/rank0.log")
-            failed = TrialResult(trial=spec.hash, status=Status.FAILED, score=None, failure=record, started_at=0.0, finished_at=1.0)
+            record = FailureRecord(
+                type="ValueError", message="wrong", log_path="/somewhere/rank0.log"
+            )
+            failed = TrialResult(
+                trial=spec.hash,
+                status=Status.FAILED,
+                score=None,
+                failure=record,
+                started_at=0.0,
+                finished_at=1.0,
+            )
             home.trial(spec).write_result(failed)
         else:
             finish(home, spec, 50.0)
         schedule.ended(spec)
     full, lora = status(home, "toy")
     assert (full.progress, full.done, full.left, full.failures) == (Progress.DONE, 7, 0, ())
-    assert (lora.progress, lora.search_done, lora.confirm_done, lora.left) == (Progress.FAILED, 5, 0, 0)
-    assert {(f.type, f.message, f.log_path) for f in lora.failures} == {("ValueError", "wrong", "/somewhere/rank0.log")}
+    assert (lora.progress, lora.search_done, lora.confirm_done, lora.left) == (
+        Progress.FAILED,
+        5,
+        0,
+        0,
+    )
+    assert {(f.type, f.message, f.log_path) for f in lora.failures} == {
+        ("ValueError", "wrong", "/somewhere/rank0.log")
+    }
 
 
 def test_a_trial_whose_retries_are_used_up_stops_its_cell_for_this_run_only(home: Home) -> None:
@@ -310,12 +406,19 @@ def test_a_trial_whose_retries_are_used_up_stops_its_cell_for_this_run_only(home
     schedule = Schedule(plan, home, slots=1)
     broken = schedule.next()
     assert broken is not None
-    home.trial(broken).add_failure(FailureRecord(type="RankDied", message="rank 1 died", log_path="x.log"))
+    home.trial(broken).add_failure(
+        FailureRecord(type="RankDied", message="rank 1 died", log_path="x.log")
+    )
     schedule.ended(broken)
     rest = run_all(schedule, home)
     assert {s.cell for s in rest} == {plan.cells[1].key}
     report = status(home, "toy")[0]
-    assert (report.progress, report.running, report.failures[0].status, report.failures[0].type) == (
+    assert (
+        report.progress,
+        report.running,
+        report.failures[0].status,
+        report.failures[0].type,
+    ) == (
         Progress.OPEN,
         1,
         "interrupted",
@@ -332,7 +435,11 @@ def test_trials_of_other_definitions_in_the_home_are_not_of_the_plan(home: Home)
 def test_the_order_in_which_results_arrive_does_not_change_the_startup_trials(home: Home) -> None:
     """Two slots, random completion: the quasi-random trials are those of one slot."""
     plan = planned(search={"trials": 4, "startup_trials": 4})
-    alone = {(s.cell, s.number): s.learning_rate for s in run_all(Schedule(plan, home, slots=1), home) if s.phase is Phase.SEARCH}
+    alone = {
+        (s.cell, s.number): s.learning_rate
+        for s in run_all(Schedule(plan, home, slots=1), home)
+        if s.phase is Phase.SEARCH
+    }
     other, live, seen = Home(home.path / "other"), [], {}
     schedule, shuffle = Schedule(plan, other, slots=4), random.Random(0)
     while True:

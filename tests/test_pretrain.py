@@ -21,21 +21,36 @@ from suite.cli.status import status as cli_status
 from suite.config.pretrain import PretrainConfig
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.config.task import PretrainTask
-from suite.errors import BackboneError, CheckpointError, ConfigError, IncompatibleError, SweepConflictError, UnknownNameError
+from suite.errors import (
+    BackboneError,
+    CheckpointError,
+    ConfigError,
+    IncompatibleError,
+    SweepConflictError,
+    UnknownNameError,
+)
+from suite.files import sha256
 from suite.petl.arm import build_arm
-from suite.train.folder import Home, sha256
-from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
+from suite.plan.cell_state import Progress
+from suite.plan.definition import check_definition, read_plan, store_definition
+from suite.plan.plan import Plan, make_plan
+from suite.plan.queue import Schedule
+from suite.plan.status import status
+from suite.record.folder import Home
+from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
 from suite.train.warm import read_pretrain
-from suite.tune.definition import check_definition, read_plan, store_definition
-from suite.tune.plan import Plan, make_plan
-from suite.tune.schedule import Progress, Schedule
-from suite.tune.status import status
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 from tests.tiny import FAMILIES, tiny_choice
 
 __all__ = ["toy_roots"]
-STAGE: dict[str, Any] = {"corpus": "toy", "steps": 20, "checkpoint_every_steps": 5, "batch_size": 4, "max_length": 16}
+STAGE: dict[str, Any] = {
+    "corpus": "toy",
+    "steps": 20,
+    "checkpoint_every_steps": 5,
+    "batch_size": 4,
+    "max_length": 16,
+}
 
 
 # ---- configuration and plan ----------------------------------------------------------------------------------------------
@@ -44,7 +59,16 @@ STAGE: dict[str, Any] = {"corpus": "toy", "steps": 20, "checkpoint_every_steps":
 def test_the_defaults_are_the_published_settings() -> None:
     stage = PretrainConfig(corpus="toy")
     shown = stage.model_dump(
-        include={"steps", "batch_size", "max_length", "learning_rate", "weight_decay", "adam_beta2", "adam_eps", "schedule"}
+        include={
+            "steps",
+            "batch_size",
+            "max_length",
+            "learning_rate",
+            "weight_decay",
+            "adam_beta2",
+            "adam_eps",
+            "schedule",
+        }
     )
     assert shown == {
         "steps": 1_000_000,
@@ -56,7 +80,11 @@ def test_the_defaults_are_the_published_settings() -> None:
         "adam_eps": 1e-8,
         "schedule": "linear",
     }
-    assert stage.warmup_frac * stage.steps == 10_000 and stage.corrupted_frac == 0.15 and stage.mean_span_tokens == 3
+    assert (
+        stage.warmup_frac * stage.steps == 10_000
+        and stage.corrupted_frac == 0.15
+        and stage.mean_span_tokens == 3
+    )
     assert PretrainConfig(corpus="toy", attention="all", fraction=0.05).uptraining_steps == 50_000
 
 
@@ -64,8 +92,14 @@ def test_the_defaults_are_the_published_settings() -> None:
     ("changes", "says"),
     [
         ({"fraction": 0.05}, "set attention: all"),
-        ({"steps": 7, "checkpoint_every_steps": 5}, "steps 7 is not a multiple of checkpoint_every_steps 5"),
-        ({"attention": "all", "fraction": 0.35, "steps": 20, "checkpoint_every_steps": 5}, "steps x fraction 7 is not a multiple"),
+        (
+            {"steps": 7, "checkpoint_every_steps": 5},
+            "steps 7 is not a multiple of checkpoint_every_steps 5",
+        ),
+        (
+            {"attention": "all", "fraction": 0.35, "steps": 20, "checkpoint_every_steps": 5},
+            "steps x fraction 7 is not a multiple",
+        ),
         ({"corrupted_frac": 1.0}, "less than 1"),
     ],
 )
@@ -76,7 +110,10 @@ def test_a_stage_that_does_not_fit_together_is_refused(changes: dict[str, Any], 
 
 def planned(**changes: Any) -> Plan:
     stage = STAGE | changes.pop("pretrain", {})
-    return make_plan(toy_sweep(**({"attention": ["sha", "pretrained"], "pretrain": stage} | changes)), where="toy.yaml")
+    return make_plan(
+        toy_sweep(**({"attention": ["sha", "pretrained"], "pretrain": stage} | changes)),
+        where="toy.yaml",
+    )
 
 
 @pytest.fixture
@@ -89,7 +126,12 @@ def test_one_pretrain_run_serves_every_cell_of_a_backbone_and_variant() -> None:
     plan = planned(tasks=["toy", "toy2"])
     (run,) = plan.pretrains
     assert (run.phase, run.arm.method, run.arm.attention.name) == (Phase.PRETRAIN, "full", "sha")
-    assert (run.training.epochs, run.training.epoch_steps, run.training.batch_size, run.training.patience) == (4, 5, 4, None)
+    assert (
+        run.training.epochs,
+        run.training.epoch_steps,
+        run.training.batch_size,
+        run.training.patience,
+    ) == (4, 5, 4, None)
     assert isinstance(run.task, PretrainTask) and run.random_start and run.task.inputs == ["text"]
     assert [c.arm.pretrain for c in plan.cells] == [run.hash] * 4 + [None] * 4
     assert len(planned(pretrain={"attention": "all"}).pretrains) == 2
@@ -103,10 +145,21 @@ def read_back(spec: TrialSpec) -> TrialSpec:
 @pytest.mark.usefixtures("toy_roots")
 def test_what_changes_the_weights_changes_the_hash_and_nothing_else_does() -> None:
     (run,) = planned().pretrains
-    for change in ({"steps": 40}, {"seed": 1}, {"learning_rate": 0.001}, {"corpus": "toy2"}, {"limit": 12}):
+    for change in (
+        {"steps": 40},
+        {"seed": 1},
+        {"learning_rate": 0.001},
+        {"corpus": "toy2"},
+        {"limit": 12},
+    ):
         (other,) = planned(pretrain=change).pretrains
         assert other.hash != run.hash, change
-    unchanged: list[dict[str, Any]] = [{"name": "toyer"}, {"methods": ["lora"]}, {"search": {"trials": 1}}, {"tasks": ["toy2"]}]
+    unchanged: list[dict[str, Any]] = [
+        {"name": "toyer"},
+        {"methods": ["lora"]},
+        {"search": {"trials": 1}},
+        {"tasks": ["toy2"]},
+    ]
     for same in (*unchanged, {"resources": {"workers": 4}}):
         assert planned(**same).pretrains[0].hash == run.hash, same
     plans = planned(), planned(pretrain={"steps": 40})
@@ -119,27 +172,57 @@ def test_what_changes_the_weights_changes_the_hash_and_nothing_else_does() -> No
     ("changes", "error", "says"),
     [
         ({"pretrain": {"corpus": "toyy"}}, UnknownNameError, r"pretrain\.corpus.*did you mean toy"),
-        ({"pretrain": {"objective": "causal-lm"}}, IncompatibleError, "attention sha on bert-base.*use mlm"),
+        (
+            {"pretrain": {"objective": "causal-lm"}},
+            IncompatibleError,
+            "attention sha on bert-base.*use mlm",
+        ),
         ({"pretrain": {"max_length": 129}}, IncompatibleError, "128 positions"),
-        ({"pretrain": {"batch_size": 5}}, IncompatibleError, r"pretrain\.batch_size: got 5, expected a multiple of 2"),
-        ({"attention": ["pretrained"]}, ConfigError, r"no attention of the sweep starts from scratch; set pretrain\.attention: all"),
-        ({"pretrain": {"attention": "all", "fraction": 0.5}}, IncompatibleError, r"fraction: attention pretrained.*has random weights"),
+        (
+            {"pretrain": {"batch_size": 5}},
+            IncompatibleError,
+            r"pretrain\.batch_size: got 5, expected a multiple of 2",
+        ),
+        (
+            {"attention": ["pretrained"]},
+            ConfigError,
+            r"no attention of the sweep starts from scratch; set pretrain\.attention: all",
+        ),
+        (
+            {"pretrain": {"attention": "all", "fraction": 0.5}},
+            IncompatibleError,
+            r"fraction: attention pretrained.*has random weights",
+        ),
     ],
 )
-def test_mistakes_in_a_stage_are_found_before_anything_starts(changes: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_mistakes_in_a_stage_are_found_before_anything_starts(
+    changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says) as raised:
         planned(**changes)
     assert "toy.yaml" in str(raised.value)
 
 
 @pytest.mark.usefixtures("toy_roots")
-def test_a_checkpoint_is_uptrained_where_it_can_be_converted_and_left_aside_where_it_cannot(tmp_path: Path) -> None:
+def test_a_checkpoint_is_uptrained_where_it_can_be_converted_and_left_aside_where_it_cannot(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "checkpoint"
     torch.manual_seed(1)
-    weights = build_arm(resolve(tiny_choice("bert")), Head("masked"), attention=AttentionChoice(), method="full", architecture={})[0]
+    weights = build_arm(
+        resolve(tiny_choice("bert")),
+        Head("masked"),
+        attention=AttentionChoice(),
+        method="full",
+        architecture={},
+    )[0]
     weights.save_pretrained(folder)  # type: ignore[operator]
     choice = BackboneChoice(name=str(folder), tokenizer="bytes")
-    plan = planned(backbones=[choice], attention=["sha", "gqa", "pretrained"], pretrain={"attention": "all", "fraction": 0.25})
+    plan = planned(
+        backbones=[choice],
+        attention=["sha", "gqa", "pretrained"],
+        pretrain={"attention": "all", "fraction": 0.25},
+    )
     runs = {run.arm.attention.name: run for run in plan.pretrains}
     assert {name: (run.random_start, run.training.epochs) for name, run in runs.items()} == {
         "sha": (True, 4),
@@ -148,14 +231,27 @@ def test_a_checkpoint_is_uptrained_where_it_can_be_converted_and_left_aside_wher
     }
     for name, run in runs.items():
         arm, resolved = run.arm, resolve(choice)
-        settings: dict[str, Any] = {"attention": arm.attention, "method": "full", "architecture": {}}
-        model, _ = build_arm(resolved, Head("masked"), **settings, pretrained=True, random_start=run.random_start)
+        settings: dict[str, Any] = {
+            "attention": arm.attention,
+            "method": "full",
+            "architecture": {},
+        }
+        model, _ = build_arm(
+            resolved, Head("masked"), **settings, pretrained=True, random_start=run.random_start
+        )
         kept = dict(model.named_parameters())["bert.encoder.layer.0.intermediate.dense.weight"]
-        assert kept.equal(dict(weights.named_parameters())["bert.encoder.layer.0.intermediate.dense.weight"]) != run.random_start, name
+        assert (
+            kept.equal(
+                dict(weights.named_parameters())["bert.encoder.layer.0.intermediate.dense.weight"]
+            )
+            != run.random_start
+        ), name
 
 
 @pytest.mark.usefixtures("toy_roots")
-def test_a_stored_plan_keeps_its_pretrain_runs_and_an_edited_corpus_is_noticed(home: Home, tmp_path: Path) -> None:
+def test_a_stored_plan_keeps_its_pretrain_runs_and_an_edited_corpus_is_noticed(
+    home: Home, tmp_path: Path
+) -> None:
     plan = planned(tasks=["toy2"])
     store_definition(plan, home)
     assert read_plan(home, "toy") == plan
@@ -171,9 +267,22 @@ def test_a_stored_plan_keeps_its_pretrain_runs_and_an_edited_corpus_is_noticed(h
 # ---- schedule ------------------------------------------------------------------------------------------------------------
 
 
-def end_run(home: Home, schedule: Schedule, spec: TrialSpec, status: Status = Status.COMPLETED) -> None:
-    score, failure = (3.0, None) if status.has_score else (None, FailureRecord(type="ValueError", message="wrong", log_path="x.log"))
-    result = TrialResult(trial=spec.hash, status=status, score=score, failure=failure, started_at=0.0, finished_at=1.0)
+def end_run(
+    home: Home, schedule: Schedule, spec: TrialSpec, status: Status = Status.COMPLETED
+) -> None:
+    score, failure = (
+        (3.0, None)
+        if status.has_score
+        else (None, FailureRecord(type="ValueError", message="wrong", log_path="x.log"))
+    )
+    result = TrialResult(
+        trial=spec.hash,
+        status=status,
+        score=score,
+        failure=failure,
+        started_at=0.0,
+        finished_at=1.0,
+    )
     home.trial(spec).write_result(result)
     schedule.ended(spec)
 
@@ -185,7 +294,10 @@ def test_cells_wait_for_their_pretrain_run_and_others_do_not(home: Home) -> None
     run, meanwhile = schedule.next(), schedule.next()
     assert run is not None and meanwhile is not None
     assert run == plan.pretrains[0] and meanwhile.arm.pretrain is None
-    assert home.trial(run).path == home.path / "pretrained" / run.hash and home.trial(run).spec() == run
+    assert (
+        home.trial(run).path == home.path / "pretrained" / run.hash
+        and home.trial(run).spec() == run
+    )
     assert schedule.next() is None and schedule.live == 2
     finish(home, meanwhile, 50.0)
     schedule.ended(meanwhile)
@@ -202,14 +314,18 @@ def test_a_finished_run_is_never_handed_out_again_by_this_or_another_sweep(home:
     end_run(home, schedule, run)
     for plan in (planned(), planned(name="toyer", methods=["lora"])):
         specs = run_all(Schedule(plan, home, slots=1), home)
-        assert len(specs) == plan.total_trials and not [s for s in specs if s.phase is Phase.PRETRAIN]
+        assert len(specs) == plan.total_trials and not [
+            s for s in specs if s.phase is Phase.PRETRAIN
+        ]
     again = Schedule(planned(name="third", pretrain={"seed": 1}), home, slots=1).next()
     assert again is not None and again.phase is Phase.PRETRAIN
 
 
 @pytest.mark.usefixtures("toy_roots")
 def test_two_sweeps_of_a_home_do_not_train_the_same_checkpoint_at_once(home: Home) -> None:
-    first, second = (Schedule(planned(name=name, attention=["sha"]), home, slots=1) for name in ("toy", "toyer"))
+    first, second = (
+        Schedule(planned(name=name, attention=["sha"]), home, slots=1) for name in ("toy", "toyer")
+    )
     run = first.next()
     assert run is not None and run.phase is Phase.PRETRAIN
     assert second.next() is None and second.waiting and not first.waiting
@@ -229,8 +345,13 @@ def test_a_failed_pretrain_run_fails_its_cells_with_its_reason(home: Home) -> No
     assert {s.arm.pretrain for s in run_all(schedule, home)} == {None}
     cells = status(home, "toy")
     assert [c.progress for c in cells] == [Progress.FAILED] * 2 + [Progress.DONE] * 2
-    assert [(f.trial, f.type, f.message) for f in cells[0].failures] == [(run.hash, "ValueError", "wrong")]
-    assert cells[0].pretrain is not None and (cells[0].pretrain.state, cells[0].left) == ("failed", 0)
+    assert [(f.trial, f.type, f.message) for f in cells[0].failures] == [
+        (run.hash, "ValueError", "wrong")
+    ]
+    assert cells[0].pretrain is not None and (cells[0].pretrain.state, cells[0].left) == (
+        "failed",
+        0,
+    )
     assert cells[2].pretrain is None
 
 
@@ -249,7 +370,9 @@ def test_a_run_whose_retries_are_used_up_is_tried_again_by_the_next_driver_only(
 
 
 @pytest.mark.usefixtures("toy_roots")
-def test_the_dry_run_and_the_status_show_pretrain_runs(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dry_run_and_the_status_show_pretrain_runs(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = planned()
     (run,) = plan.pretrains
     show_plan(plan.config, where="toy.yaml", home=home.path, address="none", fmt=Format.JSON)
@@ -269,13 +392,25 @@ def test_the_dry_run_and_the_status_show_pretrain_runs(home: Home, capsys: pytes
     store_definition(plan, home)
     folder = home.trial(run)
     folder.write_spec(run)
-    numbers = {"train_loss": 5.0, "validation_score": 4.5, "validation_scores": {}, "learning_rate": 0.1, "seconds": 1.0}
+    numbers = {
+        "train_loss": 5.0,
+        "validation_score": 4.5,
+        "validation_scores": {},
+        "learning_rate": 0.1,
+        "seconds": 1.0,
+    }
     lines = [json.dumps({"epoch": n, "step": 5 * n, **numbers}) for n in (1, 2, 2)]
     (folder.path / "epochs.jsonl").write_text("\n".join([*lines, "{cut off"]))
     cli_status(home.path, fmt=Format.TABLE)
-    assert f"sha on bert-base, {run.hash}: begun, 10 of 20 steps on toy, loss 4.5" in capsys.readouterr().out
+    assert (
+        f"sha on bert-base, {run.hash}: begun, 10 of 20 steps on toy, loss 4.5"
+        in capsys.readouterr().out
+    )
     show_plan(plan.config, where="toy.yaml", home=home.path, address="none", fmt=Format.TABLE)
-    assert f"sha on bert-base: mlm on toy, 20 steps from random weights; begun ({run.hash})" in capsys.readouterr().out
+    assert (
+        f"sha on bert-base: mlm on toy, 20 steps from random weights; begun ({run.hash})"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.usefixtures("toy_roots")
@@ -286,7 +421,13 @@ def test_the_live_table_tells_of_a_pretrain_run_at_the_cells_that_wait_for_it(ho
     run = schedule.next()
     assert run is not None
     board.on_trial_start(run)
-    fields = {"train_loss": 5.0, "validation_score": 4.5, "validation_scores": {}, "learning_rate": 0.1, "seconds": 1.0}
+    fields = {
+        "train_loss": 5.0,
+        "validation_score": 4.5,
+        "validation_scores": {},
+        "learning_rate": 0.1,
+        "seconds": 1.0,
+    }
     board.on_epoch(run, EpochRecord(epoch=1, step=5, **fields))  # type: ignore[arg-type]
     Console(file=out, width=200).print(board)
     assert out.getvalue().count("pretrain step 5: loss 4.5") == 2
@@ -303,7 +444,13 @@ def save_weights(path: Path, family: str, attention: str = "sha") -> dict[str, t
     """The weights of a pretrain run that did nothing."""
     head = Head("masked" if family == "bert" else "text")
     torch.manual_seed(3)
-    model, _ = build_arm(resolve(tiny_choice(family)), head, attention=AttentionChoice(name=attention), method="full", architecture={})
+    model, _ = build_arm(
+        resolve(tiny_choice(family)),
+        head,
+        attention=AttentionChoice(name=attention),
+        method="full",
+        architecture={},
+    )
     state = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     save_file(state, path)
     return state
@@ -313,20 +460,39 @@ def save_weights(path: Path, family: str, attention: str = "sha") -> dict[str, t
 def test_an_arm_takes_the_weights_and_its_task_head_is_new(family: str, tmp_path: Path) -> None:
     state = save_weights(tmp_path / "w", family)
     head = Head("text") if family == "t5" else Head("classification", 2)
-    settings: dict[str, Any] = {"attention": AttentionChoice(name="sha"), "method": "lora", "architecture": {"rank": 2}}
+    settings: dict[str, Any] = {
+        "attention": AttentionChoice(name="sha"),
+        "method": "lora",
+        "architecture": {"rank": 2},
+    }
     torch.manual_seed(4)
-    model, _ = build_arm(resolve(tiny_choice(family)), head, **settings, pretrained=True, weights=tmp_path / "w")
-    own = {name.replace(".base_layer", ""): parameter for name, parameter in model.named_parameters()}  # LoRA's wrapping
+    model, _ = build_arm(
+        resolve(tiny_choice(family)), head, **settings, pretrained=True, weights=tmp_path / "w"
+    )
+    own = {
+        name.replace(".base_layer", ""): parameter for name, parameter in model.named_parameters()
+    }  # LoRA's wrapping
     same = {name for name in state if name in own and own[name].equal(state[name])}
-    assert same == {name for name in state if not name.startswith(("cls.", "lm_head.")) or family == "t5"}
+    assert same == {
+        name for name in state if not name.startswith(("cls.", "lm_head.")) or family == "t5"
+    }
     trained = {name for name, parameter in own.items() if parameter.requires_grad}
-    assert not trained & state.keys(), "the variant's own weights are the checkpoint's now, and frozen like it"
-    assert any("pooler" in name for name in trained) == (family == "bert"), "which masked language modelling does not train"
+    assert not trained & state.keys(), (
+        "the variant's own weights are the checkpoint's now, and frozen like it"
+    )
+    assert any("pooler" in name for name in trained) == (family == "bert"), (
+        "which masked language modelling does not train"
+    )
 
 
 def test_weights_of_another_variant_and_broken_files_are_refused(tmp_path: Path) -> None:
     save_weights(tmp_path / "w", "bert", "mhe-mul")
-    arm: dict[str, Any] = {"attention": AttentionChoice(name="sha"), "method": "full", "architecture": {}, "pretrained": True}
+    arm: dict[str, Any] = {
+        "attention": AttentionChoice(name="sha"),
+        "method": "full",
+        "architecture": {},
+        "pretrained": True,
+    }
     resolved, head = resolve(tiny_choice("bert")), Head("classification", 2)
     with pytest.raises(BackboneError, match="not the weights of this model"):
         build_arm(resolved, head, **arm, weights=tmp_path / "w")
@@ -342,7 +508,12 @@ def test_weights_that_changed_on_disk_are_refused(home: Home) -> None:
     with pytest.raises(CheckpointError, match="has no weights"):
         read_pretrain(folder)
     result = TrialResult(
-        trial="abc", status=Status.COMPLETED, score=3.0, weights_sha256=sha256(folder.weights), started_at=0.0, finished_at=1.0
+        trial="abc",
+        status=Status.COMPLETED,
+        score=3.0,
+        weights_sha256=sha256(folder.weights),
+        started_at=0.0,
+        finished_at=1.0,
     )
     folder.write_result(result)
     folder.weights.write_bytes(folder.weights.read_bytes()[:-1] + b"\0")

@@ -14,16 +14,18 @@ import pytest
 from safetensors.torch import load_file
 
 from suite.config.sweep import SweepConfig
-from suite.train.folder import Home, Workspace, sha256
-from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
+from suite.files import sha256
+from suite.plan.events import Listener
+from suite.plan.plan import make_plan
+from suite.plan.queue import Schedule
+from suite.plan.resources import Layout
+from suite.plan.status import status
+from suite.record.folder import Home
+from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
-from suite.tune.events import Listener
 from suite.tune.group import Group, GroupFailureError, Settings
-from suite.tune.plan import make_plan
-from suite.tune.resources import Layout
-from suite.tune.schedule import Schedule
-from suite.tune.status import status
 from tests.sweeps import finish, toy_cluster
 from tests.tiny import tiny_choice
 
@@ -95,21 +97,31 @@ def started(home: Home) -> list[str]:
 # ---- the driver, with a trainer that does not train ----------------------------------------------------------------------
 
 
-def test_a_sweep_pretrains_once_and_a_second_one_of_the_home_not_at_all(home: Home, data_root: Path) -> None:
+def test_a_sweep_pretrains_once_and_a_second_one_of_the_home_not_at_all(
+    home: Home, data_root: Path
+) -> None:
     recorder = Recorder()
     config = sweep(attention=["mhe-mul", "pretrained"])
     outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
     assert outcome.ok and outcome.finished == 9
     (run,) = make_plan(config, where="stage").pretrains
-    assert recorder.ended[0] == run and Phase.PRETRAIN not in {spec.phase for spec in recorder.ended[1:]}
+    assert recorder.ended[0] == run and Phase.PRETRAIN not in {
+        spec.phase for spec in recorder.ended[1:]
+    }
     assert {spec.arm.pretrain for spec in recorder.ended[1:]} == {run.hash, None}
-    more = run_sweep(sweep(name="other", methods=["bitfit"]), home=home, data_root=data_root, trainer=FAKE)
+    more = run_sweep(
+        sweep(name="other", methods=["bitfit"]), home=home, data_root=data_root, trainer=FAKE
+    )
     assert more.ok and more.finished == 2 and started(home).count(run.hash) == 1
 
 
-def test_a_sweep_waits_for_a_checkpoint_that_another_one_is_training(home: Home, data_root: Path) -> None:
+def test_a_sweep_waits_for_a_checkpoint_that_another_one_is_training(
+    home: Home, data_root: Path
+) -> None:
     config = sweep(methods=["lora"])
-    elsewhere = Schedule(make_plan(config.model_copy(update={"name": "other"}), where="other"), home, slots=1)
+    elsewhere = Schedule(
+        make_plan(config.model_copy(update={"name": "other"}), where="other"), home, slots=1
+    )
     run = elsewhere.next()
     assert run is not None and run.phase is Phase.PRETRAIN
 
@@ -123,46 +135,86 @@ def test_a_sweep_waits_for_a_checkpoint_that_another_one_is_training(home: Home,
     assert not timer.is_alive() and run.hash not in started(home)
 
 
-def test_a_pretrain_run_that_fails_by_itself_costs_its_cells_and_no_trial(home: Home, data_root: Path) -> None:
+def test_a_pretrain_run_that_fails_by_itself_costs_its_cells_and_no_trial(
+    home: Home, data_root: Path
+) -> None:
     (home.path / "fault-bug").write_text("any")
     outcome = run_sweep(sweep(), home=home, data_root=data_root, trainer=FAKE)
-    assert not outcome.ok and not outcome.interrupted and outcome.finished == 1 and len(outcome.failed) == 2
+    assert (
+        not outcome.ok
+        and not outcome.interrupted
+        and outcome.finished == 1
+        and len(outcome.failed) == 2
+    )
     (run,) = make_plan(sweep(), where="stage").pretrains
     assert started(home) == [run.hash] and not list(home.trials())
-    assert [f.message for cell in status(home, "stage") for f in cell.failures] == ["a bug of the trial's own"] * 2
+    assert [f.message for cell in status(home, "stage") for f in cell.failures] == [
+        "a bug of the trial's own"
+    ] * 2
 
 
 # ---- the real trainer ----------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_from_pretraining_to_tested_cells_survives_a_killed_rank_bit_for_bit(home: Home, data_root: Path, tmp_path: Path) -> None:
+def test_a_sweep_from_pretraining_to_tested_cells_survives_a_killed_rank_bit_for_bit(
+    home: Home, data_root: Path, tmp_path: Path
+) -> None:
     recorder = Recorder(home)
     config = sweep(methods=["lora"])
     outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder])
-    assert outcome.ok and len(recorder.retried) == 1 and recorder.retried[0].type in ("RankDied", "DistBackendError", "RuntimeError")
+    assert (
+        outcome.ok
+        and len(recorder.retried) == 1
+        and recorder.retried[0].type in ("RankDied", "DistBackendError", "RuntimeError")
+    )
     plan = make_plan(config, where="stage")
     (run,) = plan.pretrains
     folder = home.trial(run)
     result = folder.result()
-    assert result is not None and result.status is Status.COMPLETED and result.resumed_from_epochs and result.test_score is None
-    assert [(e.epoch, e.step) for e in result.epochs] == [(1, 4), (2, 8), (3, 12)] == [(e.epoch, e.step) for e in folder.epochs()]
-    assert result.score == result.epochs[-1].validation_score < result.epochs[0].validation_score, "the last weights count"
+    assert (
+        result is not None
+        and result.status is Status.COMPLETED
+        and result.resumed_from_epochs
+        and result.test_score is None
+    )
+    assert (
+        [(e.epoch, e.step) for e in result.epochs]
+        == [(1, 4), (2, 8), (3, 12)]
+        == [(e.epoch, e.step) for e in folder.epochs()]
+    )
+    assert result.score == result.epochs[-1].validation_score < result.epochs[0].validation_score, (
+        "the last weights count"
+    )
     assert result.weights_sha256 == sha256(folder.weights) and not folder.checkpoint.exists()
-    assert sha256(uninterrupted(run, Home(tmp_path / "whole"), data_root).weights) == result.weights_sha256
+    assert (
+        sha256(uninterrupted(run, Home(tmp_path / "whole"), data_root).weights)
+        == result.weights_sha256
+    )
 
     for spec in recorder.ended[1:]:
         trial = home.trial(spec).result()
         assert trial is not None and trial.pretrain is not None
-        assert (trial.pretrain.checkpoint, trial.pretrain.steps, trial.pretrain.loss) == (run.hash, 12, result.score)
-        assert trial.pretrain.train_s == result.phases["train"].seconds and trial.pretrain.energy_kwh == result.phases["train"].energy_kwh
+        assert (trial.pretrain.checkpoint, trial.pretrain.steps, trial.pretrain.loss) == (
+            run.hash,
+            12,
+            result.score,
+        )
+        assert (
+            trial.pretrain.train_s == result.phases["train"].seconds
+            and trial.pretrain.energy_kwh == result.phases["train"].energy_kwh
+        )
     assert recorder.ended[-1].phase is Phase.CONFIRM
     trained = load_file(home.trial(recorder.ended[-1]).best)
-    assert not {name.replace(".base_layer", "") for name in trained} & load_file(folder.weights).keys(), "what was pretrained is frozen"
+    assert (
+        not {name.replace(".base_layer", "") for name in trained} & load_file(folder.weights).keys()
+    ), "what was pretrained is frozen"
 
 
 def uninterrupted(run: TrialSpec, home: Home, data_root: Path) -> Any:
     """The same run on two ranks of its own, in one go."""
-    settings = Settings(Workspace(home, data_root), Layout(workers=2, cpus=1.0, gpus=0.0, slots=1), sweep().timeouts)
+    settings = Settings(
+        Workspace(home, data_root), Layout(workers=2, cpus=1.0, gpus=0.0, slots=1), sweep().timeouts
+    )
     group = Group(settings, None)
     try:
         group.start(run)

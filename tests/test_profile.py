@@ -48,18 +48,35 @@ def shape_of(family: str) -> dict[str, Any]:
 
 def wide(family: str) -> dict[str, Any]:
     """Large enough that activations outweigh the odds and ends that no estimate counts."""
-    sizes = {"t5": {"d_model": 128, "d_ff": 512, "d_kv": 32}, "bert": {"hidden_size": 128, "intermediate_size": 512}}
+    sizes = {
+        "t5": {"d_model": 128, "d_ff": 512, "d_kv": 32},
+        "bert": {"hidden_size": 128, "intermediate_size": 512},
+    }
     return shape_of(family) | sizes[family] | {"vocab_size": 2048}
 
 
-def arms_of(family: str, methods: list[str], *, attention: str = "pretrained", shape: dict[str, Any] | None = None) -> Any:
+def arms_of(
+    family: str,
+    methods: list[str],
+    *,
+    attention: str = "pretrained",
+    shape: dict[str, Any] | None = None,
+) -> Any:
     preset = tiny_choice(family).name
     return choose([preset], methods, [attention], shape=shape or shape_of(family))
 
 
 @contextmanager
 def one_rank() -> Iterator[None]:
-    init_process_group(rank=0, world_size=1, local_rank=0, address="127.0.0.1", port=free_port(), device="cpu", timeout_s=60)
+    init_process_group(
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        address="127.0.0.1",
+        port=free_port(),
+        device="cpu",
+        timeout_s=60,
+    )
     try:
         yield
     finally:
@@ -80,15 +97,22 @@ def memory_of(arm: Any, setting: Setting, *, rank: int = 0) -> Memory:
 ALL = ["full", "lora", "read", "lst", "adapter", "bitfit", "prompt"]
 
 
-@pytest.mark.parametrize(("family", "zero", "methods"), [("t5", 0, ["full", "read"]), ("bert", 2, ["full", "lora"]), ("t5", 3, ALL)])
-def test_the_estimate_of_the_peak_is_within_a_tenth_of_what_is_measured(family: str, zero: int, methods: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("family", "zero", "methods"),
+    [("t5", 0, ["full", "read"]), ("bert", 2, ["full", "lora"]), ("t5", 3, ALL)],
+)
+def test_the_estimate_of_the_peak_is_within_a_tenth_of_what_is_measured(
+    family: str, zero: int, methods: list[str]
+) -> None:
     setting = Setting(**SHORT | {"batch": 8, "seq": 64, "zero": zero})
     with one_rank():
         for arm in arms_of(family, methods, shape=wide(family)):
             measured, expected = memory_of(arm, setting), estimate(arm, setting).memory
             assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.1), arm.method
             assert expected.parameters_bytes == measured.parameters_bytes, arm.method
-            assert expected.activations_bytes == pytest.approx(measured.activations_bytes, rel=0.02), arm.method
+            assert expected.activations_bytes == pytest.approx(
+                measured.activations_bytes, rel=0.02
+            ), arm.method
 
 
 def on_two_ranks(rank: int) -> list[tuple[str, Memory]]:
@@ -101,17 +125,27 @@ def test_two_ranks_hold_half_of_the_states_each_and_say_the_same() -> None:
     first, second = on_ranks(on_two_ranks)
     assert first == second
     setting = Setting(**SHORT | {"batch": 8, "seq": 64, "ranks": 2})
-    for arm, (method, measured) in zip(arms_of("bert", ["full", "lora"], shape=wide("bert")), first, strict=True):
+    for arm, (method, measured) in zip(
+        arms_of("bert", ["full", "lora"], shape=wide("bert")), first, strict=True
+    ):
         expected = estimate(arm, setting).memory
-        assert expected.parameters_bytes == pytest.approx(measured.parameters_bytes, rel=0.01), method  # DeepSpeed fills shares up
+        assert expected.parameters_bytes == pytest.approx(measured.parameters_bytes, rel=0.01), (
+            method
+        )  # DeepSpeed fills shares up
         assert expected.optimizer_bytes == pytest.approx(measured.optimizer_bytes, rel=0.01), method
-        assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.25), method  # what is gathered when is DeepSpeed's to say
+        assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.25), (
+            method
+        )  # what is gathered when is DeepSpeed's to say
 
 
 def test_accumulation_divides_activations_and_multiplies_no_work() -> None:
     (arm,) = arms_of("bert", ["full"], shape=wide("bert"))
-    whole, parts = (estimate(arm, Setting(**SHORT | {"batch": 8, "micro_batch": micro})) for micro in (8, 2))
-    assert parts.memory.activations_bytes == pytest.approx(whole.memory.activations_bytes / 4, rel=0.01)
+    whole, parts = (
+        estimate(arm, Setting(**SHORT | {"batch": 8, "micro_batch": micro})) for micro in (8, 2)
+    )
+    assert parts.memory.activations_bytes == pytest.approx(
+        whole.memory.activations_bytes / 4, rel=0.01
+    )
     assert parts.step_flops == whole.step_flops
 
 
@@ -123,7 +157,9 @@ def test_forward_flops_are_those_of_the_matrix_products() -> None:
     blocks = layers * (2 * tokens * (4 * d * d + 2 * d * inner) + 2 * 2 * tokens * setting.seq * d)
     head = 2 * setting.batch * (d * d + d * 2)
     assert found.forward_flops == blocks + head
-    assert found.step_flops == pytest.approx(3 * found.forward_flops, rel=0.01)  # the first layer's input needs no gradient
+    assert found.step_flops == pytest.approx(
+        3 * found.forward_flops, rel=0.01
+    )  # the first layer's input needs no gradient
 
 
 def test_estimating_allocates_nothing_of_the_models_size() -> None:
@@ -140,7 +176,10 @@ def test_estimating_allocates_nothing_of_the_models_size() -> None:
 
 
 def test_arms_are_measured_and_those_that_do_not_go_together_say_why() -> None:
-    pair, misfit = arms_of("t5", ["full", "read"], attention="gqa"), arms_of("bert", ["full", "lora"], attention="fnet")[1]
+    pair, misfit = (
+        arms_of("t5", ["full", "read"], attention="gqa"),
+        arms_of("bert", ["full", "lora"], attention="fnet")[1],
+    )
     *found, incompatible = measure([*pair, misfit], Setting(**SHORT | {"rounds": 2})).arms
     for arm in found:
         assert arm.status == "ok", arm.reason
@@ -148,12 +187,16 @@ def test_arms_are_measured_and_those_that_do_not_go_together_say_why() -> None:
         assert arm.time.samples_per_s == pytest.approx(4 / arm.time.step_s.median)
         assert arm.energy_kwh_per_1000 is not None and arm.energy_kwh_per_1000 > 0
         assert len(arm.rounds) == 2
-        assert arm.decoding[0].kv_bytes == 16 * 2 * (arm.kv_bytes_per_token or 0)  # as many source tokens, for as many heads
+        assert arm.decoding[0].kv_bytes == 16 * 2 * (
+            arm.kv_bytes_per_token or 0
+        )  # as many source tokens, for as many heads
     assert incompatible.status == "incompatible"
     assert "projections" in str(incompatible.reason)
 
 
-def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     arms = arms_of("bert", ["full", "bitfit"])
     sizes = [estimate(arm, Setting(**SHORT)).memory.peak_bytes for arm in arms]
     assert sizes[1] < sizes[0]
@@ -173,7 +216,10 @@ def test_two_ranks_measure_every_arm_and_the_first_one_alone_what_is_in_use() ->
 
 def test_what_is_in_use_takes_nothing_from_what_training_gave() -> None:
     shape = shape_of("gpt2") | {"n_positions": 32}
-    (arm,) = measure(choose(["gpt2"], ["bitfit"], ["pretrained"], shape=shape), Setting(**SHORT | {"contexts": (8, 64)})).arms
+    (arm,) = measure(
+        choose(["gpt2"], ["bitfit"], ["pretrained"], shape=shape),
+        Setting(**SHORT | {"contexts": (8, 64)}),
+    ).arms
     assert arm.status == "ok" and arm.time is not None
     assert [item.context_tokens for item in arm.decoding] == [8]
     assert "exceed the backbone's 32 positions" in arm.missing["decoding[64]"]
@@ -204,7 +250,10 @@ def test_deepspeeds_linear_does_not_outlive_its_engine() -> None:
 def test_fused_attention_of_a_gpu_keeps_no_probabilities() -> None:
     (arm,) = arms_of("bert", ["full"], shape=shape_of("bert") | {"max_position_embeddings": 512})
     shapes = SHORT | {"seq": 256, "zero": 0}
-    cpu, gpu = (estimate(arm, Setting(**shapes | {"device": device})).memory.activations_bytes for device in ("cpu", "cuda"))
+    cpu, gpu = (
+        estimate(arm, Setting(**shapes | {"device": device})).memory.activations_bytes
+        for device in ("cpu", "cuda")
+    )
     assert cpu - gpu > 2 * 4 * 4 * 256 * 256 * 4  # layers x batch x heads x T x T x fp32, and masks
 
 
@@ -216,7 +265,9 @@ def test_an_arm_whose_process_is_killed_takes_no_other_with_it() -> None:
             killed.extend(child.pid for child in multiprocessing.active_children() if child.pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    first, second, third = measure(arms_of("bert", ["full", "bitfit", "lora"]), Setting(**SHORT), tell=kill_once).arms
+    first, second, third = measure(
+        arms_of("bert", ["full", "bitfit", "lora"]), Setting(**SHORT), tell=kill_once
+    ).arms
     assert (first.status, second.status, third.status) == ("ok", "oom", "ok")
     assert "killed (signal 9)" in str(second.reason)
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
@@ -226,14 +277,32 @@ def test_an_arm_whose_process_is_killed_takes_no_other_with_it() -> None:
 
 
 def record(method: str, steps: list[float], peak: int) -> ArmProfile:
-    memory = Memory(peak_bytes=peak, parameters_bytes=1, optimizer_bytes=1, gradients_bytes=1, activations_bytes=1)
-    expected = Estimate(memory=memory.model_copy(update={"peak_bytes": 2 * peak}), forward_flops=1, step_flops=3)
+    memory = Memory(
+        peak_bytes=peak,
+        parameters_bytes=1,
+        optimizer_bytes=1,
+        gradients_bytes=1,
+        activations_bytes=1,
+    )
+    expected = Estimate(
+        memory=memory.model_copy(update={"peak_bytes": 2 * peak}), forward_flops=1, step_flops=3
+    )
     rounds = [{"step_s": step} for step in steps]
-    return ArmProfile(backbone="b", attention="pretrained", method=method, memory=memory, estimate=expected, rounds=rounds)
+    return ArmProfile(
+        backbone="b",
+        attention="pretrained",
+        method=method,
+        memory=memory,
+        estimate=expected,
+        rounds=rounds,
+    )
 
 
 def test_a_ratio_is_taken_within_rounds_and_its_interval_is_students() -> None:
-    found = {r.quantity: r for r in ratios(record("read", [1.0, 2.0, 4.0], 30), record("full", [2.0, 4.0, 16.0], 60))}
+    found = {
+        r.quantity: r
+        for r in ratios(record("read", [1.0, 2.0, 4.0], 30), record("full", [2.0, 4.0, 16.0], 60))
+    }
     logs = [math.log(0.5), math.log(0.5), math.log(0.25)]
     middle = sum(logs) / 3
     deviation = math.sqrt(sum((each - middle) ** 2 for each in logs) / 2)
@@ -265,15 +334,45 @@ def test_mhes_table_of_attention_weights_is_met() -> None:
 
 # the command
 
-FLAGS = ("--backbone", "bert-base", "--batch", 4, "--seq", 16, "--rounds", 2, "--seconds", 0.01, "--infer-batch", "1", "--device", "cpu")
+FLAGS = (
+    "--backbone",
+    "bert-base",
+    "--batch",
+    4,
+    "--seq",
+    16,
+    "--rounds",
+    2,
+    "--seconds",
+    0.01,
+    "--infer-batch",
+    "1",
+    "--device",
+    "cpu",
+)
 
 
 def shape_flags(family: str) -> list[str]:
-    return [item for key, value in shape_of(family).items() for item in ("--set", f"backbone.{key}={value}")]
+    return [
+        item
+        for key, value in shape_of(family).items()
+        for item in ("--set", f"backbone.{key}={value}")
+    ]
 
 
-def test_the_command_prints_tables_ratios_and_writes_json_and_figures(suite: Suite, tmp_path: Path) -> None:
-    options = ("--methods", "full,bitfit", "--compare", "bitfit,full", "--out", tmp_path / "p.json", "--figures", tmp_path / "figures")
+def test_the_command_prints_tables_ratios_and_writes_json_and_figures(
+    suite: Suite, tmp_path: Path
+) -> None:
+    options = (
+        "--methods",
+        "full,bitfit",
+        "--compare",
+        "bitfit,full",
+        "--out",
+        tmp_path / "p.json",
+        "--figures",
+        tmp_path / "figures",
+    )
     code, out, err = suite("profile", *FLAGS, *shape_flags("bert"), *options)
     assert code == 0, err
     assert "Training" in out and "Use" in out
@@ -282,13 +381,27 @@ def test_the_command_prints_tables_ratios_and_writes_json_and_figures(suite: Sui
     stored = json.loads((tmp_path / "p.json").read_text())
     assert [arm["method"] for arm in stored["arms"]] == ["full", "bitfit"]
     assert stored["arms"][0]["memory"]["peak_bytes"] > stored["arms"][1]["memory"]["peak_bytes"]
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"cost-against-full.png", "attention-parameters.png"}
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "figures").iterdir())
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "cost-against-full.png",
+        "attention-parameters.png",
+    }
+    assert all(
+        path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "figures").iterdir()
+    )
 
 
 @pytest.mark.parametrize("fmt", ["json", "csv", "md"])
 def test_estimates_alone_can_be_piped(suite: Suite, fmt: str) -> None:
-    code, out, err = suite("profile", "--estimate", *FLAGS, *shape_flags("bert"), "--methods", "full,bitfit", "--format", fmt)
+    code, out, err = suite(
+        "profile",
+        "--estimate",
+        *FLAGS,
+        *shape_flags("bert"),
+        "--methods",
+        "full,bitfit",
+        "--format",
+        fmt,
+    )
     assert code == 0, err
     if fmt == "json":
         assert [arm["status"] for arm in json.loads(out)["arms"]] == ["estimated", "estimated"]
@@ -297,12 +410,22 @@ def test_estimates_alone_can_be_piped(suite: Suite, fmt: str) -> None:
 
 
 def test_an_arm_that_is_too_long_is_set_aside_and_the_others_go_on(suite: Suite) -> None:
-    flags = ("--methods", "prompt,bitfit", "--format", "json", "--set", "backbone.max_position_embeddings=16")
+    flags = (
+        "--methods",
+        "prompt,bitfit",
+        "--format",
+        "json",
+        "--set",
+        "backbone.max_position_embeddings=16",
+    )
     code, out, _ = suite("profile", "--estimate", *FLAGS, *shape_flags("bert"), *flags)
     assert code == 0
     prompt, bitfit = json.loads(out)["arms"]
     assert (prompt["status"], bitfit["status"]) == ("incompatible", "estimated")
-    assert "16 tokens and 20 positions of prompt exceed the backbone's 16 positions; use a smaller --seq" in prompt["reason"]
+    assert (
+        "16 tokens and 20 positions of prompt exceed the backbone's 16 positions; use a smaller --seq"
+        in prompt["reason"]
+    )
 
 
 def test_json_with_a_comparison_is_one_document(suite: Suite) -> None:
@@ -316,8 +439,13 @@ def test_json_with_a_comparison_is_one_document(suite: Suite) -> None:
 def test_figures_by_size_need_two_sizes(tmp_path: Path) -> None:
     both = choose(["bert-base", "gpt2"], ["full", "bitfit"], ["pretrained"])
     setting = Setting(**SHORT)
-    assert {path.stem for path in draw(estimate_only(both, setting), tmp_path / "two")} >= {"memory-by-size", "trainable-by-size"}
-    assert "memory-by-size" not in {path.stem for path in draw(estimate_only(both[:2], setting), tmp_path / "one")}
+    assert {path.stem for path in draw(estimate_only(both, setting), tmp_path / "two")} >= {
+        "memory-by-size",
+        "trainable-by-size",
+    }
+    assert "memory-by-size" not in {
+        path.stem for path in draw(estimate_only(both[:2], setting), tmp_path / "one")
+    }
 
 
 @pytest.mark.parametrize(
@@ -337,10 +465,15 @@ def test_figures_by_size_need_two_sizes(tmp_path: Path) -> None:
         (("--compare", "full,read", "--format", "csv"), "holds one table"),
         (("--out", "/dev/null/p.json"), "expected a folder that can be made"),
         (("--out", "/"), "got a folder, expected a file"),
-        (("--methods", "lora", "--attention", "fnet", "--backbone", "bert-base"), "left no attention projections to adapt"),
+        (
+            ("--methods", "lora", "--attention", "fnet", "--backbone", "bert-base"),
+            "left no attention projections to adapt",
+        ),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(suite: Suite, options: tuple[Any, ...], words: str) -> None:
+def test_mistakes_are_told_before_anything_runs(
+    suite: Suite, options: tuple[Any, ...], words: str
+) -> None:
     code, out, err = suite("profile", *options)
     assert (code, out) == (2, "")
     assert words in err

@@ -15,16 +15,31 @@ from pathlib import Path
 import pytest
 
 from suite.config.space import LearningRateRange
-from suite.tune.proposer import Finished, Running, Sampler, propose
+from suite.plan.proposer import Finished, Running, Sampler, propose
 
 RANGE = LearningRateRange(low=1e-6, high=3e-3)
 SAMPLERS: tuple[Sampler, ...] = ("gp", "tpe", "random", "grid")
 
 
 def ask(
-    sampler: Sampler, number: int, finished: list[Finished], running: Sequence[Running] = (), *, study: str = "a/b", seed: int = 0
+    sampler: Sampler,
+    number: int,
+    finished: list[Finished],
+    running: Sequence[Running] = (),
+    *,
+    study: str = "a/b",
+    seed: int = 0,
 ) -> float:
-    return propose(study, RANGE, sampler=sampler, seed=seed, startup_trials=4, finished=finished, running=running, number=number)
+    return propose(
+        study,
+        RANGE,
+        sampler=sampler,
+        seed=seed,
+        startup_trials=4,
+        finished=finished,
+        running=running,
+        number=number,
+    )
 
 
 def parabola(learning_rate: float) -> float:
@@ -47,20 +62,35 @@ def test_proposals_lie_in_the_range_differ_and_depend_on_study_and_seed(sampler:
     assert len(set(rates)) == 12
     assert rates == [r for _, r, _ in study(sampler, 12)]
     if sampler != "grid":
-        assert ask(sampler, 0, []) != ask(sampler, 0, [], study="a/c") and ask(sampler, 0, []) != ask(sampler, 0, [], seed=1)
+        assert ask(sampler, 0, []) != ask(sampler, 0, [], study="a/c") and ask(
+            sampler, 0, []
+        ) != ask(sampler, 0, [], seed=1)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_another_process_proposes_the_same(sampler: Sampler) -> None:
     finished, running = study(sampler, 6), [(6, 1e-4)]
     code = (
-        "import json, sys; from suite.config.space import LearningRateRange; from suite.tune.proposer import propose\n"
+        "import json, sys; from suite.config.space import LearningRateRange; from suite.plan.proposer import propose\n"
         "a = json.load(sys.stdin); r = LearningRateRange(**a.pop('range'))\n"
         "print(repr(propose('a/b', r, seed=0, startup_trials=4, **a)))"
     )
-    given = {"range": RANGE.model_dump(), "sampler": sampler, "finished": finished, "running": running, "number": 7}
+    given = {
+        "range": RANGE.model_dump(),
+        "sampler": sampler,
+        "finished": finished,
+        "running": running,
+        "number": 7,
+    }
     root = Path(__file__).parents[1]
-    out = subprocess.run([sys.executable, "-c", code], input=json.dumps(given), capture_output=True, text=True, check=True, cwd=root)
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
+    )
     assert float(out.stdout) == ask(sampler, 7, finished, running)
 
 
@@ -72,7 +102,10 @@ def test_the_gaussian_process_finds_the_optimum() -> None:
 def test_the_first_trials_cover_the_range_evenly() -> None:
     """Four points of a Sobol sequence: one in each quarter of the log range."""
     span = math.log(RANGE.high / RANGE.low)
-    quarters = [int(4 * math.log(learning_rate / RANGE.low) / span) for _, learning_rate, _ in study("gp", 4)]
+    quarters = [
+        int(4 * math.log(learning_rate / RANGE.low) / span)
+        for _, learning_rate, _ in study("gp", 4)
+    ]
     assert sorted(quarters) == [0, 1, 2, 3]
 
 
@@ -81,9 +114,13 @@ def test_trials_without_a_score_push_the_sampler_away(sampler: Sampler) -> None:
     """Upper half of the range diverged: fewer of the next proposals lie there than when it scored best."""
     edge = math.sqrt(RANGE.low * RANGE.high)
     rates = [1e-6 * 10 ** (0.28 * i) for i in range(12)]
-    diverged: list[Finished] = [(i, r, None if r > edge else 1.0 + 0.1 * i) for i, r in enumerate(rates)]
+    diverged: list[Finished] = [
+        (i, r, None if r > edge else 1.0 + 0.1 * i) for i, r in enumerate(rates)
+    ]
     good: list[Finished] = [(i, r, 3.0 + 0.1 * i if r > edge else 1.0) for i, r in enumerate(rates)]
-    above = lambda history: sum(ask(sampler, n, history, study=f"s{n}") > edge for n in range(12, 16))  # noqa: E731
+    above = lambda history: sum(  # noqa: E731
+        ask(sampler, n, history, study=f"s{n}") > edge for n in range(12, 16)
+    )
     assert above(diverged) < above(good)
 
 
@@ -118,7 +155,9 @@ def test_a_larger_grid_refines_a_smaller_one() -> None:
 def test_asking_stays_quick_in_a_long_study() -> None:
     draw = random.Random(0)
     rates = [math.exp(draw.uniform(math.log(RANGE.low), math.log(RANGE.high))) for _ in range(400)]
-    finished: list[Finished] = [(i, r, parabola(r) + draw.gauss(0, 0.1)) for i, r in enumerate(rates)]
+    finished: list[Finished] = [
+        (i, r, parabola(r) + draw.gauss(0, 0.1)) for i, r in enumerate(rates)
+    ]
     began = time.process_time()
     ask("gp", 400, finished)
     assert time.process_time() - began < 5.0  # about 0.3 s measured; slow machines are slow

@@ -13,16 +13,17 @@ from pydantic import ValidationError
 
 from suite.config.space import LearningRateRange
 from suite.config.sweep import SearchConfig, SweepConfig, stored_sweep
-from suite.tracking.summary import read_definition, summarise
-from suite.train.cells import read_cells
-from suite.train.folder import Home
-from suite.train.result import Status
-from suite.train.spec import Phase, TrialSpec
-from suite.tune.definition import check_definition, store_definition
-from suite.tune.plan import Plan, make_plan
-from suite.tune.schedule import Progress, Schedule, read_states
-from suite.tune.status import status
-from suite.tune.stop import room_left
+from suite.leaderboard.row import read_definition, summarise
+from suite.plan.cell_state import Progress, read_states
+from suite.plan.definition import check_definition, store_definition
+from suite.plan.plan import Plan, make_plan
+from suite.plan.queue import Schedule
+from suite.plan.status import status
+from suite.plan.stop_rule import room_left
+from suite.record.cells import read_cells
+from suite.record.folder import Home
+from suite.record.result import Status
+from suite.record.spec import Phase, TrialSpec
 from tests.commands import Suite, suite
 from tests.fake_trainer import score_of
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
@@ -44,7 +45,12 @@ def planned(**changes: Any) -> Plan:
 
 def contest(**changes: Any) -> Plan:
     """LoRA's three ranks on two tasks, two trials each."""
-    values: dict[str, Any] = {"methods": ["lora"], "tasks": ["toy", "toy2"], "architectures": "search", "search": {"trials": 2}}
+    values: dict[str, Any] = {
+        "methods": ["lora"],
+        "tasks": ["toy", "toy2"],
+        "architectures": "search",
+        "search": {"trials": 2},
+    }
     return planned(**values | changes)
 
 
@@ -83,30 +89,67 @@ def studies(home: Home) -> dict[str, Any]:
 def test_the_architecture_with_the_best_mean_over_tasks_wins_for_all_of_them(home: Home) -> None:
     """Rank 16 is best on neither task and best on average."""
     plan = contest()
-    scores = {32: {"toy": 90.0, "toy2": 60.0}, 16: {"toy": 80.0, "toy2": 80.0}, 8: {"toy": 60.0, "toy2": 90.0}}
+    scores = {
+        32: {"toy": 90.0, "toy2": 60.0},
+        16: {"toy": 80.0, "toy2": 80.0},
+        8: {"toy": 60.0, "toy2": 90.0},
+    }
     ran = run_all(Schedule(plan, home, slots=1), home, score=by_rank(scores))
     assert [s.arm.architecture["rank"] for s in ran if s.phase is Phase.CONFIRM] == [16] * 4
-    assert len([s for s in ran if s.phase is Phase.SEARCH]) == 3 * 2 * 2, "every choice has the whole budget on every task"
+    assert len([s for s in ran if s.phase is Phase.SEARCH]) == 3 * 2 * 2, (
+        "every choice has the whole budget on every task"
+    )
     assert len(ran) == plan.total_trials == 16
     states = read_states(plan, home)
     expected = {32: Progress.NOT_CHOSEN, 16: Progress.DONE, 8: Progress.NOT_CHOSEN}
     assert {s.cell.arm.architecture["rank"]: s.progress for s in states.values()} == expected
     chosen = home.studies("toy")["chosen"]
-    assert {arm: won for arm, won in chosen.items() if won} == {states[ran[-1].cell].cell.arm.key: True} and len(chosen) == 3
+    assert {arm: won for arm, won in chosen.items() if won} == {
+        states[ran[-1].cell].cell.arm.key: True
+    } and len(chosen) == 3
 
 
 @pytest.mark.parametrize(
     ("scores", "winner"),
     [
-        ({32: {"toy": 70.0, "toy2": 70.0}, 16: {"toy": 60.0, "toy2": 80.0}, 8: {"toy": 80.0, "toy2": 60.0}}, 32),
-        ({32: {"toy": 99.0, "toy2": None}, 16: {"toy": 50.0, "toy2": 50.0}, 8: {"toy": None, "toy2": 99.0}}, 16),
-        ({32: {"toy": None, "toy2": None}, 16: {"toy": None, "toy2": None}, 8: {"toy": 10.0, "toy2": None}}, 8),
+        (
+            {
+                32: {"toy": 70.0, "toy2": 70.0},
+                16: {"toy": 60.0, "toy2": 80.0},
+                8: {"toy": 80.0, "toy2": 60.0},
+            },
+            32,
+        ),
+        (
+            {
+                32: {"toy": 99.0, "toy2": None},
+                16: {"toy": 50.0, "toy2": 50.0},
+                8: {"toy": None, "toy2": 99.0},
+            },
+            16,
+        ),
+        (
+            {
+                32: {"toy": None, "toy2": None},
+                16: {"toy": None, "toy2": None},
+                8: {"toy": 10.0, "toy2": None},
+            },
+            8,
+        ),
     ],
-    ids=["of equals the first", "a complete one beats a better one without a score", "what can be confirmed is"],
+    ids=[
+        "of equals the first",
+        "a complete one beats a better one without a score",
+        "what can be confirmed is",
+    ],
 )
-def test_ties_and_missing_scores_in_a_contest(home: Home, scores: dict[int, dict[str, float | None]], winner: int) -> None:
+def test_ties_and_missing_scores_in_a_contest(
+    home: Home, scores: dict[int, dict[str, float | None]], winner: int
+) -> None:
     run_all(Schedule(contest(), home, slots=1), home, score=by_rank(scores))
-    confirmed = {s.cell.arm.architecture["rank"] for s in read_states(contest(), home).values() if s.chosen}
+    confirmed = {
+        s.cell.arm.architecture["rank"] for s in read_states(contest(), home).values() if s.chosen
+    }
     assert confirmed == {winner}
 
 
@@ -118,11 +161,16 @@ def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:
     report = status(home, "toy")
     assert [cell.progress for cell in report] == [Progress.WAITING] * 5 + [Progress.OPEN]
     assert report[0].notes == ["waits for 1 more studies of its architectures"]
-    assert sum(cell.total for cell in report) == plan.total_trials and sum(cell.left for cell in report) == 5
+    assert (
+        sum(cell.total for cell in report) == plan.total_trials
+        and sum(cell.left for cell in report) == 5
+    )
     assert home.studies("toy")["chosen"] == {}
     run_all(schedule, home)
     report = status(home, "toy")
-    assert sum(cell.done for cell in report) == sum(cell.total for cell in report) == plan.total_trials
+    assert (
+        sum(cell.done for cell in report) == sum(cell.total for cell in report) == plan.total_trials
+    )
     assert all(cell.left == 0 and not cell.failures for cell in report)
 
 
@@ -143,7 +191,12 @@ def test_backbones_attention_and_methods_have_contests_of_their_own() -> None:
 
 def test_first_and_all_architectures_are_no_contest() -> None:
     first, every = contest(architectures="first"), contest(architectures="all")
-    assert (len(first.cells), len(every.cells), first.total_trials, every.total_trials) == (2, 6, 8, 24)
+    assert (len(first.cells), len(every.cells), first.total_trials, every.total_trials) == (
+        2,
+        6,
+        8,
+        24,
+    )
     assert {cell.contest for cell in (*first.cells, *every.cells)} == {None}
 
 
@@ -161,27 +214,57 @@ def test_the_leaderboard_marks_architectures_that_were_not_chosen(home: Home) ->
 
 def test_a_best_learning_rate_at_the_edge_extends_the_range_at_most_twice(home: Home) -> None:
     plan = guarded()
-    ran = [s for s in run_all(Schedule(plan, home, slots=1), home, score=rising) if s.phase is Phase.SEARCH]
+    ran = [
+        s
+        for s in run_all(Schedule(plan, home, slots=1), home, score=rising)
+        if s.phase is Phase.SEARCH
+    ]
     rates = {s.number: s.learning_rate for s in ran}
     assert len(ran) == 4 + 2 + 2
-    assert HIGH < rates[4] < 10 * HIGH < rates[6] < 100 * HIGH, "the first of each extension lies in the new decade"
+    assert HIGH < rates[4] < 10 * HIGH < rates[6] < 100 * HIGH, (
+        "the first of each extension lies in the new decade"
+    )
     assert max(rates[n] for n in range(4)) <= HIGH
     (entry,) = studies(home).values()
-    assert (entry["ended"], entry["budget"], entry["trials"], entry["saved_trials"]) == ("budget", 8, 8, 0)
-    assert (entry["extensions"], entry["low"], entry["high"], entry["edge"]) == (2, LOW, 100 * HIGH, True)
+    assert (entry["ended"], entry["budget"], entry["trials"], entry["saved_trials"]) == (
+        "budget",
+        8,
+        8,
+        0,
+    )
+    assert (entry["extensions"], entry["low"], entry["high"], entry["edge"]) == (
+        2,
+        LOW,
+        100 * HIGH,
+        True,
+    )
 
 
 def test_a_best_learning_rate_inside_needs_no_extension(home: Home) -> None:
     run_all(Schedule(guarded(), home, slots=1), home, score=peak(3e-4))
     (entry,) = studies(home).values()
-    assert (entry["extensions"], entry["edge"], entry["budget"], entry["high"]) == (0, False, 4, HIGH)
+    assert (entry["extensions"], entry["edge"], entry["budget"], entry["high"]) == (
+        0,
+        False,
+        4,
+        HIGH,
+    )
 
 
 def test_an_extension_that_finds_the_best_inside_is_the_last(home: Home) -> None:
     ran = run_all(Schedule(guarded(trials=5), home, slots=1), home, score=peak(3e-5))
     (entry,) = studies(home).values()
-    assert (entry["extensions"], entry["edge"], entry["low"], entry["high"]) == (1, False, LOW / 10, HIGH)
-    assert ran[5].learning_rate < LOW and ran[-1].phase is Phase.CONFIRM and ran[-1].learning_rate < LOW
+    assert (entry["extensions"], entry["edge"], entry["low"], entry["high"]) == (
+        1,
+        False,
+        LOW / 10,
+        HIGH,
+    )
+    assert (
+        ran[5].learning_rate < LOW
+        and ran[-1].phase is Phase.CONFIRM
+        and ran[-1].learning_rate < LOW
+    )
 
 
 def test_without_the_guard_the_row_still_says_edge(home: Home) -> None:
@@ -192,7 +275,9 @@ def test_without_the_guard_the_row_still_says_edge(home: Home) -> None:
     assert (entry["extensions"], entry["budget"], entry["edge"]) == (0, 4, True)
     assert summarise(cell, read_definition(home, "toy")).edge is True
     home.studies_path("toy").unlink()
-    assert summarise(cell, read_definition(home, "toy")).edge is True, "also where the driver's view is gone"
+    assert summarise(cell, read_definition(home, "toy")).edge is True, (
+        "also where the driver's view is gone"
+    )
 
 
 def test_the_leaderboard_counts_the_extra_trials_and_the_longer_range(home: Home) -> None:
@@ -201,7 +286,11 @@ def test_the_leaderboard_counts_the_extra_trials_and_the_longer_range(home: Home
     run_all(Schedule(plan, home, slots=1), home, score=peak(2e-3))
     (cell,) = read_cells(home, "toy").values()
     row = summarise(cell, read_definition(home, "toy"))
-    assert (row.search_trials, row.status, row.edge) == (6, "done", False) and row.learning_rate is not None and row.learning_rate > HIGH
+    assert (
+        (row.search_trials, row.status, row.edge) == (6, "done", False)
+        and row.learning_rate is not None
+        and row.learning_rate > HIGH
+    )
 
 
 def test_no_learning_rate_is_above_ten(home: Home) -> None:
@@ -212,14 +301,23 @@ def test_no_learning_rate_is_above_ten(home: Home) -> None:
 
 
 def test_a_fixed_learning_rate_has_no_edge(home: Home) -> None:
-    plan = planned(methods=[{"name": "full", "learning_rate": 0.003}], search={"trials": 4, "edge_guard": {"extensions": 2}})
+    plan = planned(
+        methods=[{"name": "full", "learning_rate": 0.003}],
+        search={"trials": 4, "edge_guard": {"extensions": 2}},
+    )
     ran = run_all(Schedule(plan, home, slots=1), home)
-    assert [s.phase for s in ran] == [Phase.SEARCH, Phase.CONFIRM, Phase.CONFIRM] and not next(iter(studies(home).values()))["edge"]
+    assert [s.phase for s in ran] == [Phase.SEARCH, Phase.CONFIRM, Phase.CONFIRM] and not next(
+        iter(studies(home).values())
+    )["edge"]
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "grid"])
-def test_every_sampler_goes_on_in_the_longer_range_and_repeats_nothing(home: Home, sampler: str) -> None:
-    ran = run_all(Schedule(guarded(sampler=sampler, trials=8), home, slots=1), home, score=rising, at_most=12)
+def test_every_sampler_goes_on_in_the_longer_range_and_repeats_nothing(
+    home: Home, sampler: str
+) -> None:
+    ran = run_all(
+        Schedule(guarded(sampler=sampler, trials=8), home, slots=1), home, score=rising, at_most=12
+    )
     rates = [s.learning_rate for s in ran if s.phase is Phase.SEARCH]
     assert len(set(rates)) == len(rates)
     if len(rates) > 8:  # a random search may not have come near the end
@@ -232,7 +330,9 @@ def test_a_budget_that_is_raised_after_an_extension_takes_its_trials_in(home: Ho
     plan = guarded(trials=6)
     run_all(Schedule(plan, home, slots=1), home, score=rising)
     (state,) = read_states(plan, home).values()
-    assert state.progress is Progress.DONE and state.study.budget == len(state.searched) == 6 + 2 + 2
+    assert (
+        state.progress is Progress.DONE and state.study.budget == len(state.searched) == 6 + 2 + 2
+    )
 
 
 # ---- stop rule -----------------------------------------------------------------------------------------------------------
@@ -241,7 +341,11 @@ def test_a_budget_that_is_raised_after_an_extension_takes_its_trials_in(home: Ho
 def test_a_flat_curve_ends_early_and_says_what_it_saved(home: Home) -> None:
     plan = guarded(trials=12, stop={"tolerance": 0.5}, edge_guard={"extensions": 0})
     store_definition(plan, home)
-    ran = run_all(Schedule(plan, home, slots=1), home, score=lambda spec: 80.0 + 1e-3 * math.log10(spec.learning_rate) ** 2)
+    ran = run_all(
+        Schedule(plan, home, slots=1),
+        home,
+        score=lambda spec: 80.0 + 1e-3 * math.log10(spec.learning_rate) ** 2,
+    )
     search = [s for s in ran if s.phase is Phase.SEARCH]
     assert 4 <= len(search) < 12 and len(ran) == len(search) + 1
     (entry,), (cell,) = studies(home).values(), status(home, "toy")
@@ -253,8 +357,14 @@ def test_a_flat_curve_ends_early_and_says_what_it_saved(home: Home) -> None:
 
 def test_a_curve_with_room_is_searched_to_the_end(home: Home) -> None:
     """Scores that jump by points from trial to trial: the model cannot exclude that there is more."""
-    plan = planned(methods=["full"], search={"trials": 8, "startup_trials": 3, "stop": {"tolerance": 0.5}})
-    run_all(Schedule(plan, home, slots=1), home, score=lambda spec: peak(2e-4)(spec) + 3.0 * (-1) ** spec.number)
+    plan = planned(
+        methods=["full"], search={"trials": 8, "startup_trials": 3, "stop": {"tolerance": 0.5}}
+    )
+    run_all(
+        Schedule(plan, home, slots=1),
+        home,
+        score=lambda spec: peak(2e-4)(spec) + 3.0 * (-1) ** spec.number,
+    )
     (entry,) = studies(home).values()
     assert entry["ended"] == "budget" and entry["saved_trials"] == 0
 
@@ -262,13 +372,23 @@ def test_a_curve_with_room_is_searched_to_the_end(home: Home) -> None:
 def test_the_rule_is_not_asked_too_early_or_at_an_end_that_will_be_extended(home: Home) -> None:
     flat: Score = lambda spec: 80.0 + 1e-9 * rising(spec)  # noqa: E731
     stop = {"tolerance": 100.0, "min_trials": 6}
-    run_all(Schedule(guarded(trials=8, stop=stop, edge_guard={"extensions": 0}), home, slots=1), home, score=flat)
+    run_all(
+        Schedule(guarded(trials=8, stop=stop, edge_guard={"extensions": 0}), home, slots=1),
+        home,
+        score=flat,
+    )
     (entry,) = studies(home).values()
     assert entry["trials"] == 6
     other = Home(home.path / "other")
-    run_all(Schedule(guarded(trials=8, stop=stop | {"min_trials": None}), other, slots=1), other, score=peak(1.5e-3))
+    run_all(
+        Schedule(guarded(trials=8, stop=stop | {"min_trials": None}), other, slots=1),
+        other,
+        score=peak(1.5e-3),
+    )
     (entry,) = studies(other).values()
-    assert entry["extensions"] == 1 and entry["ended"] == "stopped" and entry["trials"] == 9, "after the first in the new decade"
+    assert entry["extensions"] == 1 and entry["ended"] == "stopped" and entry["trials"] == 9, (
+        "after the first in the new decade"
+    )
 
 
 def test_tolerance_is_in_points_of_the_tasks_own_scale() -> None:
@@ -276,18 +396,25 @@ def test_tolerance_is_in_points_of_the_tasks_own_scale() -> None:
 
     assert load_task("sst2").point == 1.0
     perplexity = load_task("ptb")
-    assert perplexity.point == pytest.approx(perplexity.utility(100.0) - perplexity.utility(101.0), rel=0.01), "one percent"
+    assert perplexity.point == pytest.approx(
+        perplexity.utility(100.0) - perplexity.utility(101.0), rel=0.01
+    ), "one percent"
 
 
 def test_room_shrinks_with_what_is_known_and_is_the_same_each_time() -> None:
     searched = LearningRateRange(low=1e-5, high=1e-2)
     rates = [1e-5 * 10 ** (3 * k / 15) for k in range(16)]
     smooth = [(k, rate, 85.0 - 3.0 * math.log10(rate / 3e-4) ** 2) for k, rate in enumerate(rates)]
-    few, many = room_left(searched, tuple(smooth[::5]), seed=0), room_left(searched, tuple(smooth), seed=0)
+    few, many = (
+        room_left(searched, tuple(smooth[::5]), seed=0),
+        room_left(searched, tuple(smooth), seed=0),
+    )
     room_left.cache_clear()
     assert many < few and many == room_left(searched, tuple(smooth), seed=0)
     coarse = tuple((n, rate, 100.0 * score) for n, rate, score in smooth)
-    assert room_left(searched, coarse, seed=0) == pytest.approx(100.0 * many, rel=1e-3), "on the scale of the scores; the fit is iterative"
+    assert room_left(searched, coarse, seed=0) == pytest.approx(100.0 * many, rel=1e-3), (
+        "on the scale of the scores; the fit is iterative"
+    )
 
 
 # ---- resume --------------------------------------------------------------------------------------------------------------
@@ -392,7 +519,12 @@ def test_a_failed_trial_does_not_end_a_study(home: Home) -> None:
     schedule = Schedule(guarded(), home, slots=1)
     while (spec := schedule.next()) is not None:
         failed = spec.phase is Phase.SEARCH and spec.number % 2 == 1
-        finish(home, spec, None if failed else 70.0 + spec.number, Status.DIVERGED if failed else Status.COMPLETED)
+        finish(
+            home,
+            spec,
+            None if failed else 70.0 + spec.number,
+            Status.DIVERGED if failed else Status.COMPLETED,
+        )
         schedule.ended(spec)
     (state,) = read_states(guarded(), home).values()
     assert state.progress is Progress.DONE and len(state.searched) == state.study.budget

@@ -11,21 +11,23 @@ import pytest
 import torch
 
 from suite.errors import ConfigError
+from suite.leaderboard.row import read_definition, summarise
 from suite.meters import why_no_energy
 from suite.meters.record import MemoryPeak, PhaseRecord
+from suite.plan import second_objective as front
+from suite.plan.cell_state import Progress, read_states
+from suite.plan.definition import store_definition
+from suite.plan.plan import Plan, make_plan
+from suite.plan.pruning import PrunerName, Pruning, is_weak
+from suite.plan.queue import Schedule
+from suite.plan.status import status
+from suite.record.cells import read_cells
+from suite.record.folder import Home
+from suite.record.result import EpochRecord, Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.workspace import Workspace
 from suite.tracking.encode import run_status
-from suite.tracking.summary import read_definition, summarise
-from suite.train.cells import read_cells
-from suite.train.folder import Home, Workspace
 from suite.train.loop import Trainer
-from suite.train.result import EpochRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
-from suite.tune import front
-from suite.tune.definition import store_definition
-from suite.tune.plan import Plan, make_plan
-from suite.tune.pruning import PrunerName, Pruning, is_weak
-from suite.tune.schedule import Progress, Schedule, read_states
-from suite.tune.status import status
 from tests.sweeps import finish, toy_roots, toy_sweep
 
 __all__ = ["toy_roots"]
@@ -47,7 +49,13 @@ def curve(home: Home, spec: TrialSpec, scores: list[float]) -> None:
     folder.write_spec(spec)
     for epoch, score in enumerate(scores, start=1):
         record = EpochRecord(
-            epoch=epoch, step=epoch, train_loss=1.0, validation_score=score, validation_scores={}, learning_rate=1e-3, seconds=1.0
+            epoch=epoch,
+            step=epoch,
+            train_loss=1.0,
+            validation_score=score,
+            validation_scores={},
+            learning_rate=1e-3,
+            seconds=1.0,
         )
         with (folder.path / "epochs.jsonl").open("a") as file:
             file.write(record.model_dump_json() + "\n")
@@ -58,9 +66,13 @@ def specs(count: int) -> list[TrialSpec]:
     return [plan.search_spec(plan.cells[0], n, 1e-4 * (n + 1)) for n in range(count)]
 
 
-def asked(home: Home, trials: list[TrialSpec], epochs: int, pruner: PrunerName, startup_trials: int = 2) -> bool:
+def asked(
+    home: Home, trials: list[TrialSpec], epochs: int, pruner: PrunerName, startup_trials: int = 2
+) -> bool:
     """Whether the last one is ended after so many epochs."""
-    return is_weak(trials[-1], epochs, [t.hash for t in trials[:-1]], home, Pruning(pruner, startup_trials))
+    return is_weak(
+        trials[-1], epochs, [t.hash for t in trials[:-1]], home, Pruning(pruner, startup_trials)
+    )
 
 
 def test_the_median_ends_what_is_worse_than_half_of_the_completed_trials(home: Home) -> None:
@@ -93,8 +105,12 @@ def test_halving_asks_at_its_rungs_only_and_keeps_the_best_quarter(home: Home) -
         curve(home, spec, [level + 0.1 * epoch for epoch in range(8)])
     weak = [asked(home, trials[: n + 1], 1, "asha") for n in range(6)]
     assert weak == [False, False, True, False, True, False], "each is compared with those before it"
-    assert [asked(home, trials[:5], epochs, "asha") for epochs in (2, 3)] == [False, False], "between rungs nothing ends"
-    assert asked(home, trials[:5], 4, "asha") and not asked(home, trials, 4, "asha"), "the next rung is four epochs"
+    assert [asked(home, trials[:5], epochs, "asha") for epochs in (2, 3)] == [False, False], (
+        "between rungs nothing ends"
+    )
+    assert asked(home, trials[:5], 4, "asha") and not asked(home, trials, 4, "asha"), (
+        "the next rung is four epochs"
+    )
 
 
 def test_the_answer_depends_on_the_curves_alone_and_not_on_later_epochs(home: Home) -> None:
@@ -102,7 +118,9 @@ def test_the_answer_depends_on_the_curves_alone_and_not_on_later_epochs(home: Ho
     curve(home, trials[0], [60.0, 61.0])
     curve(home, trials[1], [50.0, 99.0])
     first = asked(home, trials[:2], 1, "asha")
-    curve(home, trials[1], [50.0, 99.0])  # its lines again, as an attempt leaves them that was cut after an epoch
+    curve(
+        home, trials[1], [50.0, 99.0]
+    )  # its lines again, as an attempt leaves them that was cut after an epoch
     assert first is asked(home, trials[:2], 1, "asha") is True
 
 
@@ -116,12 +134,21 @@ def test_perplexities_are_pruned_by_their_utility(home: Home) -> None:
 
 
 def test_a_pruned_trial_teaches_the_sampler_and_is_never_chosen(home: Home) -> None:
-    plan = planned(search={"trials": 4, "startup_trials": 2, "pruner": "asha"}, confirm={"seeds": [1]})
+    plan = planned(
+        search={"trials": 4, "startup_trials": 2, "pruner": "asha"}, confirm={"seeds": [1]}
+    )
     store_definition(plan, home)
     schedule = Schedule(plan, home, slots=1)
     while (spec := schedule.next()) is not None:
         if spec.phase is Phase.SEARCH and spec.number in (1, 3):
-            result = TrialResult(trial=spec.hash, status=Status.PRUNED, score=None, validation_score=99.0, started_at=0.0, finished_at=1.0)
+            result = TrialResult(
+                trial=spec.hash,
+                status=Status.PRUNED,
+                score=None,
+                validation_score=99.0,
+                started_at=0.0,
+                finished_at=1.0,
+            )
             home.trial(spec).write_result(result)
         else:
             finish(home, spec, 50.0 + spec.number)
@@ -140,7 +167,11 @@ def test_a_pruned_trial_teaches_the_sampler_and_is_never_chosen(home: Home) -> N
 
 def test_the_trainer_records_a_pruned_trial(home: Home, tmp_path: Path) -> None:
     """One real epoch on a tiny encoder, then the end: a result without a score, with its best so far and its cost."""
-    plan = make_plan(toy_sweep(methods=["full"], training={"epochs": 3, "batch_size": 8}), where="toy.yaml", world_size=1)
+    plan = make_plan(
+        toy_sweep(methods=["full"], training={"epochs": 3, "batch_size": 8}),
+        where="toy.yaml",
+        world_size=1,
+    )
     spec = plan.search_spec(plan.cells[0], 0, 1e-3)
     trainer = Trainer(Workspace(home, tmp_path / "data"), master_port=_free_port())
     try:
@@ -150,9 +181,15 @@ def test_the_trainer_records_a_pruned_trial(home: Home, tmp_path: Path) -> None:
     finally:
         trainer.close()
     assert record is not None and result == home.trial(spec).result()
-    assert (result.status, result.score, result.validation_score) == (Status.PRUNED, None, record.validation_score)
+    assert (result.status, result.score, result.validation_score) == (
+        Status.PRUNED,
+        None,
+        record.validation_score,
+    )
     assert "pruned after epoch 1" in result.missing["score"] and result.phases["train"].seconds > 0
-    assert not home.trial(spec).checkpoint.exists() or not any(home.trial(spec).checkpoint.iterdir())
+    assert not home.trial(spec).checkpoint.exists() or not any(
+        home.trial(spec).checkpoint.iterdir()
+    )
 
 
 def _free_port() -> int:
@@ -166,8 +203,18 @@ def _free_port() -> int:
 # ---- two objectives ------------------------------------------------------------------------------------------------------
 
 
-def costly(home: Home, spec: TrialSpec, score: float, energy_kwh: float | None, missing: dict[str, str] | None = None) -> None:
-    train = PhaseRecord(seconds=energy_kwh or 1.0, energy_kwh=energy_kwh, memory=MemoryPeak(allocated_max_bytes=1000))
+def costly(
+    home: Home,
+    spec: TrialSpec,
+    score: float,
+    energy_kwh: float | None,
+    missing: dict[str, str] | None = None,
+) -> None:
+    train = PhaseRecord(
+        seconds=energy_kwh or 1.0,
+        energy_kwh=energy_kwh,
+        memory=MemoryPeak(allocated_max_bytes=1000),
+    )
     home.trial(spec).write_result(
         TrialResult(
             trial=spec.hash,
@@ -198,16 +245,33 @@ def run_costly(plan: Plan, home: Home) -> list[TrialSpec]:
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random"])
-def test_a_search_with_two_objectives_keeps_its_front_and_confirms_the_best_score(home: Home, sampler: str) -> None:
-    plan = planned(search={"trials": 6, "startup_trials": 3, "sampler": sampler, "objective": ["score", "energy"]})
+def test_a_search_with_two_objectives_keeps_its_front_and_confirms_the_best_score(
+    home: Home, sampler: str
+) -> None:
+    plan = planned(
+        search={
+            "trials": 6,
+            "startup_trials": 3,
+            "sampler": sampler,
+            "objective": ["score", "energy"],
+        }
+    )
     ran = run_costly(plan, home)
     search = [s for s in ran if s.phase is Phase.SEARCH]
     assert len({s.learning_rate for s in search}) == 6
-    assert {s.learning_rate for s in ran if s.phase is Phase.CONFIRM} == {max(s.learning_rate for s in search)}
+    assert {s.learning_rate for s in ran if s.phase is Phase.CONFIRM} == {
+        max(s.learning_rate for s in search)
+    }
     (entry,) = home.studies("toy")["studies"].values()
     expected = sorted(search, key=lambda s: s.learning_rate)
-    assert [(p["number"], p["score"], p["energy"]) for p in entry["pareto"]] == [(s.number, *trade_off(s)) for s in expected]
-    again = [s.learning_rate for s in run_costly(plan, Home(home.path / "again")) if s.phase is Phase.SEARCH]
+    assert [(p["number"], p["score"], p["energy"]) for p in entry["pareto"]] == [
+        (s.number, *trade_off(s)) for s in expected
+    ]
+    again = [
+        s.learning_rate
+        for s in run_costly(plan, Home(home.path / "again"))
+        if s.phase is Phase.SEARCH
+    ]
     assert again == [s.learning_rate for s in search]
 
 
@@ -216,7 +280,13 @@ def test_the_second_objective_changes_what_is_proposed(home: Home) -> None:
     alone = planned(search={"trials": 7, "startup_trials": 3})
     rates = []
     for i, plan in enumerate((both, alone)):
-        rates.append([s.learning_rate for s in run_costly(plan, Home(home.path / str(i))) if s.phase is Phase.SEARCH])
+        rates.append(
+            [
+                s.learning_rate
+                for s in run_costly(plan, Home(home.path / str(i)))
+                if s.phase is Phase.SEARCH
+            ]
+        )
     assert rates[0][:3] == rates[1][:3], "the quasi-random ones"
     assert not set(rates[0][3:]) & set(rates[1][3:])
 
@@ -244,7 +314,9 @@ def test_an_objective_without_a_value_is_told_with_its_reason(home: Home) -> Non
     schedule.ended(spec)
     why = schedule.unmeasured(spec)
     assert why is not None and "MIG is on" in why and spec.hash in why
-    assert Schedule(plan, home, slots=1).unmeasured() == why, "the next run says it again before it starts anything"
+    assert Schedule(plan, home, slots=1).unmeasured() == why, (
+        "the next run says it again before it starts anything"
+    )
 
 
 def test_memory_and_time_are_read_of_the_train_phase(home: Home) -> None:
@@ -292,14 +364,19 @@ class FakeNvml:
     nvmlDeviceGetPowerUsage = nvmlDeviceGetTotalEnergyConsumption
 
 
-def test_energy_of_boards_that_cannot_be_metered_is_known_before_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_of_boards_that_cannot_be_metered_is_known_before_a_worker_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert why_no_energy(FakeNvml(counter=True)) is None
     assert "not supported" in str(why_no_energy(FakeNvml(counter=False)))
     assert "driver not loaded" in str(why_no_energy(FakeNvml(counter=True, boards=0)))
     front.check_measurable("energy", "cpu", where="x.yaml")
     front.check_measurable("time", "cuda", where="x.yaml")
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match=r"x\.yaml: search\.objective: energy is not measured on this machine: NVML"):
+        with pytest.raises(
+            ConfigError,
+            match=r"x\.yaml: search\.objective: energy is not measured on this machine: NVML",
+        ):
             front.check_measurable("energy", "cuda", where="x.yaml")
 
 
@@ -308,5 +385,9 @@ def test_the_sweep_files_of_papers_use_their_whole_budget() -> None:
     from suite.config.sweep import load_sweep
     from suite.registry import yaml_names
 
-    papers = {name: path for name, path in yaml_names("sweeps").items() if name.startswith(("mhe-", "wgqa-", "shared-", "read-"))}
+    papers = {
+        name: path
+        for name, path in yaml_names("sweeps").items()
+        if name.startswith(("mhe-", "wgqa-", "shared-", "read-"))
+    }
     assert papers and all(load_sweep(path).search.stop is None for path in papers.values())

@@ -18,18 +18,37 @@ from suite.petl.arm import count_arm
 from suite.petl.read import Correction, DepthNetwork, ReadConfig, cell_inputs
 from tests.decoding import both_ways, check_beams
 from tests.tiny import FAMILIES, tiny_choice
-from tests.toy import CASES, disturb, logits_of, loss_of, make_arm, make_batch, make_head, resolved_tiny
+from tests.toy import (
+    CASES,
+    disturb,
+    logits_of,
+    loss_of,
+    make_arm,
+    make_batch,
+    make_head,
+    resolved_tiny,
+)
 
 T5_BASE_PARAMETERS = 247_577_856  # with the separate output head that READ's percentages count
 CPU: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 
 
 def counted(backbone: BackboneChoice, **architecture: Any) -> int:
-    return count_arm(resolve(backbone), Head("text", 0), attention=AttentionChoice(), method="read", architecture=architecture).method
+    return count_arm(
+        resolve(backbone),
+        Head("text", 0),
+        attention=AttentionChoice(),
+        method="read",
+        architecture=architecture,
+    ).method
 
 
 def attached(model: PreTrainedModel, family: str, **architecture: Any) -> Any:
-    return methods.get("read").configure({"hidden": 16, **architecture}).attach(model, resolved_tiny(family).family)
+    return (
+        methods.get("read")
+        .configure({"hidden": 16, **architecture})
+        .attach(model, resolved_tiny(family).family)
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,17 +57,37 @@ def attached(model: PreTrainedModel, family: str, **architecture: Any) -> Any:
         ("t5-base", {}, 1_972_224, 0.80),
         ("t5-large", {}, 2_497_536, None),
         ("t5-base", {"recurrent": False}, 12 * 1_972_224, 9.6),
-        ("t5-base", {"cell": "lstm", "hidden": 128}, 2 * (768 + 4 * (768 * 128 + 128**2 + 2 * 128) + 128 * 768 + 768), None),
-        ("t5-base", {"cell": "rnn", "hidden": 128}, 2 * (768 + 768 * 128 + 128**2 + 2 * 128 + 128 * 768 + 768), None),
+        (
+            "t5-base",
+            {"cell": "lstm", "hidden": 128},
+            2 * (768 + 4 * (768 * 128 + 128**2 + 2 * 128) + 128 * 768 + 768),
+            None,
+        ),
+        (
+            "t5-base",
+            {"cell": "rnn", "hidden": 128},
+            2 * (768 + 768 * 128 + 128**2 + 2 * 128 + 128 * 768 + 768),
+            None,
+        ),
         ("bert-base", {}, 1_972_224 // 2, None),
     ],
 )
-def test_the_count_is_the_papers(backbone: str, architecture: dict[str, Any], expected: int, percent: float | None) -> None:
+def test_the_count_is_the_papers(
+    backbone: str, architecture: dict[str, Any], expected: int, percent: float | None
+) -> None:
     answer = Head("classification", 2) if backbone == "bert-base" else Head("text", 0)
-    found = count_arm(resolve(BackboneChoice(name=backbone)), answer, attention=AttentionChoice(), method="read", architecture=architecture)
+    found = count_arm(
+        resolve(BackboneChoice(name=backbone)),
+        answer,
+        attention=AttentionChoice(),
+        method="read",
+        architecture=architecture,
+    )
     assert found.method == expected
     if percent is not None:
-        assert 100 * expected / T5_BASE_PARAMETERS == pytest.approx(percent, abs=0.05)  # printed with one or two digits
+        assert 100 * expected / T5_BASE_PARAMETERS == pytest.approx(
+            percent, abs=0.05
+        )  # printed with one or two digits
 
 
 def test_the_count_does_not_depend_on_the_depth() -> None:
@@ -60,12 +99,16 @@ def test_the_count_does_not_depend_on_the_depth() -> None:
 @pytest.mark.parametrize("merge", ["before", "after"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(("family", "answer"), CASES)
-def test_without_a_correction_the_logits_are_the_backbones_bit_for_bit(family: str, answer: Any, attention: str, merge: str) -> None:
+def test_without_a_correction_the_logits_are_the_backbones_bit_for_bit(
+    family: str, answer: Any, attention: str, merge: str
+) -> None:
     model = build(resolved_tiny(family), make_head(answer))
     model.set_attn_implementation(attention)
     batch = make_batch(resolved_tiny(family).family, make_head(answer), seed=0, size=4)
     expected = logits_of(model, batch)
-    assert torch.equal(logits_of(attached(model, family, zero_init=True, merge=merge), batch), expected)
+    assert torch.equal(
+        logits_of(attached(model, family, zero_init=True, merge=merge), batch), expected
+    )
 
 
 @pytest.mark.parametrize("merge", ["before", "after"])
@@ -76,13 +119,21 @@ def test_the_backbone_runs_without_a_graph(family: str, answer: Any, merge: str)
     seen: list[bool] = []
     for stack in stacks:
         for module in stack.blocks.modules():
-            module.register_forward_hook(lambda _m, _a, output: seen.append(any(t.requires_grad for t in tensors(output))))
+            module.register_forward_hook(
+                lambda _m, _a, output: seen.append(any(t.requires_grad for t in tensors(output)))
+            )
     loss = loss_of(toy.model.train(), toy.batch())
     assert seen and not any(seen)
     assert torch.is_grad_enabled()
     loss.backward()
-    trained = {name for name, parameter in toy.model.named_parameters() if parameter.grad is not None}
-    assert {name for name in trained if ".read." not in name} <= {"classifier.weight", "classifier.bias", "score.weight"}
+    trained = {
+        name for name, parameter in toy.model.named_parameters() if parameter.grad is not None
+    }
+    assert {name for name in trained if ".read." not in name} <= {
+        "classifier.weight",
+        "classifier.bias",
+        "score.weight",
+    }
 
 
 def test_what_autograd_keeps_does_not_grow_with_the_width_of_the_feed_forward_maps() -> None:
@@ -123,7 +174,10 @@ def by_hand(model: Any, batch: dict[str, Tensor], merge: str) -> tuple[Tensor, l
     with traced(plain.encoder.block) as encoder, traced(plain.decoder.block, crosses) as decoder:
         plain(**batch)
     c_e = climb(model.encoder.read.networks[0], encoder.states)
-    inputs = [phi + sigma.mean(dim=1) @ c_e for phi, sigma in zip(decoder.states, decoder.scores, strict=True)]
+    inputs = [
+        phi + sigma.mean(dim=1) @ c_e
+        for phi, sigma in zip(decoder.states, decoder.scores, strict=True)
+    ]
     correction = climb(model.decoder.read.networks[0], inputs)
     norm, phi = plain.decoder.final_layer_norm, decoder.states[-1]
     final = norm(phi + correction) if merge == "before" else norm(phi) + correction
@@ -142,7 +196,9 @@ def climb(network: DepthNetwork, inputs: list[Tensor]) -> Tensor:
 
 def as_cell(network: DepthNetwork) -> nn.GRUCell:
     cell = nn.GRUCell(network.cell.input_size, network.cell.hidden_size)
-    cell.load_state_dict({name.removesuffix("_l0"): tensor for name, tensor in network.cell.state_dict().items()})
+    cell.load_state_dict(
+        {name.removesuffix("_l0"): tensor for name, tensor in network.cell.state_dict().items()}
+    )
     return cell
 
 
@@ -152,7 +208,9 @@ def test_one_layer_is_one_call_of_the_cell(cell: str) -> None:
     x = torch.randn(1, 2, 3, 8)
     kinds: dict[str, Any] = {"gru": nn.GRUCell, "lstm": nn.LSTMCell, "rnn": nn.RNNCell}
     single = kinds[cell](8, 4)
-    single.load_state_dict({name.removesuffix("_l0"): tensor for name, tensor in network.cell.state_dict().items()})
+    single.load_state_dict(
+        {name.removesuffix("_l0"): tensor for name, tensor in network.cell.state_dict().items()}
+    )
     state = single(network.norm(x[0]).flatten(0, 1))
     state = state[0] if cell == "lstm" else state
     assert torch.allclose(network(x), network.out(state).view(2, 3, 8), atol=1e-6)
@@ -163,12 +221,16 @@ def test_the_mean_state_is_the_mean_over_layers_of_the_cells_outputs() -> None:
     x = torch.randn(3, 2, 5, 8)
     prefixes = DepthNetwork(8, ReadConfig(hidden=4), **CPU)
     prefixes.load_state_dict(network.state_dict())
-    expected = torch.stack([prefixes(x[: n + 1]) for n in range(3)]).mean(0)  # the output map is affine, so means commute with it
+    expected = torch.stack([prefixes(x[: n + 1]) for n in range(3)]).mean(
+        0
+    )  # the output map is affine, so means commute with it
     assert torch.allclose(network(x), expected, atol=1e-6)
 
 
 def test_without_recurrence_every_layer_has_a_network_and_the_outputs_are_summed() -> None:
-    stack = resolved_tiny("bert").family.stacks(build(resolved_tiny("bert"), make_head("classification")))[0]
+    stack = resolved_tiny("bert").family.stacks(
+        build(resolved_tiny("bert"), make_head("classification"))
+    )[0]
     correction = Correction(stack, ReadConfig(hidden=4, recurrent=False, output_scale=0.5))
     states = [torch.randn(2, 3, stack.width) for _ in stack.blocks]
     expected = sum(network(x[None]) for network, x in zip(correction.networks, states, strict=True))
@@ -219,7 +281,9 @@ def test_probabilities_repeat_grouped_keys_and_read_both_kinds_of_mask() -> None
     additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
     bias = torch.randn(1, 4, 3, 5)
     found = probabilities(nn.Module(), query, key, allowed, scaling=0.5, position_bias=bias)
-    assert torch.equal(found, probabilities(nn.Module(), query, key, additive, scaling=0.5, position_bias=bias))
+    assert torch.equal(
+        found, probabilities(nn.Module(), query, key, additive, scaling=0.5, position_bias=bias)
+    )
     for head in range(4):
         scores = 0.5 * query[:, head] @ key[:, head // 2].transpose(-1, -2) + bias[:, head]
         expected = scores.masked_fill(~allowed[:, 0], -torch.inf).softmax(-1)

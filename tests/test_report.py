@@ -24,7 +24,21 @@ import pytest
 
 from suite.config.reference import Reference
 from suite.errors import ConfigError, StatisticsError, SuiteError, TrackingError, UnknownNameError
-from suite.report import charts, content, curves, document, figures, interactive, live, names, static, tables
+from suite.files import write_json
+from suite.record.folder import Home
+from suite.record.result import Status
+from suite.report import (
+    charts,
+    content,
+    curves,
+    document,
+    figures,
+    interactive,
+    live,
+    names,
+    static,
+    tables,
+)
 from suite.report.answer import answer, facts
 from suite.report.chart import COLOURS, DASHES, SHAPES, Points
 from suite.report.compose import Form, build, write
@@ -33,10 +47,16 @@ from suite.report.live import Source, make_server
 from suite.report.page import page
 from suite.report.table import clean, escaped
 from suite.tracking import open_store, sync
-from suite.train.folder import Home, write_json
-from suite.train.result import Status
 from tests.commands import Suite, suite  # noqa: F401
-from tests.records import PERPLEXITY, make_home, make_result, make_spec, write_cell, write_definition, write_trial
+from tests.records import (
+    PERPLEXITY,
+    make_home,
+    make_result,
+    make_spec,
+    write_cell,
+    write_definition,
+    write_trial,
+)
 from tests.report_home import ATTACK, SECRET, SHARES, TASKS, make_report_home
 
 
@@ -78,49 +98,87 @@ def ranked(report: Report, **ranks: str | None) -> Report:
 
 def test_the_answer_names_the_leader_its_rivals_and_what_they_save(report: Report) -> None:
     first, *_, last = answer(report)
-    assert first.head == "full leads on the mean over 2 tasks:" or first.head == "lora leads on the mean over 2 tasks:"
+    assert (
+        first.head == "full leads on the mean over 2 tasks:"
+        or first.head == "lora leads on the mean over 2 tasks:"
+    )
     rival = "lora" if first.head.startswith("full") else "full"
     assert f"Cannot be told apart from it: {rival} (" in first.rest
     assert "the same energy" in first.rest, "both spent the same"
     assert "Shown to be worse than some arm: read (" in first.rest
-    assert last.head == "2 rows are rejected and not ranked:" and "bitfit on agreement and entailment" in last.rest
+    assert (
+        last.head == "2 rows are rejected and not ranked:"
+        and "bitfit on agreement and entailment" in last.rest
+    )
 
 
 def test_the_answer_follows_the_ranks_and_not_the_scores_alone(report: Report) -> None:
     alike = said(ranked(report, full="1-3", lora="1-3", read="1-3"))
-    assert "Nothing separates the 3 ranked arms on the mean over 2 tasks:" in alike and "leads" not in alike
+    assert (
+        "Nothing separates the 3 ranked arms on the mean over 2 tasks:" in alike
+        and "leads" not in alike
+    )
     alone = answer(ranked(report, full="1", lora="2-3", read="2-3"))[0]
-    assert "Cannot be told apart" not in alone.rest and "lora (" in alone.rest.partition("Shown to be worse")[2]
+    assert (
+        "Cannot be told apart" not in alone.rest
+        and "lora (" in alone.rest.partition("Shown to be worse")[2]
+    )
 
 
 def test_where_no_row_of_rank_one_is_left_the_best_rank_leads(report: Report) -> None:
     first = answer(ranked(report, full="2", lora="3-4", read="3-4"))[0]
-    assert first.head == "full leads on the mean over 2 tasks:" and "lora (" in first.rest.partition("Shown to be worse")[2]
+    assert (
+        first.head == "full leads on the mean over 2 tasks:"
+        and "lora (" in first.rest.partition("Shown to be worse")[2]
+    )
 
 
-def test_arms_without_a_rank_are_named_beside_the_ranked_ones_and_one_ranked_arm_leads_nobody(report: Report) -> None:
-    assert re.search(r"Not ranked yet: read \(\d+\.\d\)\.$", answer(ranked(report, read=None))[0].rest)
+def test_arms_without_a_rank_are_named_beside_the_ranked_ones_and_one_ranked_arm_leads_nobody(
+    report: Report,
+) -> None:
+    assert re.search(
+        r"Not ranked yet: read \(\d+\.\d\)\.$", answer(ranked(report, read=None))[0].rest
+    )
     alone = answer(ranked(report, lora=None, read=None))[0]
-    assert "scores highest" in alone.head and "No test says whether that is more than luck" in alone.rest
+    assert (
+        "scores highest" in alone.head
+        and "No test says whether that is more than luck" in alone.rest
+    )
 
 
 def test_without_ranks_the_answer_says_that_nothing_was_tested(report: Report) -> None:
     rows = [{**row, "rank": None, "rank_missing": "only one seed"} for row in report.rows]
     first = answer(replace(report, rows=rows))[0]
-    assert "scores highest" in first.head and "No test says whether that is more than luck: only one seed" in first.rest
+    assert (
+        "scores highest" in first.head
+        and "No test says whether that is more than luck: only one seed" in first.rest
+    )
 
 
 def test_arms_that_one_answer_for_everything_would_equal_are_named(report: Report) -> None:
     def with_p(p: float, **others: float) -> Report:
-        cells = [{**row, "constant_score": 5.0, "constant_p": others.get(row["method"], p)} for row in report.rows]
-        return replace(report, rows=[row | {"constant_p": None} if row["task"] == "mean" else row for row in cells])
+        cells = [
+            {**row, "constant_score": 5.0, "constant_p": others.get(row["method"], p)}
+            for row in report.rows
+        ]
+        return replace(
+            report,
+            rows=[row | {"constant_p": None} if row["task"] == "mean" else row for row in cells],
+        )
 
     none, some, every = with_p(1e-6), with_p(1e-6, lora=0.2, read=0.9), with_p(0.4)
     assert "one answer for everything" not in said(none)
-    where = r"On agreement not shown to do better than one answer for everything, which scores 5\.0: "
+    where = (
+        r"On agreement not shown to do better than one answer for everything, which scores 5\.0: "
+    )
     assert re.search(where + r"\w+ \([\d.]+\) and \w+ \([\d.]+\)\.", said(some))
-    assert "On entailment no arm is shown to do better than one answer for everything, which scores 5.0: " in said(every)
-    heads = [[column.head for column in tables.leaderboard_columns(found)] for found in (none, some)]
+    assert (
+        "On entailment no arm is shown to do better than one answer for everything, which scores 5.0: "
+        in said(every)
+    )
+    heads = [
+        [column.head for column in tables.leaderboard_columns(found)] for found in (none, some)
+    ]
     assert ["same answer" in found for found in heads] == [False, True]
 
 
@@ -138,7 +196,9 @@ def test_of_a_perplexity_the_lowest_leads(other: Home) -> None:
 
 def test_what_was_run_is_told_from_the_definition_and_the_records(report: Report) -> None:
     found = dict(facts(report))
-    assert found["Budget"].startswith("2 trials per cell") and found["Budget"].endswith("seeds 1, 2 and 3")
+    assert found["Budget"].startswith("2 trials per cell") and found["Budget"].endswith(
+        "seeds 1, 2 and 3"
+    )
     assert found["Hardware"] == "2 cores of AMD <EPYC>, 16.0 GiB, no GPU; 2 ranks on cpu"
     assert found["Commit"] == "f32476f1eccb" and "torch 2.13.0" in found["Versions"]
     assert found["Energy"] == "estimated, not measured: processor time x 4 W per core"
@@ -153,9 +213,14 @@ def row(score: float, cost: float) -> dict[str, Any]:
 
 def test_the_front_holds_what_nothing_beats_and_nothing_else() -> None:
     rows = [row(80, 5), row(70, 1), row(69, 2), row(75, 3), row(75, 4), row(70, 0.5)]
-    assert [(r["score_mean"], r["cost"]) for r in charts.pareto(rows, "cost", higher_is_better=True)] == [(70, 0.5), (75, 3), (80, 5)]
+    assert [
+        (r["score_mean"], r["cost"]) for r in charts.pareto(rows, "cost", higher_is_better=True)
+    ] == [(70, 0.5), (75, 3), (80, 5)]
     lower = [row(9.0, 1), row(8.0, 2), row(8.5, 3)]
-    assert [r["score_mean"] for r in charts.pareto(lower, "cost", higher_is_better=False)] == [9.0, 8.0]
+    assert [r["score_mean"] for r in charts.pareto(lower, "cost", higher_is_better=False)] == [
+        9.0,
+        8.0,
+    ]
 
 
 def test_rejected_arms_are_hollow_and_on_no_front(report: Report) -> None:
@@ -170,7 +235,12 @@ def test_rejected_arms_are_hollow_and_on_no_front(report: Report) -> None:
 @pytest.mark.parametrize("backend", ["plotly", "matplotlib"])
 def test_every_figure_is_drawn_by_both_libraries(report: Report, backend: figures.Backend) -> None:
     kind = {"plotly": plotly.graph_objects.Figure, "matplotlib": matplotlib.figure.Figure}[backend]
-    for draw in (figures.score_against_energy, figures.score_against_memory, figures.learning_rate_curves, figures.training_curves):
+    for draw in (
+        figures.score_against_energy,
+        figures.score_against_memory,
+        figures.learning_rate_curves,
+        figures.training_curves,
+    ):
         assert isinstance(draw(report, "agreement", backend=backend), kind)
     for draw_all in (figures.score_heat_map, figures.energy_by_phase, figures.search_cost):
         assert isinstance(draw_all(report, backend=backend), kind)
@@ -186,7 +256,9 @@ def test_a_figure_that_cannot_be_drawn_says_why(report: Report) -> None:
 
 
 def test_a_learning_rate_curve_rings_the_chosen_rate_and_crosses_failures(report: Report) -> None:
-    chart = next(c for c in curves.learning_rate_curves(report, "agreement") if c.title == "read / agreement")
+    chart = next(
+        c for c in curves.learning_rate_curves(report, "agreement") if c.title == "read / agreement"
+    )
     marks = {mark.name: mark for mark in chart.marks if isinstance(mark, Points)}
     assert marks["chosen"].ring and list(marks["chosen"].x) == [1e-4]
     assert marks["no score"].shape == "x" and list(marks["no score"].x) == [3e-4]
@@ -196,12 +268,20 @@ def test_a_learning_rate_curve_rings_the_chosen_rate_and_crosses_failures(report
 
 
 def test_three_hundred_arms_look_different_from_each_other() -> None:
-    looks = {(COLOURS[n % len(COLOURS)], SHAPES[n % len(SHAPES)], DASHES[n % len(DASHES)]) for n in range(315)}
+    looks = {
+        (COLOURS[n % len(COLOURS)], SHAPES[n % len(SHAPES)], DASHES[n % len(DASHES)])
+        for n in range(315)
+    }
     assert len(looks) == 315
 
 
 def test_a_tenth_of_a_point_is_not_shown_as_day_and_night(report: Report) -> None:
-    chart = charts.score_heat_map(replace(report, rows=[{**r, "score_mean": 80.0 + 0.1 * (r["method"] == "full")} for r in report.rows]))
+    chart = charts.score_heat_map(
+        replace(
+            report,
+            rows=[{**r, "score_mean": 80.0 + 0.1 * (r["method"] == "full")} for r in report.rows],
+        )
+    )
     assert chart is not None
     shades = [shade for mark in chart.marks for line in mark.shade for shade in line]  # type: ignore[union-attr]
     assert min(shades) == pytest.approx(0.98, abs=1e-9) and max(shades) == 1.0
@@ -209,54 +289,111 @@ def test_a_tenth_of_a_point_is_not_shown_as_day_and_night(report: Report) -> Non
 
 def test_of_many_arms_only_those_of_the_front_are_named(report: Report) -> None:
     whole = report.scored("agreement")[0]
-    rows = [{**whole, "arm": f"a{n}", "architecture": {"n": n}, "score_mean": n, "energy_kwh": 1e-5 * (1 + n % 7)} for n in range(1, 31)]
+    rows = [
+        {
+            **whole,
+            "arm": f"a{n}",
+            "architecture": {"n": n},
+            "score_mean": n,
+            "energy_kwh": 1e-5 * (1 + n % 7),
+        }
+        for n in range(1, 31)
+    ]
     chart = charts.score_against_energy(replace(report, rows=rows), "agreement")
-    assert chart is not None and not chart.legend and "Only arms of the front are named." in chart.text
+    assert (
+        chart is not None and not chart.legend and "Only arms of the front are named." in chart.text
+    )
     named = {label for mark in chart.marks if isinstance(mark, Points) for label in mark.labels}
     assert named == {r["label"] for r in chart.table.rows if r["on_front"]} and 0 < len(named) < 14
 
 
 def test_confirm_runs_whose_energy_is_not_known_are_said_not_to_be(report: Report) -> None:
-    lora = [{**t, "phases": {"train": (1.0, None)}} if ".lora" in t["arm"] and t["phase"] == "confirm" else t for t in report.trials]
+    lora = [
+        {**t, "phases": {"train": (1.0, None)}}
+        if ".lora" in t["arm"] and t["phase"] == "confirm"
+        else t
+        for t in report.trials
+    ]
     chart = charts.search_cost(replace(report, trials=lora))
-    assert chart is not None and "lora (confirm: not known)" in chart.y.categories and "full" in chart.y.categories
-    assert chart.text.endswith("Not known: the confirm runs of lora.") and "Dearest: lora" not in chart.text
-    assert "(estimate)" in chart.text and {r["label"]: r["confirm_wh"] for r in chart.table.rows}["lora"] is None
+    assert (
+        chart is not None
+        and "lora (confirm: not known)" in chart.y.categories
+        and "full" in chart.y.categories
+    )
+    assert (
+        chart.text.endswith("Not known: the confirm runs of lora.")
+        and "Dearest: lora" not in chart.text
+    )
+    assert (
+        "(estimate)" in chart.text
+        and {r["label"]: r["confirm_wh"] for r in chart.table.rows}["lora"] is None
+    )
     none = charts.search_cost(replace(report, trials=[]))
-    assert none is not None and "confirming an unknown amount" in none.text and "Dearest" not in none.text
+    assert (
+        none is not None
+        and "confirming an unknown amount" in none.text
+        and "Dearest" not in none.text
+    )
 
 
 def test_confirm_runs_at_a_rate_that_is_no_longer_chosen_are_not_mixed_in(report: Report) -> None:
-    old = [{**t, "learning_rate": 9.0, "phases": {"train": (1.0, 5.0)}} for t in report.trials if t["phase"] == "confirm"]
+    old = [
+        {**t, "learning_rate": 9.0, "phases": {"train": (1.0, 5.0)}}
+        for t in report.trials
+        if t["phase"] == "confirm"
+    ]
     more = replace(report, trials=[*report.trials, *old])
-    for draw in (charts.energy_by_phase, charts.search_cost, lambda r: curves.training_curves(r, "agreement")[0]):
+    for draw in (
+        charts.energy_by_phase,
+        charts.search_cost,
+        lambda r: curves.training_curves(r, "agreement")[0],
+    ):
         mixed, alone = draw(more), draw(report)
         assert mixed is not None and alone is not None and mixed.table == alone.table
 
 
-def test_architectures_that_lost_their_contest_reach_neither_front_nor_heat_map(report: Report) -> None:
-    lost = replace(report, rows=[{**r, "status": "not chosen"} if r["method"] == "full" else r for r in report.rows])
+def test_architectures_that_lost_their_contest_reach_neither_front_nor_heat_map(
+    report: Report,
+) -> None:
+    lost = replace(
+        report,
+        rows=[{**r, "status": "not chosen"} if r["method"] == "full" else r for r in report.rows],
+    )
     for chart in (charts.score_against_energy(lost, "agreement"), charts.score_heat_map(lost)):
-        assert chart is not None and chart.table.rows and not any(r["method"] == "full" for r in chart.table.rows)
+        assert (
+            chart is not None
+            and chart.table.rows
+            and not any(r["method"] == "full" for r in chart.table.rows)
+        )
 
 
 def test_the_energy_of_phases_adds_up_to_that_of_the_runs(report: Report) -> None:
     chart = charts.energy_by_phase(report)
     assert chart is not None
-    trials = [t for t in report.trials if t["phase"] == "confirm" and t["arm"].split(".")[2] == "full"]
+    trials = [
+        t for t in report.trials if t["phase"] == "confirm" and t["arm"].split(".")[2] == "full"
+    ]
     whole = 1000 * sum(kwh for t in trials for _, kwh in t["phases"].values()) / len(trials)
-    assert sum(r["energy_wh"] for r in chart.table.rows if r["label"] == "full") == pytest.approx(whole, rel=1e-9)
+    assert sum(r["energy_wh"] for r in chart.table.rows if r["label"] == "full") == pytest.approx(
+        whole, rel=1e-9
+    )
 
 
 def test_ours_stand_beside_the_printed_numbers(other: Home) -> None:
     home = make_home(other.path, trials=1)
     path = home.sweep_definition("demo")
-    line = Reference(method="lora", scores={"agreement": 0.5}, stds={"agreement": 0.1}, source="READ, table 1")
+    line = Reference(
+        method="lora", scores={"agreement": 0.5}, stds={"agreement": 0.1}, source="READ, table 1"
+    )
     write_json(path, {**json.loads(path.read_text()), "reference": [line.model_dump(mode="json")]})
     sync(home, tracking_uri=home.tracking_uri)
     report = read(home.path)
     chart = charts.beside_the_paper(report)
-    assert chart is not None and "1 printed scores beside ours" in chart.text and "READ, table 1" in chart.text
+    assert (
+        chart is not None
+        and "1 printed scores beside ours" in chart.text
+        and "READ, table 1" in chart.text
+    )
     (found,) = chart.table.rows
     assert (found["label"], found["task"], found["reference_score"]) == ("lora", "agreement", 0.5)
     assert 'id="paper"' in page(report) and "ours - paper" in page(report)
@@ -265,26 +402,51 @@ def test_ours_stand_beside_the_printed_numbers(other: Home) -> None:
 UGLY = "$x_{ $y^ <b>bold</b> &amp;"
 
 
-def test_names_that_look_like_formulas_or_html_are_drawn_as_they_are(report: Report, tmp_path: Path) -> None:
-    rows = [{**row, "method": UGLY if row["method"] == "full" else row["method"]} for row in report.rows]
+def test_names_that_look_like_formulas_or_html_are_drawn_as_they_are(
+    report: Report, tmp_path: Path
+) -> None:
+    rows = [
+        {**row, "method": UGLY if row["method"] == "full" else row["method"]} for row in report.rows
+    ]
     ugly = replace(report, rows=rows)
-    for chart in (charts.score_against_energy(ugly, "agreement"), charts.score_heat_map(ugly), charts.energy_by_phase(ugly)):
+    for chart in (
+        charts.score_against_energy(ugly, "agreement"),
+        charts.score_heat_map(ugly),
+        charts.energy_by_phase(ugly),
+    ):
         assert chart is not None
-        static.save(static.draw([chart, *curves.learning_rate_curves(ugly)]), tmp_path / "chart.png")
+        static.save(
+            static.draw([chart, *curves.learning_rate_curves(ugly)]), tmp_path / "chart.png"
+        )
         drawn = json.loads(interactive.as_json(chart))
-        assert "<b>" not in json.dumps(drawn) and "&lt;b&gt;bold&lt;/b&gt; &amp;amp;" in json.dumps(drawn)
+        assert "<b>" not in json.dumps(drawn) and "&lt;b&gt;bold&lt;/b&gt; &amp;amp;" in json.dumps(
+            drawn
+        )
         for axis in (drawn["layout"]["xaxis"], drawn["layout"]["yaxis"]):
-            places = {place for trace in drawn["data"] for place in (*trace["x"], *trace["y"]) if isinstance(place, str)}
+            places = {
+                place
+                for trace in drawn["data"]
+                for place in (*trace["x"], *trace["y"])
+                if isinstance(place, str)
+            }
             assert "categoryarray" not in axis or {*axis["categoryarray"]} <= places
 
 
-def test_a_secret_that_json_writes_in_another_way_is_taken_out_before(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_json_writes_in_another_way_is_taken_out_before(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
     secret = 'hunter2"ü-hunter2'
     monkeypatch.setenv("MY_PASSWORD", secret)
     clean.cache_clear()
-    rows = [{**row, "method": f"m {secret}" if row["method"] == "full" else row["method"]} for row in report.rows]
+    rows = [
+        {**row, "method": f"m {secret}" if row["method"] == "full" else row["method"]}
+        for row in report.rows
+    ]
     shown = page(replace(report, rows=rows))
-    assert not any(form in shown for form in (secret, json.dumps(secret)[1:-1], "ü-hunter2", "\\u00fc-hunter2", "&#34;ü"))
+    assert not any(
+        form in shown
+        for form in (secret, json.dumps(secret)[1:-1], "ü-hunter2", "\\u00fc-hunter2", "&#34;ü")
+    )
     assert "m ***" in shown
     clean.cache_clear()
 
@@ -294,7 +456,13 @@ def test_a_secret_that_json_writes_in_another_way_is_taken_out_before(report: Re
 
 def test_a_chosen_architecture_goes_by_its_method_and_the_others_by_what_differs() -> None:
     def of(rank: int, status: str, score: float | None) -> dict[str, Any]:
-        common = {"backbone": "b", "attention": "pretrained", "attention_options": {}, "method": "lora", "task": "mean"}
+        common = {
+            "backbone": "b",
+            "attention": "pretrained",
+            "attention_options": {},
+            "method": "lora",
+            "task": "mean",
+        }
         return common | {
             "arm": f"lora{rank}",
             "architecture": {"rank": rank, "alpha": 8},
@@ -303,13 +471,24 @@ def test_a_chosen_architecture_goes_by_its_method_and_the_others_by_what_differs
             "higher_is_better": True,
         }
 
-    found = names.arms_of([of(8, "not chosen", None), of(16, "done", 80.0), of(32, "not chosen", None)])
-    assert {key: arm.label for key, arm in found.items()} == {"lora16": "lora", "lora8": "lora rank=8", "lora32": "lora rank=32"}
+    found = names.arms_of(
+        [of(8, "not chosen", None), of(16, "done", 80.0), of(32, "not chosen", None)]
+    )
+    assert {key: arm.label for key, arm in found.items()} == {
+        "lora16": "lora",
+        "lora8": "lora rank=8",
+        "lora32": "lora rank=32",
+    }
     assert found["lora16"].style == 0 and found["lora16"].settings == "rank=16"
 
 
-def test_arms_that_differ_in_nothing_that_has_a_name_are_told_apart_by_their_keys(report: Report) -> None:
-    rows = [{**report.rows[0], "arm": key, "status": "done"} for key in ("a.lora.11111111", "a.lora.22222222")]
+def test_arms_that_differ_in_nothing_that_has_a_name_are_told_apart_by_their_keys(
+    report: Report,
+) -> None:
+    rows = [
+        {**report.rows[0], "arm": key, "status": "done"}
+        for key in ("a.lora.11111111", "a.lora.22222222")
+    ]
     assert {arm.label[-8:] for arm in names.arms_of(rows).values()} == {"11111111", "22222222"}
 
 
@@ -344,16 +523,29 @@ def test_what_others_wrote_is_text_on_the_page_and_secrets_are_not(html: str) ->
     outline = Outline(html)
     assert all("onerror" not in attributes for _, attributes in outline.found)
     assert not any(tag == "img" for tag, _ in outline.found)
-    assert any("<script>document.title='owned'</script>" in text for text in outline.text), "shown as it was written"
+    assert any("<script>document.title='owned'</script>" in text for text in outline.text), (
+        "shown as it was written"
+    )
     assert SECRET not in html and "postgresql://***@db/x" in html
-    assert sum(tag == "script" for tag, _ in outline.found) == html.count("<script"), "no script that a text opened"
+    assert sum(tag == "script" for tag, _ in outline.found) == html.count("<script"), (
+        "no script that a text opened"
+    )
 
 
 def test_the_page_asks_nobody_for_anything(html: str) -> None:
     outline = Outline(html)
-    links = [value for _, attributes in outline.found for key, value in attributes.items() if key in ("src", "href") and value is not None]
+    links = [
+        value
+        for _, attributes in outline.found
+        for key, value in attributes.items()
+        if key in ("src", "href") and value is not None
+    ]
     assert links and all(link.startswith(("#", "data:")) for link in links)
-    (policy,) = [a["content"] for tag, a in outline.found if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        a["content"]
+        for tag, a in outline.found
+        if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policy is not None and "default-src 'none'" in policy and "connect-src 'none'" in policy
 
 
@@ -365,7 +557,9 @@ def test_every_figure_has_its_text_and_its_data(html: str, report: Report) -> No
     outline = Outline(html)
     plots = [a for tag, a in outline.found if a.get("class") == "plot"]
     made = content.content(report)
-    assert [plot["data-key"] for plot in plots] and {plot["data-key"] for plot in plots} == {chart.key for chart in made.figures}
+    assert [plot["data-key"] for plot in plots] and {plot["data-key"] for plot in plots} == {
+        chart.key for chart in made.figures
+    }
     assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 60 for plot in plots)
     data = [a["href"] for tag, a in outline.found if tag == "a" and "download" in a]
     assert len(data) == len(plots) + 1, "one each, and the leaderboard"
@@ -377,8 +571,16 @@ def test_ids_are_unique_and_every_link_inside_the_page_leads_somewhere(html: str
     found = Outline(html).found
     ids = [a["id"] for _, a in found if "id" in a]
     assert len(ids) == len(set(ids))
-    targets = {(a["href"] or "")[1:] for tag, a in found if tag == "a" and (a.get("href") or "").startswith("#")}
-    assert targets <= set(ids) and {arm for arm in ids if arm and arm.startswith("arm-") and arm.count("-rows") + arm.count("-trials") == 0}
+    targets = {
+        (a["href"] or "")[1:]
+        for tag, a in found
+        if tag == "a" and (a.get("href") or "").startswith("#")
+    }
+    assert targets <= set(ids) and {
+        arm
+        for arm in ids
+        if arm and arm.startswith("arm-") and arm.count("-rows") + arm.count("-trials") == 0
+    }
 
 
 def test_an_arm_has_all_of_its_trials_on_the_page(html: str, report: Report) -> None:
@@ -388,10 +590,20 @@ def test_an_arm_has_all_of_its_trials_on_the_page(html: str, report: Report) -> 
 
 
 def test_estimated_energy_is_called_an_estimate(html: str, report: Report) -> None:
-    assert report.estimated and "energy, estimate" in html and "All energy here is an <strong>estimate</strong>" in html
+    assert (
+        report.estimated
+        and "energy, estimate" in html
+        and "All energy here is an <strong>estimate</strong>" in html
+    )
     measured = replace(report, trials=[{**t, "energy_source": "nvml"} for t in report.trials])
     assert measured.energy_note == ""
-    mixed = replace(report, trials=[{**t, "energy_source": "nvml" if t["seed"] else "cpu-time-estimate"} for t in report.trials])
+    mixed = replace(
+        report,
+        trials=[
+            {**t, "energy_source": "nvml" if t["seed"] else "cpu-time-estimate"}
+            for t in report.trials
+        ],
+    )
     assert mixed.energy_note == ", partly estimated"
     columns = {column.head for column in tables.leaderboard_columns(mixed)}
     assert "energy, partly estimated" in columns
@@ -411,17 +623,31 @@ def test_trials_that_the_search_ended_early_are_counted_and_are_no_failures(othe
 
 def test_the_page_opens_on_a_place_that_has_a_score(report: Report) -> None:
     assert '<option value="mean" selected>' in page(report)
-    rows = [{**row, "score_mean": None} if row["task"] in ("mean", "agreement") else row for row in report.rows]
+    rows = [
+        {**row, "score_mean": None} if row["task"] in ("mean", "agreement") else row
+        for row in report.rows
+    ]
     assert '<option value="entailment" selected>' in page(replace(report, rows=rows))
 
 
 def test_a_table_that_is_cut_in_a_document_says_so(report: Report) -> None:
     text = document.document(replace(report, failures=report.failures * 201), {})
-    assert f"Left out here: {201 * len(report.failures) - 200:,} rows; the CSV files have all" in text
+    assert (
+        f"Left out here: {201 * len(report.failures) - 200:,} rows; the CSV files have all" in text
+    )
 
 
 def test_a_large_sweep_is_capped_and_says_so(report: Report) -> None:
-    rows = [{**report.rows[0], "arm": f"arm{n}", "task": "agreement", "architecture": {"n": n}, "status": "done"} for n in range(1200)]
+    rows = [
+        {
+            **report.rows[0],
+            "arm": f"arm{n}",
+            "task": "agreement",
+            "architecture": {"n": n},
+            "status": "done",
+        }
+        for n in range(1200)
+    ]
     many = replace(report, rows=rows, cells={}, trials=[])
     made = content.content(many)
     assert len(made.arms) == content.MOST_ARMS
@@ -441,15 +667,28 @@ def test_a_large_sweep_is_capped_and_says_so(report: Report) -> None:
 def test_tables_hold_every_number_and_say_what_it_means(report: Report, tmp_path: Path) -> None:
     paths = {path.name.removeprefix("demo-"): path for path in write(report, tmp_path, Form.CSV)}
     rows = {name: list(csv.DictReader(path.open())) for name, path in paths.items()}
-    assert len(rows["leaderboard.csv"]) == len(report.rows) and len(rows["trials.csv"]) == len(report.trials)
+    assert len(rows["leaderboard.csv"]) == len(report.rows) and len(rows["trials.csv"]) == len(
+        report.trials
+    )
     assert len(rows["learning-rates.csv"]) == len(SHARES) * len(TASKS) * 2
     meant = {(line["file"], line["column"]) for line in rows["columns.csv"]}
-    assert meant == {(name, column) for name, found in rows.items() if found and name != "columns.csv" for column in found[0]}
-    assert SECRET not in paths["failures.csv"].read_text() and "<script>" in paths["failures.csv"].read_text()
+    assert meant == {
+        (name, column)
+        for name, found in rows.items()
+        if found and name != "columns.csv"
+        for column in found[0]
+    }
+    assert (
+        SECRET not in paths["failures.csv"].read_text()
+        and "<script>" in paths["failures.csv"].read_text()
+    )
 
 
 def test_what_a_spreadsheet_would_run_is_kept_from_it(report: Report) -> None:
-    table = replace(tables.failures(report), rows=[{**report.failures[0], "message": "=HYPERLINK(1)", "learning_rate": -1.0}])
+    table = replace(
+        tables.failures(report),
+        rows=[{**report.failures[0], "message": "=HYPERLINK(1)", "learning_rate": -1.0}],
+    )
     (line,) = csv.DictReader(io.StringIO(table.csv()))
     assert line["message"] == "'=HYPERLINK(1)" and line["learning_rate"] == "-1.0"
 
@@ -457,7 +696,9 @@ def test_what_a_spreadsheet_would_run_is_kept_from_it(report: Report) -> None:
 def test_a_document_has_tables_and_figures_that_exist(report: Report, tmp_path: Path) -> None:
     text, *pictures = write(report, tmp_path, Form.MD)
     shown = re.findall(r"^!\[(.+)\]\((.+)\)$", text.read_text(), re.MULTILINE)
-    assert {name for _, name in shown} == {path.name for path in pictures} and all(alternative for alternative, _ in shown)
+    assert {name for _, name in shown} == {path.name for path in pictures} and all(
+        alternative for alternative, _ in shown
+    )
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in pictures)
     assert "<script" not in text.read_text() and SECRET not in text.read_text()
     lines = text.read_text().splitlines()
@@ -497,7 +738,11 @@ def test_a_half_finished_sweep_says_what_is_missing_and_draws_the_rest(other: Ho
         "1 trials were handed out and have not ended.",
     ]
     shown = page(report)
-    assert "Not finished." in shown and 'id="rates"' in shown and "full is the only arm on agreement so far:" in shown
+    assert (
+        "Not finished." in shown
+        and 'id="rates"' in shown
+        and "full is the only arm on agreement so far:" in shown
+    )
 
 
 def test_before_the_first_confirm_run_the_page_shows_the_search(other: Home) -> None:
@@ -505,7 +750,11 @@ def test_before_the_first_confirm_run_the_page_shows_the_search(other: Home) -> 
     write_cell(other, "lora", trials=2, seeds=[])
     sync(other, tracking_uri=other.tracking_uri)
     shown = page(read(other.path))
-    assert "Nothing can be said yet:" in shown and 'id="rates"' in shown and 'id="tradeoffs"' not in shown
+    assert (
+        "Nothing can be said yet:" in shown
+        and 'id="rates"' in shown
+        and 'id="tradeoffs"' not in shown
+    )
 
 
 def test_a_home_without_results_says_what_to_do(other: Home, suite: Suite, tmp_path: Path) -> None:  # noqa: F811
@@ -525,12 +774,17 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do(home: Home, sui
         read(home.path, sort="zzz")
 
 
-def test_records_of_a_newer_version_are_refused_and_not_misread(tmp_path: Path, empty_db: Path) -> None:
+def test_records_of_a_newer_version_are_refused_and_not_misread(
+    tmp_path: Path, empty_db: Path
+) -> None:
     home = make_report_home(tmp_path, empty_db)
     folder = next(home.trials())
     data = json.loads((folder.path / "result.json").read_text())
     write_json(folder.path / "result.json", {**data, "schema_version": 99})
-    with pytest.raises(ConfigError, match=r"not a record of this version of the suite \(schema_version\); use the version that wrote it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"not a record of this version of the suite \(schema_version\); use the version that wrote it",
+    ):
         read(home.path)
     write_json(folder.path / "result.json", data)
     definition = home.sweep_definition("demo")
@@ -546,10 +800,16 @@ def test_of_several_sweeps_one_that_cannot_be_read_keeps_no_other_from_its_repor
 ) -> None:
     home = make_report_home(tmp_path / "home", empty_db)
     store = open_store(home.tracking_uri)
-    store.client.create_experiment("a-broken-one", tags=store.client.get_experiment_by_name("demo").tags)
+    store.client.create_experiment(
+        "a-broken-one", tags=store.client.get_experiment_by_name("demo").tags
+    )
     assert "a-broken-one" in store.experiments()
     code, out, err = suite("report", "--home", home.path, "--out", tmp_path, "--format", "csv")
-    assert code == 2 and "no report of a-broken-one: " in err and str(tmp_path / "demo-leaderboard.csv") in out
+    assert (
+        code == 2
+        and "no report of a-broken-one: " in err
+        and str(tmp_path / "demo-leaderboard.csv") in out
+    )
 
 
 def test_rows_and_curves_are_of_the_same_homes(home: Home, tmp_path: Path) -> None:
@@ -557,13 +817,19 @@ def test_rows_and_curves_are_of_the_same_homes(home: Home, tmp_path: Path) -> No
     shutil.copytree(home.path, tmp_path / "copy")
     (tmp_path / "copy" / "tracking-id").write_text("somebody-else")
     found = read(tmp_path / "copy")
-    assert {(row["arm"], row["task"]) for row in found.rows if row["task"] != "mean"} == {*found.cells} and found.cells
+    assert {(row["arm"], row["task"]) for row in found.rows if row["task"] != "mean"} == {
+        *found.cells
+    } and found.cells
 
 
 def test_the_command_writes_what_it_names(home: Home, suite: Suite, tmp_path: Path) -> None:  # noqa: F811
     code, out, _ = suite("report", "--home", home.path, "--out", tmp_path, "--format", "png")
     paths = [Path(line) for line in out.splitlines()]
-    assert code == 0 and len(paths) >= 8 and all(path.exists() and path.parent == tmp_path for path in paths)
+    assert (
+        code == 0
+        and len(paths) >= 8
+        and all(path.exists() and path.parent == tmp_path for path in paths)
+    )
     code, _, err = suite("report", "--home", home.path, "--live", "--out", tmp_path)
     assert code == 2 and "--live serves the page and writes nothing" in err
 
@@ -585,15 +851,21 @@ def served(source: Source) -> Iterator[str]:
 
 
 def get(url: str, **headers: str) -> str:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer_:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers=headers), timeout=30
+    ) as answer_:
         return str(answer_.read().decode())
 
 
-def test_a_served_page_follows_the_sweep_and_is_built_only_when_something_changed(other: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_served_page_follows_the_sweep_and_is_built_only_when_something_changed(
+    other: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_definition(other, ["full", "lora"], ["agreement"], trials=1)
     source, built = Source(other.path), []
     real = live.read
-    monkeypatch.setattr(live, "read", lambda *args, **options: built.append(1) or real(*args, **options))
+    monkeypatch.setattr(
+        live, "read", lambda *args, **options: built.append(1) or real(*args, **options)
+    )
     with served(source) as url:
         assert "no results yet" in get(f"{url}/")
         before = get(f"{url}/demo?version")
@@ -601,7 +873,9 @@ def test_a_served_page_follows_the_sweep_and_is_built_only_when_something_change
         sync(other, tracking_uri=other.tracking_uri)
         assert get(f"{url}/demo?version") != before
         built.clear()
-        assert "full is the only arm" in get(f"{url}/") and "full is the only arm" in get(f"{url}/demo")
+        assert "full is the only arm" in get(f"{url}/") and "full is the only arm" in get(
+            f"{url}/demo"
+        )
         assert len(built) == 1
         assert get(f"{url}/?version") == get(f"{url}/?version")
         write_cell(other, "lora", trials=1)
@@ -609,14 +883,18 @@ def test_a_served_page_follows_the_sweep_and_is_built_only_when_something_change
         assert "lora" in get(f"{url}/") and len(built) == 2
 
 
-def test_a_served_page_knows_its_version_so_that_nothing_is_missed_between_page_and_question(home: Home) -> None:
+def test_a_served_page_knows_its_version_so_that_nothing_is_missed_between_page_and_question(
+    home: Home,
+) -> None:
     source = Source(home.path)
     shown = re.search(r'data-version="([0-9a-f]{16})"', source.page("demo"))
     assert shown is not None and shown[1] == source.version()
     assert "data-version" not in page(read(home.path))
 
 
-def test_a_failure_that_is_half_written_breaks_neither_question_nor_server(tmp_path: Path, empty_db: Path) -> None:
+def test_a_failure_that_is_half_written_breaks_neither_question_nor_server(
+    tmp_path: Path, empty_db: Path
+) -> None:
     broken = make_report_home(tmp_path, empty_db)
     source = Source(broken.path)
     before = source.version()
@@ -653,4 +931,7 @@ def test_a_port_that_is_taken_is_an_error(home: Home) -> None:
 
 def test_the_attack_is_one(report: Report) -> None:
     """Guards the tests above: what they look for is really in the records, and escaping it is what kept it out."""
-    assert any("<script>" in failure["message"] for failure in report.failures) and "<script>" in ATTACK
+    assert (
+        any("<script>" in failure["message"] for failure in report.failures)
+        and "<script>" in ATTACK
+    )

@@ -10,18 +10,35 @@ from typing import Any
 
 import pytest
 
+from suite.record.folder import Home
 from suite.report.compose import build
 from suite.report.data import read
 from suite.report.live import Source, make_server
 from suite.tracking import sync
-from suite.train.folder import Home
 from tests.records import write_cell, write_definition
 from tests.report_home import SHARES, TASKS, make_report_home
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH"), pytest.mark.timeout(600)]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+CHROMIUM = next(
+    filter(
+        None,
+        map(
+            shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+        ),
+    ),
+    None,
+)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH"),
+    pytest.mark.timeout(600),
+]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
@@ -47,14 +64,21 @@ class Visit:
     """A page, and all that went wrong or out while it was open."""
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1440, "height": 900}, **options}
+        )
         self.context.set_default_timeout(120_000)  # a busy machine draws slowly
         self.page = self.context.new_page()
         self.requests: list[str] = []
         self.problems: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("console", lambda line: self.problems.append(line.text) if line.type in ("error", "warning") else None)
+        self.page.on(
+            "console",
+            lambda line: (
+                self.problems.append(line.text) if line.type in ("error", "warning") else None
+            ),
+        )
         self.page.goto(url)
 
     def __enter__(self) -> Visit:
@@ -72,10 +96,14 @@ class Visit:
         return found
 
     def head(self, name: str) -> Any:
-        return self.page.locator("#board thead th").filter(has=self.page.get_by_role("button", name=name, exact=True))
+        return self.page.locator("#board thead th").filter(
+            has=self.page.get_by_role("button", name=name, exact=True)
+        )
 
 
-def test_every_figure_is_drawn_without_a_complaint_and_without_a_request(browser: Any, address: str) -> None:
+def test_every_figure_is_drawn_without_a_complaint_and_without_a_request(
+    browser: Any, address: str
+) -> None:
     with Visit(browser, address) as visit:
         page = visit.page
         page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
@@ -83,9 +111,13 @@ def test_every_figure_is_drawn_without_a_complaint_and_without_a_request(browser
         assert count >= 20
         for n in range(count):
             page.locator(".plot").nth(n).scroll_into_view_if_needed()
-            page.wait_for_function("(n) => document.querySelectorAll('.plot')[n].dataset.drawn === 'yes'", arg=n)
+            page.wait_for_function(
+                "(n) => document.querySelectorAll('.plot')[n].dataset.drawn === 'yes'", arg=n
+            )
         assert page.locator(".plot .main-svg").count() >= count
-        assert page.locator("#plot-energy-by-phase .bars path").count() >= len(SHARES) * 3, "every phase has its bars"
+        assert page.locator("#plot-energy-by-phase .bars path").count() >= len(SHARES) * 3, (
+            "every phase has its bars"
+        )
         assert page.title() == "demo: report", "the attack on the title stayed text"
         assert visit.problems == [] and visit.requests == [address]
 
@@ -99,7 +131,10 @@ def test_a_press_on_a_head_sorts_and_another_turns_it_round(browser: Any, addres
             visit.page.keyboard.press("Enter")
             assert head.get_attribute("aria-sort") == direction
         visit.head("score").get_by_role("button").click()
-        assert visit.head("score").get_attribute("aria-sort") == "descending" and head.get_attribute("aria-sort") is None
+        assert (
+            visit.head("score").get_attribute("aria-sort") == "descending"
+            and head.get_attribute("aria-sort") is None
+        )
         scores = [float(text.split(" ")[0]) for text in visit.column("score")]
         assert scores == sorted(scores, reverse=True) and len(scores) == len(SHARES)
         visit.head("rank").get_by_role("button").click()
@@ -122,7 +157,13 @@ def test_rows_are_filtered_by_task_by_text_and_by_number(browser: Any, address: 
         assert scores and min(scores) > 80
         page.get_by_label("Filter score", exact=True).fill("")
         every = visit.column("memory")
-        for bound, kept in (("< 9", []), ("> 9", every), ("< 9000 KiB", []), ("> 0.001 GiB", every), ("<= 10,000,000 B", [])):
+        for bound, kept in (
+            ("< 9", []),
+            ("> 9", every),
+            ("< 9000 KiB", []),
+            ("> 0.001 GiB", every),
+            ("<= 10,000,000 B", []),
+        ):
             page.get_by_label("Filter memory", exact=True).fill(bound)
             assert visit.column("memory") == kept, f"{bound}: all take 9.5 MiB"
         page.get_by_label("Filter memory", exact=True).fill("")
@@ -134,7 +175,9 @@ def test_rows_are_filtered_by_task_by_text_and_by_number(browser: Any, address: 
         assert visit.column("arm") == []
 
 
-def test_an_arms_part_opens_from_the_leaderboard_and_by_its_address(browser: Any, address: str, home: Home) -> None:
+def test_an_arms_part_opens_from_the_leaderboard_and_by_its_address(
+    browser: Any, address: str, home: Home
+) -> None:
     read_ = read(home.path)
     lora = next(arm for arm in read_.arms.values() if arm.label == "lora")
     with Visit(browser, address) as visit:
@@ -150,14 +193,22 @@ def test_an_arms_part_opens_from_the_leaderboard_and_by_its_address(browser: Any
 
 
 @pytest.mark.parametrize("width", [390, 320])
-def test_on_a_phone_tables_scroll_inside_their_boxes_and_the_page_does_not(browser: Any, address: str, width: int) -> None:
-    with Visit(browser, address, viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True) as visit:
+def test_on_a_phone_tables_scroll_inside_their_boxes_and_the_page_does_not(
+    browser: Any, address: str, width: int
+) -> None:
+    with Visit(
+        browser, address, viewport={"width": width, "height": 844}, has_touch=True, is_mobile=True
+    ) as visit:
         page = visit.page
         page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
         for n in range(page.locator(".plot").count()):
             page.locator(".plot").nth(n).scroll_into_view_if_needed()
-        page.wait_for_function("() => [...document.querySelectorAll('.plot')].every((p) => p.dataset.drawn)")
-        wide = page.evaluate("[document.documentElement.scrollWidth, document.querySelector('.scroll').scrollWidth]")
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.plot')].every((p) => p.dataset.drawn)"
+        )
+        wide = page.evaluate(
+            "[document.documentElement.scrollWidth, document.querySelector('.scroll').scrollWidth]"
+        )
         assert wide[0] <= width < wide[1]
         assert visit.problems == []
 
@@ -172,10 +223,14 @@ def test_in_the_dark_text_and_figures_are_light(browser: Any, address: str) -> N
         assert page.locator("body").evaluate(light.format("color")) > 200
         assert page.locator("#plot-scores .ytick text").first.evaluate(light.format("fill")) > 200
         page.emulate_media(color_scheme="light")
-        page.wait_for_function("() => getComputedStyle(document.querySelector('#plot-scores .ytick text')).fill === 'rgb(27, 31, 36)'")
+        page.wait_for_function(
+            "() => getComputedStyle(document.querySelector('#plot-scores .ytick text')).fill === 'rgb(27, 31, 36)'"
+        )
 
 
-def test_a_live_page_reloads_and_its_reader_stays_where_he_was(browser: Any, tmp_path: Path, empty_db: Path) -> None:
+def test_a_live_page_reloads_and_its_reader_stays_where_he_was(
+    browser: Any, tmp_path: Path, empty_db: Path
+) -> None:
     shutil.copy(empty_db, tmp_path / "mlflow.db")
     home = Home(tmp_path)
     write_definition(home, ["full", "lora", "read"], TASKS, trials=2)
@@ -190,7 +245,9 @@ def test_a_live_page_reloads_and_its_reader_stays_where_he_was(browser: Any, tmp
         with Visit(browser, url) as visit:
             visit.page.locator("select[data-task=board]").select_option("agreement")
             visit.head("memory").get_by_role("button").click()
-            visit.page.wait_for_function("() => document.getElementById('live').textContent === 'live'")
+            visit.page.wait_for_function(
+                "() => document.getElementById('live').textContent === 'live'"
+            )
             assert visit.column("arm") == ["full"]
             with visit.page.expect_response(lambda response: response.url.endswith("?version")):
                 pass
@@ -198,12 +255,17 @@ def test_a_live_page_reloads_and_its_reader_stays_where_he_was(browser: Any, tmp
                 write_cell(home, "lora", task, trials=2)
             sync(home, tracking_uri=home.tracking_uri)
             visit.page.wait_for_function(
-                "() => document.querySelectorAll('#board tbody tr[data-task=agreement]').length === 2", timeout=60_000
+                "() => document.querySelectorAll('#board tbody tr[data-task=agreement]').length === 2",
+                timeout=60_000,
             )
-            visit.page.wait_for_function("() => document.querySelector('[data-task=board]').value === 'agreement'")
+            visit.page.wait_for_function(
+                "() => document.querySelector('[data-task=board]').value === 'agreement'"
+            )
             assert visit.head("memory").get_attribute("aria-sort") == "ascending"
             assert sorted(visit.column("arm")) == ["full", "lora"]
-            assert all(request.startswith(url) for request in visit.requests) and visit.problems == []
+            assert (
+                all(request.startswith(url) for request in visit.requests) and visit.problems == []
+            )
     finally:
         server.shutdown()
         thread.join()

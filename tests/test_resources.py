@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from suite.cluster.network import choose, interfaces
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import IncompatibleError, ResourceError, SweepConflictError
+from suite.leaderboard.row import read_definition
 from suite.meters import LocalPhase, combine, of_attempt
-from suite.tracking.summary import read_definition
-from suite.train.folder import Home
-from suite.train.spec import TrialSpec
-from suite.tune.definition import check_definition, store_definition
+from suite.plan.admission import Turn
+from suite.plan.definition import check_definition, store_definition
+from suite.plan.plan import make_plan
+from suite.plan.queue import Schedule
+from suite.plan.resources import Capacity, lay_out
+from suite.record.folder import Home
+from suite.record.spec import TrialSpec
 from suite.tune.elastic import fewer
-from suite.tune.network import choose, interfaces
-from suite.tune.plan import make_plan
-from suite.tune.resources import Capacity, lay_out
-from suite.tune.schedule import Schedule
-from suite.tune.turn import Turn
 from tests.sweeps import finish, toy_roots, toy_sweep
 from tests.tiny import tiny_choice
 
@@ -33,7 +33,12 @@ BERT, T5 = tiny_choice("bert"), tiny_choice("t5")
 def two_sizes(**changes: Any) -> SweepConfig:
     """Two cells: four workers for T5, one for BERT; two search trials and one seed each."""
     resources = {"workers": 1, "workers_by_backbone": {T5.name: 4}}
-    small = {"backbones": [BERT, T5], "methods": ["full"], "search": {"trials": 2}, "confirm": {"seeds": [1]}}
+    small = {
+        "backbones": [BERT, T5],
+        "methods": ["full"],
+        "search": {"trials": 2},
+        "confirm": {"seeds": [1]},
+    }
     return toy_sweep(**small | {"resources": resources} | changes)
 
 
@@ -47,7 +52,10 @@ def test_a_group_spans_nodes_unless_it_may_not() -> None:
     packed = lay_out(ResourceConfig(workers=3, placement="strict-pack"), nodes)
     assert (packed.strategy, packed.slots) == ("STRICT_PACK", 2)
     assert lay_out(ResourceConfig(workers=7), nodes).slots == 1
-    with pytest.raises(ResourceError, match=r"no node of the cluster \(4 CPU \+ 3 CPU\) holds more than 4; .*placement: pack"):
+    with pytest.raises(
+        ResourceError,
+        match=r"no node of the cluster \(4 CPU \+ 3 CPU\) holds more than 4; .*placement: pack",
+    ):
         lay_out(ResourceConfig(workers=5, placement="strict-pack"), nodes)
 
 
@@ -58,7 +66,10 @@ def test_strict_pack_takes_by_itself_the_gpus_of_one_node() -> None:
 
 
 def test_the_size_of_every_backbone_must_fit() -> None:
-    with pytest.raises(ResourceError, match=r"5 workers of 1 CPU each never fit: .* holds 4; lower resources.workers_by_backbone.t5-large"):
+    with pytest.raises(
+        ResourceError,
+        match=r"5 workers of 1 CPU each never fit: .* holds 4; lower resources.workers_by_backbone.t5-large",
+    ):
         lay_out(ResourceConfig(workers=1, workers_by_backbone={"t5-large": 5}), [{"CPU": 4.0}])
 
 
@@ -78,11 +89,23 @@ def test_one_node_capacity_packs_by_node() -> None:
 
 
 def test_a_shrunk_trial_takes_the_largest_number_that_divides_its_batch() -> None:
-    plan = make_plan(toy_sweep(training={"epochs": 1, "batch_size": 12}, resources={"workers": 6}), where="toy")
+    plan = make_plan(
+        toy_sweep(training={"epochs": 1, "batch_size": 12}, resources={"workers": 6}), where="toy"
+    )
     spec = plan.search_spec(plan.cells[0], 0, 1e-3)
-    assert [fewer(spec, free, least=1) for free in (9, 6, 5, 4, 2, 1, 0)] == [4, 4, 4, 4, 2, 1, None]
+    assert [fewer(spec, free, least=1) for free in (9, 6, 5, 4, 2, 1, 0)] == [
+        4,
+        4,
+        4,
+        4,
+        2,
+        1,
+        None,
+    ]
     assert fewer(spec, 2, least=3) is None
-    micro = spec.model_copy(update={"training": spec.training.model_copy(update={"micro_batch_size": 4})})
+    micro = spec.model_copy(
+        update={"training": spec.training.model_copy(update={"micro_batch_size": 4})}
+    )
     assert fewer(micro, 5, least=1) == 3, "12 = 3 x 4"
 
 
@@ -103,21 +126,32 @@ def test_a_trial_that_the_cluster_cannot_hold_stands_in_nobodys_way() -> None:
     turn = Turn(Capacity((2,)), live=[4])
     turn.wait(4)
     assert turn.admits(2) and turn.admits(1)
-    assert Turn(Capacity((2,)), live=[]).admits(4), "nothing runs: it is handed out, and waits for the cluster to grow"
+    assert Turn(Capacity((2,)), live=[]).admits(4), (
+        "nothing runs: it is handed out, and waits for the cluster to grow"
+    )
 
 
 def test_nothing_smaller_overtakes_a_trial_that_found_no_room() -> None:
     turn = Turn(Capacity((2, 2)), live=[2, 1], held_for=2)
     assert not turn.admits(1)
-    assert not Turn(Capacity((2, 2)), live=[2, 1]).held_for and Turn(Capacity((2, 2)), live=[2, 1]).admits(1)
+    assert not Turn(Capacity((2, 2)), live=[2, 1]).held_for and Turn(
+        Capacity((2, 2)), live=[2, 1]
+    ).admits(1)
 
 
 def test_a_large_trial_gets_its_turn_among_small_ones(tmp_path: Path) -> None:
     """On four workers, BERT's trials (one each) are running when T5 (four) becomes due: none of BERT's follows until it has run."""
     home = Home(tmp_path / "home")
-    schedule = Schedule(make_plan(two_sizes(search={"trials": 8}), where="toy"), home, slots=99, capacity=Capacity((3,)))
+    schedule = Schedule(
+        make_plan(two_sizes(search={"trials": 8}), where="toy"),
+        home,
+        slots=99,
+        capacity=Capacity((3,)),
+    )
     running = [schedule.next() for _ in range(3)]
-    assert [spec.world_size for spec in running if spec is not None] == [1, 1, 1], "no room for T5 anywhere"
+    assert [spec.world_size for spec in running if spec is not None] == [1, 1, 1], (
+        "no room for T5 anywhere"
+    )
     schedule.capacity = Capacity((4,))
     assert schedule.next() is None, "T5 waits, and so does the fourth of BERT's"
     for spec in running:
@@ -130,7 +164,9 @@ def test_a_large_trial_gets_its_turn_among_small_ones(tmp_path: Path) -> None:
 
 def test_the_largest_go_first_and_small_ones_fill_what_is_left(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    schedule = Schedule(make_plan(two_sizes(), where="toy"), home, slots=99, capacity=Capacity((4, 1)))
+    schedule = Schedule(
+        make_plan(two_sizes(), where="toy"), home, slots=99, capacity=Capacity((4, 1))
+    )
     live = list(iter(schedule.next, None))
     assert [spec.world_size for spec in live] == [4, 1]
     done: list[TrialSpec] = []
@@ -144,7 +180,9 @@ def test_the_largest_go_first_and_small_ones_fill_what_is_left(tmp_path: Path) -
 
 
 def test_a_trial_that_shrank_leaves_its_room_to_others(tmp_path: Path) -> None:
-    schedule = Schedule(make_plan(two_sizes(), where="toy"), Home(tmp_path), slots=99, capacity=Capacity((4,)))
+    schedule = Schedule(
+        make_plan(two_sizes(), where="toy"), Home(tmp_path), slots=99, capacity=Capacity((4,))
+    )
     large = schedule.next()
     assert large is not None and large.world_size == 4 and schedule.next() is None
     schedule.resized(large, 2)
@@ -156,12 +194,17 @@ def test_a_trial_that_shrank_leaves_its_room_to_others(tmp_path: Path) -> None:
 
 
 def test_workers_by_backbone_are_planned_by_cell_and_change_no_other_trial() -> None:
-    plan, plain = make_plan(two_sizes(), where="toy"), make_plan(two_sizes(resources={"workers": 1}), where="toy")
+    plan, plain = (
+        make_plan(two_sizes(), where="toy"),
+        make_plan(two_sizes(resources={"workers": 1}), where="toy"),
+    )
     assert [plan.workers(cell) for cell in plan.cells] == [1, 4]
     hashes, before = ([p.search_spec(c, 0, 1e-3).hash for c in p.cells] for p in (plan, plain))
     assert hashes[0] == before[0] and hashes[1] != before[1]
     with pytest.raises(IncompatibleError, match="expected a multiple of 3"):
-        make_plan(two_sizes(resources={"workers": 1, "workers_by_backbone": {T5.name: 3}}), where="toy")
+        make_plan(
+            two_sizes(resources={"workers": 1, "workers_by_backbone": {T5.name: 3}}), where="toy"
+        )
     with pytest.raises(ValidationError, match="'t9' is no backbone of this sweep"):
         two_sizes(resources={"workers_by_backbone": {"t9": 1}})
 
@@ -171,10 +214,18 @@ def test_the_number_of_workers_of_a_planned_cell_may_not_change(tmp_path: Path) 
     plan = make_plan(two_sizes(), where="toy")
     store_definition(plan, home)
     check_definition(plan, home)
-    with pytest.raises(SweepConflictError, match=rf"resources.workers_by_backbone.{T5.name}: 4 -> 1"):
+    with pytest.raises(
+        SweepConflictError, match=rf"resources.workers_by_backbone.{T5.name}: 4 -> 1"
+    ):
         check_definition(make_plan(two_sizes(resources={"workers": 1}), where="toy"), home)
     with pytest.raises(SweepConflictError, match=r"resources.workers: 1 -> 2"):
-        check_definition(make_plan(two_sizes(resources={"workers": 2, "workers_by_backbone": {T5.name: 4}}), where="toy"), home)
+        check_definition(
+            make_plan(
+                two_sizes(resources={"workers": 2, "workers_by_backbone": {T5.name: 4}}),
+                where="toy",
+            ),
+            home,
+        )
     definition = read_definition(home, "toy")
     assert definition is not None
     assert all(definition.includes(plan.search_spec(cell, 0, 1e-3)) for cell in plan.cells)
@@ -183,11 +234,15 @@ def test_the_number_of_workers_of_a_planned_cell_may_not_change(tmp_path: Path) 
 # ---- the network interface -------------------------------------------------------------------------------------------
 
 
-def test_the_interface_is_that_of_the_hosts_address_or_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interface_is_that_of_the_hosts_address_or_the_one_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert interfaces()["lo"] == "127.0.0.1"
     assert choose(None, address="127.0.0.1") == ("lo", "127.0.0.1")
-    assert choose(None, address="198.51.100.7") == (None, "198.51.100.7"), "an address behind translation is on no interface"
+    assert choose(None, address="198.51.100.7") == (None, "198.51.100.7"), (
+        "an address behind translation is on no interface"
+    )
     assert choose("lo", address="198.51.100.7") == ("lo", "127.0.0.1")
     with pytest.raises(ResourceError, match=r"got 'eth77', expected an interface of .*lo"):
         choose("eth77", address="127.0.0.1")
@@ -196,8 +251,14 @@ def test_the_interface_is_that_of_the_hosts_address_or_the_one_named(monkeypatch
 # ---- energy over hosts and attempts ----------------------------------------------------------------------------------
 
 
-def account(joules: dict[str, float], kind: str = "nvml", seconds: float = 10.0, **more: Any) -> dict[str, LocalPhase]:
-    return {"train": LocalPhase(seconds=seconds, joules={kind: joules}, covered_s={kind: seconds}, **more)}
+def account(
+    joules: dict[str, float], kind: str = "nvml", seconds: float = 10.0, **more: Any
+) -> dict[str, LocalPhase]:
+    return {
+        "train": LocalPhase(
+            seconds=seconds, joules={kind: joules}, covered_s={kind: seconds}, **more
+        )
+    }
 
 
 def total_j(*ranks: dict[str, LocalPhase]) -> float:
@@ -208,19 +269,31 @@ def total_j(*ranks: dict[str, LocalPhase]) -> float:
 
 def test_a_device_is_counted_once_and_devices_of_two_hosts_are_added() -> None:
     """Two ranks read one host's package; a third reads that of another host with the same name and index."""
-    host_a, host_b = {"boot-a/intel-rapl:0-package-0": 100.0}, {"boot-b/intel-rapl:0-package-0": 60.0}
-    assert total_j(account(host_a, "rapl"), account(host_a, "rapl"), account(host_b, "rapl")) == pytest.approx(160.0)
+    host_a, host_b = (
+        {"boot-a/intel-rapl:0-package-0": 100.0},
+        {"boot-b/intel-rapl:0-package-0": 60.0},
+    )
+    assert total_j(
+        account(host_a, "rapl"), account(host_a, "rapl"), account(host_b, "rapl")
+    ) == pytest.approx(160.0)
     assert total_j(account({"GPU-1": 50.0}), account({"GPU-2": 70.0})) == pytest.approx(120.0)
 
 
 def test_a_board_that_changed_its_rank_between_attempts_is_counted_for_both() -> None:
     """Attempt 1: rank 0 on board A, rank 1 on B. A's host dies; attempt 2 has rank 0 alone, on board B."""
-    first = [of_attempt({"train": dict_of(account({board: spent}))}, 1)["train"] for board, spent in (("A", 100.0), ("B", 80.0))]
+    first = [
+        of_attempt({"train": dict_of(account({board: spent}))}, 1)["train"]
+        for board, spent in (("A", 100.0), ("B", 80.0))
+    ]
     taken_up = LocalPhase(**first[0])
     taken_up.merge(account({"B": 30.0})["train"])
-    assert total_j({"train": taken_up}, {"train": LocalPhase(**first[1])}) == pytest.approx(100 + 80 + 30)
+    assert total_j({"train": taken_up}, {"train": LocalPhase(**first[1])}) == pytest.approx(
+        100 + 80 + 30
+    )
     again = of_attempt({"train": dict_of({"train": taken_up})}, 2)["train"]
-    assert again["joules"]["nvml"] == {"A@1": 100.0, "B@2": 30.0}, "what an attempt was is named once"
+    assert again["joules"]["nvml"] == {"A@1": 100.0, "B@2": 30.0}, (
+        "what an attempt was is named once"
+    )
 
 
 def dict_of(phases: dict[str, LocalPhase]) -> dict[str, Any]:

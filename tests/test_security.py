@@ -20,12 +20,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from suite.cluster.session import worker_environment
 from suite.errors import ConfigError, ResourceError, TrackingError
+from suite.record.folder import Home
+from suite.record.result import FailureRecord
 from suite.redact import has_password, redact, refuse_password
 from suite.tracking import open_store
-from suite.train.folder import Home
-from suite.train.result import FailureRecord
-from suite.tune.cluster import worker_environment
 from suite.tune.driver import run_sweep
 from tests.commands import Suite, suite
 from tests.stores import free_port, mlflow_server
@@ -60,7 +60,11 @@ def look(process: psutil.Process, seen: Watched) -> None:
     for child in (process, *process.children(recursive=True)):
         with suppress(psutil.Error):
             seen.titles.add(" ".join(child.cmdline()))
-            seen.listening |= {(child.name(), c.laddr.ip) for c in child.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+            seen.listening |= {
+                (child.name(), c.laddr.ip)
+                for c in child.net_connections("inet")
+                if c.status == psutil.CONN_LISTEN
+            }
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +75,32 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         data_root = make_roots(folder, patch)
         task_folders = os.environ["SUITE_PATH"]
     uri = f"postgresql+psycopg://suite:{DATABASE_PASSWORD}@127.0.0.1:1/mlflow?sslpassword=MARKEDkey"
-    own = {"HOME": str(folder), "SUITE_PATH": task_folders, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": uri}
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "RAY_", "AWS_", "HF_"))}
+    own = {
+        "HOME": str(folder),
+        "SUITE_PATH": task_folders,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "MLFLOW_TRACKING_URI": uri,
+    }
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MLFLOW_", "RAY_", "AWS_", "HF_"))
+    }
     command = [sys.executable, "-m", "tests.leaky_sweep", str(folder / "home"), str(data_root)]
     process = psutil.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env={**outside, **MARKS, **own, "SUITE_MARK": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**outside, **MARKS, **own, "SUITE_MARK": "1"},
     )
-    seen = Watched(folder / "home", "", [*MARKS.values(), DATABASE_PASSWORD, "MARKEDdatabase@password", "MARKEDkey"])
+    seen = Watched(
+        folder / "home",
+        "",
+        [*MARKS.values(), DATABASE_PASSWORD, "MARKEDdatabase@password", "MARKEDkey"],
+    )
     reader = threading.Thread(target=lambda: setattr(seen, "output", process.stdout.read()))
     reader.start()
     while process.poll() is None:
@@ -93,13 +116,22 @@ def test_a_sweep_of_this_machine_listens_on_loopback_alone(watched: Watched) -> 
     names = {name for name, _ in watched.listening}
     assert {"gcs_server", "raylet"} <= names, "the cluster was seen"
     assert any(name.startswith("ray::Rank") for name in names), "so were the processes that train"
-    others = {(name, ip) for name, ip in watched.listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")}
+    others = {
+        (name, ip)
+        for name, ip in watched.listening
+        if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")
+    }
     assert not others
 
 
 def test_the_sweep_did_fail_in_the_ways_that_show_secrets(watched: Watched) -> None:
     home = Home(watched.home)
-    failures = [f for folder in home.trials() for f in [*folder.failures(), getattr(folder.result(), "failure", None)] if f is not None]
+    failures = [
+        f
+        for folder in home.trials()
+        for f in [*folder.failures(), getattr(folder.result(), "failure", None)]
+        if f is not None
+    ]
     assert len(failures) >= 2
     for failure in failures:
         assert "HF_TOKEN=***" in failure.message + failure.traceback
@@ -112,8 +144,16 @@ def test_no_secret_is_in_a_file_an_output_or_a_title(watched: Watched) -> None:
     places = {str(path): path.read_bytes() for path in watched.home.rglob("*") if path.is_file()}
     assert any(path.endswith("mlflow.db") for path in places)
     assert any(re.search(r"failure-0\.json$", path) for path in places)
-    places |= {"output": watched.output.encode(), **{f"title {n}": title.encode() for n, title in enumerate(watched.titles)}}
-    found = {(secret, place) for secret in watched.secrets for place, content in places.items() if secret.encode() in content}
+    places |= {
+        "output": watched.output.encode(),
+        **{f"title {n}": title.encode() for n, title in enumerate(watched.titles)},
+    }
+    found = {
+        (secret, place)
+        for secret in watched.secrets
+        for place, content in places.items()
+        if secret.encode() in content
+    }
     assert not found
 
 
@@ -142,8 +182,16 @@ def test_what_looks_like_a_secret_is_hidden(text: str, shown: str) -> None:
 
 
 def test_what_is_a_secret_is_hidden_wherever_it_stands() -> None:
-    own = {"HF_TOKEN": "hf_abcdef", "TOKENIZERS_PARALLELISM": "parallel", "PWD": "/home/me", "STORE": "postgresql://u:pass%20word@h/d"}
-    assert redact("hf_abcdef parallel /home/me 'pass word' pass%20word", environment=own) == "*** parallel /home/me '***' ***"
+    own = {
+        "HF_TOKEN": "hf_abcdef",
+        "TOKENIZERS_PARALLELISM": "parallel",
+        "PWD": "/home/me",
+        "STORE": "postgresql://u:pass%20word@h/d",
+    }
+    assert (
+        redact("hf_abcdef parallel /home/me 'pass word' pass%20word", environment=own)
+        == "*** parallel /home/me '***' ***"
+    )
 
 
 def test_a_failures_record_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,11 +249,25 @@ class Head:
 def start_head(folder: Path, mode: str, port: int) -> subprocess.Popen[str]:
     (folder / ".ray").mkdir(parents=True)
     (folder / ".ray" / "auth_token").write_text("MARKED" + "0" * 26)
-    options = ["--port=0", f"--dashboard-port={port}", "--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block"]
+    options = [
+        "--port=0",
+        f"--dashboard-port={port}",
+        "--num-cpus=1",
+        "--object-store-memory=80000000",
+        "--disable-usage-stats",
+        "--block",
+    ]
     environment = {**os.environ, "HOME": str(folder), "RAY_AUTH_MODE": mode, "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
-            [str(Path(sys.executable).with_name("ray")), "start", "--head", "--include-dashboard=true", f"--temp-dir={folder}/r", *options],
+            [
+                str(Path(sys.executable).with_name("ray")),
+                "start",
+                "--head",
+                "--include-dashboard=true",
+                f"--temp-dir={folder}/r",
+                *options,
+            ],
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
@@ -224,18 +286,28 @@ def heads() -> Iterator[dict[str, Head]]:
     import shutil
     import tempfile
 
-    base = Path(tempfile.mkdtemp(prefix="suite-heads-", dir="/tmp"))  # unix sockets want a short path
+    base = Path(
+        tempfile.mkdtemp(prefix="suite-heads-", dir="/tmp")
+    )  # unix sockets want a short path
     ports = {mode: free_port() for mode in ("token", "disabled")}
     started = {mode: start_head(base / mode, mode, port) for mode, port in ports.items()}
     try:
         end = time.monotonic() + 240
         while any(address_of(base / mode) is None for mode in started):
-            assert time.monotonic() < end and all(p.poll() is None for p in started.values()), "no head"
+            assert time.monotonic() < end and all(p.poll() is None for p in started.values()), (
+                "no head"
+            )
             time.sleep(0.2)
-        yield {mode: Head(str(address_of(base / mode)), f"http://127.0.0.1:{ports[mode]}", base / mode) for mode in started}
+        yield {
+            mode: Head(str(address_of(base / mode)), f"http://127.0.0.1:{ports[mode]}", base / mode)
+            for mode in started
+        }
     finally:
         for process in started.values():
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            family = [
+                psutil.Process(process.pid),
+                *psutil.Process(process.pid).children(recursive=True),
+            ]
             process.terminate()
             psutil.wait_procs(family[:1], timeout=15)
             for member in family:
@@ -248,7 +320,7 @@ def heads() -> Iterator[dict[str, Head]]:
 ASK = """
 import sys
 from suite.errors import SuiteError
-from suite.tune.access import require_token
+from suite.cluster.access import require_token
 for address in sys.argv[1:]:
     try:
         require_token(address)
@@ -262,7 +334,14 @@ def ask(home: Path, *addresses: str) -> list[str]:
     """What `require_token` says of each, in a process of its own: Ray keeps its mode and token for the life of one."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = {**own, "HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", ASK, *addresses], capture_output=True, text=True, env=environment, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *addresses],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+        cwd=ROOT,
+    )
     return done.stdout.splitlines()
 
 
@@ -275,8 +354,19 @@ def test_a_cluster_without_a_token_is_refused_unless_that_is_accepted(
         assert "--insecure" in said
     make_roots(tmp_path, monkeypatch)
     sweep = tmp_path / "sweep.yaml"
-    sweep.write_text(json.dumps({"name": "x", "backbones": ["minilm"], "methods": ["full"], "tasks": ["toy"]}))
-    command = ("run", sweep, "--home", tmp_path / "home", "--address", open_head.address, "--data-root", tmp_path / "nothing")
+    sweep.write_text(
+        json.dumps({"name": "x", "backbones": ["minilm"], "methods": ["full"], "tasks": ["toy"]})
+    )
+    command = (
+        "run",
+        sweep,
+        "--home",
+        tmp_path / "home",
+        "--address",
+        open_head.address,
+        "--data-root",
+        tmp_path / "nothing",
+    )
     code, _, err = suite(*command)
     assert code == 2
     assert "asks for no token" in err
@@ -286,10 +376,15 @@ def test_a_cluster_without_a_token_is_refused_unless_that_is_accepted(
     assert "looked for" in err
 
 
-def test_a_cluster_with_a_token_lets_in_whoever_has_it(heads: dict[str, Head], tmp_path: Path) -> None:
+def test_a_cluster_with_a_token_lets_in_whoever_has_it(
+    heads: dict[str, Head], tmp_path: Path
+) -> None:
     head = heads["token"]
     assert ask(head.home, head.address, head.dashboard) == ["in", "in"]
-    assert all("asks for a token, and this machine has none" in said for said in ask(tmp_path, head.address, head.dashboard))
+    assert all(
+        "asks for a token, and this machine has none" in said
+        for said in ask(tmp_path, head.address, head.dashboard)
+    )
 
 
 def test_jobs_of_a_cluster_with_a_token_are_closed_to_others(heads: dict[str, Head]) -> None:
@@ -314,18 +409,27 @@ def test_no_cluster_is_said_at_once(tmp_path: Path) -> None:
 # MLflow's own users
 
 
-def test_an_mlflow_server_with_users_lets_in_those_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_db: Path) -> None:
+def test_an_mlflow_server_with_users_lets_in_those_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_db: Path
+) -> None:
     if importlib.util.find_spec("flask_wtf") is None:
         pytest.skip("MLflow's basic-auth needs Flask-WTF: pip install 'mlflow[auth]'")
-    own = {"MLFLOW_AUTH_ADMIN_PASSWORD": "correct-MARKED-horse", "MLFLOW_FLASK_SERVER_SECRET_KEY": "0" * 32}
+    own = {
+        "MLFLOW_AUTH_ADMIN_PASSWORD": "correct-MARKED-horse",
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "0" * 32,
+    }
     (tmp_path / "mlflow.db").write_bytes(empty_db.read_bytes())
-    with mlflow_server(tmp_path, f"sqlite:///{tmp_path}/mlflow.db", "--app-name", "basic-auth", **own) as server:
+    with mlflow_server(
+        tmp_path, f"sqlite:///{tmp_path}/mlflow.db", "--app-name", "basic-auth", **own
+    ) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct-MARKED-horse")
         assert open_store(server.uri).experiment("demo")
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-MARKED-horse")
         for uri in (server.uri, server.uri.replace("://", "://admin:wrong-MARKED-horse@")):
-            with pytest.raises(TrackingError, match="does not know this user, or this password") as caught:
+            with pytest.raises(
+                TrackingError, match="does not know this user, or this password"
+            ) as caught:
                 open_store(uri).ping()
             assert "MARKED" not in str(caught.value)
         monkeypatch.delenv("MLFLOW_TRACKING_USERNAME")

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForQuestionAnswering, BertConfig, ByT5Tokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForQuestionAnswering,
+    BertConfig,
+    ByT5Tokenizer,
+    PreTrainedTokenizerBase,
+)
 
 from suite.config.sweep import LimitConfig
 from suite.config.task import QuestionAnsweringTask, load_task
@@ -25,36 +30,67 @@ from tests.rows import task_row, write_rows
 from tests.toy import learn
 
 CONTEXT = "The Amazon is the longest river. It is 6,400 km long; the Nile is said to be 6,650 km."
-BERT = BertConfig(vocab_size=384, hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2)
+BERT = BertConfig(
+    vocab_size=384, hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2
+)
 
 
 def word_pieces() -> PreTrainedTokenizerBase:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "the", "amazon", "is", "longest", "river", "what"]
-    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    vocabulary = [
+        "[PAD]",
+        "[CLS]",
+        "[SEP]",
+        "[UNK]",
+        "a",
+        "b",
+        "the",
+        "amazon",
+        "is",
+        "longest",
+        "river",
+        "what",
+    ]
+    backend = Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate(vocabulary)}, unk_token="[UNK]")
+    )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
     names = ["input_ids", "token_type_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", model_input_names=names)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", model_input_names=names
+    )
 
 
 TOKENIZERS = [pytest.param(ByT5Tokenizer(), id="bytes"), pytest.param(word_pieces(), id="fast")]
 
 
-def goal(name: str = "squad", tokenizer: PreTrainedTokenizerBase | None = None, **training: Any) -> SpanObjective:
-    settings = TrainingConfig(**{"max_length": 64, "stride": 10, "target_max_length": 12, **training})
+def goal(
+    name: str = "squad", tokenizer: PreTrainedTokenizerBase | None = None, **training: Any
+) -> SpanObjective:
+    settings = TrainingConfig(
+        **{"max_length": 64, "stride": 10, "target_max_length": 12, **training}
+    )
     made = make_objective(
-        load_task(name), kind="encoder", tokenizer=tokenizer or ByT5Tokenizer(), training=settings, decoder_objective="head"
+        load_task(name),
+        kind="encoder",
+        tokenizer=tokenizer or ByT5Tokenizer(),
+        training=settings,
+        decoder_objective="head",
     )
     assert isinstance(made, SpanObjective)
     return made
 
 
-def question(answers: list[str], context: str = CONTEXT, asked: str = "what is longest") -> dict[str, list[Any]]:
+def question(
+    answers: list[str], context: str = CONTEXT, asked: str = "what is longest"
+) -> dict[str, list[Any]]:
     starts = [context.index(answer) for answer in answers]
     return {"question": [asked], "context": [context], "texts": [answers], "starts": [starts]}
 
@@ -83,20 +119,27 @@ def windows_of(made: SpanObjective, columns: dict[str, list[Any]]) -> Dataset:
         ("well-known", "wellknown", 1.0, 1.0),  # punctuation is taken out, not replaced
     ],
 )
-def test_an_answer_counts_as_in_the_official_evaluation(answer: str, gold: str, em: float, f1: float) -> None:
+def test_an_answer_counts_as_in_the_official_evaluation(
+    answer: str, gold: str, em: float, f1: float
+) -> None:
     assert (exact_match(answer, gold), token_f1(answer, gold)) == (em, pytest.approx(f1))
 
 
 def test_the_best_of_the_accepted_answers_counts_in_percent() -> None:
     golds = [["Amazon", "the Amazon river"], ["6,650 km"], [""]]
     answers = ["amazon river", "6,650 miles", ""]
-    assert score_spans(["em", "token_f1"], answers, golds) == {"em": pytest.approx(200 / 3), "token_f1": pytest.approx(250 / 3)}
+    assert score_spans(["em", "token_f1"], answers, golds) == {
+        "em": pytest.approx(200 / 3),
+        "token_f1": pytest.approx(250 / 3),
+    }
 
 
 def test_where_there_is_no_answer_only_silence_is_right() -> None:
     assert score_spans(["em", "token_f1"], ["something"], [[""]]) == {"em": 0.0, "token_f1": 0.0}
     assert score_spans(["em"], [""], [[]]) == {"em": 100.0}
-    assert score_spans(["em"], [""], [["the", "Amazon"]]) == {"em": 0.0}, "an accepted text without words is none, as officially"
+    assert score_spans(["em"], [""], [["the", "Amazon"]]) == {"em": 0.0}, (
+        "an accepted text without words is none, as officially"
+    )
 
 
 def test_f1_is_what_counters_of_words_give() -> None:
@@ -117,12 +160,16 @@ def test_no_questions_are_refused() -> None:
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("asked", ["what is longest", "what " * 40])
-def test_windows_cover_the_context_overlap_and_never_exceed_the_length(tokenizer: PreTrainedTokenizerBase, asked: str) -> None:
+def test_windows_cover_the_context_overlap_and_never_exceed_the_length(
+    tokenizer: PreTrainedTokenizerBase, asked: str
+) -> None:
     cutter = Windows(tokenizer, at_most=20, stride=3, where="t")
     (windows,) = cutter.cut([asked], [CONTEXT])
     assert len(windows) > 1 and all(len(window.input_ids) <= 20 for window in windows)
     spans = [span for window in windows for span in window.offsets]
-    assert {n for low, high in spans for n in range(low, high)} >= {n for n, c in enumerate(CONTEXT) if not c.isspace()}
+    assert {n for low, high in spans for n in range(low, high)} >= {
+        n for n, c in enumerate(CONTEXT) if not c.isspace()
+    }
     for before, after in pairwise(windows):
         assert before.offsets[3] == after.offsets[0]
     assert windows[-1].offsets[-1][1] == len(CONTEXT)
@@ -130,7 +177,9 @@ def test_windows_cover_the_context_overlap_and_never_exceed_the_length(tokenizer
 
 def test_a_window_is_what_the_tokenizer_makes_of_the_pair() -> None:
     for tokenizer in (ByT5Tokenizer(), word_pieces()):
-        (windows,) = Windows(tokenizer, at_most=300, stride=3, where="t").cut(["what is"], [CONTEXT])
+        (windows,) = Windows(tokenizer, at_most=300, stride=3, where="t").cut(
+            ["what is"], [CONTEXT]
+        )
         pair = tokenizer("what is", CONTEXT)
         assert [window.input_ids for window in windows] == [pair["input_ids"]]
         assert windows[0].token_type_ids == pair.get("token_type_ids")
@@ -144,25 +193,37 @@ def test_an_answer_is_found_again_by_its_tokens(tokenizer: PreTrainedTokenizerBa
     inside = [(window, place) for window, place in places if place != (0, 0)]
     assert 0 < len(inside) < len(places), "some windows hold it, some do not"
     for window, (first, last) in inside:
-        assert CONTEXT[window.offsets[first - window.first][0] : window.offsets[last - window.first][1]] == "longest"
+        assert (
+            CONTEXT[
+                window.offsets[first - window.first][0] : window.offsets[last - window.first][1]
+            ]
+            == "longest"
+        )
 
 
 def test_characters_of_several_bytes_are_whole() -> None:
-    (windows,) = Windows(ByT5Tokenizer(), at_most=60, stride=3, where="t").cut(["q"], ["né à Paris"])
+    (windows,) = Windows(ByT5Tokenizer(), at_most=60, stride=3, where="t").cut(
+        ["q"], ["né à Paris"]
+    )
     first, last = windows[0].place((3, 4))
     assert last == first + 1, "two bytes"
     assert windows[0].offsets[first - windows[0].first] == (3, 4)
 
 
 def test_a_large_stride_leaves_no_gaps() -> None:
-    (windows,) = Windows(ByT5Tokenizer(), at_most=20, stride=500, where="t").cut(["what"], [CONTEXT])
+    (windows,) = Windows(ByT5Tokenizer(), at_most=20, stride=500, where="t").cut(
+        ["what"], [CONTEXT]
+    )
     room = 20 - len("what") - 2
     assert [window.offsets[0][0] for window in windows[:3]] == [0, room // 2, 2 * (room // 2)]
     assert windows[-1].offsets[-1][1] == len(CONTEXT)
 
 
 def test_no_room_for_a_question_is_refused() -> None:
-    with pytest.raises(IncompatibleError, match=r"task squad: .*max_length 3 leaves no room for question and context"):
+    with pytest.raises(
+        IncompatibleError,
+        match=r"task squad: .*max_length 3 leaves no room for question and context",
+    ):
         goal(max_length=3)
 
 
@@ -175,7 +236,12 @@ def test_the_best_span_is_the_one_of_a_search_over_all() -> None:
     inside = torch.rand(6, 17, generator=draw) < 0.6
     best, first, last = best_spans(start, end, inside, longest=4)
     for row in range(6):
-        spans = [(i, j) for i in range(17) for j in range(i, min(i + 4, 17)) if inside[row, i] and inside[row, j]]
+        spans = [
+            (i, j)
+            for i in range(17)
+            for j in range(i, min(i + 4, 17))
+            if inside[row, i] and inside[row, j]
+        ]
         i, j = max(spans, key=lambda span: float(start[row, span[0]] + end[row, span[1]]))
         assert (int(first[row]), int(last[row])) == (i, j)
         assert float(best[row]) == pytest.approx(float(start[row, i] + end[row, j]), rel=1e-6)
@@ -210,7 +276,9 @@ def test_the_answer_is_the_best_span_of_all_windows_and_never_of_the_question() 
     character = CONTEXT[data[2]["offsets"][0]]
     assert answer_of(made, data, {1: {data[1]["first"]: 1.0}, 2: {token: 2.0}}) == character
     high_elsewhere = {0: {0: 50.0, 1: 50.0}, 1: {len(data[1]["input_ids"]) - 1: 50.0}}
-    assert answer_of(made, data, {**high_elsewhere, 2: {token: 2.0}}) == character, "the question and the end token are no answers"
+    assert answer_of(made, data, {**high_elsewhere, 2: {token: 2.0}}) == character, (
+        "the question and the end token are no answers"
+    )
 
 
 def test_no_answer_wins_only_where_it_may_and_only_if_every_window_prefers_it() -> None:
@@ -220,7 +288,9 @@ def test_no_answer_wins_only_where_it_may_and_only_if_every_window_prefers_it() 
         nowhere = {row: {0: 5.0} for row in range(len(data))}
         assert (answer_of(made, data, nowhere) == "") == silent
         first = data[1]["first"]
-        assert answer_of(made, data, {**nowhere, 1: {0: -20.0, first: 4.0}}) != "", "the least of the windows' scores for no answer counts"
+        assert answer_of(made, data, {**nowhere, 1: {0: -20.0, first: 4.0}}) != "", (
+            "the least of the windows' scores for no answer counts"
+        )
 
 
 def test_an_answer_is_no_longer_than_the_target() -> None:
@@ -236,14 +306,20 @@ def test_a_window_without_the_whole_answer_learns_the_first_token() -> None:
     assert (0, 0) in spans and len(set(spans)) > 1
     for row, (start, end) in zip(rows, spans, strict=True):
         if (start, end) != (0, 0):
-            low, high = row["offsets"][2 * (start - row["first"])], row["offsets"][2 * (end - row["first"]) + 1]
+            low, high = (
+                row["offsets"][2 * (start - row["first"])],
+                row["offsets"][2 * (end - row["first"]) + 1],
+            )
             assert CONTEXT[low:high] == "6,400 km"
 
 
 def test_an_answer_a_little_beside_its_place_is_found_and_one_that_is_nowhere_refused() -> None:
     columns = question(["6,650"])
     columns["starts"] = [[columns["starts"][0][0] - 1]]
-    assert goal().encode(columns)["start_positions"] == goal().encode(question(["6,650"]))["start_positions"]
+    assert (
+        goal().encode(columns)["start_positions"]
+        == goal().encode(question(["6,650"]))["start_positions"]
+    )
     with pytest.raises(DataError, match="answer 'Congo' does not stand in its context 'The Amazon"):
         goal().encode({**question(["6,650"]), "texts": [["Congo"]]})
 
@@ -257,7 +333,9 @@ def test_a_tiny_encoder_learns_to_point(name: str) -> None:
     model = AutoModelForQuestionAnswering.from_config(BERT).train()
     learn(model, made.collate(list(data)), learning_rate=5e-3)
     with torch.no_grad():
-        answered = made.merge(data, made.predict(model.eval(), made.collate_eval(list(data)), synced=False))
+        answered = made.merge(
+            data, made.predict(model.eval(), made.collate_eval(list(data)), synced=False)
+        )
     assert len(answered.index) == 5
     assert made.score(answered.predictions, answered.golds) == {"em": 100.0, "token_f1": 100.0}
 
@@ -265,16 +343,31 @@ def test_a_tiny_encoder_learns_to_point(name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), [("encoder-decoder", "squad"), ("decoder", "squad2")])
 def test_others_write_the_first_accepted_answer_or_nothing(kind: Any, name: str) -> None:
     training = TrainingConfig(max_length=64, target_max_length=12)
-    made = make_objective(load_task(name), kind=kind, tokenizer=ByT5Tokenizer(), training=training, decoder_objective="head")
+    made = make_objective(
+        load_task(name),
+        kind=kind,
+        tokenizer=ByT5Tokenizer(),
+        training=training,
+        decoder_objective="head",
+    )
     columns = {**question(["Amazon", "The Amazon"])}
     if name == "squad2":
-        columns = {key: values * 2 for key, values in columns.items()} | {"texts": [["Amazon", "The Amazon"], []], "starts": [[4, 0], []]}
+        columns = {key: values * 2 for key, values in columns.items()} | {
+            "texts": [["Amazon", "The Amazon"], []],
+            "starts": [[4, 0], []],
+        }
     found = made.encode(columns)
-    written = [ByT5Tokenizer().decode([i for i in ids if i >= 0], skip_special_tokens=True).strip() for ids in found["labels"]]
+    written = [
+        ByT5Tokenizer().decode([i for i in ids if i >= 0], skip_special_tokens=True).strip()
+        for ids in found["labels"]
+    ]
     assert written == ["Amazon", ""][: len(written)]
     assert found["gold"] == [["Amazon", "The Amazon"], [""]][: len(written)]
     read = ByT5Tokenizer().decode(found["input_ids"][0], skip_special_tokens=True)
-    assert read.startswith("question: what is longest context: The Amazon") and len(found["input_ids"][0]) <= made.positions
+    assert (
+        read.startswith("question: what is longest context: The Amazon")
+        and len(found["input_ids"][0]) <= made.positions
+    )
 
 
 # rows that cannot be used
@@ -288,13 +381,17 @@ def test_others_write_the_first_accepted_answer_or_nothing(kind: Any, name: str)
         ({"id": "00000001"}, "'00000001' names row 1 of split 'train' and row 3 of split 'train'"),
     ],
 )
-def test_rows_that_cannot_be_used_are_named(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_used_are_named(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=says):
         _prepare_changed("train", changes, tmp_path)
 
 
 def test_a_row_in_two_splits_is_found_by_its_id(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'00000001' names row 1 of split 'train' and row 3 of split 'validation'"):
+    with pytest.raises(
+        DataError, match="'00000001' names row 1 of split 'train' and row 3 of split 'validation'"
+    ):
         _prepare_changed("validation", {"id": "00000001"}, tmp_path)
 
 

@@ -14,17 +14,26 @@ from scipy import stats
 from benchmarks.coverage import coverage, false_alarms
 from suite.config.task import load_task
 from suite.errors import StatisticsError
+from suite.leaderboard.intervals import constant_fields
 from suite.metrics.items import Items
+from suite.record.cells import Cell, read_cells
+from suite.record.folder import Home
 from suite.stats.answers import Answers, read_answers
 from suite.stats.bootstrap import item_covariance
-from suite.stats.compare import Evidence, check_same, difference, gather, of_arms, over_tasks, p_values, variances
+from suite.stats.compare import (
+    Evidence,
+    check_same,
+    difference,
+    gather,
+    of_arms,
+    over_tasks,
+    p_values,
+    variances,
+)
 from suite.stats.constant import best_constant
 from suite.stats.inference import half_width, holm, two_sided
 from suite.stats.interval import FREE, PERCENT, Ends, cell_interval, make_interval, mean_interval
 from suite.stats.ranks import rank_groups, rank_text
-from suite.tracking.intervals import constant_fields
-from suite.train.cells import Cell, read_cells
-from suite.train.folder import Home
 from tests.answers import make_answers, some_right, write_answers, write_confirmed
 from tests.records import make_task
 
@@ -38,7 +47,9 @@ def evidence(scores: Sequence[Sequence[float]], items: Any = 0.0) -> Evidence:
 @pytest.mark.parametrize("df", [1, 2, 4, 14, 30])
 @pytest.mark.parametrize("x", [0.3, 1.0, 3.0, 10.0])
 def test_the_error_is_students_t_without_items_and_normal_without_seeds(df: int, x: float) -> None:
-    assert float(two_sided(2 * x, 0.0, 4.0, df)) == pytest.approx(2 * stats.t.sf(x, df), rel=1e-4)  # 100 nodes of quadrature
+    assert float(two_sided(2 * x, 0.0, 4.0, df)) == pytest.approx(
+        2 * stats.t.sf(x, df), rel=1e-4
+    )  # 100 nodes of quadrature
     assert float(two_sided(2 * x, 4.0, 0.0, df)) == pytest.approx(2 * stats.norm.sf(x), rel=1e-4)
 
 
@@ -46,7 +57,9 @@ def test_both_errors_together_are_their_sum() -> None:
     rng = np.random.default_rng(0)
     drawn = 2 * rng.normal(size=400_000) + rng.standard_t(2, 400_000)
     for x in (1.0, 4.0, 8.0):
-        assert float(two_sided(x, 4.0, 1.0, 2)) == pytest.approx(np.mean(np.abs(drawn) > x), abs=3e-3)  # 400,000 draws
+        assert float(two_sided(x, 4.0, 1.0, 2)) == pytest.approx(
+            np.mean(np.abs(drawn) > x), abs=3e-3
+        )  # 400,000 draws
 
 
 @pytest.mark.parametrize(("items", "seeds", "quantile"), [(1.0, 0.0, 1.95996), (0.0, 1.0, 4.30265)])
@@ -56,7 +69,9 @@ def test_the_half_width_is_the_quantile(items: float, seeds: float, quantile: fl
 
 
 def test_holm_by_hand() -> None:
-    assert holm(np.array([0.01, 0.04, 0.03, 0.005])).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm(np.array([0.01, 0.04, 0.03, 0.005])).tolist() == pytest.approx(
+        [0.03, 0.06, 0.06, 0.02]
+    )
     assert holm(np.array([0.9, 0.8])).tolist() == [1.0, 1.0]
     assert holm(np.array([])).tolist() == []
 
@@ -74,7 +89,9 @@ def test_the_items_variance_of_several_seeds_is_what_they_share() -> None:
     alone = make_answers((rng.random((4, 4000)) < 0.7).tolist())
     same = make_answers([(rng.random(4000) < 0.7).tolist()] * 4)
     whole = 100**2 * 0.7 * 0.3 / 4000
-    assert float(item_covariance([same])[0, 0]) == pytest.approx(whole, rel=0.15)  # 2,000 resamples: 3%
+    assert float(item_covariance([same])[0, 0]) == pytest.approx(
+        whole, rel=0.15
+    )  # 2,000 resamples: 3%
     assert abs(float(item_covariance([alone])[0, 0])) < 0.1 * whole
 
 
@@ -98,7 +115,9 @@ def test_groups_are_drawn_as_wholes() -> None:
         predictions=[float(r) for (r,) in right for _ in range(10)],
         groups=[str(i // 10) for i in range(100)],
     )
-    assert item_covariance([replace(grouped, runs={1: items})])[0, 0] == pytest.approx(item_covariance([single])[0, 0], rel=1e-9)
+    assert item_covariance([replace(grouped, runs={1: items})])[0, 0] == pytest.approx(
+        item_covariance([single])[0, 0], rel=1e-9
+    )
 
 
 def test_an_interval_surrounds_the_mean_and_says_what_it_is_over() -> None:
@@ -112,14 +131,22 @@ def test_an_interval_surrounds_the_mean_and_says_what_it_is_over() -> None:
 def test_more_items_and_more_seeds_make_it_narrower() -> None:
     rng = np.random.default_rng(0)
     widths = [
-        (lambda i: i.high - i.low)(cell_interval(make_answers(some_right(rng, 0.8, items=n, seeds=s))))
+        (lambda i: i.high - i.low)(
+            cell_interval(make_answers(some_right(rng, 0.8, items=n, seeds=s)))
+        )
         for n, s in ((100, 3), (900, 3), (900, 9))
     ]
     assert widths[0] > 1.5 * widths[1] > 1.5 * widths[2]
 
 
 @pytest.mark.parametrize(
-    ("mean", "width", "ends"), [(99.0, 3.0, PERCENT), (1.0, 3.0, PERCENT), (-99.0, 30.0, Ends(-100, 100)), (1.5, 3.0, Ends(0, np.inf))]
+    ("mean", "width", "ends"),
+    [
+        (99.0, 3.0, PERCENT),
+        (1.0, 3.0, PERCENT),
+        (-99.0, 30.0, Ends(-100, 100)),
+        (1.5, 3.0, Ends(0, np.inf)),
+    ],
 )
 def test_an_interval_stays_within_what_is_possible(mean: float, width: float, ends: Ends) -> None:
     found = make_interval(mean, width, ends, seeds=3)
@@ -137,7 +164,11 @@ def test_in_the_middle_the_scale_changes_little() -> None:
 
 @pytest.mark.parametrize(
     ("right", "message"),
-    [([[True] * 9] * 3, "change the score"), ([[True]], "1 test item"), ([[True] * 4, [True] * 4], "change the score")],
+    [
+        ([[True] * 9] * 3, "change the score"),
+        ([[True]], "1 test item"),
+        ([[True] * 4, [True] * 4], "change the score"),
+    ],
 )
 def test_where_nothing_varies_there_is_no_interval(right: list[list[bool]], message: str) -> None:
     with pytest.raises(StatisticsError, match=message):
@@ -163,9 +194,13 @@ def test_a_mean_at_the_end_of_the_scale_has_no_interval() -> None:
         ("perplexity", 3, 150, 1.0),
     ],
 )
-def test_intervals_hold_the_truth_as_often_as_they_say(metric: str, seeds: int, items: int, seed_sd: float) -> None:
+def test_intervals_hold_the_truth_as_often_as_they_say(
+    metric: str, seeds: int, items: int, seed_sd: float
+) -> None:
     found = coverage(metric, seeds=seeds, items=items, seed_sd=seed_sd, data_sets=400)
-    assert 0.93 < found.ours < 0.995  # 95%: 400 data sets have a standard error of 1.1%; with three seeds it errs on the wide side
+    assert (
+        0.93 < found.ours < 0.995
+    )  # 95%: 400 data sets have a standard error of 1.1%; with three seeds it errs on the wide side
 
 
 def test_a_plain_bootstrap_of_three_seeds_does_not() -> None:
@@ -174,7 +209,9 @@ def test_a_plain_bootstrap_of_three_seeds_does_not() -> None:
 
 
 def test_equal_arms_are_rarely_told_apart() -> None:
-    assert false_alarms(arms=4, seeds=3, items=100, seed_sds=[0.3] * 4, data_sets=200) < 0.08  # 5%, whose standard error is 1.5%
+    assert (
+        false_alarms(arms=4, seeds=3, items=100, seed_sds=[0.3] * 4, data_sets=200) < 0.08
+    )  # 5%, whose standard error is 1.5%
 
 
 def test_two_arms_without_noise_of_items_are_the_paired_t_test() -> None:
@@ -182,7 +219,10 @@ def test_two_arms_without_noise_of_items_are_the_paired_t_test() -> None:
     found, expected = difference(evidence(scores)), stats.ttest_rel(*scores)
     interval = expected.confidence_interval()
     assert found.p == pytest.approx(expected.pvalue, rel=1e-4)  # quadrature
-    assert (found.low, found.high) == (pytest.approx(interval.low, rel=1e-4), pytest.approx(interval.high, rel=1e-4))
+    assert (found.low, found.high) == (
+        pytest.approx(interval.low, rel=1e-4),
+        pytest.approx(interval.high, rel=1e-4),
+    )
     assert found.difference == pytest.approx(2.375)
     g = 2.375 / np.sqrt((np.var(scores[0], ddof=1) + np.var(scores[1], ddof=1)) / 2) * (1 - 3 / 23)
     assert found.effect == pytest.approx(g)
@@ -194,8 +234,12 @@ def test_other_arms_say_how_much_seeds_matter() -> None:
     items, seeds, df = variances(evidence(scores[:2]), np.array(scores))
     assert df == 6 and not items.any()
     assert two_sided(2.0, 0.0, seeds[0, 1], df) < alone
-    calm = np.array([[80.0, 81.0, 79.0], [70.0, 71.0, 69.0]])  # seeds move both arms alike: no noise in their difference
-    assert variances(evidence(scores[:2]), calm)[1][0, 1] == pytest.approx(np.var([-2, -2.1, -1.9], ddof=1) / 3)  # it keeps its own
+    calm = np.array(
+        [[80.0, 81.0, 79.0], [70.0, 71.0, 69.0]]
+    )  # seeds move both arms alike: no noise in their difference
+    assert variances(evidence(scores[:2]), calm)[1][0, 1] == pytest.approx(
+        np.var([-2, -2.1, -1.9], ddof=1) / 3
+    )  # it keeps its own
 
 
 def test_an_arm_and_itself_cannot_be_told_apart() -> None:
@@ -214,7 +258,12 @@ def test_an_arm_and_itself_cannot_be_told_apart() -> None:
 
 def test_what_is_clearly_different_is_told_apart_in_the_right_direction() -> None:
     rng = np.random.default_rng(0)
-    both = gather([make_answers(some_right(rng, 0.6, items=2000)), make_answers(some_right(rng, 0.9, items=2000))])
+    both = gather(
+        [
+            make_answers(some_right(rng, 0.6, items=2000)),
+            make_answers(some_right(rng, 0.9, items=2000)),
+        ]
+    )
     assert [rank_text(r) for r in rank_groups(both, higher_is_better=True)] == ["2", "1"]
     assert [rank_text(r) for r in rank_groups(both, higher_is_better=False)] == ["1", "2"]
     found = difference(both)
@@ -223,17 +272,26 @@ def test_what_is_clearly_different_is_told_apart_in_the_right_direction() -> Non
 
 def test_a_group_in_the_middle_has_the_places_that_are_left() -> None:
     scores = [[90.0, 90.1, 90.2], [80.0, 80.2, 80.1], [80.1, 80.0, 80.2], [70.0, 70.1, 70.0]]
-    assert [rank_text(r) for r in rank_groups(evidence(scores, items=0.01), higher_is_better=True)] == ["1", "2-3", "2-3", "4"]
+    assert [
+        rank_text(r) for r in rank_groups(evidence(scores, items=0.01), higher_is_better=True)
+    ] == ["1", "2-3", "2-3", "4"]
 
 
 def test_the_order_of_arms_changes_nothing() -> None:
     rng = np.random.default_rng(1)
-    arms = [make_answers(some_right(rng, share, items=400)) for share in (0.7, 0.9, 0.72, 0.5, 0.88)]
+    arms = [
+        make_answers(some_right(rng, share, items=400)) for share in (0.7, 0.9, 0.72, 0.5, 0.88)
+    ]
     ranks = rank_groups(gather(arms), higher_is_better=True)
     order = [3, 0, 4, 1, 2]
-    assert rank_groups(gather([arms[i] for i in order]), higher_is_better=True) == [ranks[i] for i in order]
+    assert rank_groups(gather([arms[i] for i in order]), higher_is_better=True) == [
+        ranks[i] for i in order
+    ]
     whole = gather(arms)
-    assert difference(of_arms(whole, [1, 2]), whole.scores).difference == -difference(of_arms(whole, [2, 1]), whole.scores).difference
+    assert (
+        difference(of_arms(whole, [1, 2]), whole.scores).difference
+        == -difference(of_arms(whole, [2, 1]), whole.scores).difference
+    )
 
 
 def test_the_same_items_cancel_what_they_do_to_both() -> None:
@@ -257,7 +315,10 @@ def test_only_seeds_that_both_have_are_compared() -> None:
 
 
 def test_the_mean_over_tasks_adds_up_variances_of_items() -> None:
-    tasks = [evidence([[80.0, 81.0], [70.0, 71.0]], items=4.0), evidence([[60.0, 63.0], [50.0, 50.0]], items=2.0)]
+    tasks = [
+        evidence([[80.0, 81.0], [70.0, 71.0]], items=4.0),
+        evidence([[60.0, 63.0], [50.0, 50.0]], items=2.0),
+    ]
     joint = over_tasks(tasks)
     assert joint.scores.tolist() == [[70.0, 72.0], [60.0, 60.5]]
     assert (joint.items.diagonal().tolist(), joint.units) == ([1.5, 1.5], 200)
@@ -269,23 +330,45 @@ def test_the_mean_over_tasks_adds_up_variances_of_items() -> None:
     ("task", "golds", "constant", "score"),
     [
         ("sst2", [0, 1, 1, 1], 1, 75.0),
-        ("cola", [0, 1, 1, 1], 0, 0.0),  # Matthews correlation of a constant; of equals the first class
-        ("mrpc", [0, 0, 0, 1, 1], 1, (40.0 + 100 * 4 / 7) / 2),  # accuracy and F1 of the class 1: recall 1, precision 2/5
+        (
+            "cola",
+            [0, 1, 1, 1],
+            0,
+            0.0,
+        ),  # Matthews correlation of a constant; of equals the first class
+        (
+            "mrpc",
+            [0, 0, 0, 1, 1],
+            1,
+            (40.0 + 100 * 4 / 7) / 2,
+        ),  # accuracy and F1 of the class 1: recall 1, precision 2/5
         ("stsb", [0.0, 2.5, 5.0], 2.5, 0.0),
         ("superglue-rte", [1, 1, 1, 0], 1, 75.0),
     ],
 )
-def test_the_best_constant_is_what_the_tasks_own_metrics_say(task: str, golds: list[float], constant: float, score: float) -> None:
+def test_the_best_constant_is_what_the_tasks_own_metrics_say(
+    task: str, golds: list[float], constant: float, score: float
+) -> None:
     items = Items([float(g) for g in golds], golds)
-    answers = Answers(load_task(task), tuple(f"test/{i}" for i in range(len(golds))), {1: items, 2: items}, {1: 100.0, 2: 100.0})
+    answers = Answers(
+        load_task(task),
+        tuple(f"test/{i}" for i in range(len(golds))),
+        {1: items, 2: items},
+        {1: 100.0, 2: 100.0},
+    )
     found = best_constant(answers)
     assert found.scores == {1: pytest.approx(score), 2: pytest.approx(score)}
-    assert all(run.predictions == [constant] * len(golds) and run.golds == golds for run in found.runs.values())
+    assert all(
+        run.predictions == [constant] * len(golds) and run.golds == golds
+        for run in found.runs.values()
+    )
 
 
 def test_no_text_fits_all_items() -> None:
     answers = Answers(load_task("gsm8k"), ("test/0",), {1: Items(["4"], ["4"])}, {1: 100.0})
-    assert constant_fields(answers) == {"constant_missing": "answers are texts: none of them fits all items"}
+    assert constant_fields(answers) == {
+        "constant_missing": "answers are texts: none of them fits all items"
+    }
 
 
 def test_only_an_arm_that_the_luck_of_seeds_and_items_does_not_explain_beats_a_constant() -> None:
@@ -307,7 +390,9 @@ def other(answers: Answers, **changes: Any) -> Answers:
 
 def test_what_was_asked_differently_is_not_compared() -> None:
     answers = make_answers([[True, False, True, True]])
-    with pytest.raises(StatisticsError, match=r"not tested on the same items .4 and 4 items, 3 of them in both"):
+    with pytest.raises(
+        StatisticsError, match=r"not tested on the same items .4 and 4 items, 3 of them in both"
+    ):
         check_same(answers, other(answers, index=("test/0", "test/1", "test/2", "new")))
     with pytest.raises(StatisticsError, match="in another order"):
         check_same(answers, other(answers, index=answers.index[::-1]))
@@ -328,7 +413,11 @@ def test_answers_are_read_from_their_folders(tmp_path: Path) -> None:
     right = some_right(np.random.default_rng(0), [0.7, 0.8, 0.9])
     write_confirmed(Home(tmp_path), "lora", right)
     found, expected = read_answers(only_cell(Home(tmp_path)).confirmed()), make_answers(right)
-    assert (found.index, found.scores, list(found.runs)) == (expected.index, expected.scores, [1, 2, 3])
+    assert (found.index, found.scores, list(found.runs)) == (
+        expected.index,
+        expected.scores,
+        [1, 2, 3],
+    )
     assert found.runs == expected.runs
 
 
@@ -343,14 +432,20 @@ def test_answers_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StatisticsError, match="seeds 1 and 2 were tested on different items"):
         read_answers(only_cell(home).confirmed())
     path.write_bytes(b"torn")
-    with pytest.raises(StatisticsError, match=rf"seed 2: {specs[1].hash}/predictions-test.parquet cannot be read"):
+    with pytest.raises(
+        StatisticsError, match=rf"seed 2: {specs[1].hash}/predictions-test.parquet cannot be read"
+    ):
         read_answers(only_cell(home).confirmed())
     path.unlink()
     with pytest.raises(StatisticsError, match=r"predictions-test.parquet is not there"):
         read_answers(only_cell(home).confirmed())
     path.write_bytes(kept)
     wrong = make_answers([[False] * 10])
-    write_answers(home, specs[0], {"index": wrong.index, "gold": wrong.items.golds, "prediction": wrong.items.predictions})
+    write_answers(
+        home,
+        specs[0],
+        {"index": wrong.index, "gold": wrong.items.golds, "prediction": wrong.items.predictions},
+    )
     with pytest.raises(StatisticsError, match="its answers score 0, but its record says"):
         read_answers(only_cell(home).confirmed())
 
@@ -364,7 +459,9 @@ def score(predictions, golds):
 """
 
 
-def test_a_score_of_ones_own_is_computed_anew_on_every_resample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_of_ones_own_is_computed_anew_on_every_resample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "hits.py").write_text(OWN)
     monkeypatch.setenv("SUITE_PATH", str(tmp_path))
@@ -376,14 +473,19 @@ def test_a_score_of_ones_own_is_computed_anew_on_every_resample(tmp_path: Path, 
     assert cell_interval(own).low < 80 < cell_interval(own).high
 
 
-def test_a_score_of_ones_own_that_takes_no_constant_says_so_and_keeps_its_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_of_ones_own_that_takes_no_constant_says_so_and_keeps_its_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tasks").mkdir()
     precision = "100 * sum(p == g == 1 for p, g in zip(predictions, golds)) / sum(p == 1 for p in predictions)"
     (tmp_path / "tasks" / "precise.py").write_text(
-        OWN.partition("def score")[0] + f"def score(predictions, golds):\n    return {{'hits': {precision}}}\n"
+        OWN.partition("def score")[0]
+        + f"def score(predictions, golds):\n    return {{'hits': {precision}}}\n"
     )
     monkeypatch.setenv("SUITE_PATH", str(tmp_path))
-    own = replace(make_answers(some_right(np.random.default_rng(0), 0.8)), task=load_task("precise"))
+    own = replace(
+        make_answers(some_right(np.random.default_rng(0), 0.8)), task=load_task("precise")
+    )
     (reason,) = constant_fields(own).values()
     assert "ZeroDivisionError" in reason and "precise.py" in reason
     assert cell_interval(own).of == "seeds x items"

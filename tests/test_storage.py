@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 
 from suite.cli.export import _check_new, _folder_for
 from suite.errors import ConfigError, StorageError
-from suite.train.storage import Storage, checked_key, open_storage
+from suite.storage.base import Storage, checked_key, open_storage
 from tests.buckets import BUCKET, free_port, s3_server
 
 __all__ = ["s3_server"]
@@ -69,7 +69,9 @@ def test_a_file_comes_back_as_it_was_pushed(storage: Storage, tmp_path: Path) ->
     assert (tmp_path / "new" / "two").read_bytes() == data
 
 
-def test_a_pull_that_fails_leaves_the_old_file_and_no_other(storage: Storage, tmp_path: Path) -> None:
+def test_a_pull_that_fails_leaves_the_old_file_and_no_other(
+    storage: Storage, tmp_path: Path
+) -> None:
     kept = tmp_path / "kept" / "file"
     kept.parent.mkdir()
     kept.write_bytes(b"old")
@@ -82,7 +84,12 @@ def test_of_twenty_who_create_a_key_exactly_one_wins(storage: Storage) -> None:
     for round_ in range(5):
         start, won = threading.Barrier(20), []
 
-        def contend(name: int, start: threading.Barrier = start, won: list[int] = won, key: str = f"leases/s/{round_}") -> None:
+        def contend(
+            name: int,
+            start: threading.Barrier = start,
+            won: list[int] = won,
+            key: str = f"leases/s/{round_}",
+        ) -> None:
             start.wait()
             if storage.create(key, f"claim of {name}".encode()):
                 won.append(name)
@@ -130,12 +137,20 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
 
 def test_a_bucket_that_is_not_there_is_named(s3_server: ThreadedMotoServer) -> None:
     storage = open_storage("s3://no-such-bucket/x")
-    for call in (storage.check, storage.keys, lambda: storage.read("a"), lambda: storage.exists("a"), lambda: storage.write("a", b"")):
+    for call in (
+        storage.check,
+        storage.keys,
+        lambda: storage.read("a"),
+        lambda: storage.exists("a"),
+        lambda: storage.write("a", b""),
+    ):
         with pytest.raises(StorageError, match="no such bucket; create it"):
             call()
 
 
-def test_missing_credentials_are_said_to_be_missing(s3_server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_are_said_to_be_missing(
+    s3_server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -144,7 +159,9 @@ def test_missing_credentials_are_said_to_be_missing(s3_server: ThreadedMotoServe
         open_storage(f"s3://{BUCKET}/x").check()
 
 
-def test_an_endpoint_where_nobody_listens_is_told_within_seconds(s3_server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_where_nobody_listens_is_told_within_seconds(
+    s3_server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     began = time.monotonic()
     with pytest.raises(StorageError, match="could not be reached"):
@@ -152,7 +169,9 @@ def test_an_endpoint_where_nobody_listens_is_told_within_seconds(s3_server: Thre
     assert time.monotonic() - began < 10.0
 
 
-def test_a_storage_that_is_away_for_a_while_is_waited_for(s3_server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_is_away_for_a_while_is_waited_for(
+    s3_server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port = free_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     late = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
@@ -164,7 +183,9 @@ def test_a_storage_that_is_away_for_a_while_is_waited_for(s3_server: ThreadedMot
     thread = threading.Thread(target=come_back)
     thread.start()
     try:
-        assert open_storage(f"s3://{BUCKET}/away", patience_s=60.0).create("claim", b"mine")  # moto's buckets are this process's
+        assert open_storage(f"s3://{BUCKET}/away", patience_s=60.0).create(
+            "claim", b"mine"
+        )  # moto's buckets are this process's
     finally:
         thread.join()
         late.stop()
@@ -183,7 +204,9 @@ def test_a_root_that_is_a_file_is_told(tmp_path: Path) -> None:
         open_storage(tmp_path / "root").check()
 
 
-def test_an_export_to_a_url_is_put_whole_and_its_description_last(s3_server: ThreadedMotoServer, tmp_path: Path) -> None:
+def test_an_export_to_a_url_is_put_whole_and_its_description_last(
+    s3_server: ThreadedMotoServer, tmp_path: Path
+) -> None:
     url = f"s3://{BUCKET}/{tmp_path.name}/model"
     with _folder_for(url) as folder:
         (folder / "tokenizer").mkdir(parents=True)
@@ -192,7 +215,10 @@ def test_an_export_to_a_url_is_put_whole_and_its_description_last(s3_server: Thr
     storage = open_storage(url)
     assert storage.keys() == ["model.safetensors", "suite.json", "tokenizer/vocab.txt", "zebra.txt"]
     assert storage.read("tokenizer/vocab.txt") == b"tokenizer/vocab.txt"
-    times = {item["Key"].rpartition("/")[2]: item["LastModified"] for item in boto3.client("s3").list_objects_v2(Bucket=BUCKET)["Contents"]}
+    times = {
+        item["Key"].rpartition("/")[2]: item["LastModified"]
+        for item in boto3.client("s3").list_objects_v2(Bucket=BUCKET)["Contents"]
+    }
     assert max(times, key=lambda name: (times[name], name == "suite.json")) == "suite.json"
     with pytest.raises(ConfigError, match="not empty"):
         _check_new(url)

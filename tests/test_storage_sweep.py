@@ -10,14 +10,14 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from suite.cli.sync import sync
+from suite.cluster.session import cluster
 from suite.errors import StorageError
-from suite.train.folder import Home
-from suite.train.spec import TrialSpec
-from suite.train.storage import open_storage
-from suite.tune.cluster import cluster
+from suite.plan.events import Listener, Outcome
+from suite.plan.status import status
+from suite.record.folder import Home
+from suite.record.spec import TrialSpec
+from suite.storage.base import open_storage
 from suite.tune.driver import run_sweep
-from suite.tune.events import Listener, Outcome
-from suite.tune.status import status
 from tests.buckets import BUCKET, free_port, running
 from tests.sweeps import make_roots, toy_sweep
 
@@ -27,10 +27,16 @@ ROOT = Path(__file__).parents[1]
 def numbers(home: Home) -> dict[str, tuple[Any, ...]]:
     """What every trial came to, without what a clock measured."""
     found = {folder.hash: folder.result() for folder in home.trials()}
-    return {h: (r.status, r.score, r.test_score, [e.train_loss for e in r.epochs]) for h, r in found.items() if r is not None}
+    return {
+        h: (r.status, r.score, r.test_score, [e.train_loss for e in r.epochs])
+        for h, r in found.items()
+        if r is not None
+    }
 
 
-def test_a_mirrored_sweep_equals_a_plain_one_and_every_home_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirrored_sweep_equals_a_plain_one_and_every_home_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     data_root, url = make_roots(tmp_path / "roots", monkeypatch), f"file://{tmp_path}/storage"
     config = toy_sweep(
@@ -71,17 +77,36 @@ class Outage(Listener):
         self.server.start()
 
 
-def test_a_storage_that_stays_away_pauses_the_sweep_and_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_stays_away_pauses_the_sweep_and_costs_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    data_root, url, home = make_roots(tmp_path / "roots", monkeypatch), f"s3://{BUCKET}/away", Home(tmp_path / "home")
+    data_root, url, home = (
+        make_roots(tmp_path / "roots", monkeypatch),
+        f"s3://{BUCKET}/away",
+        Home(tmp_path / "home"),
+    )
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
     config = toy_sweep(
-        methods=["lora"], search={"trials": 3}, confirm={"seeds": [1]}, resources={"workers": 1}, timeouts={"collective_s": 4.0}
+        methods=["lora"],
+        search={"trials": 3},
+        confirm={"seeds": [1]},
+        resources={"workers": 1},
+        timeouts={"collective_s": 4.0},
     )
     with running(server, monkeypatch), cluster(None, threads=1):
-        given: dict[str, Any] = {"home": home, "data_root": data_root, "storage": url, "trainer": "tests.fake_trainer:FakeTrainer"}
+        given: dict[str, Any] = {
+            "home": home,
+            "data_root": data_root,
+            "storage": url,
+            "trainer": "tests.fake_trainer:FakeTrainer",
+        }
         cut = run_sweep(config, listeners=[Outage(server)], **given)
-        assert cut.interrupted and "could not be reached" in cut.reason and "run the same command again when it is back" in cut.reason
+        assert (
+            cut.interrupted
+            and "could not be reached" in cut.reason
+            and "run the same command again when it is back" in cut.reason
+        )
         assert not any(folder.failures() for folder in home.trials())
         whole = run_sweep(config, **given)
     assert whole.ok and cut.finished + whole.finished == 4
@@ -91,8 +116,16 @@ def test_sync_brings_a_stored_home_to_a_machine_that_never_ran_it(tmp_path: Path
     from tests.records import make_home
 
     ran = make_home(tmp_path / "ran")
-    shutil.copytree(ran.path, tmp_path / "storage", ignore=shutil.ignore_patterns("*.db", "*.lock", "tracking-id"))
-    sync(tmp_path / "new", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", storage=str(tmp_path / "storage"))
+    shutil.copytree(
+        ran.path,
+        tmp_path / "storage",
+        ignore=shutil.ignore_patterns("*.db", "*.lock", "tracking-id"),
+    )
+    sync(
+        tmp_path / "new",
+        tracking_uri=f"sqlite:///{tmp_path}/mlflow.db",
+        storage=str(tmp_path / "storage"),
+    )
     new = Home(tmp_path / "new")
     assert numbers(new) == numbers(ran) and numbers(new)
     name = next(new.path.glob("sweeps/*.json")).stem

@@ -22,17 +22,25 @@ import yaml
 from optuna.trial import TrialState
 
 from suite.errors import TrackingError
+from suite.files import write_json
+from suite.record.cells import Trial
+from suite.record.folder import Home
+from suite.record.result import FailureRecord, Status
+from suite.storage import databases
 from suite.tracking import TrackingListener, leaderboard, open_store, resolve_uri, sync
 from suite.tracking import sql as sql_module
+from suite.tracking.optuna_mirror import OptunaFollower, mirror_studies, open_storage
 from suite.tracking.sql import SqlStore
 from suite.tracking.store import Point, RunRecord, Store
 from suite.tracking.writer import Syncer
-from suite.train import databases
-from suite.train.cells import Trial
-from suite.train.folder import Home, write_json
-from suite.train.result import FailureRecord, Status
-from suite.tune.optuna_mirror import OptunaFollower, mirror_studies, open_storage
-from tests.records import make_home, make_result, make_spec, write_cell, write_definition, write_trial
+from tests.records import (
+    make_home,
+    make_result,
+    make_spec,
+    write_cell,
+    write_definition,
+    write_trial,
+)
 from tests.stores import MlflowServer, Postgres, free_port, mlflow_server, postgres
 
 
@@ -46,7 +54,9 @@ def database() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="module")
 def server(database: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    with mlflow_server(tmp_path_factory.mktemp("mlflow"), database.database("served", like="empty")) as running:
+    with mlflow_server(
+        tmp_path_factory.mktemp("mlflow"), database.database("served", like="empty")
+    ) as running:
         yield running
 
 
@@ -77,7 +87,9 @@ def trial_hashes(uri: str, sweep: str) -> Counter[str]:
     store = open_store(uri)
     runs = store.runs([store.experiments()[sweep]], {"suite.kind": "trial"})
     assert not [run for run in runs if run.status == "RUNNING"]
-    return Counter(run.tags["suite.trial"] for run in runs if run.tags.get("suite.complete") == "true")
+    return Counter(
+        run.tags["suite.trial"] for run in runs if run.tags.get("suite.complete") == "true"
+    )
 
 
 def once(home: Home) -> Counter[str]:
@@ -88,27 +100,43 @@ def rows(uri: str, sweep: str) -> pd.DataFrame:
     return leaderboard(uri, sweep=sweep)
 
 
-def test_every_store_holds_each_trial_once_and_shows_the_same_leaderboard(uri: str, name: str, tmp_path: Path, empty_db: Path) -> None:
+def test_every_store_holds_each_trial_once_and_shows_the_same_leaderboard(
+    uri: str, name: str, tmp_path: Path, empty_db: Path
+) -> None:
     home = make_home(tmp_path / "runs", trials=3, seeds=(1, 2), sweep=name)
     shutil.copy(empty_db, home.path / "mlflow.db")
     first, again = sync(home, tracking_uri=uri), sync(home, tracking_uri=uri)
     verified = sync(home, tracking_uri=uri, verify=True)
-    assert [(r.written, r.already, r.unreachable) for r in (first, again, verified)] == [(20, 0, None), (0, 20, None), (0, 20, None)]
+    assert [(r.written, r.already, r.unreachable) for r in (first, again, verified)] == [
+        (20, 0, None),
+        (0, 20, None),
+        (0, 20, None),
+    ]
     assert trial_hashes(uri, name) == once(home)
     sync(home, tracking_uri=home.tracking_uri)
     pd.testing.assert_frame_equal(rows(uri, name), rows(home.tracking_uri, name))
 
 
-def test_two_drivers_write_to_one_store_at_the_same_time(uri: str, name: str, tmp_path: Path) -> None:
-    homes = [make_home(tmp_path / which, ["lora"], ["agreement"], sweep=f"{name}-{which}") for which in ("a", "b")]
+def test_two_drivers_write_to_one_store_at_the_same_time(
+    uri: str, name: str, tmp_path: Path
+) -> None:
+    homes = [
+        make_home(tmp_path / which, ["lora"], ["agreement"], sweep=f"{name}-{which}")
+        for which in ("a", "b")
+    ]
     reports: list[Any] = []
-    threads = [threading.Thread(target=lambda home=home: reports.append(sync(home, tracking_uri=uri))) for home in homes]
+    threads = [
+        threading.Thread(target=lambda home=home: reports.append(sync(home, tracking_uri=uri)))
+        for home in homes
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert [(r.written, r.unreachable) for r in reports] == [(7, None)] * 2
-    assert [trial_hashes(uri, f"{name}-{which}") for which in ("a", "b")] == [once(home) for home in homes]
+    assert [trial_hashes(uri, f"{name}-{which}") for which in ("a", "b")] == [
+        once(home) for home in homes
+    ]
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "server"])
@@ -116,11 +144,15 @@ def test_a_store_that_is_killed_and_started_again_misses_nothing_and_holds_up_no
     kind: str, request: pytest.FixtureRequest, name: str, tmp_path: Path
 ) -> None:
     uri = store_of(request, kind, tmp_path)
-    victim: Postgres | MlflowServer = request.getfixturevalue("database" if kind == "postgresql" else "server")
+    victim: Postgres | MlflowServer = request.getfixturevalue(
+        "database" if kind == "postgresql" else "server"
+    )
     home = Home(tmp_path / "runs")
     write_definition(home, ["lora"], ["agreement"], trials=6, sweep=name)
     said: list[str] = []
-    listener = TrackingListener(home, uri, sweep=name, say=said.append, patience_s=300.0, retry_s=(0.1, 0.5))
+    listener = TrackingListener(
+        home, uri, sweep=name, say=said.append, patience_s=300.0, retry_s=(0.1, 0.5)
+    )
     listener.on_start(None, None)
     slowest_s = 0.0
     for number in range(6):
@@ -149,7 +181,9 @@ def wait_until(condition: Any, deadline_s: float = 300.0) -> None:
 
 
 def test_a_database_that_is_away_is_reported_at_once_without_its_password() -> None:
-    uri = resolve_uri(Home(Path("runs")), f"postgresql://me:marked-secret@127.0.0.1:{free_port()}/suite")
+    uri = resolve_uri(
+        Home(Path("runs")), f"postgresql://me:marked-secret@127.0.0.1:{free_port()}/suite"
+    )
     began = time.monotonic()
     with pytest.raises(TrackingError, match=r"postgresql\+psycopg://\*\*\*@127") as caught:
         open_store(uri)
@@ -165,18 +199,32 @@ def test_a_wrong_password_is_said_and_not_shown(database: Postgres) -> None:
 
 def test_drivers_that_meet_at_an_empty_database_make_its_tables_once(database: Postgres) -> None:
     uri = database.database("fresh")
-    code = "import sys; from suite.tracking import open_store; open_store(sys.argv[1]).experiment('x')"
-    started = [subprocess.Popen([sys.executable, "-c", code, uri], stderr=subprocess.PIPE) for _ in range(2)]
-    assert [(p.wait(), p.stderr.read()[-500:] if p.stderr else b"") for p in started] == [(0, b"")] * 2
+    code = (
+        "import sys; from suite.tracking import open_store; open_store(sys.argv[1]).experiment('x')"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, uri], stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [(p.wait(), p.stderr.read()[-500:] if p.stderr else b"") for p in started] == [
+        (0, b"")
+    ] * 2
     assert list(open_store(uri).experiments()) == ["x"]
 
 
-def test_sqlite_on_a_network_file_system_is_refused_for_writing_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_on_a_network_file_system_is_refused_for_writing_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=1, seeds=[1])
     sync(home, tracking_uri=home.tracking_uri)
-    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4")]
+    mounts = [
+        SimpleNamespace(mountpoint="/", fstype="ext4"),
+        SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4"),
+    ]
     monkeypatch.setattr(databases.psutil, "disk_partitions", lambda all: mounts)
-    with pytest.raises(TrackingError, match=r"mlflow\.db: lies on nfs4.*--tracking-uri sqlite:////local/disk"):
+    with pytest.raises(
+        TrackingError, match=r"mlflow\.db: lies on nfs4.*--tracking-uri sqlite:////local/disk"
+    ):
         resolve_uri(home, write=True)
     assert "nfs4" in str(sync(home, tracking_uri=home.tracking_uri).unreachable)
     with pytest.raises(TrackingError, match=r"--optuna sqlite:////local/disk/studies\.db"):
@@ -188,14 +236,36 @@ def everything(uri: str, sweep: str) -> dict[str, Any]:
     """What MLflow's own client finds of a sweep: all that a run has, by what it is about."""
     client = Store(None, uri).client
     found = {}
-    for run in client.search_runs([client.get_experiment_by_name(sweep).experiment_id], max_results=1000):
-        tags = {k: v for k, v in run.data.tags.items() if k not in ("mlflow.parentRunId", "suite.home", "suite.written", "mlflow.user")}
+    for run in client.search_runs(
+        [client.get_experiment_by_name(sweep).experiment_id], max_results=1000
+    ):
+        tags = {
+            k: v
+            for k, v in run.data.tags.items()
+            if k not in ("mlflow.parentRunId", "suite.home", "suite.written", "mlflow.user")
+        }
         history = {
-            key: [(m.step, m.timestamp, m.value) for m in client.get_metric_history(run.info.run_id, key)] for key in run.data.metrics
+            key: [
+                (m.step, m.timestamp, m.value)
+                for m in client.get_metric_history(run.info.run_id, key)
+            ]
+            for key in run.data.metrics
         }
         about = (tags["suite.kind"], tags.get("suite.trial", tags.get("suite.cell", "")))
-        times = (run.info.status, run.info.start_time, run.info.end_time, run.info.run_name, run.info.lifecycle_stage)
-        found[about] = (tags, run.data.params, run.data.metrics, {key: sorted(values) for key, values in history.items()}, times)
+        times = (
+            run.info.status,
+            run.info.start_time,
+            run.info.end_time,
+            run.info.run_name,
+            run.info.lifecycle_stage,
+        )
+        found[about] = (
+            tags,
+            run.data.params,
+            run.data.metrics,
+            {key: sorted(values) for key, values in history.items()},
+            times,
+        )
     return found
 
 
@@ -203,7 +273,10 @@ def everything(uri: str, sweep: str) -> dict[str, Any]:
 def test_rows_written_directly_are_what_mlflows_client_would_have_written(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, empty_db: Path
 ) -> None:
-    uri, home = store_of(request, kind, tmp_path), make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=2, seeds=[1])
+    uri, home = (
+        store_of(request, kind, tmp_path),
+        make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=2, seeds=[1]),
+    )
     write_trial(home, bad := make_spec("lora", number=2), make_result(bad, status=Status.DIVERGED))
     by_client = f"sqlite:///{home.path}/mlflow.db"
     shutil.copy(empty_db, home.path / "mlflow.db")
@@ -228,7 +301,10 @@ def test_a_write_that_is_cut_off_leaves_nothing(
         if table == "metrics":
             raise OSError("killed")
 
-    records = [RunRecord(f"run {n}", 1.0, {"suite.kind": "trial"}, metrics=[Point("a", 1.0, 1.0)]) for n in range(3)]
+    records = [
+        RunRecord(f"run {n}", 1.0, {"suite.kind": "trial"}, metrics=[Point("a", 1.0, 1.0)])
+        for n in range(3)
+    ]
     monkeypatch.setattr(sql_module, "_insert", fails_at_the_metrics)
     with pytest.raises(OSError, match="killed"):
         store.write_runs(experiment, records)
@@ -251,26 +327,41 @@ def test_the_latest_value_of_a_metric_is_that_of_the_highest_step_however_it_cam
     assert len(store.client.get_metric_history(run.id, "score")) == 3
 
 
-def test_texts_that_no_database_holds_do_not_stop_a_sync(uri: str, name: str, tmp_path: Path) -> None:
+def test_texts_that_no_database_holds_do_not_stop_a_sync(
+    uri: str, name: str, tmp_path: Path
+) -> None:
     home = Home(tmp_path / "runs")
     spec = make_spec("lora", sweep=name)
-    failure = FailureRecord(type="ValueError", message="a\0b \udcff" + "x" * 9000, log_path="rank0.log")
+    failure = FailureRecord(
+        type="ValueError", message="a\0b \udcff" + "x" * 9000, log_path="rank0.log"
+    )
     store = open_store(uri)
-    record = Syncer(home, store)._record(Trial(home.trial(spec), spec, make_result(spec, status=Status.FAILED, failure=failure)), "parent")
+    record = Syncer(home, store)._record(
+        Trial(home.trial(spec), spec, make_result(spec, status=Status.FAILED, failure=failure)),
+        "parent",
+    )
     (run,) = store.write_runs(store.experiment(name), [record])
     message = store.client.get_run(run.id).data.tags["failure.message"]
-    assert (message[:5], message[-4:], len(message)) == ("a\N{REPLACEMENT CHARACTER}b ?", "x...", 8000)
+    assert (message[:5], message[-4:], len(message)) == (
+        "a\N{REPLACEMENT CHARACTER}b ?",
+        "x...",
+        8000,
+    )
 
 
 def test_reading_a_database_does_not_import_mlflow(tmp_path: Path) -> None:
     home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=1, seeds=[1])
     sync(home, tracking_uri=home.tracking_uri)
     code = "import sys; from suite.tracking import leaderboard; print(len(leaderboard(sys.argv[1]))); sys.exit('mlflow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, home.tracking_uri], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, home.tracking_uri], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
-def test_small_files_of_trials_are_uploaded_where_the_sweep_asks_for_it(uri: str, name: str, tmp_path: Path) -> None:
+def test_small_files_of_trials_are_uploaded_where_the_sweep_asks_for_it(
+    uri: str, name: str, tmp_path: Path
+) -> None:
     home = Home(tmp_path / "runs")
     write_definition(home, ["lora"], ["agreement"], trials=1, seeds=[1], sweep=name)
     spec = write_cell(home, "lora", "agreement", trials=1, seeds=[1], sweep=name)[-1]
@@ -284,7 +375,11 @@ def test_small_files_of_trials_are_uploaded_where_the_sweep_asks_for_it(uri: str
     write_json(path, {**json.loads(path.read_bytes()), "tracking": {"artifacts": True}})
     report = sync(home, tracking_uri=uri)
     assert (report.written, report.cells) == (0, 1)
-    assert artifacts(uri, name, spec.hash) == ["predictions-test.parquet", "result.json", "spec.json"]
+    assert artifacts(uri, name, spec.hash) == [
+        "predictions-test.parquet",
+        "result.json",
+        "spec.json",
+    ]
     assert sync(home, tracking_uri=uri).cells == 0
 
 
@@ -312,10 +407,14 @@ def load(url: str) -> dict[str, optuna.Study]:
     }
 
 
-def test_studies_are_mirrored_once_with_their_values_states_and_attributes(studies: str, tmp_path: Path) -> None:
+def test_studies_are_mirrored_once_with_their_values_states_and_attributes(
+    studies: str, tmp_path: Path
+) -> None:
     home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=3)
     write_definition(home, ["lora"], ["agreement"], trials=6)
-    failed, pruned, running = (make_spec("lora", number=n, learning_rate=1e-5 * n) for n in (3, 4, 5))
+    failed, pruned, running = (
+        make_spec("lora", number=n, learning_rate=1e-5 * n) for n in (3, 4, 5)
+    )
     write_trial(home, failed, make_result(failed, status=Status.DIVERGED))
     write_trial(home, pruned, make_result(pruned, status=Status.PRUNED, validation_score=0.5))
     write_trial(home, running)
@@ -323,30 +422,52 @@ def test_studies_are_mirrored_once_with_their_values_states_and_attributes(studi
     assert [(r.written, r.already, r.studies) for r in (first, again)] == [(6, 0, 1), (0, 6, 1)]
     ((cell, study),) = load(studies).items()
     assert cell == f"demo/{running.cell}"
-    open_storage(studies).create_new_trial(study._study_id, template_trial=study.trials[0])  # as by a driver that was superseded meanwhile
+    open_storage(studies).create_new_trial(
+        study._study_id, template_trial=study.trials[0]
+    )  # as by a driver that was superseded meanwhile
     mirror_studies(home, studies)
     (study,) = load(studies).values()
     assert len(study.trials) == 6
     states = {t.user_attrs["number"]: t.state for t in study.trials}
-    assert states == {**dict.fromkeys(range(3), TrialState.COMPLETE), 3: TrialState.FAIL, 4: TrialState.PRUNED, 5: TrialState.RUNNING}
+    assert states == {
+        **dict.fromkeys(range(3), TrialState.COMPLETE),
+        3: TrialState.FAIL,
+        4: TrialState.PRUNED,
+        5: TrialState.RUNNING,
+    }
     best = make_result(make_spec("lora", number=2))
-    assert (study.direction.name, study.best_value, study.best_params) == ("MAXIMIZE", best.score, {"learning_rate": 1e-3})
-    assert study.best_trial.intermediate_values == {e.epoch: e.validation_score for e in best.epochs}
-    assert (study.user_attrs["method"], sorted(study.user_attrs["test scores by seed"])) == ("lora", ["1", "2", "3"])
+    assert (study.direction.name, study.best_value, study.best_params) == (
+        "MAXIMIZE",
+        best.score,
+        {"learning_rate": 1e-3},
+    )
+    assert study.best_trial.intermediate_values == {
+        e.epoch: e.validation_score for e in best.epochs
+    }
+    assert (study.user_attrs["method"], sorted(study.user_attrs["test scores by seed"])) == (
+        "lora",
+        ["1", "2", "3"],
+    )
 
 
-def test_a_mirrored_trial_ends_when_its_folder_does_and_is_written_anew_when_it_was_run_again(studies: str, tmp_path: Path) -> None:
+def test_a_mirrored_trial_ends_when_its_folder_does_and_is_written_anew_when_it_was_run_again(
+    studies: str, tmp_path: Path
+) -> None:
     home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=1, seeds=[1])
     spec = write_trial(home, make_spec("lora", number=1))
     mirror_studies(home, studies)
     home.trial(spec).write_result(make_result(spec, score=0.7))
     assert mirror_studies(home, studies).written == 1
     (study,) = load(studies).values()
-    assert [(t.state, t.value) for t in study.trials if t.user_attrs["number"] == 1] == [(TrialState.COMPLETE, 0.7)]
+    assert [(t.state, t.value) for t in study.trials if t.user_attrs["number"] == 1] == [
+        (TrialState.COMPLETE, 0.7)
+    ]
     home.trial(spec).write_result(make_result(spec, score=0.8))
     assert mirror_studies(home, studies).written == 2
     (study,) = load(studies).values()
-    assert sorted(t.value for t in study.trials) == sorted([0.8, make_result(make_spec("lora", number=0)).score])
+    assert sorted(t.value for t in study.trials) == sorted(
+        [0.8, make_result(make_spec("lora", number=0)).score]
+    )
 
 
 def test_optuna_is_kept_out_of_mlflows_database(tmp_path: Path, empty_db: Path) -> None:
@@ -369,7 +490,13 @@ def test_a_running_sweep_is_mirrored_and_an_optuna_that_is_away_only_said(tmp_pa
     follower.on_end(None)
     assert said == []
     assert [len(study.trials) for study in load(url).values()] == [2]
-    away = OptunaFollower(home, f"postgresql://me:marked-secret@127.0.0.1:{free_port()}/x", sweep="demo", say=said.append, patience_s=2.0)
+    away = OptunaFollower(
+        home,
+        f"postgresql://me:marked-secret@127.0.0.1:{free_port()}/x",
+        sweep="demo",
+        say=said.append,
+        patience_s=2.0,
+    )
     away.on_start(None, None)
     away.on_end(None)
     assert "run: suite sync" in said[-1] and "marked-secret" not in "".join(said)
@@ -382,9 +509,15 @@ def test_the_stores_to_deploy_listen_on_loopback_are_watched_and_hold_no_secret(
     services = yaml.safe_load((STORES / "docker-compose.yaml").read_text())["services"]
     assert set(services) == {"postgres", "mlflow", "optuna-dashboard"}
     for service in services.values():
-        assert all(port.startswith(("127.0.0.1:", "${BIND:-127.0.0.1}:")) for port in service["ports"])
+        assert all(
+            port.startswith(("127.0.0.1:", "${BIND:-127.0.0.1}:")) for port in service["ports"]
+        )
         assert "healthcheck" in service
-        secrets = {key: value for key, value in service["environment"].items() if re.search("PASSWORD|SECRET|URI|OPTUNA", key)}
+        secrets = {
+            key: value
+            for key, value in service["environment"].items()
+            if re.search("PASSWORD|SECRET|URI|OPTUNA", key)
+        }
         assert secrets and all("${" in value for value in secrets.values())
     example = (STORES / "stores.env.example").read_text()
     assert re.findall(r"^[A-Z_]+=.+$", example, re.MULTILINE) == []
@@ -393,7 +526,13 @@ def test_the_stores_to_deploy_listen_on_loopback_are_watched_and_hold_no_secret(
 
 
 def test_the_stores_to_deploy_have_the_versions_of_the_suite() -> None:
-    locked = dict(line.split("==") for line in (STORES.parents[1] / "constraints.txt").read_text().splitlines() if "==" in line)
-    pinned = dict(re.findall(r'"([a-z]+)(?:\[\w+\])?==([\d.]+)"', (STORES / "Dockerfile").read_text()))
+    locked = dict(
+        line.split("==")
+        for line in (STORES.parents[1] / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    pinned = dict(
+        re.findall(r'"([a-z]+)(?:\[\w+\])?==([\d.]+)"', (STORES / "Dockerfile").read_text())
+    )
     assert set(pinned) == {"mlflow", "psycopg", "optuna"}
     assert pinned == {name: locked[name] for name in pinned}

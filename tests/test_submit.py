@@ -20,10 +20,10 @@ import pytest
 import yaml
 
 from suite.cli.submit import _variables
+from suite.cluster.jobs import HOME, SWEEP, JobClient, named_in
+from suite.cluster.package import check_size, files
 from suite.errors import ClusterError, ConfigError
-from suite.train.folder import Home
-from suite.tune.jobs import HOME, SWEEP, JobClient, named_in
-from suite.tune.package import check_size, files
+from suite.record.folder import Home
 from tests.commands import Suite, suite  # noqa: F401
 from tests.heads import Head, ray_head
 from tests.sweeps import make_roots, toy_sweep
@@ -52,7 +52,16 @@ class Place:
     data: Path
 
     def options(self, home: str = "home") -> list[object]:
-        return ["--address", self.head.url, "--home", self.home.path.parent / home, "--data-root", self.data, "--working-dir", self.folder]
+        return [
+            "--address",
+            self.head.url,
+            "--home",
+            self.home.path.parent / home,
+            "--data-root",
+            self.data,
+            "--working-dir",
+            self.folder,
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +77,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         (folder / "gated.py").write_text(GATED)
         write_sweep(folder, "toy")
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)
-        patch.setenv("RAY_AUTH_MODE", "token")  # else Ray of this process takes the token of this cluster for that of all later ones
+        patch.setenv(
+            "RAY_AUTH_MODE", "token"
+        )  # else Ray of this process takes the token of this cluster for that of all later ones
         patch.delenv("SUITE_PATH")
         patch.chdir(folder)
         with ray_head(token=TOKEN, PYTHONPATH=str(ROOT)) as head:
@@ -77,8 +88,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 def write_sweep(folder: Path, name: str, **changes: Any) -> Path:
     waits = {"timeouts": {"setup_s": 200.0, "epoch_s": 600.0}, "failures": {"grace_s": 20.0}}
-    config = toy_sweep(name=name, methods=["full"], search={"trials": 2}, confirm={"seeds": [1]}, **waits, **changes)
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True)))
+    config = toy_sweep(
+        name=name,
+        methods=["full"],
+        search={"trials": 2},
+        confirm={"seeds": [1]},
+        **waits,
+        **changes,
+    )
+    (folder / f"{name}.yaml").write_text(
+        yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True))
+    )
     return folder / f"{name}.yaml"
 
 
@@ -90,61 +110,118 @@ def command(place: Place, *arguments: object) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests in the background of a shell ignore it
+        preexec_fn=partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),  # tests in the background of a shell ignore it
     )
 
 
-def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(place: Place, suite: Suite) -> None:  # noqa: F811
+def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(
+    place: Place,
+    suite: Suite,  # noqa: F811
+) -> None:
     cluster = JobClient(place.head.url)
     code, out, err = suite("submit", "toy.yaml", *place.options(), "--detach")
     assert (code, out) == (0, "") and "job suite-toy-1" in err and "suite stop toy --address" in err
     follower = command(place, "submit", "toy.yaml", *place.options())
     assert follower.stdout is not None
-    assert any(text.startswith("[1/3] full on toy, search 0") for text in follower.stdout), cluster.log("suite-toy-1")
+    assert any(text.startswith("[1/3] full on toy, search 0") for text in follower.stdout), (
+        cluster.log("suite-toy-1")
+    )
     follower.send_signal(signal.SIGINT)
     _, said = follower.communicate()
-    assert follower.returncode == 130 and "is running already; following it (job suite-toy-1)" in said and "the sweep runs on" in said
+    assert (
+        follower.returncode == 130
+        and "is running already; following it (job suite-toy-1)" in said
+        and "the sweep runs on" in said
+    )
     assert cluster.job("suite-toy-1").is_live
 
     code, _, err = suite("stop", "toy", "--address", place.head.url)
     assert code == 0 and "stopped (suite-toy-1)" in err
     assert "stopped by SIGTERM; nothing that finished is lost" in cluster.log("suite-toy-1")
-    assert sum(folder.result() is not None for folder in place.home.trials()) == 1, "it was stopped in between"
+    assert sum(folder.result() is not None for folder in place.home.trials()) == 1, (
+        "it was stopped in between"
+    )
     code, _, err = suite("stop", "toy", "--address", place.head.url)
     assert code == 2 and "no such sweep is running" in err and "running: none" in err
 
     (place.home.path / "go").touch()
     code, out, _ = suite("submit", "toy.yaml", *place.options())
-    assert code == 0 and "taking up sweep toy: 1 of 3 trials are done" in out and "[3/3]" in out and "score" in out
-    calls = [json.loads(text) for text in (place.home.path / "calls.jsonl").read_text().splitlines()]
+    assert (
+        code == 0
+        and "taking up sweep toy: 1 of 3 trials are done" in out
+        and "[3/3]" in out
+        and "score" in out
+    )
+    calls = [
+        json.loads(text) for text in (place.home.path / "calls.jsonl").read_text().splitlines()
+    ]
     finished = [call["trial"] for call in calls if call["call"] == "finish" and call["rank"] == 0]
     assert len(finished) == len(set(finished)) == 3, "every trial ended once"
 
     code, out, _ = suite("status", "--address", place.head.url, "--format", "json")
     rows = json.loads(out)
-    assert code == 0 and [(row["job"], row["state"], row["done"], row["total"]) for row in rows] == [
+    assert code == 0 and [
+        (row["job"], row["state"], row["done"], row["total"]) for row in rows
+    ] == [
         ("suite-toy-2", "succeeded", 3, 3),
         ("suite-toy-1", "stopped", 1, 3),
     ]
     assert {(row["sweep"], row["home"]) for row in rows} == {("toy", str(place.home.path))}
 
 
-def test_ray_s_own_job_command_runs_the_script_suite_stop_ends_it_and_a_failure_keeps_its_exit_code(place: Place, suite: Suite) -> None:  # noqa: F811
+def test_ray_s_own_job_command_runs_the_script_suite_stop_ends_it_and_a_failure_keeps_its_exit_code(
+    place: Place,
+    suite: Suite,  # noqa: F811
+) -> None:
     """Three jobs, because each takes a driver's start: as `ray submit` would run it, one to be stopped, one that cannot run."""
-    environment = {**place.head.environment, "PYTHONPATH": str(ROOT), "RAY_API_SERVER_ADDRESS": place.head.url}
-    ray = [str(Path(sys.executable).parent / "ray"), "job", "submit", "--working-dir", str(place.folder), "--"]
+    environment = {
+        **place.head.environment,
+        "PYTHONPATH": str(ROOT),
+        "RAY_API_SERVER_ADDRESS": place.head.url,
+    }
+    ray = [
+        str(Path(sys.executable).parent / "ray"),
+        "job",
+        "submit",
+        "--working-dir",
+        str(place.folder),
+        "--",
+    ]
     home = place.home.path.parent / "second"
     home.mkdir()
     (home / "go").touch()
-    script = ["python", str(ROOT / "suite" / "run_sweep.py"), "--", "toy.yaml", "--home", str(home), "--data-root", str(place.data)]
-    done = subprocess.run([*ray, *script], env=environment, cwd=place.folder, capture_output=True, text=True)
+    script = [
+        "python",
+        str(ROOT / "suite" / "run_sweep.py"),
+        "--",
+        "toy.yaml",
+        "--home",
+        str(home),
+        "--data-root",
+        str(place.data),
+    ]
+    done = subprocess.run(
+        [*ray, *script], env=environment, cwd=place.folder, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "[3/3]" in done.stdout, done.stdout + done.stderr
     assert sum(folder.result() is not None for folder in Home(home).trials()) == 3
     (home / "go").unlink()
     write_sweep(place.folder, "waits")
     script[3] = "waits.yaml"
-    patient = ["--runtime-env-json", json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}}), "--no-wait"]
-    subprocess.run([*ray[:3], *patient, *ray[3:], *script], env=environment, cwd=place.folder, capture_output=True, check=True)
+    patient = [
+        "--runtime-env-json",
+        json.dumps({"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}}),
+        "--no-wait",
+    ]
+    subprocess.run(
+        [*ray[:3], *patient, *ray[3:], *script],
+        env=environment,
+        cwd=place.folder,
+        capture_output=True,
+        check=True,
+    )
     cluster = JobClient(place.head.url)
     (running,) = cluster.live("waits", str(home))
     while "[1/3]" not in cluster.log(running.id):
@@ -153,12 +230,16 @@ def test_ray_s_own_job_command_runs_the_script_suite_stop_ends_it_and_a_failure_
     code, _, err = suite("stop", "waits", "--address", place.head.url)
     assert code == 0 and f"stopped ({running.id})" in err
     assert "stopped by SIGTERM; nothing that finished is lost" in cluster.log(running.id)
-    failed = command(place, "submit", "toy.yaml", *place.options("other"), "--data-root", place.data / "none")
+    failed = command(
+        place, "submit", "toy.yaml", *place.options("other"), "--data-root", place.data / "none"
+    )
     said, told = failed.communicate()
     assert failed.returncode == 2 and "error: " in said and "failed, exit code 2" in told
 
 
-def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 32)
     with pytest.raises(ClusterError, match="wants a token, another one was given") as wrong:
         JobClient(place.head.url)
@@ -177,7 +258,11 @@ def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(place:
     [
         ("suite run sweeps/small.yaml --address auto --home /shared/runs", "small", "/shared/runs"),
         ("suite run small --address auto", "small", None),
-        ("python -m suite run --home=/runs --set training.epochs=3 'my sweeps/small.yml'", "small", "/runs"),
+        (
+            "python -m suite run --home=/runs --set training.epochs=3 'my sweeps/small.yml'",
+            "small",
+            "/runs",
+        ),
         ("python3 suite/run_sweep.py -- sweeps/small.yaml", "small", None),
         ("bash -c 'cd /x && suite  run small.yaml'", "small", None),
         ("suite run small.yaml --set name=other --set 'search.trials=3'", "other", None),
@@ -186,8 +271,12 @@ def test_a_missing_and_a_wrong_token_are_told_apart_and_no_token_is_shown(place:
         ("python train.py small.yaml", None, None),
     ],
 )
-def test_the_sweep_of_a_job_of_ones_own_is_read_from_its_command(command: str, sweep: str | None, home: str | None) -> None:
-    assert named_in(command) == {key: value for key, value in {SWEEP: sweep, HOME: home}.items() if value is not None}
+def test_the_sweep_of_a_job_of_ones_own_is_read_from_its_command(
+    command: str, sweep: str | None, home: str | None
+) -> None:
+    assert named_in(command) == {
+        key: value for key, value in {SWEEP: sweep, HOME: home}.items() if value is not None
+    }
 
 
 @pytest.mark.parametrize(
@@ -205,7 +294,11 @@ def test_an_address_that_is_no_cluster_says_what_was_expected(address: str, mess
     assert "secret" not in str(raised.value)
 
 
-def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(tmp_path: Path, suite: Suite, monkeypatch: Any) -> None:  # noqa: F811
+def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+    monkeypatch: Any,
+) -> None:
     monkeypatch.delenv("SUITE_HOME", raising=False)
     folder = tmp_path / "project"
     folder.mkdir()
@@ -215,8 +308,14 @@ def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(tmp_pat
         (["quickstart", *there], "--home: got none, expected an absolute path"),
         (["quickstart", *there, "--home", "runs"], "--home: got runs, expected an absolute path"),
         (["no-such", *there, "--home", "/runs"], "unknown sweep 'no-such'"),
-        (["quickstart", *there, "--home", "/runs", "--set", "training.epochs=none"], "training.epochs"),
-        (["quickstart", *there, "--home", "/runs", "--tasks", ROOT / "tasks"], "is not below --working-dir"),
+        (
+            ["quickstart", *there, "--home", "/runs", "--set", "training.epochs=none"],
+            "training.epochs",
+        ),
+        (
+            ["quickstart", *there, "--home", "/runs", "--tasks", ROOT / "tasks"],
+            "is not below --working-dir",
+        ),
         (["quickstart", "--home", "/runs", "--working-dir", folder], "--address: got none"),
     ):
         code, out, err = suite("submit", *arguments)
@@ -227,10 +326,16 @@ def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(tmp_pat
     assert code == 2 and f"SWEEP {copy}: is not below --working-dir" in err
     monkeypatch.setenv("SUITE_STORAGE", "s3://me:s3cr3t@bucket/sweeps")
     code, _, err = suite("submit", "quickstart", *there)
-    assert code == 2 and "holds a password" in err and "s3cr3t" not in err, "a job's command line is for all to read"
+    assert code == 2 and "holds a password" in err and "s3cr3t" not in err, (
+        "a job's command line is for all to read"
+    )
 
 
-def test_a_cluster_that_asks_for_no_token_is_refused_before_it_is_shown_one(tmp_path: Path, suite: Suite, monkeypatch: Any) -> None:  # noqa: F811
+def test_a_cluster_that_asks_for_no_token_is_refused_before_it_is_shown_one(
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+    monkeypatch: Any,
+) -> None:
     asked: list[tuple[str, str | None]] = []
 
     class Open(BaseHTTPRequestHandler):
@@ -245,38 +350,67 @@ def test_a_cluster_that_asks_for_no_token_is_refused_before_it_is_shown_one(tmp_
     with HTTPServer(("127.0.0.1", 0), Open) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_port}"
-        code, out, err = suite("submit", "quickstart", "--address", address, "--home", "/runs", "--working-dir", tmp_path)
+        code, out, err = suite(
+            "submit",
+            "quickstart",
+            "--address",
+            address,
+            "--home",
+            "/runs",
+            "--working-dir",
+            tmp_path,
+        )
         server.shutdown()
     assert (code, out) == (2, "") and "asks for no token" in err and "--insecure" in err
     assert asked == [("/api/jobs/", None)]
 
 
-def test_folders_of_tasks_and_plug_ins_are_named_as_the_cluster_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_tasks_and_plug_ins_are_named_as_the_cluster_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SUITE_TASKS", f"{tmp_path}/tasks")
     monkeypatch.setenv("SUITE_PATH", f"{tmp_path}/mine:{tmp_path}/yours")
     found = _variables(tmp_path)
     assert (found["SUITE_TASKS"], found["SUITE_PATH"]) == ("tasks", "mine:yours")
     monkeypatch.setenv("SUITE_TASKS", "/elsewhere/tasks")
-    with pytest.raises(ConfigError, match="SUITE_TASKS /elsewhere/tasks: is not below --working-dir"):
+    with pytest.raises(
+        ConfigError, match="SUITE_TASKS /elsewhere/tasks: is not below --working-dir"
+    ):
         _variables(tmp_path)
 
 
-def test_a_folder_with_forgotten_data_is_refused_and_the_largest_files_are_named(tmp_path: Path) -> None:
+def test_a_folder_with_forgotten_data_is_refused_and_the_largest_files_are_named(
+    tmp_path: Path,
+) -> None:
     (tmp_path / ".gitignore").write_text("*.bin\n")
-    for name, size in (("sweep.yaml", 10), ("big.parquet", 3000), ("ignored.bin", 9000), (".venv/lib.so", 9000), ("runs/mlflow.db", 9000)):
+    for name, size in (
+        ("sweep.yaml", 10),
+        ("big.parquet", 3000),
+        ("ignored.bin", 9000),
+        (".venv/lib.so", 9000),
+        ("runs/mlflow.db", 9000),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * size)
     assert {path.name for path in files(tmp_path)} == {".gitignore", "sweep.yaml", "big.parquet"}
     assert check_size(tmp_path) == 6 + 10 + 3000
-    with pytest.raises(ClusterError, match=r"expected at most 0; .*\n +0\.0 MiB +big\.parquet\n +0\.0 MiB +sweep\.yaml"):
+    with pytest.raises(
+        ClusterError,
+        match=r"expected at most 0; .*\n +0\.0 MiB +big\.parquet\n +0\.0 MiB +sweep\.yaml",
+    ):
         check_size(tmp_path, most_bytes=1000)
 
 
-def test_a_driver_on_this_machine_is_stopped_by_the_name_of_its_sweep(tmp_path: Path, suite: Suite) -> None:  # noqa: F811
+def test_a_driver_on_this_machine_is_stopped_by_the_name_of_its_sweep(
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+) -> None:
     home = tmp_path / "home"
     code, _, err = suite("stop", "toy", "--home", home)
     assert code == 2 and "no driver of this sweep is running" in err
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(home)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(home)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         code, _, err = suite("stop", "toy", "--home", home)
@@ -290,8 +424,8 @@ def test_a_driver_on_this_machine_is_stopped_by_the_name_of_its_sweep(tmp_path: 
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from suite.train.folder import Home
-from suite.tune.definition import only_driver
+from suite.record.folder import Home
+from suite.plan.definition import only_driver
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 with only_driver(Home(Path(sys.argv[1])), "toy"):
     print("held", flush=True)

@@ -16,9 +16,25 @@ from suite.data.inspection import Finding, TaskRows, look, percent
 from tests.commands import Suite, suite
 
 __all__ = ["suite"]
-BASE = {"description": "t", "source": "t", "data": {"hub": "toy/rows"}, "splits": {"rule": "named", "test": "test"}}
-LABELS = {"inputs": ["text"], "text_to_text": "say: {text}", "label": {"words": ["no", "yes"]}, "metrics": ["accuracy"]}
-TEXTS = {"kind": "generation", "inputs": ["text"], "target": "label", "text_to_text": "say: {text}", "metrics": ["exact_match"]}
+BASE = {
+    "description": "t",
+    "source": "t",
+    "data": {"hub": "toy/rows"},
+    "splits": {"rule": "named", "test": "test"},
+}
+LABELS = {
+    "inputs": ["text"],
+    "text_to_text": "say: {text}",
+    "label": {"words": ["no", "yes"]},
+    "metrics": ["accuracy"],
+}
+TEXTS = {
+    "kind": "generation",
+    "inputs": ["text"],
+    "target": "label",
+    "text_to_text": "say: {text}",
+    "metrics": ["exact_match"],
+}
 COUNTS = {"train": 300, "validation": 120, "test": 120}
 Rows = dict[str, list[Any]]
 Change = Callable[[dict[str, Rows]], None]
@@ -27,7 +43,10 @@ Change = Callable[[dict[str, Rows]], None]
 def splits(label: Callable[[int], Any]) -> dict[str, Rows]:
     """Rows that repeat nowhere."""
     texts = {name: [f"{name} text {n}" for n in range(count)] for name, count in COUNTS.items()}
-    return {name: {"text": rows, "label": [label(n) for n in range(len(rows))]} for name, rows in texts.items()}
+    return {
+        name: {"text": rows, "label": [label(n) for n in range(len(rows))]}
+        for name, rows in texts.items()
+    }
 
 
 @pytest.fixture
@@ -80,17 +99,55 @@ def emptied(rows: dict[str, Rows]) -> None:
 @pytest.mark.parametrize(
     ("change", "check", "level", "says", "example"),
     [
-        (copied("train", 3, into="test"), "test rows in train", "warn", "3 of 120 rows (2.5%)", "train text 0 -> no"),
-        (copied("train", 12, into="test"), "test rows in train", "fail", "12 of 120 rows (10%)", "train text 0 -> no"),
-        (copied("validation", 12, into="test"), "test rows in validation", "fail", "12 of 120 rows (10%)", "validation text 0 -> no"),
-        (relabelled, "same text, other answer", "warn", "10 of 540 rows (1.9%)", "train text 0 -> no"),
+        (
+            copied("train", 3, into="test"),
+            "test rows in train",
+            "warn",
+            "3 of 120 rows (2.5%)",
+            "train text 0 -> no",
+        ),
+        (
+            copied("train", 12, into="test"),
+            "test rows in train",
+            "fail",
+            "12 of 120 rows (10%)",
+            "train text 0 -> no",
+        ),
+        (
+            copied("validation", 12, into="test"),
+            "test rows in validation",
+            "fail",
+            "12 of 120 rows (10%)",
+            "validation text 0 -> no",
+        ),
+        (
+            relabelled,
+            "same text, other answer",
+            "warn",
+            "10 of 540 rows (1.9%)",
+            "train text 0 -> no",
+        ),
         (doubled, "repeated in train", "warn", "100 of 300 rows (33%)", "train text 0 -> no"),
-        (constant("train", 1), "labels", "fail", "every row of train is 'yes': there is nothing to learn", None),
+        (
+            constant("train", 1),
+            "labels",
+            "fail",
+            "every row of train is 'yes': there is nothing to learn",
+            None,
+        ),
         (constant("test", 1), "labels", "warn", "test has no 'no'; 100% of test is 'yes'", None),
-        (emptied, "empty texts", "warn", "nothing to read, or an empty answer: 1 of 540 rows (0.19%)", "   -> yes"),
+        (
+            emptied,
+            "empty texts",
+            "warn",
+            "nothing to read, or an empty answer: 1 of 540 rows (0.19%)",
+            "   -> yes",
+        ),
     ],
 )
-def test_what_is_wrong_with_rows_is_found(write: Any, change: Change, check: str, level: str, says: str, example: str | None) -> None:
+def test_what_is_wrong_with_rows_is_found(
+    write: Any, change: Change, check: str, level: str, says: str, example: str | None
+) -> None:
     rows = splits(lambda n: n % 2)
     clean = findings(write, LABELS, rows)
     assert all(finding.level == "ok" for finding in clean.values()), clean
@@ -125,23 +182,35 @@ def test_short_rows_of_running_text_may_repeat(write: Any) -> None:
 
 
 def test_few_rows_are_said_to_be_few(write: Any) -> None:
-    rows = {name: {column: values[:20] for column, values in part.items()} for name, part in splits(lambda n: n % 2).items()}
+    rows = {
+        name: {column: values[:20] for column, values in part.items()}
+        for name, part in splits(lambda n: n % 2).items()
+    }
     found = findings(write, LABELS, rows)["splits"]
     assert found.level == "warn" and "fewer than 100 rows of validation and test" in found.text
 
 
 def test_quartiles_of_numbers_and_the_most_common_texts_are_shown(write: Any) -> None:
     _, root = write(LABELS, splits(lambda n: n / 60))
-    task = make_task({"name": "toy", **BASE, **LABELS, "label": {"range": [0, 5]}, "metrics": ["pearson"]}, where="toy")
+    task = make_task(
+        {"name": "toy", **BASE, **LABELS, "label": {"range": [0, 5]}, "metrics": ["pearson"]},
+        where="toy",
+    )
     train = look(TaskRows.read(task, root))[0][0]
-    assert train.answers == pytest.approx({"min": 0.0, "25%": 74.75 / 60, "median": 149.5 / 60, "75%": 224.25 / 60, "max": 299 / 60})
+    assert train.answers == pytest.approx(
+        {"min": 0.0, "25%": 74.75 / 60, "median": 149.5 / 60, "75%": 224.25 / 60, "max": 299 / 60}
+    )
     _, root = write(TEXTS, splits(lambda n: "common" if n < 30 else f"answer {n}"))
     task = make_task({"name": "toy", **BASE, **TEXTS}, where="toy")
     train = look(TaskRows.read(task, root))[0][0]
-    assert train.answers["common"] == 0.1 and train.distinct_answers == 271 and len(train.answers) == 5
+    assert (
+        train.answers["common"] == 0.1 and train.distinct_answers == 271 and len(train.answers) == 5
+    )
 
 
-@pytest.mark.parametrize(("share", "said"), [(0.00014, "0.014%"), (0.075, "7.5%"), (0.4234, "42%"), (1.0, "100%")])
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.00014, "0.014%"), (0.075, "7.5%"), (0.4234, "42%"), (1.0, "100%")]
+)
 def test_shares_are_written_for_reading(share: float, said: str) -> None:
     assert percent(share) == said
 
@@ -162,7 +231,9 @@ def test_each_family_reads_and_answers_in_its_own_way(suite: Suite, write: Any) 
     readings = {reading["kind"]: reading for reading in found["readings"]}
     first = {kind: reading["examples"][0] for kind, reading in readings.items()}
     assert {len(reading["examples"]) for reading in readings.values()} == {2}
-    assert "train text 0" in first["encoder"]["reads"][0] and "say" not in first["encoder"]["reads"][0]
+    assert (
+        "train text 0" in first["encoder"]["reads"][0] and "say" not in first["encoder"]["reads"][0]
+    )
     assert first["encoder"]["answers"] == first["decoder"]["answers"] == "no (class 0)"
     assert first["encoder-decoder"]["reads"][0].startswith("say: train text 0")
     assert first["encoder-decoder"]["answers"].removesuffix("</s>") == "no"
@@ -177,14 +248,22 @@ def test_lengths_and_truncation_are_those_of_training(suite: Suite, write: Any) 
     _, found = checked(suite, file, *choice, "--max-length", 16)
     (lengths,) = found["readings"][0]["lengths"]
     assert not found["readings"][0]["draft"]
-    assert lengths["longest"] == 52 and lengths["p50"] == 5 and lengths["at_most"] == 16, "50 words and two special tokens; or three"
+    assert lengths["longest"] == 52 and lengths["p50"] == 5 and lengths["at_most"] == 16, (
+        "50 words and two special tokens; or three"
+    )
     assert lengths["cut_frac"] == pytest.approx(1 / 540)
     _, found = checked(suite, file, *choice, "--max-length", 4)
     (said,) = (finding for finding in found["findings"] if finding["check"] == "length for minilm")
-    assert said["level"] == "warn" and "100% of inputs are cut by training.max_length 4; 8 would keep 99% whole" in said["text"]
+    assert (
+        said["level"] == "warn"
+        and "100% of inputs are cut by training.max_length 4; 8 would keep 99% whole"
+        in said["text"]
+    )
 
 
-def test_a_family_that_cannot_answer_says_why_and_none_is_a_failure(suite: Suite, write: Any) -> None:
+def test_a_family_that_cannot_answer_says_why_and_none_is_a_failure(
+    suite: Suite, write: Any
+) -> None:
     file, root = write(TEXTS, splits(lambda n: f"answer {n}"))
     code, found = checked(suite, file, "--data-root", root)
     assert code == 0 and "encoder cannot" in found["findings"][0]["text"]
@@ -194,10 +273,14 @@ def test_a_family_that_cannot_answer_says_why_and_none_is_a_failure(suite: Suite
 
 
 def test_references_without_an_answer_are_found(suite: Suite, write: Any) -> None:
-    file, root = write({**TEXTS, "answer": "#### (.*)"}, splits(lambda n: f"so #### {n}" if n else "so it is"))
+    file, root = write(
+        {**TEXTS, "answer": "#### (.*)"}, splits(lambda n: f"so #### {n}" if n else "so it is")
+    )
     _, found = checked(suite, file, "--data-root", root, "--backbone", "gpt2")
     (said,) = (finding for finding in found["findings"] if finding["check"] == "answers")
-    assert (said["level"], said["rows"]) == ("warn", 3) and "which no model can match" in said["text"]
+    assert (said["level"], said["rows"]) == ("warn", 3) and "which no model can match" in said[
+        "text"
+    ]
 
 
 SCORED = """
@@ -212,12 +295,22 @@ def score(predictions, golds):
 @pytest.mark.parametrize(
     ("own", "code", "says"),
     [
-        ("sum(p == g for p, g in zip(predictions, golds))", 0, "right answers score 120, always 'no' scores 60"),
-        ("sum(p != g for p, g in zip(predictions, golds))", 2, "right answers score 0, always 'no' scores 60: more must be better"),
+        (
+            "sum(p == g for p, g in zip(predictions, golds))",
+            0,
+            "right answers score 120, always 'no' scores 60",
+        ),
+        (
+            "sum(p != g for p, g in zip(predictions, golds))",
+            2,
+            "right answers score 0, always 'no' scores 60: more must be better",
+        ),
         ("1 / (len(set(predictions)) - 2)", 2, "toy2.py:6: score(): ZeroDivisionError"),
     ],
 )
-def test_a_score_of_ones_own_is_tried_on_right_answers(suite: Suite, write: Any, own: str, code: int, says: str) -> None:
+def test_a_score_of_ones_own_is_tried_on_right_answers(
+    suite: Suite, write: Any, own: str, code: int, says: str
+) -> None:
     file, root = write(LABELS, splits(lambda n: n % 2))
     path = file.with_name("toy2.py")
     path.write_text(SCORED.format(fields={**BASE, **LABELS, "metrics": ["own"]}, own=own))
@@ -234,7 +327,9 @@ def test_a_score_of_ones_own_is_tried_on_right_answers(suite: Suite, write: Any,
         (["acceptability", "--backbone", "minilmm"], "unknown backbone 'minilmm'"),
     ],
 )
-def test_a_mistake_is_one_error_with_exit_code_2(suite: Suite, arguments: list[str], says: str) -> None:
+def test_a_mistake_is_one_error_with_exit_code_2(
+    suite: Suite, arguments: list[str], says: str
+) -> None:
     code, out, err = suite("task", "check", *arguments)
     assert (code, out) == (2, "") and says in err
 
@@ -253,7 +348,9 @@ def test_the_page_is_for_reading(suite: Suite, write: Any) -> None:
     code, out, _ = suite("task", "check", file, "--data-root", root)
     assert code == 2 and "\x1b" not in out, "no colours where there is no terminal"
     assert "FAIL  test rows in train" in out and "not fit to compare on: 1 failed" in out
-    assert "(2,0" in out and max(map(len, out.splitlines())) <= 130, "long texts are cut and wrapped"
+    assert "(2,0" in out and max(map(len, out.splitlines())) <= 130, (
+        "long texts are cut and wrapped"
+    )
 
 
 def test_shipped_tasks_without_data_are_checked_by_name(suite: Suite) -> None:

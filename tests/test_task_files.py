@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
+from suite.cluster.session import worker_environment
 from suite.config.sweep import LimitConfig
 from suite.config.task import TaskConfig, load_task
 from suite.config.task_files import code_of, describe, own_score, task_paths
@@ -23,7 +24,6 @@ from suite.data.source import open_source
 from suite.errors import ConfigError, DataError, UnknownNameError
 from suite.metrics.items import STATISTICS, statistic_of
 from suite.registry import shipped_folder, user_folders
-from suite.tune.cluster import worker_environment
 from tests.commands import Suite, suite
 from tests.test_cli_run import TINY_SET
 
@@ -82,8 +82,19 @@ def written(folder: Path, text: str, name: str = "long_word.py") -> Path:
 def prepared(task: TaskConfig, root: Path) -> Any:
     from transformers import ByT5Tokenizer
 
-    settings: Any = {"kind": "encoder", "tokenizer": ByT5Tokenizer(), "training": TrainingConfig(), "decoder_objective": "head"}
-    return prepare(task, make_objective(task, **settings), limit=LimitConfig(), data_root=root, cache=root.parent / "cache")
+    settings: Any = {
+        "kind": "encoder",
+        "tokenizer": ByT5Tokenizer(),
+        "training": TrainingConfig(),
+        "decoder_objective": "head",
+    }
+    return prepare(
+        task,
+        make_objective(task, **settings),
+        limit=LimitConfig(),
+        data_root=root,
+        cache=root.parent / "cache",
+    )
 
 
 # What a file says
@@ -101,11 +112,17 @@ def test_rows_makes_the_tasks_columns_and_drops_rows(folder: Path, root: Path) -
     task = load_task("long-word")
     source = open_source(task, root)
     table = source.read("train", task.columns)
-    assert table.slice(0, 3).to_pylist() == [{"text": "CAT", "label": 0}, {"text": "HORSE", "label": 1}, {"text": "DOG", "label": 0}]
+    assert table.slice(0, 3).to_pylist() == [
+        {"text": "CAT", "label": 0},
+        {"text": "HORSE", "label": 1},
+        {"text": "DOG", "label": 0},
+    ]
     assert table.num_rows == 28
     data = prepared(task, root)
     assert data.sizes == {"train": 28, "validation": 28, "test": 28}
-    assert data.split("train", confirm=False)[2]["index"] == "train/2", "rows are numbered as they come out of rows()"
+    assert data.split("train", confirm=False)[2]["index"] == "train/2", (
+        "rows are numbered as they come out of rows()"
+    )
 
 
 def test_own_metrics_are_scored_by_the_file_alone(folder: Path) -> None:
@@ -146,7 +163,9 @@ def test_an_edited_file_is_another_task_and_other_data(folder: Path, root: Path)
     path.write_text(path.read_text().replace("> 3", "> 4"))
     after = load_task("long-word")
     assert after != before and prepared(after, root).path != data.path
-    with pytest.raises(ConfigError, match=r"long_word.py .sha256 .* is not the file that this trial was made from"):
+    with pytest.raises(
+        ConfigError, match=r"long_word.py .sha256 .* is not the file that this trial was made from"
+    ):
         open_source(before, root)
 
 
@@ -154,7 +173,10 @@ def test_a_worker_without_the_file_says_so(folder: Path, root: Path) -> None:
     path = written(folder, PLAIN + ROWS)
     task = load_task("long-word")
     path.unlink()
-    with pytest.raises(ConfigError, match=r"task long-word: its Python file was not found .*--tasks, SUITE_TASKS or SUITE_PATH"):
+    with pytest.raises(
+        ConfigError,
+        match=r"task long-word: its Python file was not found .*--tasks, SUITE_TASKS or SUITE_PATH",
+    ):
         open_source(task, root)
 
 
@@ -175,26 +197,34 @@ def test_listing_never_runs_a_file(folder: Path, suite: Suite) -> None:
     assert (folder / "ran").exists(), "asking by name runs it"
 
 
-def test_python_is_never_taken_from_the_working_folder_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_is_never_taken_from_the_working_folder_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tasks").mkdir()
     written(tmp_path / "tasks", PLAIN)
     (tmp_path / "tasks" / "own.yaml").write_text("any: thing")
     monkeypatch.chdir(tmp_path)
     assert "own" in task_paths() and "long-word" not in task_paths()
-    with pytest.raises(ConfigError, match=r"task 'long-word': Python is taken from .*tasks only with --tasks tasks"):
+    with pytest.raises(
+        ConfigError, match=r"task 'long-word': Python is taken from .*tasks only with --tasks tasks"
+    ):
         load_task("long-word")
 
 
 def test_a_folder_of_tasks_comes_first(folder: Path) -> None:
     written(folder, PLAIN, "rte.py")
     assert load_task("rte").description == "is a word long"
-    assert user_folders("tasks")[0] == folder and task_paths()["sst2"].parent == shipped_folder("tasks")
+    assert user_folders("tasks")[0] == folder and task_paths()["sst2"].parent == shipped_folder(
+        "tasks"
+    )
 
 
 def test_two_files_of_one_name_in_a_folder_are_refused(folder: Path) -> None:
     written(folder, PLAIN)
     written(folder, "kind: generation", "long-word.yaml")
-    with pytest.raises(ConfigError, match=r"long_word.py: long-word.yaml beside it is the task 'long-word' too"):
+    with pytest.raises(
+        ConfigError, match=r"long_word.py: long-word.yaml beside it is the task 'long-word' too"
+    ):
         load_task("rte")
 
 
@@ -207,15 +237,27 @@ def test_two_files_of_one_name_in_a_folder_are_refused(folder: Path) -> None:
         ("x = 1 / 0", ":1: cannot be run: ZeroDivisionError: division by zero"),
         ("x = 1\ny = = 2", ":2: cannot be run: SyntaxError"),
         ("x = 1", "TASK is NoneType, expected a dictionary"),
-        (PLAIN.replace("text_to_text", "txt_to_text"), ":7: unknown key 'txt_to_text'; did you mean text_to_text"),
-        (PLAIN.replace('"named"', '"nmed"'), ":10: splits.rule: Input should be 'read', 'named' or 'held-out', got 'nmed'"),
+        (
+            PLAIN.replace("text_to_text", "txt_to_text"),
+            ":7: unknown key 'txt_to_text'; did you mean text_to_text",
+        ),
+        (
+            PLAIN.replace('"named"', '"nmed"'),
+            ":10: splits.rule: Input should be 'read', 'named' or 'held-out', got 'nmed'",
+        ),
         (OWN, ":9: metrics.0: Input should be .*'accuracy'.*, got 'hits'"),
         (PLAIN.replace('"inputs"', '"code": 1, "inputs"'), "unknown key 'code'"),
         (PLAIN + "score = 3", "score is 3, expected a function"),
         (PLAIN + "reads = ['a']", "give rows.. and reads.* together"),
         (PLAIN + ROWS.replace('["word"]\n\n', "4\n\n"), "reads is 4, expected names of columns"),
-        (TASK.replace("METRICS", '["hits", "hits"]') + SCORE, "metrics: got .'hits', 'hits'., expected distinct names"),
-        (PLAIN.replace('"inputs"', '"kind": "language-model", "inputs"') + SCORE, "cannot have a score"),
+        (
+            TASK.replace("METRICS", '["hits", "hits"]') + SCORE,
+            "metrics: got .'hits', 'hits'., expected distinct names",
+        ),
+        (
+            PLAIN.replace('"inputs"', '"kind": "language-model", "inputs"') + SCORE,
+            "cannot have a score",
+        ),
     ],
 )
 def test_mistakes_in_a_file_are_named_with_their_line(folder: Path, text: str, says: str) -> None:
@@ -227,15 +269,37 @@ def test_mistakes_in_a_file_are_named_with_their_line(folder: Path, text: str, s
 @pytest.mark.parametrize(
     ("old", "new", "error", "says"),
     [
-        ('row["word"].upper()', 'row["wrd"].upper()', ConfigError, r"long_word.py:19: rows\(\), split 'train', row 0: KeyError: 'wrd'"),
-        ('"text": row', '"txt": row', ConfigError, r"rows\(\), split 'train', row 0: gave \['label', 'txt'\], expected the columns"),
+        (
+            'row["word"].upper()',
+            'row["wrd"].upper()',
+            ConfigError,
+            r"long_word.py:19: rows\(\), split 'train', row 0: KeyError: 'wrd'",
+        ),
+        (
+            '"text": row',
+            '"txt": row',
+            ConfigError,
+            r"rows\(\), split 'train', row 0: gave \['label', 'txt'\], expected the columns",
+        ),
         ("return None", "return 3", ConfigError, r"row 2: gave int, expected"),
         ('["word"]\n\n', '["wort"]\n\n', DataError, "no column 'wort'; the data have .'word'."),
-        ("int(len", "str(len", DataError, "column 'label': label '.*' in row 0, expected one of label.words"),
-        ("int(len", "(len(row['word']) > 4 and 'a') or int(len", DataError, "values of a column are not of one type"),
+        (
+            "int(len",
+            "str(len",
+            DataError,
+            "column 'label': label '.*' in row 0, expected one of label.words",
+        ),
+        (
+            "int(len",
+            "(len(row['word']) > 4 and 'a') or int(len",
+            DataError,
+            "values of a column are not of one type",
+        ),
     ],
 )
-def test_what_rows_does_wrong_is_named(folder: Path, root: Path, old: str, new: str, error: type[Exception], says: str) -> None:
+def test_what_rows_does_wrong_is_named(
+    folder: Path, root: Path, old: str, new: str, error: type[Exception], says: str
+) -> None:
     assert old in ROWS
     written(folder, PLAIN + ROWS.replace(old, new))
     with pytest.raises(error, match=says):
@@ -245,7 +309,10 @@ def test_what_rows_does_wrong_is_named(folder: Path, root: Path, old: str, new: 
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        ("{'hit': 1.0}", r"score\(\): gave \['hit'\], expected a number for each of metrics \['hits'\]"),
+        (
+            "{'hit': 1.0}",
+            r"score\(\): gave \['hit'\], expected a number for each of metrics \['hits'\]",
+        ),
         ("3", r"score\(\): gave int"),
         ("{'hits': 'many'}", r"score\(\): ValueError: could not convert"),
         ("{'hits': float('nan')}", "gave NaN"),
@@ -270,7 +337,9 @@ def test_yaml_cannot_claim_to_have_code(folder: Path) -> None:
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
+    )
 
 
 @pytest.fixture
@@ -278,30 +347,82 @@ def captions(tmp_path: Path) -> Path:
     """A data root with a few pairs of captions."""
     (data := tmp_path / "data" / "bentrevett" / "multi30k" / "default").mkdir(parents=True)
     things = ["dog", "old man", "small child", "red bird", "horse"]
-    pairs = [(f"a {thing} sits near the {n} trees", f"ein {thing} sitzt bei {n} Baeumen") for n in range(12) for thing in things]
-    for split, part in (("train", pairs[:40]), ("validation", pairs[40:50]), ("test", [*pairs[50:], ("a dog", "ein Hund")])):
-        pq.write_table(pa.table({"en": [en for en, _ in part], "de": [de for _, de in part]}), data / f"{split}.parquet")
+    pairs = [
+        (f"a {thing} sits near the {n} trees", f"ein {thing} sitzt bei {n} Baeumen")
+        for n in range(12)
+        for thing in things
+    ]
+    for split, part in (
+        ("train", pairs[:40]),
+        ("validation", pairs[40:50]),
+        ("test", [*pairs[50:], ("a dog", "ein Hund")]),
+    ):
+        pq.write_table(
+            pa.table({"en": [en for en, _ in part], "de": [de for _, de in part]}),
+            data / f"{split}.parquet",
+        )
     return tmp_path / "data"
 
 
-def test_the_tasks_in_the_docs_work_as_they_are_written(suite: Suite, tmp_path: Path, captions: Path) -> None:
+def test_the_tasks_in_the_docs_work_as_they_are_written(
+    suite: Suite, tmp_path: Path, captions: Path
+) -> None:
     """docs/adding.md, taken literally, in a folder outside the project: checked, then trained and tested."""
     mine = tmp_path / "my-tasks"
     mine.mkdir()
-    (text,) = (block for block in blocks("yaml") if "captions-de-en" in block or "kind: generation" in block)
+    (text,) = (
+        block
+        for block in blocks("yaml")
+        if "captions-de-en" in block or "kind: generation" in block
+    )
     written(mine, text, "captions-de-en.yaml")
-    written(mine, next(block for block in blocks("python") if "TASK" in block), "caption_language.py")
+    written(
+        mine, next(block for block in blocks("python") if "TASK" in block), "caption_language.py"
+    )
     for name in ("captions-de-en.yaml", "caption_language.py"):
         code, out, _ = suite("task", "check", mine / name, "--data-root", captions, "--rows", 1)
         assert code == 0 and "fit to compare on" in out, out
-    options = [*TINY_SET, "--tasks", mine, "--data-root", captions, "--home", tmp_path / "home", "--set", "training.epochs=1"]
-    fast = ["--set", "training.batch_size=8", "--set", "training.max_length=64", "--set", "backbone.tokenizer=bytes"]
-    command = ["trial", "--backbone", "bert-base", "--method", "bitfit", "--task", "caption-language", "--test", *options, *fast]
+    options = [
+        *TINY_SET,
+        "--tasks",
+        mine,
+        "--data-root",
+        captions,
+        "--home",
+        tmp_path / "home",
+        "--set",
+        "training.epochs=1",
+    ]
+    fast = [
+        "--set",
+        "training.batch_size=8",
+        "--set",
+        "training.max_length=64",
+        "--set",
+        "backbone.tokenizer=bytes",
+    ]
+    command = [
+        "trial",
+        "--backbone",
+        "bert-base",
+        "--method",
+        "bitfit",
+        "--task",
+        "caption-language",
+        "--test",
+        *options,
+        *fast,
+    ]
     code, out, err = suite(*command, "--set", "backbone.config.vocab_size=384")
     assert code == 0, err
     result = json.loads(out[out.index("{\n") :])  # libraries log to what stands in for stdout here
-    assert set(result["scores"]) == {"right", "german_recall"} and result["score"] == result["scores"]["right"]
-    assert result["splits"] == {"train": 40, "validation": 10, "test": 10}, "rows() left out the short caption"
+    assert (
+        set(result["scores"]) == {"right", "german_recall"}
+        and result["score"] == result["scores"]["right"]
+    )
+    assert result["splits"] == {"train": 40, "validation": 10, "test": 10}, (
+        "rows() left out the short caption"
+    )
     assert "SUITE_TASKS" not in os.environ, "the folder counts for one command only"
 
 

@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 from datasets import Dataset
 
 from suite.backbones.loading import build, load_tokenizer, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import LimitConfig
 from suite.config.task import TaskConfig, load_task
 from suite.config.training import TrainingConfig
@@ -21,23 +22,40 @@ from suite.data.prepare import prepare
 from suite.meters import PhaseMeter
 from suite.metrics.text import perplexity
 from suite.petl.arm import full_architecture
+from suite.record.folder import Home
+from suite.record.result import Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train.engine import Engine, free_port
 from suite.train.evaluate import Evaluation, evaluate
-from suite.train.folder import Home, Workspace
 from suite.train.loop import Trainer
-from suite.train.result import Status, TrialResult
-from suite.train.spec import Arm, Phase, TrialSpec
 from tests.rows import write_rows
 from tests.texts import prose_task, toy_translation, write_pairs, write_prose
 from tests.tiny import tiny_choice
 from tests.toy import disturb
 
-TRAINING = TrainingConfig(epochs=4, patience=None, batch_size=4, eval_batch_size=3, max_length=32, target_max_length=12, stride=16)
+TRAINING = TrainingConfig(
+    epochs=4,
+    patience=None,
+    batch_size=4,
+    eval_batch_size=3,
+    max_length=32,
+    target_max_length=12,
+    stride=16,
+)
 CASES: list[tuple[TaskConfig, str]] = [
     (prose_task(), "gpt2"),
     (toy_translation(), "gpt2"),
     (toy_translation(), "t5"),
-    *((load_task(name), family) for name, family in (("squad2", "bert"), ("copa", "bert"), ("copa", "gpt2"), ("multirc", "bert"))),
+    *(
+        (load_task(name), family)
+        for name, family in (
+            ("squad2", "bert"),
+            ("copa", "bert"),
+            ("copa", "gpt2"),
+            ("multirc", "bert"),
+        )
+    ),
 ]
 
 
@@ -56,9 +74,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ready(task: TaskConfig, family: str, folder: Path) -> tuple[Objective, Dataset, Any]:
     """The task's objective and test rows, and a model with random weights large enough that its answers hang on the prompt."""
     resolved = resolve(tiny_choice(family))
-    options: Any = {"kind": resolved.family.kind, "tokenizer": load_tokenizer(resolved), "training": TRAINING}
+    options: Any = {
+        "kind": resolved.family.kind,
+        "tokenizer": load_tokenizer(resolved),
+        "training": TRAINING,
+    }
     objective = make_objective(task, **options, decoder_objective="text")
-    data = prepare(task, objective, limit=LimitConfig(), data_root=folder / "data", cache=folder / "cache").split("test", confirm=True)
+    data = prepare(
+        task, objective, limit=LimitConfig(), data_root=folder / "data", cache=folder / "cache"
+    ).split("test", confirm=True)
     torch.manual_seed(5)
     model = build(resolved, objective.head)
     disturb(model, scale=0.3)
@@ -72,7 +96,9 @@ def evaluations(rank: int, folder: Path) -> list[Evaluation]:
         objective, data, model = ready(task, family, folder)
         engine = Engine(model, TRAINING, world_size=2, device="cpu")
         with meter.phase("eval"):
-            found.append(evaluate(engine, objective, data, meter, rank=rank, world_size=2, batch_size=3))
+            found.append(
+                evaluate(engine, objective, data, meter, rank=rank, world_size=2, batch_size=3)
+            )
         engine.release()
     return found
 
@@ -80,7 +106,9 @@ def evaluations(rank: int, folder: Path) -> list[Evaluation]:
 def make_spec(learning_rate: float, **training: Any) -> TrialSpec:
     return TrialSpec(
         sweep="test",
-        arm=Arm(backbone=tiny_choice("gpt2"), method="full", architecture=full_architecture("full", {})),
+        arm=Arm(
+            backbone=tiny_choice("gpt2"), method="full", architecture=full_architecture("full", {})
+        ),
         task=prose_task(),
         training=TRAINING.model_copy(update=training),
         world_size=2,
@@ -98,7 +126,13 @@ LEAPS = make_spec(1e3, batch_size=30, schedule="constant", warmup_frac=0.0)
 def everything(rank: int, port: int, folder: Path) -> None:
     """All runs on one pair of ranks: starting a process takes longer than they do."""
     torch.set_num_threads(1)
-    trainer = Trainer(Workspace(Home(folder / "home"), folder / "data"), rank=rank, world_size=2, local_rank=rank, master_port=port)
+    trainer = Trainer(
+        Workspace(Home(folder / "home"), folder / "data"),
+        rank=rank,
+        world_size=2,
+        local_rank=rank,
+        master_port=port,
+    )
     for spec in (LEARNS, LEAPS):
         trainer.start(spec)
         while not trainer.epoch().done:
@@ -125,25 +159,39 @@ def test_two_ranks_under_zero_3_say_and_score_what_plain_torch_does(ran: Path) -
     assert first == second
     for (task, family), found in zip(CASES, first, strict=True):
         objective, data, model = ready(task, family, ran)
-        assert len(data) % 2 == 1 and found.index == list(dict.fromkeys(data["index"])), "an item is named once, whatever its rows"
+        assert len(data) % 2 == 1 and found.index == list(dict.fromkeys(data["index"])), (
+            "an item is named once, whatever its rows"
+        )
         with torch.no_grad():
-            merged = objective.merge(data, objective.predict(model.eval(), objective.collate_eval(list(data)), synced=False))
+            merged = objective.merge(
+                data,
+                objective.predict(model.eval(), objective.collate_eval(list(data)), synced=False),
+            )
         answers = merged.predictions
         expected = objective.score(answers, merged.golds, merged.groups)
         assert found.scores == pytest.approx(expected, rel=1e-5)
-        assert found.prediction == (pytest.approx(answers, rel=1e-5) if isinstance(answers[0], float) else answers)
+        assert found.prediction == (
+            pytest.approx(answers, rel=1e-5) if isinstance(answers[0], float) else answers
+        )
         assert (found.gold, found.group) == (merged.golds, merged.groups)
-        if task.kind not in ("classification", "multiple-choice"):  # a head at random may well prefer one class throughout
+        if task.kind not in (
+            "classification",
+            "multiple-choice",
+        ):  # a head at random may well prefer one class throughout
             assert len(set(found.prediction)) > 1, "the answers depend on the prompts"
 
 
 def test_the_best_epoch_is_the_one_of_least_perplexity(ran: Path) -> None:
     result = result_of(ran, LEARNS)
     curve = [epoch.validation_score for epoch in result.epochs]
-    assert min(curve) < curve[-1], "the model forgets what it never reads: the last epoch is not the best"
+    assert min(curve) < curve[-1], (
+        "the model forgets what it never reads: the last epoch is not the best"
+    )
     assert result.best_epoch == curve.index(min(curve)) + 1
     assert result.validation_score == min(curve)
-    assert result.test_score == pytest.approx(min(curve)), "the same text, with the best weights brought back"
+    assert result.test_score == pytest.approx(min(curve)), (
+        "the same text, with the best weights brought back"
+    )
 
 
 def test_a_perplexity_that_overflows_ends_the_trial_as_diverged(ran: Path) -> None:
@@ -156,9 +204,13 @@ def test_the_file_of_predictions_holds_the_items_that_make_the_score(ran: Path) 
     result = result_of(ran, LEARNS)
     table = pq.read_table(Home(ran / "home").trial(LEARNS).predictions("test")).to_pydict()
     assert set(table) == {"index", "tokens", "nll"}
-    assert len(table["index"]) == result.splits["test"] and len(table["index"]) % 2 == 1, "uneven over two ranks"
+    assert len(table["index"]) == result.splits["test"] and len(table["index"]) % 2 == 1, (
+        "uneven over two ranks"
+    )
     assert result.test_score == pytest.approx(perplexity(table["nll"], table["tokens"]))
-    assert sum(table["tokens"]) == len("WXYZ " * 43) + 1, "every byte and the end-of-text token once"
+    assert sum(table["tokens"]) == len("WXYZ " * 43) + 1, (
+        "every byte and the end-of-text token once"
+    )
 
 
 def test_the_result_says_which_tokenizer_it_counts_in(ran: Path) -> None:

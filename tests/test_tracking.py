@@ -18,12 +18,20 @@ from typing import Any
 import pytest
 
 from suite.errors import TrackingError
+from suite.record.folder import Home, TrialFolder
+from suite.record.result import Status
 from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows
 from suite.tracking.store import Store, StoredRun, key_name
 from suite.tracking.writer import Syncer
-from suite.train.folder import Home, TrialFolder
-from suite.train.result import Status
-from tests.records import START_S, make_home, make_result, make_spec, write_cell, write_definition, write_trial
+from tests.records import (
+    START_S,
+    make_home,
+    make_result,
+    make_spec,
+    write_cell,
+    write_definition,
+    write_trial,
+)
 
 
 @pytest.fixture
@@ -49,7 +57,9 @@ def assert_each_once(uri: str, home: Home) -> None:
     cells = {run.tags["suite.cell"]: run.id for run in runs(uri, "cell")}
     assert len(cells) == len(runs(uri, "cell"))
     trials = runs(uri, "trial")
-    assert Counter(run.tags["suite.trial"] for run in trials) == Counter(f.hash for f in home.trials() if f.result() is not None)
+    assert Counter(run.tags["suite.trial"] for run in trials) == Counter(
+        f.hash for f in home.trials() if f.result() is not None
+    )
     assert {run.tags.get("suite.complete") for run in trials} == {"true"}
     assert all(run.tags["mlflow.parentRunId"] == cells[run.tags["suite.cell"]] for run in trials)
     assert not [run for run in (*trials, *runs(uri, "cell")) if run.status == "RUNNING"]
@@ -60,21 +70,48 @@ def test_a_trial_is_written_with_its_names_choices_and_numbers(home: Home) -> No
     spec = make_spec("lora", number=1)
     (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": spec.hash})
     stored = open_store(home.tracking_uri).client.get_run(run.id)
-    expected = {"sweep": "demo", "backbone": "tiny-bert", "attention": "pretrained", "method": "lora", "task": "agreement"}
-    expected |= {"phase": "search", "seed": "0", "number": "1", "status": "completed", "architecture": '{"rank":8}'}
+    expected = {
+        "sweep": "demo",
+        "backbone": "tiny-bert",
+        "attention": "pretrained",
+        "method": "lora",
+        "task": "agreement",
+    }
+    expected |= {
+        "phase": "search",
+        "seed": "0",
+        "number": "1",
+        "status": "completed",
+        "architecture": '{"rank":8}',
+    }
     assert expected.items() <= stored.data.tags.items()
-    assert {"learning_rate": "0.0003", "architecture.rank": "8", "training.batch_size": "8"}.items() <= stored.data.params.items()
+    assert {
+        "learning_rate": "0.0003",
+        "architecture.rank": "8",
+        "training.batch_size": "8",
+    }.items() <= stored.data.params.items()
     result = make_result(spec)
-    numbers = {"score": result.score, "phases.train.energy_kwh": 2e-5, "parameters.trainable": 50_000, "timing.p50_s": 0.1}
+    numbers = {
+        "score": result.score,
+        "phases.train.energy_kwh": 2e-5,
+        "parameters.trainable": 50_000,
+        "timing.p50_s": 0.1,
+    }
     assert numbers.items() <= stored.data.metrics.items()
-    assert (stored.info.status, stored.info.end_time) == ("FINISHED", int(result.finished_at * 1000))
+    assert (stored.info.status, stored.info.end_time) == (
+        "FINISHED",
+        int(result.finished_at * 1000),
+    )
 
 
 def test_the_training_curve_has_the_times_of_the_record(home: Home) -> None:
     sync(home, tracking_uri=home.tracking_uri)
     (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": make_spec("lora").hash})
     curve = open_store(home.tracking_uri).client.get_metric_history(run.id, "epoch.train_loss")
-    assert [(m.step, m.value, m.timestamp) for m in curve] == [(0, 0.7, (START_S + 10) * 1000), (1, 0.6, (START_S + 20) * 1000)]
+    assert [(m.step, m.value, m.timestamp) for m in curve] == [
+        (0, 0.7, (START_S + 10) * 1000),
+        (1, 0.6, (START_S + 20) * 1000),
+    ]
 
 
 def test_a_trial_without_a_score_says_why(home: Home) -> None:
@@ -82,10 +119,16 @@ def test_a_trial_without_a_score_says_why(home: Home) -> None:
     write_trial(home, spec, make_result(spec, status=Status.DIVERGED))
     sync(home, tracking_uri=home.tracking_uri)
     (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": spec.hash})
-    assert (run.status, run.tags["status"], run.tags["failure.message"]) == ("FAILED", "diverged", "loss is nan")
+    assert (run.status, run.tags["status"], run.tags["failure.message"]) == (
+        "FAILED",
+        "diverged",
+        "loss is nan",
+    )
 
 
-def test_a_second_sync_reads_no_result_and_writes_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_sync_reads_no_result_and_writes_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = sync(home, tracking_uri=home.tracking_uri)
     assert (first.written, first.already, first.cells, first.unreachable) == (10, 0, 2, None)
     before = points(home.tracking_uri)
@@ -97,9 +140,15 @@ def test_a_second_sync_reads_no_result_and_writes_nothing(home: Home, monkeypatc
     monkeypatch.undo()
     assert_each_once(home.tracking_uri, home)
     cell_metrics = len(
-        {k for run in runs(home.tracking_uri, "cell") for k in open_store(home.tracking_uri).client.get_run(run.id).data.metrics}
+        {
+            k
+            for run in runs(home.tracking_uri, "cell")
+            for k in open_store(home.tracking_uri).client.get_run(run.id).data.metrics
+        }
     )
-    assert points(home.tracking_uri) == before + 2 * cell_metrics  # a verified cell is summed up anew, trials stay as they are
+    assert (
+        points(home.tracking_uri) == before + 2 * cell_metrics
+    )  # a verified cell is summed up anew, trials stay as they are
 
 
 def test_handing_out_a_trial_changes_nothing_and_its_end_changes_one_cell(home: Home) -> None:
@@ -138,14 +187,18 @@ class FailingStore(Store):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_sync_cut_off_at_any_call_is_completed_by_the_next_without_duplicates(tmp_path: Path, empty_db: Path, after: bool) -> None:
+def test_a_sync_cut_off_at_any_call_is_completed_by_the_next_without_duplicates(
+    tmp_path: Path, empty_db: Path, after: bool
+) -> None:
     home = Home(tmp_path)
     write_cell(home, trials=1, seeds=[])
     expected = None
     for at in range(20):
         shutil.copy(empty_db, tmp_path / "mlflow.db")
         report = Syncer(home, FailingStore(open_store(home.tracking_uri), at, after=after)).run()
-        assert (report.unreachable is None) == (at >= 7)  # create the cell; a trial in four calls; the summary in two
+        assert (report.unreachable is None) == (
+            at >= 7
+        )  # create the cell; a trial in four calls; the summary in two
         sync(home, tracking_uri=home.tracking_uri)
         assert_each_once(home.tracking_uri, home)
         rows = to_rows(leaderboard(home.tracking_uri))
@@ -158,7 +211,9 @@ def test_a_sync_cut_off_at_any_call_is_completed_by_the_next_without_duplicates(
     pytest.fail("the sync was never let through")
 
 
-def test_mlflow_is_rebuilt_from_nothing_in_silence(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
+def test_mlflow_is_rebuilt_from_nothing_in_silence(
+    home: Home, capfd: pytest.CaptureFixture[str]
+) -> None:
     sync(home, tracking_uri=home.tracking_uri)
     before = to_rows(leaderboard(home.tracking_uri))
     for path in home.path.glob("mlflow.db*"):
@@ -187,7 +242,12 @@ def test_runs_deleted_by_hand_come_back_and_duplicates_go(home: Home) -> None:
     store.delete_run(cells[0].id)
     store.delete_run(trials[-1].id)
     twin = trials[0]
-    store.create_run(store.experiment("demo"), name=twin.tags["mlflow.runName"], start_s=time.time(), tags=twin.tags)
+    store.create_run(
+        store.experiment("demo"),
+        name=twin.tags["mlflow.runName"],
+        start_s=time.time(),
+        tags=twin.tags,
+    )
     assert sync(home, tracking_uri=home.tracking_uri, verify=True).written == 1
     assert_each_once(home.tracking_uri, home)
 
@@ -200,7 +260,9 @@ def test_a_deleted_experiment_comes_back(home: Home) -> None:
     assert_each_once(home.tracking_uri, home)
 
 
-def test_two_homes_with_a_sweep_of_one_name_stay_apart_in_one_store(home: Home, tmp_path: Path) -> None:
+def test_two_homes_with_a_sweep_of_one_name_stay_apart_in_one_store(
+    home: Home, tmp_path: Path
+) -> None:
     other = make_home(tmp_path / "other", tasks=["agreement"], trials=3, seeds=(1, 2))
     for _ in range(2):
         sync(home, tracking_uri=home.tracking_uri)
@@ -218,7 +280,9 @@ def test_searches_go_over_all_pages(home: Home) -> None:
     assert Syncer(home, paged).run(verify=True).written == 0
     assert set(paged.experiments()) == {"demo", "second", "third", "fourth"}
     found = paged.runs(list(paged.experiments().values()), {"suite.kind": "trial"})
-    assert Counter(run.tags["suite.trial"] for run in found) == Counter(folder.hash for folder in home.trials())
+    assert Counter(run.tags["suite.trial"] for run in found) == Counter(
+        folder.hash for folder in home.trials()
+    )
 
 
 def test_one_sweep_of_a_home_can_be_synced_alone(home: Home) -> None:
@@ -238,10 +302,16 @@ def test_a_home_that_does_not_exist_is_not_created(tmp_path: Path) -> None:
 def test_names_and_texts_that_mlflow_refuses_or_cuts_are_stored_visibly(home: Home) -> None:
     spec = make_spec("read")
     result = make_result(spec)
-    write_trial(home, spec, result.model_copy(update={"scores": {"eval[0]": 0.5}, "missing": {"x": "y" * 9000}}))
+    write_trial(
+        home,
+        spec,
+        result.model_copy(update={"scores": {"eval[0]": 0.5}, "missing": {"x": "y" * 9000}}),
+    )
     assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
     (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": spec.hash})
-    assert open_store(home.tracking_uri).client.get_run(run.id).data.metrics["scores.eval_0_"] == 0.5
+    assert (
+        open_store(home.tracking_uri).client.get_run(run.id).data.metrics["scores.eval_0_"] == 0.5
+    )
     assert run.tags["missing.x"].endswith("y...")
     assert key_name("a" * 300) == "a" * 250
 
@@ -274,7 +344,9 @@ def test_a_listener_follows_a_sweep_into_sqlite(home: Home) -> None:
 def test_a_silent_server_delays_nothing_and_the_listener_says_what_is_left(home: Home) -> None:
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections and never answers
-        listener = TrackingListener(home, f"http://127.0.0.1:{deaf.getsockname()[1]}", say=said.append, patience_s=0.5)
+        listener = TrackingListener(
+            home, f"http://127.0.0.1:{deaf.getsockname()[1]}", say=said.append, patience_s=0.5
+        )
         start = time.monotonic()
         listener.on_start(None, {})
         for number in range(2):
@@ -292,15 +364,31 @@ def free_port() -> int:
 
 
 def start_server(db: Path, port: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{db}", "--port", str(port), "--workers", "1"]
-    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{db}",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    env = os.environ | {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     command += ["--artifacts-destination", str(db.parent / "artifacts")]
     with (db.parent / "server.log").open("ab") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 def kill_server(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made: the server and its worker
+    os.killpg(
+        process.pid, signal.SIGKILL
+    )  # the group that start_new_session made: the server and its worker
     process.wait()
 
 
@@ -311,13 +399,17 @@ def wait_until(condition: Any, timeout_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_a_server_that_comes_late_and_is_killed_in_the_middle_delays_nothing_and_misses_nothing(tmp_path: Path, empty_db: Path) -> None:
+def test_a_server_that_comes_late_and_is_killed_in_the_middle_delays_nothing_and_misses_nothing(
+    tmp_path: Path, empty_db: Path
+) -> None:
     home, port, said = Home(tmp_path / "runs"), free_port(), []
     write_definition(home, ["lora"], ["agreement"], trials=4, seeds=[1, 2])
     db = tmp_path / "server" / "mlflow.db"
     db.parent.mkdir()
     shutil.copy(empty_db, db)
-    listener = TrackingListener(home, f"http://127.0.0.1:{port}", say=said.append, patience_s=2, retry_s=(0.2, 1.0))
+    listener = TrackingListener(
+        home, f"http://127.0.0.1:{port}", say=said.append, patience_s=2, retry_s=(0.2, 1.0)
+    )
 
     def end_trial(number: int) -> None:
         spec = make_spec("lora", number=number)
@@ -350,7 +442,7 @@ def test_mlflow_is_imported_before_a_second_thread_could_import_it_too(home: Hom
     """Ray imports it in the driver's thread; two threads at once end in `_DeadlockError`."""
     code = (
         "import sys, threading; from pathlib import Path\n"
-        "from suite.tracking import TrackingListener; from suite.train.folder import Home\n"
+        "from suite.tracking import TrackingListener; from suite.record.folder import Home\n"
         "started = []\n"
         "threading.Thread.start = lambda self: started.append(hasattr(sys.modules.get('mlflow'), 'version'))\n"
         f"listener = TrackingListener(Home(Path({str(home.path)!r})), 'sqlite:////nowhere/mlflow.db')\n"

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from suite.errors import TrackingError
+from suite.record.folder import Home
 from suite.tracking import open_store, resolve_uri, sync
-from suite.train.folder import Home
 from tests.records import write_cell
 
 
-def test_the_uri_is_the_given_one_then_the_environments_then_the_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uri_is_the_given_one_then_the_environments_then_the_homes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     assert resolve_uri(Home(Path("runs"))) == f"sqlite:///{tmp_path}/runs/mlflow.db"
@@ -49,10 +51,14 @@ def test_a_folder_that_cannot_be_written_is_reported_not_raised(tmp_path: Path) 
     assert "cannot be opened" in report.unreachable
 
 
-def test_a_database_of_an_older_mlflow_is_migrated_by_a_writer_only_and_kept_beside(tmp_path: Path) -> None:
+def test_a_database_of_an_older_mlflow_is_migrated_by_a_writer_only_and_kept_beside(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "mlflow.db"
     old = make_old_database(path)
-    assert open_store(f"sqlite:///{path}", create=False).experiments() == {}  # what it reads is older than any schema of ours
+    assert (
+        open_store(f"sqlite:///{path}", create=False).experiments() == {}
+    )  # what it reads is older than any schema of ours
     assert schema(path) == old
     assert open_store(f"sqlite:///{path}").experiments() == {}
     assert schema(path) != old
@@ -63,9 +69,16 @@ def make_old_database(path: Path) -> str:
     """A database as MLflow was one migration ago, through its own migrations."""
     from alembic import command
     from alembic.script import ScriptDirectory
-    from mlflow.store.db.utils import InitialBase, _get_alembic_config, create_sqlalchemy_engine_with_retry
+    from mlflow.store.db.utils import (
+        InitialBase,
+        _get_alembic_config,
+        create_sqlalchemy_engine_with_retry,
+    )
 
-    engine, config = create_sqlalchemy_engine_with_retry(f"sqlite:///{path}"), _get_alembic_config(f"sqlite:///{path}")
+    engine, config = (
+        create_sqlalchemy_engine_with_retry(f"sqlite:///{path}"),
+        _get_alembic_config(f"sqlite:///{path}"),
+    )
     InitialBase.metadata.create_all(engine)
     revision = ScriptDirectory.from_config(config).get_revision("head").down_revision
     with engine.begin() as connection:
@@ -90,7 +103,12 @@ sys.exit(sum(os.waitpid(pid, 0)[1] != 0 for pid in children))
 
 
 def test_processes_that_open_a_fresh_database_together_all_succeed(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", RACE, f"sqlite:///{tmp_path}/mlflow.db"], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", RACE, f"sqlite:///{tmp_path}/mlflow.db"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stderr
     assert list(open_store(f"sqlite:///{tmp_path}/mlflow.db").experiments()) == ["x"]
 

@@ -16,20 +16,22 @@ from typing import Any
 import pytest
 import ray
 
+from suite.cluster.session import PASSED_ON, worker_environment
 from suite.errors import DataError, ResourceError, SweepConflictError
-from suite.train.folder import Home, Workspace
-from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
-from suite.tune.cluster import PASSED_ON, worker_environment
-from suite.tune.definition import driver_pid, only_driver
+from suite.plan.cell_state import Progress
+from suite.plan.definition import driver_pid, only_driver
+from suite.plan.events import Listener, Listeners, Outcome
+from suite.plan.plan import Plan, make_plan
+from suite.plan.queue import Schedule
+from suite.plan.resources import Layout
+from suite.plan.status import status
+from suite.record.folder import Home
+from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
-from suite.tune.events import Listener, Listeners, Outcome
 from suite.tune.group import Group, Settings
-from suite.tune.plan import Plan, make_plan
-from suite.tune.resources import Layout
-from suite.tune.schedule import Progress, Schedule
 from suite.tune.searcher import SweepSearcher
-from suite.tune.status import status
 from suite.tune.watch import Watch
 from tests.fake_trainer import score_of
 from tests.sweeps import run_all, toy_cluster, toy_sweep
@@ -85,32 +87,49 @@ def calls(home: Home, call: str = "start") -> list[dict[str, Any]]:
 
 def small(**changes: Any) -> Any:
     """One cell, two search trials, one seed."""
-    return toy_sweep(**{"methods": ["full"], "search": {"trials": 2}, "confirm": {"seeds": [1]}} | changes)
+    return toy_sweep(
+        **{"methods": ["full"], "search": {"trials": 2}, "confirm": {"seeds": [1]}} | changes
+    )
 
 
 def test_a_sweep_runs_through_and_tells_its_listeners(home: Home, data_root: Path) -> None:
     recorder = Recorder()
-    outcome = run_sweep(toy_sweep(), home=home, data_root=data_root, listeners=[Broken(), recorder], trainer=FAKE)
+    outcome = run_sweep(
+        toy_sweep(), home=home, data_root=data_root, listeners=[Broken(), recorder], trainer=FAKE
+    )
     assert outcome.ok and outcome.finished == 14 and not outcome.failed
     started = [spec for (spec,) in recorder.named("trial")]
     assert [s.phase for s in started] == ([Phase.SEARCH] * 5 + [Phase.CONFIRM] * 2) * 2
     assert [e for spec, e in recorder.named("epoch") if spec == started[0]] == [1, 2, 3]
-    assert [(spec, result.score) for spec, result in recorder.named("trial end")] == [(s, score_of(s, 3)) for s in started]
+    assert [(spec, result.score) for spec, result in recorder.named("trial end")] == [
+        (s, score_of(s, 3)) for s in started
+    ]
     assert recorder.events[0][0] == "start" and recorder.named("end") == [(outcome,)]
     assert len({c["pid"] for c in calls(home)}) == 1, "one warm group served every trial"
     assert not (home.path / ".tune").exists()
 
     again = Recorder()
-    assert run_sweep(toy_sweep(), home=home, data_root=data_root, listeners=[again], trainer=FAKE).ok
+    assert run_sweep(
+        toy_sweep(), home=home, data_root=data_root, listeners=[again], trainer=FAKE
+    ).ok
     assert not again.named("trial") and len(calls(home)) == 14, "nothing runs twice"
     with pytest.raises(SweepConflictError, match=r"training\.epochs: 3 -> 2"):
-        run_sweep(toy_sweep(training={"epochs": 2, "batch_size": 8}), home=home, data_root=data_root, trainer=FAKE)
+        run_sweep(
+            toy_sweep(training={"epochs": 2, "batch_size": 8}),
+            home=home,
+            data_root=data_root,
+            trainer=FAKE,
+        )
 
-    more = run_sweep(toy_sweep(confirm={"seeds": [1, 2, 3]}), home=home, data_root=data_root, trainer=FAKE)
+    more = run_sweep(
+        toy_sweep(confirm={"seeds": [1, 2, 3]}), home=home, data_root=data_root, trainer=FAKE
+    )
     assert more.ok and more.finished == 2, "a new seed only adds its runs"
 
 
-def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(home: Home, data_root: Path) -> None:
+def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(
+    home: Home, data_root: Path
+) -> None:
     for fault in ("kill", "stop"):
         (home.path / f"fault-{fault}").write_text("any")
     recorder = Recorder()
@@ -125,11 +144,19 @@ def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(h
     assert "about to die" in died.traceback, "the end of the rank's log is kept"
     first, second, third, *_ = calls(home)
     assert {c["trial"] for c in (first, second, third)} == {spec.hash}
-    assert 0 == first["epoch"] < second["epoch"] <= third["epoch"], "taken up at the last committed epoch"
-    assert len({c["pid"] for c in (first, second, third)}) == 3 and _gone(first["pid"]) and _gone(second["pid"])
+    assert 0 == first["epoch"] < second["epoch"] <= third["epoch"], (
+        "taken up at the last committed epoch"
+    )
+    assert (
+        len({c["pid"] for c in (first, second, third)}) == 3
+        and _gone(first["pid"])
+        and _gone(second["pid"])
+    )
 
 
-def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(home: Home, data_root: Path) -> None:
+def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(
+    home: Home, data_root: Path
+) -> None:
     (home.path / "fault-kill-start").write_text("any")
     config = toy_sweep(search={"trials": 1}, confirm={"seeds": [1]}, failures={"retries": 0})
     outcome = run_sweep(config, home=home, data_root=data_root, trainer=FAKE)
@@ -137,7 +164,9 @@ def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(home: Home
     broken, fine = status(home, "toy")
     assert outcome.failed == (broken.key,) and fine.done == 2
     (failure,) = broken.failures
-    assert (failure.type, failure.status) == ("RankDied", "gave up") and failure.log_path.endswith("rank1.log")
+    assert (failure.type, failure.status) == ("RankDied", "gave up") and failure.log_path.endswith(
+        "rank1.log"
+    )
 
 
 def test_a_trials_own_end_is_a_result_and_is_not_tried_again(home: Home, data_root: Path) -> None:
@@ -147,11 +176,21 @@ def test_a_trials_own_end_is_a_result_and_is_not_tried_again(home: Home, data_ro
     config = small(methods=[choice], search={"trials": 3, "sampler": "grid"})
     outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
     assert outcome.ok and not recorder.named("retry")
-    ends = [(round(spec.learning_rate, 2), result.status) for spec, result in recorder.named("trial end")]
-    assert ends == [(0.1, Status.FAILED), (1.0, Status.DIVERGED), (0.32, Status.COMPLETED), (0.32, Status.COMPLETED)]
+    ends = [
+        (round(spec.learning_rate, 2), result.status)
+        for spec, result in recorder.named("trial end")
+    ]
+    assert ends == [
+        (0.1, Status.FAILED),
+        (1.0, Status.DIVERGED),
+        (0.32, Status.COMPLETED),
+        (0.32, Status.COMPLETED),
+    ]
 
 
-def test_a_contest_of_architectures_with_the_edge_guard_runs_through(home: Home, data_root: Path) -> None:
+def test_a_contest_of_architectures_with_the_edge_guard_runs_through(
+    home: Home, data_root: Path
+) -> None:
     """The best learning rate of the fake trainer lies below the range; all ranks score alike, so that the first one wins."""
     config = toy_sweep(
         methods=[{"name": "lora", "learning_rate": {"low": 1e-3, "high": 1e-2}}],
@@ -162,18 +201,32 @@ def test_a_contest_of_architectures_with_the_edge_guard_runs_through(home: Home,
     recorder = Recorder()
     outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
     assert outcome.ok and outcome.finished == 3 * 4 + 1
-    assert [cell.progress for cell in outcome.cells] == [Progress.DONE, Progress.NOT_CHOSEN, Progress.NOT_CHOSEN]
+    assert [cell.progress for cell in outcome.cells] == [
+        Progress.DONE,
+        Progress.NOT_CHOSEN,
+        Progress.NOT_CHOSEN,
+    ]
     started = [spec for (spec,) in recorder.named("trial")]
-    assert [s.phase for s in started[:-1]] == [Phase.SEARCH] * 12 and started[-1].phase is Phase.CONFIRM
+    assert [s.phase for s in started[:-1]] == [Phase.SEARCH] * 12 and started[
+        -1
+    ].phase is Phase.CONFIRM
     assert {round(s.learning_rate, 6) for s in started} == {1e-3, 1e-2, 0.000316, 1e-4}
-    assert started[-1].learning_rate == pytest.approx(3.16e-4, rel=1e-2), "four digits, found in the new decade"
+    assert started[-1].learning_rate == pytest.approx(3.16e-4, rel=1e-2), (
+        "four digits, found in the new decade"
+    )
     decided = home.studies("toy")
-    assert {(s["extensions"], s["budget"], s["edge"], s["ended"]) for s in decided["studies"].values()} == {(1, 4, False, "budget")}
+    assert {
+        (s["extensions"], s["budget"], s["edge"], s["ended"]) for s in decided["studies"].values()
+    } == {(1, 4, False, "budget")}
     assert sorted(decided["chosen"].values()) == [False, False, True]
-    simulated = Schedule(make_plan(config, where="toy"), whole := Home(home.path / "whole"), slots=1)
+    simulated = Schedule(
+        make_plan(config, where="toy"), whole := Home(home.path / "whole"), slots=1
+    )
     assert {t.hash for t in home.trials()} == {spec.hash for spec in run_all(simulated, whole)}
     again = Recorder()
-    assert run_sweep(config, home=home, data_root=data_root, listeners=[again], trainer=FAKE).ok and not again.named("trial")
+    assert run_sweep(
+        config, home=home, data_root=data_root, listeners=[again], trainer=FAKE
+    ).ok and not again.named("trial")
 
 
 def test_a_pruned_trial_ends_early_and_is_done(home: Home, data_root: Path) -> None:
@@ -181,22 +234,42 @@ def test_a_pruned_trial_ends_early_and_is_done(home: Home, data_root: Path) -> N
     config = small(methods=[choice], search={"trials": 3, "sampler": "grid", "pruner": "asha"})
     recorder = Recorder()
     outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
-    ends = {f"{spec.learning_rate:.0e}": result.status for spec, result in recorder.named("trial end") if spec.phase is Phase.SEARCH}
-    assert outcome.ok and ends == {"1e-06": Status.COMPLETED, "1e-04": Status.COMPLETED, "1e-05": Status.PRUNED}
-    epochs = {f"{spec.learning_rate:.0e}": epoch for spec, epoch in recorder.named("epoch") if spec.phase is Phase.SEARCH}
+    ends = {
+        f"{spec.learning_rate:.0e}": result.status
+        for spec, result in recorder.named("trial end")
+        if spec.phase is Phase.SEARCH
+    }
+    assert outcome.ok and ends == {
+        "1e-06": Status.COMPLETED,
+        "1e-04": Status.COMPLETED,
+        "1e-05": Status.PRUNED,
+    }
+    epochs = {
+        f"{spec.learning_rate:.0e}": epoch
+        for spec, epoch in recorder.named("epoch")
+        if spec.phase is Phase.SEARCH
+    }
     assert epochs == {"1e-06": 3, "1e-04": 3, "1e-05": 1}
     (cell,) = outcome.cells
     assert (cell.pruned, cell.failures, cell.best_learning_rate) == (1, (), 1e-4)
     again = Recorder()
-    assert run_sweep(config, home=home, data_root=data_root, listeners=[again], trainer=FAKE).ok and not again.named("trial")
+    assert run_sweep(
+        config, home=home, data_root=data_root, listeners=[again], trainer=FAKE
+    ).ok and not again.named("trial")
 
 
-def test_an_objective_that_is_not_measured_halts_the_sweep_and_loses_nothing(home: Home, data_root: Path) -> None:
+def test_an_objective_that_is_not_measured_halts_the_sweep_and_loses_nothing(
+    home: Home, data_root: Path
+) -> None:
     """The fake trainer meters nothing."""
     config = small(search={"trials": 4, "objective": ["score", "time"]})
     for finished in (1, 0):
         outcome = run_sweep(config, home=home, data_root=data_root, trainer=FAKE)
-        assert outcome.interrupted and outcome.finished == finished and "time was not measured in trial" in outcome.reason
+        assert (
+            outcome.interrupted
+            and outcome.finished == finished
+            and "time was not measured in trial" in outcome.reason
+        )
     assert status(home, "toy")[0].done == 1
 
 
@@ -209,10 +282,14 @@ def test_a_full_disk_pauses_the_sweep_and_costs_no_trial(home: Home, data_root: 
     assert trial.result() is None and not trial.failures()
 
 
-def test_no_room_for_the_record_of_a_failure_pauses_the_sweep_instead_of_breaking_it(home: Home) -> None:
+def test_no_room_for_the_record_of_a_failure_pauses_the_sweep_instead_of_breaking_it(
+    home: Home,
+) -> None:
     """Where a host took the trial's process along while the disk was full: the driver writes the record."""
     config = small()
-    settings = Settings(Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE)
+    settings = Settings(
+        Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE
+    )
     schedule = Schedule(make_plan(config, where="toy"), home, slots=1)
 
     def write(number: int) -> None:
@@ -224,7 +301,9 @@ def test_no_room_for_the_record_of_a_failure_pauses_the_sweep_instead_of_breakin
             watch._stored(lambda: write(errno.EACCES))
         assert not watch.must_stop()
         watch._stored(lambda: write(errno.ENOSPC))
-        assert watch.must_stop() and "free some space and run the same command again" in watch.reason
+        assert (
+            watch.must_stop() and "free some space and run the same command again" in watch.reason
+        )
 
 
 def test_ctrl_c_stops_cleanly_and_says_so(home: Home, data_root: Path) -> None:
@@ -233,28 +312,45 @@ def test_ctrl_c_stops_cleanly_and_says_so(home: Home, data_root: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)  # a background job ignores it
-    outcome = run_sweep(small(), home=home, data_root=data_root, listeners=[Impatient()], trainer=FAKE)
+    outcome = run_sweep(
+        small(), home=home, data_root=data_root, listeners=[Impatient()], trainer=FAKE
+    )
     assert outcome.interrupted and outcome.reason == "stopped by Ctrl-C" and outcome.finished == 1
     assert signal.getsignal(signal.SIGINT) is before
     assert driver_pid(home, "toy") is None
 
 
-def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(home: Home, data_root: Path) -> None:
+def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(
+    home: Home, data_root: Path
+) -> None:
     with pytest.raises(ResourceError, match="16 workers of 1 CPU each never fit"):
-        run_sweep(small(resources={"workers": 16}, training={"batch_size": 16}), home=home, data_root=data_root, trainer=FAKE)
+        run_sweep(
+            small(resources={"workers": 16}, training={"batch_size": 16}),
+            home=home,
+            data_root=data_root,
+            trainer=FAKE,
+        )
     assert not calls(home) and not (home.path / "trials").exists()
 
 
-def test_fewer_rows_than_a_batch_are_an_error_before_any_worker(home: Home, data_root: Path) -> None:
-    with pytest.raises(DataError, match=r"toy: training.batch_size is 4096, but there are only \d+ training rows"):
-        run_sweep(small(training={"batch_size": 4096}), home=home, data_root=data_root, trainer=FAKE)
+def test_fewer_rows_than_a_batch_are_an_error_before_any_worker(
+    home: Home, data_root: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"toy: training.batch_size is 4096, but there are only \d+ training rows"
+    ):
+        run_sweep(
+            small(training={"batch_size": 4096}), home=home, data_root=data_root, trainer=FAKE
+        )
     assert not calls(home)
 
 
 def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(home: Home) -> None:
     config = small()
     plan = make_plan(config, where="toy")
-    settings = Settings(Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE)
+    settings = Settings(
+        Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE
+    )
     group = Group(settings, None, max_trials=3)
     try:
         for number in range(2):
@@ -278,19 +374,23 @@ def test_workers_get_the_listed_variables_and_no_token(monkeypatch: pytest.Monke
     monkeypatch.setenv("SUITE_PATH", "/somewhere")
     environment = worker_environment(3)
     assert environment["SUITE_PATH"] == "/somewhere" and environment["OMP_NUM_THREADS"] == "3"
-    assert "canary" not in environment.values() and not [name for name in PASSED_ON if "TOKEN" in name]
+    assert "canary" not in environment.values() and not [
+        name for name in PASSED_ON if "TOKEN" in name
+    ]
 
 
 def test_a_killed_driver_loses_nothing_and_reruns_nothing(home: Home, data_root: Path) -> None:
     """SIGKILL in the middle; the next run must end as an uninterrupted one. The subprocess has a cluster of its own."""
     code = (
-        "import sys; from pathlib import Path; from suite.train.folder import Home; from suite.tune.driver import run_sweep\n"
+        "import sys; from pathlib import Path; from suite.record.folder import Home; from suite.tune.driver import run_sweep\n"
         "from tests.sweeps import toy_sweep\n"
         f"run_sweep(toy_sweep(), home=Home(Path(sys.argv[1])), data_root=Path(sys.argv[2]), trainer={SLOW!r})"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("RAY_ADDRESS", None)
-    driver = subprocess.Popen([sys.executable, "-c", code, str(home.path), str(data_root)], env=environment, cwd=ROOT)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, str(home.path), str(data_root)], env=environment, cwd=ROOT
+    )
     try:
         _wait_for(lambda: len(calls(home, "finish")) >= 2, driver)
     finally:
@@ -302,7 +402,10 @@ def test_a_killed_driver_loses_nothing_and_reruns_nothing(home: Home, data_root:
     assert outcome.ok
     finished = [c["trial"] for c in calls(home, "finish")]
     assert len(finished) == len(set(finished)) == 14 and done < set(finished)
-    uninterrupted = run_all(Schedule(make_plan(toy_sweep(), where="toy"), whole := Home(home.path / "whole"), slots=1), whole)
+    uninterrupted = run_all(
+        Schedule(make_plan(toy_sweep(), where="toy"), whole := Home(home.path / "whole"), slots=1),
+        whole,
+    )
     assert {t.hash for t in home.trials()} == {spec.hash for spec in uninterrupted}
 
 
@@ -311,7 +414,9 @@ def test_the_cluster_is_free_after_all(home: Home) -> None:
     _wait_for(lambda: ray.available_resources().get("CPU") == ray.cluster_resources().get("CPU"))
 
 
-def _wait_for(condition: Any, process: subprocess.Popen[bytes] | None = None, *, deadline_s: float = 90.0) -> None:
+def _wait_for(
+    condition: Any, process: subprocess.Popen[bytes] | None = None, *, deadline_s: float = 90.0
+) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert process is None or process.poll() is None, "the driver ended early"

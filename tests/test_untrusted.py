@@ -23,19 +23,19 @@ from suite.config.sweep import BackboneChoice, SweepConfig, load_sweep
 from suite.config.task import ClassificationTask
 from suite.data.prepare import Prepared
 from suite.errors import BackboneError, ConfigError, SuiteError, TrackingError
-from suite.evaluation.record import read_record
 from suite.export import export
 from suite.export.card import Facts
+from suite.leaderboard.row import summarise
+from suite.plan.definition import read_plan
+from suite.record.cells import read_cells
+from suite.record.folder import Home
+from suite.record.lm_eval import read_record
+from suite.record.spec import TrialSpec
 from suite.tracking import exchange
 from suite.tracking.exchange import read_results
-from suite.tracking.summary import summarise
-from suite.train.cells import read_cells
 from suite.train.checkpoint import MARKER, UnusableError, check_files, read_marker
-from suite.train.folder import Home
 from suite.train.restore import restore
 from suite.train.shards import Shards, shard_name
-from suite.train.spec import TrialSpec
-from suite.tune.definition import read_plan
 from tests.records import make_spec
 from tests.test_loading import save
 from tests.trained import trained_spec, write_trained
@@ -97,9 +97,26 @@ def test_the_canary_sings_where_a_pickle_is_read(tmp_path: Path) -> None:
 
 
 FILES = (
-    *("spec.json", "result.json", "epochs.jsonl", "failure-0.json", "best.safetensors", "model.safetensors", "lm-eval.json"),
-    *("predictions-validation.parquet", "predictions-test.parquet", "pytorch_model.bin", "optimizer.pt"),
-    *("checkpoint/epoch-1/COMMIT.json", "checkpoint/epoch-1/shard-0.safetensors", "checkpoint/epoch-1/mp_rank_00_model_states.pt"),
+    *(
+        "spec.json",
+        "result.json",
+        "epochs.jsonl",
+        "failure-0.json",
+        "best.safetensors",
+        "model.safetensors",
+        "lm-eval.json",
+    ),
+    *(
+        "predictions-validation.parquet",
+        "predictions-test.parquet",
+        "pytorch_model.bin",
+        "optimizer.pt",
+    ),
+    *(
+        "checkpoint/epoch-1/COMMIT.json",
+        "checkpoint/epoch-1/shard-0.safetensors",
+        "checkpoint/epoch-1/mp_rank_00_model_states.pt",
+    ),
 )
 
 
@@ -110,28 +127,46 @@ def test_nothing_in_a_home_is_unpickled(canary: Canary, tmp_path: Path, turn: in
     names = FILES[turn:] + FILES[:turn]
     whole = {"spec.json", "result.json"}  # so that the readers come as far as the weights
     plant(canary, *(folder.path / name for name in names if name not in whole))
-    tries(lambda: restore(folder, home), folder.epochs, folder.failures, lambda: read_record(folder.path))
+    tries(
+        lambda: restore(folder, home),
+        folder.epochs,
+        folder.failures,
+        lambda: read_record(folder.path),
+    )
     generation = folder.checkpoint / "epoch-1"
     with pytest.raises(UnusableError, match=f"{MARKER} cannot be read"):
         read_marker(generation, 1)
     with pytest.raises(UnusableError, match="holds other bytes than were written"):
-        check_files(generation, {shard_name(0): {"bytes": (generation / shard_name(0)).stat().st_size, "sha256": ""}})
+        check_files(
+            generation,
+            {shard_name(0): {"bytes": (generation / shard_name(0)).stat().st_size, "sha256": ""}},
+        )
     with pytest.raises(SafetensorError):
         Shards([generation / shard_name(0)])
     cells = read_cells(home, "demo")
     assert cells, "the trial is one of the home's"
     tries(lambda: [summarise(cell, None) for cell in cells.values()])
     plant(canary, *(folder.path / name for name in names))
-    tries(folder.spec, folder.result, lambda: read_cells(home, "demo"), lambda: restore(folder, home))
+    tries(
+        folder.spec, folder.result, lambda: read_cells(home, "demo"), lambda: restore(folder, home)
+    )
     sweeps = home.path / "sweeps"
-    plant(canary, sweeps / "demo.json", sweeps / "demo.cells", sweeps / "demo.studies", sweeps / "demo.driver")
+    plant(
+        canary,
+        sweeps / "demo.json",
+        sweeps / "demo.cells",
+        sweeps / "demo.studies",
+        sweeps / "demo.driver",
+    )
     tries(lambda: read_plan(home, "demo"), lambda: home.studies("demo"))
 
 
 def test_a_cache_of_tokenised_data_is_not_unpickled(canary: Canary, tmp_path: Path) -> None:
     prepared = Prepared(tmp_path, {}, "", None)
     plant(canary, tmp_path / "train.arrow", tmp_path / "test.arrow")
-    tries(lambda: prepared.split("train", confirm=False), lambda: prepared.split("test", confirm=True))
+    tries(
+        lambda: prepared.split("train", confirm=False), lambda: prepared.split("test", confirm=True)
+    )
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "read"])
@@ -191,7 +226,10 @@ def test_imported_results_have_an_end(tmp_path: Path) -> None:
     [
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", ":2: not valid YAML: aliases"),
         ("a: 1\na: 2", ":2: not valid YAML: key 'a' is given twice"),
-        ("a: !!python/object/apply:os.system ['touch canary']", "could not determine a constructor"),
+        (
+            "a: !!python/object/apply:os.system ['touch canary']",
+            "could not determine a constructor",
+        ),
         ("a: !!python/name:os.system", "could not determine a constructor"),
         ("a: " + "[" * 400_000, "nested more than 50 levels deep"),
         ("- " * 300_000, "nested more than 50 levels deep"),
@@ -231,24 +269,33 @@ def test_set_is_as_strict_as_a_file() -> None:
 @pytest.mark.parametrize("name", ["../../x", "/x", "a/b", "..", ".x", "A", "x" * 65, "a\nb"])
 def test_a_sweeps_name_is_a_plain_word(name: str) -> None:
     with pytest.raises(ValidationError, match="name"):
-        SweepConfig.model_validate({"name": name, "backbones": ["bert-base"], "methods": ["full"], "tasks": ["sst2"]})
+        SweepConfig.model_validate(
+            {"name": name, "backbones": ["bert-base"], "methods": ["full"], "tasks": ["sst2"]}
+        )
 
 
 def test_a_stored_trial_cannot_name_files_elsewhere() -> None:
     spec = make_spec().model_dump(mode="json")
-    for change in ({"task": {**spec["task"], "name": "../../x"}}, {"arm": {**spec["arm"], "pretrain": "../../x"}}):
+    for change in (
+        {"task": {**spec["task"], "name": "../../x"}},
+        {"arm": {**spec["arm"], "pretrain": "../../x"}},
+    ):
         with pytest.raises(ValidationError):
             TrialSpec.model_validate(spec | change)
     assert ClassificationTask.model_validate(spec["task"]).name == "agreement"
 
 
-@pytest.mark.parametrize("name", ["package:torch/../pytest", "package:torch//etc", "package:../x", "package:torch/"])
+@pytest.mark.parametrize(
+    "name", ["package:torch/../pytest", "package:torch//etc", "package:../x", "package:torch/"]
+)
 def test_a_backbone_in_a_package_stays_in_it(name: str) -> None:
     with pytest.raises(BackboneError, match=r"leads out of|expected package:NAME/FOLDER"):
         resolve(BackboneChoice(name=name))
 
 
-@pytest.mark.parametrize("stray", ["../outside.safetensors", "/outside.safetensors", "sub/outside.safetensors"])
+@pytest.mark.parametrize(
+    "stray", ["../outside.safetensors", "/outside.safetensors", "sub/outside.safetensors"]
+)
 def test_an_index_of_weights_names_files_beside_it(tmp_path: Path, stray: str) -> None:
     folder = tmp_path / "model"
     save("bert", folder)

@@ -15,17 +15,17 @@ from suite.backbones.loading import Head
 from suite.cli.leaderboard import show
 from suite.cli.options import Format
 from suite.errors import TrackingError
+from suite.leaderboard.row import summarise
+from suite.leaderboard.validity import judge, judge_mean
+from suite.record.cells import Cell, Trial, read_cells
+from suite.record.folder import Home
+from suite.record.result import ValidityRecord
+from suite.record.spec import Phase
 from suite.stats.constant import beats_constant
 from suite.tracking import leaderboard, sync, to_rows
-from suite.tracking.summary import summarise
-from suite.tracking.validity import judge, judge_mean
 from suite.train.build import build_model
-from suite.train.cells import Cell, Trial, read_cells
-from suite.train.folder import Home
 from suite.train.probe import digest_of, strays
-from suite.train.result import ValidityRecord
 from suite.train.run import Progress
-from suite.train.spec import Phase
 from suite.train.validity import compared_losses
 from tests.records import RATES, make_result, make_spec, make_store, write_definition, write_trial
 from tests.toy import resolved_tiny
@@ -46,10 +46,20 @@ NOW = {"torch": "2.13.0", "transformers": "5.23.0", "ray": "2.60.0"}
 
 def trials(**changes: Any) -> tuple[list[Trial], list[Trial]]:
     """Confirm runs with seeds 1 to 3, of which `changes` hold for the second, and one search trial."""
-    specs = [make_spec(seed=seed, learning_rate=RATES[2]) for seed in (1, 2, 3)] + [make_spec(number=0)]
-    common = {"validity": GOOD, "data_hash": "d", "provenance": {"versions": NOW, "git": {"dirty": False}}}
-    results = [make_result(spec, **(common | (changes if spec.seed == 2 else {}))) for spec in specs]
-    *confirmed, search = [Trial(Home(Path("x")).trial(s), s, r) for s, r in zip(specs, results, strict=True)]
+    specs = [make_spec(seed=seed, learning_rate=RATES[2]) for seed in (1, 2, 3)] + [
+        make_spec(number=0)
+    ]
+    common = {
+        "validity": GOOD,
+        "data_hash": "d",
+        "provenance": {"versions": NOW, "git": {"dirty": False}},
+    }
+    results = [
+        make_result(spec, **(common | (changes if spec.seed == 2 else {}))) for spec in specs
+    ]
+    *confirmed, search = [
+        Trial(Home(Path("x")).trial(s), s, r) for s, r in zip(specs, results, strict=True)
+    ]
     return confirmed, [search]
 
 
@@ -59,26 +69,55 @@ def test_a_row_whose_runs_pass_and_agree_is_admitted() -> None:
 
 @pytest.mark.parametrize(
     ("score", "p", "higher", "beats"),
-    [(80.0, 0.01, True, True), (80.0, 0.06, True, False), (20.0, 0.01, True, False), (20.0, 0.01, False, True), (80.0, None, True, None)],
+    [
+        (80.0, 0.01, True, True),
+        (80.0, 0.06, True, False),
+        (20.0, 0.01, True, False),
+        (20.0, 0.01, False, True),
+        (80.0, None, True, None),
+    ],
 )
 def test_a_row_beats_a_constant_in_the_right_direction_and_not_by_luck(
     score: float, p: float | None, higher: bool, beats: bool | None
 ) -> None:
-    assert beats_constant({"score_mean": score, "constant_score": 50.0, "constant_p": p, "higher_is_better": higher}) is beats
+    assert (
+        beats_constant(
+            {
+                "score_mean": score,
+                "constant_score": 50.0,
+                "constant_p": p,
+                "higher_is_better": higher,
+            }
+        )
+        is beats
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"validity": GOOD.model_copy(update={"loss_fell": False})}, "seed 2: train loss did not fall"),
-        ({"validity": GOOD.model_copy(update={"output_changed": False})}, "seed 2: training did not change the output"),
+        (
+            {"validity": GOOD.model_copy(update={"loss_fell": False})},
+            "seed 2: train loss did not fall",
+        ),
+        (
+            {"validity": GOOD.model_copy(update={"output_changed": False})},
+            "seed 2: training did not change the output",
+        ),
         ({"validity": GOOD.model_copy(update={"no_nan": False})}, "seed 2: the output holds NaN"),
         (
-            {"validity": GOOD.model_copy(update={"trainable_as_intended": False, "strays": ["bert.x"]})},
+            {
+                "validity": GOOD.model_copy(
+                    update={"trainable_as_intended": False, "strays": ["bert.x"]}
+                )
+            },
             "seed 2: other parameters trained than intended (bert.x)",
         ),
         ({"data_hash": "other"}, "its runs read different data"),
-        ({"splits": {"train": 99, "validation": 20, "test": 20}}, "its runs have splits of different sizes"),
+        (
+            {"splits": {"train": 99, "validation": 20, "test": 20}},
+            "its runs have splits of different sizes",
+        ),
         (
             {"provenance": {"versions": NOW | {"torch": "2.12.0"}}},
             "its runs used different versions of torch (2.12.0, 2.13.0)",
@@ -90,7 +129,10 @@ def test_one_run_is_enough_to_reject_a_row(changes: dict[str, Any], reason: str)
 
 
 def test_a_loss_that_could_not_be_compared_and_another_ray_are_no_reason() -> None:
-    unknown = {"validity": GOOD.model_copy(update={"loss_fell": None}), "provenance": {"versions": NOW | {"ray": "2.61.0"}}}
+    unknown = {
+        "validity": GOOD.model_copy(update={"loss_fell": None}),
+        "provenance": {"versions": NOW | {"ray": "2.61.0"}},
+    }
     assert judge(*trials(**unknown))["admitted"] is True
 
 
@@ -107,21 +149,33 @@ def test_without_a_confirmed_run_nothing_is_known() -> None:
 def test_a_search_trial_counts_for_data_and_versions_only() -> None:
     confirmed, (search,) = trials()
     assert search.result is not None
-    hopeless = search.result.model_copy(update={"validity": GOOD.model_copy(update={"output_changed": False})})
+    hopeless = search.result.model_copy(
+        update={"validity": GOOD.model_copy(update={"output_changed": False})}
+    )
     assert judge(confirmed, [Trial(search.folder, search.spec, hopeless)])["admitted"] is True
     other = search.result.model_copy(update={"data_hash": "other"})
-    assert judge(confirmed, [Trial(search.folder, search.spec, other)])["rejected"] == ["its runs read different data"]
+    assert judge(confirmed, [Trial(search.folder, search.spec, other)])["rejected"] == [
+        "its runs read different data"
+    ]
 
 
 def test_an_edited_checkout_marks_the_row() -> None:
-    assert judge(*trials(provenance={"versions": NOW, "git": {"dirty": True}})) == {"admitted": True, "rejected": [], "dirty": True}
+    assert judge(*trials(provenance={"versions": NOW, "git": {"dirty": True}})) == {
+        "admitted": True,
+        "rejected": [],
+        "dirty": True,
+    }
 
 
 def test_a_mean_is_as_good_as_its_worst_task() -> None:
     good, bad, open_ = (True, [], False), (False, ["seed 1: no"], True), (None, [], False)
     assert judge_mean({"a": good, "b": good}) == {"admitted": True, "rejected": [], "dirty": False}
     assert judge_mean({"a": good, "b": open_})["admitted"] is None
-    assert judge_mean({"a": open_, "b": bad}) == {"admitted": False, "rejected": ["b: seed 1: no"], "dirty": True}
+    assert judge_mean({"a": open_, "b": bad}) == {
+        "admitted": False,
+        "rejected": ["b: seed 1: no"],
+        "dirty": True,
+    }
 
 
 # ---- what a trial looks at ---------------------------------------------------------------------------------------------
@@ -155,14 +209,21 @@ def test_an_outputs_digest_sees_every_tensor_and_every_nan() -> None:
 
 @pytest.mark.parametrize("method", ["lora", "adapter", "lst"])
 def test_a_parameter_that_trains_and_should_not_is_named(method: str) -> None:
-    spec, resolved, head = trained_spec(method, "bert"), resolved_tiny("bert"), Head("classification", 2)
+    spec, resolved, head = (
+        trained_spec(method, "bert"),
+        resolved_tiny("bert"),
+        Head("classification", 2),
+    )
     model, _ = build_model(spec, resolved, head, weights=None)
     engine: Any = SimpleNamespace(module=model)
     assert strays(engine, spec, resolved, head, weights=None) == []
     word: Any = model.get_input_embeddings()  # type: ignore[operator]
     word.weight.requires_grad_(True)
     model.get_parameter("classifier.bias").requires_grad_(False)
-    assert strays(engine, spec, resolved, head, weights=None) == ["bert.embeddings.word_embeddings.weight", "classifier.bias"]
+    assert strays(engine, spec, resolved, head, weights=None) == [
+        "bert.embeddings.word_embeddings.weight",
+        "classifier.bias",
+    ]
 
 
 # ---- the leaderboard ---------------------------------------------------------------------------------------------------
@@ -182,7 +243,16 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Home:
                 bad = (method, task, spec.seed) == ("lora", "entailment", 2)
                 validity = GOOD.model_copy(update={"loss_fell": False}) if bad else GOOD
                 git = {"dirty": (method, task, spec.seed) == ("full", "agreement", 1)}
-                write_trial(home, spec, make_result(spec, validity=validity, data_hash=task, provenance={"versions": NOW, "git": git}))
+                write_trial(
+                    home,
+                    spec,
+                    make_result(
+                        spec,
+                        validity=validity,
+                        data_hash=task,
+                        provenance={"versions": NOW, "git": git},
+                    ),
+                )
     assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
     return home
 
@@ -190,25 +260,42 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def test_rejected_rows_and_means_over_them_are_hidden_unless_asked_for(mixed: Home) -> None:
     frame = leaderboard(mixed.tracking_uri)
     shown = [(row["method"], row["task"]) for row in to_rows(frame)]
-    assert sorted(shown) == [("full", "agreement"), ("full", "entailment"), ("full", "mean"), ("lora", "agreement")]
+    assert sorted(shown) == [
+        ("full", "agreement"),
+        ("full", "entailment"),
+        ("full", "mean"),
+        ("lora", "agreement"),
+    ]
     assert frame.attrs["hidden"] == 2
     everything = to_rows(leaderboard(mixed.tracking_uri, rejected=True))
-    reasons = {(row["method"], row["task"]): row["rejected"] for row in everything if row["admitted"] is False}
+    reasons = {
+        (row["method"], row["task"]): row["rejected"]
+        for row in everything
+        if row["admitted"] is False
+    }
     assert reasons == {
         ("lora", "entailment"): ["seed 2: train loss did not fall"],
         ("lora", "mean"): ["entailment: seed 2: train loss did not fall"],
     }
-    assert {(row["method"], row["task"]) for row in everything if row["dirty"]} == {("full", "agreement"), ("full", "mean")}
+    assert {(row["method"], row["task"]) for row in everything if row["dirty"]} == {
+        ("full", "agreement"),
+        ("full", "mean"),
+    }
 
 
-def test_the_command_says_how_many_are_hidden_and_shows_them_with_the_reason(mixed: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_how_many_are_hidden_and_shows_them_with_the_reason(
+    mixed: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
     show(mixed.tracking_uri, fmt=Format.MD)
     printed = capsys.readouterr()
     assert "2 rows are rejected; --all shows them with the reason" in printed.err
     assert "did not fall" not in printed.out and "done (dirty)" in printed.out
     show(mixed.tracking_uri, fmt=Format.MD, rejected=True)
     printed = capsys.readouterr()
-    assert "entailment: seed 2: train loss did not fall" in printed.out and "rejected" not in printed.err
+    assert (
+        "entailment: seed 2: train loss did not fall" in printed.out
+        and "rejected" not in printed.err
+    )
     show(mixed.tracking_uri, fmt=Format.JSON, task="entailment")
     printed = capsys.readouterr()
     assert "1 row is rejected; --all shows it" in printed.err
@@ -221,7 +308,15 @@ def test_where_all_rows_are_rejected_the_error_says_so(mixed: Home) -> None:
 
 
 def test_a_summary_keeps_the_verdict(mixed: Home) -> None:
-    (cell,) = [c for c in read_cells(mixed, "demo").values() if (c.arm.method, c.task) == ("lora", "entailment")]
+    (cell,) = [
+        c
+        for c in read_cells(mixed, "demo").values()
+        if (c.arm.method, c.task) == ("lora", "entailment")
+    ]
     row = summarise(Cell(cell.arm, cell.task, cell.search, cell.confirm))
-    assert (row.admitted, row.rejected, row.dirty) == (False, ["seed 2: train loss did not fall"], False)
+    assert (row.admitted, row.rejected, row.dirty) == (
+        False,
+        ["seed 2: train loss did not fall"],
+        False,
+    )
     assert all(t.spec.phase is Phase.CONFIRM for t in cell.confirm)

@@ -13,10 +13,10 @@ from suite.cli.work import CPU_TFLOPS, GPU_TFLOPS, Work, arm_work, device_hours,
 from suite.config.sweep import LimitConfig, SweepConfig
 from suite.config.task import HubData, load_task
 from suite.config.training import TrainingConfig
+from suite.plan.plan import make_plan
+from suite.record.cells import Trial
+from suite.record.folder import Home
 from suite.registry import yaml_names
-from suite.train.cells import Trial
-from suite.train.folder import Home
-from suite.tune.plan import make_plan
 from tests.commands import Suite, suite
 from tests.sweeps import toy_roots, toy_sweep
 from tests.test_curves import epochs
@@ -25,22 +25,40 @@ __all__ = ["suite", "toy_roots"]
 
 
 def config(**changes: Any) -> SweepConfig:
-    values = {"name": "x", "backbones": ["t5-base"], "methods": ["full"], "tasks": ["cola"], "training": {"epochs": 2, "batch_size": 100}}
+    values = {
+        "name": "x",
+        "backbones": ["t5-base"],
+        "methods": ["full"],
+        "tasks": ["cola"],
+        "training": {"epochs": 2, "batch_size": 100},
+    }
     return SweepConfig.model_validate(values | changes)
 
 
 def test_steps_follow_the_published_rows_the_limit_and_the_epochs() -> None:
     assert steps_at_most(config(), load_task("cola")) == 2 * (8551 // 100)
     assert steps_at_most(config(limit={"train": 500}), load_task("cola")) == 10
-    assert steps_at_most(config(limit={"train": 50_000}), load_task("cola")) == 170, "a limit beyond the rows changes nothing"
-    assert steps_at_most(config(training={"epochs": 3, "epoch_steps": 7, "batch_size": 8}), load_task("cola")) == 21
+    assert steps_at_most(config(limit={"train": 50_000}), load_task("cola")) == 170, (
+        "a limit beyond the rows changes nothing"
+    )
+    assert (
+        steps_at_most(
+            config(training={"epochs": 3, "epoch_steps": 7, "batch_size": 8}), load_task("cola")
+        )
+        == 21
+    )
 
 
 def test_running_text_is_counted_in_blocks() -> None:
     task = load_task("wikitext2")
     training = {"epochs": 1, "batch_size": 10, "max_length": 1000}
-    assert steps_at_most(config(training=training), task) == int(2_088_628 * TOKENS_PER_WORD) // 1000 // 10
-    assert steps_at_most(config(training=training, limit={"train": 50}), task) is None, "rows of a limit have unknown lengths"
+    assert (
+        steps_at_most(config(training=training), task)
+        == int(2_088_628 * TOKENS_PER_WORD) // 1000 // 10
+    )
+    assert steps_at_most(config(training=training, limit={"train": 50}), task) is None, (
+        "rows of a limit have unknown lengths"
+    )
 
 
 def test_a_data_set_that_is_not_listed_has_an_unknown_size() -> None:
@@ -58,8 +76,14 @@ def test_every_listed_size_is_of_a_shipped_task() -> None:
 
 def test_a_step_costs_two_flops_a_parameter_and_token_for_each_way_it_is_passed() -> None:
     training = TrainingConfig(batch_size=10, max_length=100, target_max_length=20)
-    assert Work(total=1000, trainable=1000, passed=1000, encoder_decoder=False).flops(training) == 6 * 1000 * 100 * 10
-    frozen, beside = Work(1000, 10, 1000, encoder_decoder=False), Work(1000, 10, 10, encoder_decoder=False)
+    assert (
+        Work(total=1000, trainable=1000, passed=1000, encoder_decoder=False).flops(training)
+        == 6 * 1000 * 100 * 10
+    )
+    frozen, beside = (
+        Work(1000, 10, 1000, encoder_decoder=False),
+        Work(1000, 10, 10, encoder_decoder=False),
+    )
     assert frozen.flops(training) == (4 * 1000 + 2 * 10) * 1000
     assert beside.flops(training) == (2 * 1000 + 4 * 10) * 1000
     assert Work(1000, 1000, 1000, encoder_decoder=True).flops(training) == 6 * 1000 * 60 * 10
@@ -81,24 +105,34 @@ def test_hours_are_trials_times_steps_times_the_assumed_time_of_a_step(toy_roots
     trials, steps = 5 + 2, 3 * (16 // 8)
     for on_gpus, tflops in ((True, GPU_TFLOPS), (False, CPU_TFLOPS)):
         cost = device_hours(plan, {}, on_gpus=on_gpus, where="toy.yaml")
-        assert cost["device_hours_at_most"] == pytest.approx(trials * steps * flops / (tflops * 1e12) / 3600, rel=1e-12)
+        assert cost["device_hours_at_most"] == pytest.approx(
+            trials * steps * flops / (tflops * 1e12) / 3600, rel=1e-12
+        )
         assert f"assumes {tflops:g} TFLOP/s" in cost["assumption"]
     unknown = make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
     assert device_hours(unknown, {}, on_gpus=True, where="toy.yaml")["device_hours_at_most"] is None
 
 
-def test_measured_steps_replace_the_assumption_and_scale_the_cells_that_have_none(toy_roots: Path, tmp_path: Path) -> None:
+def test_measured_steps_replace_the_assumption_and_scale_the_cells_that_have_none(
+    toy_roots: Path, tmp_path: Path
+) -> None:
     plan = make_plan(toy_sweep(methods=["full", "lora"], limit={"train": 16}), where="toy.yaml")
     full, lora = plan.cells
     spec = plan.search_spec(full, 0, 1e-3)
     from tests.records import make_result
 
-    result = make_result(spec, score=50.0, epochs=epochs(40.0, 50.0))  # 20 s of training on two workers, two steps
+    result = make_result(
+        spec, score=50.0, epochs=epochs(40.0, 50.0)
+    )  # 20 s of training on two workers, two steps
     ran = {full.key: [Trial(Home(tmp_path).trial(spec), spec, result)]}
     cost = device_hours(plan, ran, on_gpus=False, where="toy.yaml")
     work = arm_work(plan, where="toy.yaml")
-    share = work[lora.arm.key].flops(plan.config.training) / work[full.arm.key].flops(plan.config.training)
-    assert cost["device_hours_at_most"] == pytest.approx((5 + 2) * 6 * 20.0 * (1 + share) / 3600, rel=1e-9)
+    share = work[lora.arm.key].flops(plan.config.training) / work[full.arm.key].flops(
+        plan.config.training
+    )
+    assert cost["device_hours_at_most"] == pytest.approx(
+        (5 + 2) * 6 * 20.0 * (1 + share) / 3600, rel=1e-9
+    )
     assert "measured steps of 1 of 2 cells" in cost["assumption"]
 
 
@@ -111,12 +145,22 @@ def test_measured_steps_replace_the_assumption_and_scale_the_cells_that_have_non
     ],
 )
 def test_a_papers_sweep_is_planned_and_estimated_without_network(
-    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: str, cells: int, search: int, confirm: int
+    suite: Suite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sweep: str,
+    cells: int,
+    search: int,
+    confirm: int,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code, out, _ = suite("run", sweep, "--dry-run", "--home", tmp_path / "h", "--format", "json")
     cost = json.loads(out)["cost"]
     assert code == 0
     assert (cost["cells"], cost["search_trials"], cost["confirm_runs"]) == (cells, search, confirm)
-    assert cost["device"] == "GPU" and cost["device_hours_at_most"] > 10 and "assumes 40 TFLOP/s" in cost["assumption"]
+    assert (
+        cost["device"] == "GPU"
+        and cost["device_hours_at_most"] > 10
+        and "assumes 40 TFLOP/s" in cost["assumption"]
+    )
     assert (cost["device_hours_pretrain"] > 100) == sweep.startswith("mhe")

@@ -13,11 +13,23 @@ from suite.config.task import GenerationTask, LanguageModelTask
 SPLITS = {"rule": "named", "test": "test"}
 NOUNS = {"cat": "Katze", "dog": "Hund", "tree": "Baum", "house": "Haus"}
 VERBS = {"sees": "sieht", "likes": "mag", "finds": "findet"}
-PAIRS = [(f"the {a} {v} the {b}", f"{NOUNS[a]} {VERBS[v]} {NOUNS[b]}") for a in NOUNS for v in VERBS for b in NOUNS]
+PAIRS = [
+    (f"the {a} {v} the {b}", f"{NOUNS[a]} {VERBS[v]} {NOUNS[b]}")
+    for a in NOUNS
+    for v in VERBS
+    for b in NOUNS
+]
 
 
 def prose_task(**changes: Any) -> LanguageModelTask:
-    fields = {"name": "prose", "description": "t", "source": "t", "data": {"hub": "toy/prose"}, "inputs": ["text"], "splits": SPLITS}
+    fields = {
+        "name": "prose",
+        "description": "t",
+        "source": "t",
+        "data": {"hub": "toy/prose"},
+        "inputs": ["text"],
+        "splits": SPLITS,
+    }
     return LanguageModelTask.model_validate({"kind": "language-model", **fields, **changes})
 
 

@@ -66,12 +66,21 @@ def make_head(answer: Answer) -> Head:
     return Head(answer, {"classification": 2, "regression": 1, "text": 0}[answer])
 
 
-def make_arm(method: str, family: str, answer: Answer, *, seed: int = 0, architecture: dict[str, Any] | None = None) -> Toy:
+def make_arm(
+    method: str,
+    family: str,
+    answer: Answer,
+    *,
+    seed: int = 0,
+    architecture: dict[str, Any] | None = None,
+) -> Toy:
     """An arm with random frozen weights that depend on `seed` alone, prepared if its method asks for it."""
     torch.manual_seed(seed)
     resolved, head = resolved_tiny(family), make_head(answer)
     options = SMALL.get(method, {}) if architecture is None else architecture
-    model, petl = build_arm(resolved, head, attention=AttentionChoice(), method=method, architecture=options)
+    model, petl = build_arm(
+        resolved, head, attention=AttentionChoice(), method=method, architecture=options
+    )
     toy = Toy(model, petl, resolved, head)
     if petl.needs_preparation:
         petl.prepare(model, toy.family, [toy.batch(seed=s, size=2) for s in range(2)], loss_of)
@@ -121,10 +130,16 @@ def logits_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def train(
-    toy: Toy, *, steps: int, learning_rate: float = 1e-2, after_backward: Callable[[nn.Module], None] = lambda model: None
+    toy: Toy,
+    *,
+    steps: int,
+    learning_rate: float = 1e-2,
+    after_backward: Callable[[nn.Module], None] = lambda model: None,
 ) -> list[float]:
     """AdamW on one batch per step, in plain torch; the losses."""
-    optimizer = torch.optim.AdamW([p for p in toy.model.parameters() if p.requires_grad], lr=learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [p for p in toy.model.parameters() if p.requires_grad], lr=learning_rate, weight_decay=0.0
+    )
     toy.model.train()
     losses = []
     for step in range(steps):

@@ -10,17 +10,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 from suite.backbones.loading import load_tokenizer, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.config.training import TrainingConfig
 from suite.data.objective import make_objective
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.petl.arm import full_architecture, trained_state
+from suite.record.folder import Home, TrialFolder
+from suite.record.provenance import git_state, versions
+from suite.record.spec import TrialSpec
 from suite.train.build import build_model
 from suite.train.engine import uses_bf16
-from suite.train.folder import Home, TrialFolder
-from suite.train.provenance import git_state, versions
 from suite.train.restore import frozen_digest
-from suite.train.spec import Arm, TrialSpec
 from tests.records import make_result, make_spec
 from tests.tiny import tiny_choice
 from tests.toy import SMALL, disturb
@@ -42,16 +43,26 @@ def trained_spec(
         method=method,
         architecture=full_architecture(method, SMALL.get(method, {})),
     )
-    values: dict[str, Any] = {"world_size": 1, "decoder_objective": "text" if text else "head", "training": TrainingConfig(max_length=48)}
+    values: dict[str, Any] = {
+        "world_size": 1,
+        "decoder_objective": "text" if text else "head",
+        "training": TrainingConfig(max_length=48),
+    }
     return make_spec("full", seed=1).model_copy(update={"arm": arm, **values, **changes})
 
 
-def write_trained(home: Home, spec: TrialSpec, *, weights: Path | None = None) -> tuple[TrialFolder, nn.Module]:
+def write_trained(
+    home: Home, spec: TrialSpec, *, weights: Path | None = None
+) -> tuple[TrialFolder, nn.Module]:
     """The folder of a trial that has ended, and its model in memory."""
     resolved = resolve(spec.arm.backbone)
     tokenizer = load_tokenizer(resolved)
     objective = make_objective(
-        spec.task, kind=resolved.family.kind, tokenizer=tokenizer, training=spec.training, decoder_objective=spec.decoder_objective
+        spec.task,
+        kind=resolved.family.kind,
+        tokenizer=tokenizer,
+        training=spec.training,
+        decoder_objective=spec.decoder_objective,
     )
     model, _ = build_model(spec, resolved, objective.head, weights=weights)
     if uses_bf16(spec.training, "cpu"):
@@ -59,11 +70,24 @@ def write_trained(home: Home, spec: TrialSpec, *, weights: Path | None = None) -
     disturb(model, scale=0.2)
     folder = home.trial(spec)
     folder.path.mkdir(parents=True)
-    save_file({name: tensor.float().clone().contiguous() for name, tensor in trained_state(model).items()}, folder.best)
+    save_file(
+        {
+            name: tensor.float().clone().contiguous()
+            for name, tensor in trained_state(model).items()
+        },
+        folder.best,
+    )
     folder.write_spec(spec)
-    provenance = {"device": "cpu", "tokenizer_sha256": tokenizer_fingerprint(tokenizer), "versions": versions(), "git": git_state()}
+    provenance = {
+        "device": "cpu",
+        "tokenizer_sha256": tokenizer_fingerprint(tokenizer),
+        "versions": versions(),
+        "git": git_state(),
+    }
     frozen = frozen_digest(model, parts=1, ranks=1)
-    folder.write_result(make_result(spec, frozen_sha256=frozen, provenance=provenance, data_hash="0" * 64))
+    folder.write_result(
+        make_result(spec, frozen_sha256=frozen, provenance=provenance, data_hash="0" * 64)
+    )
     return folder, model.eval()
 
 
@@ -76,4 +100,6 @@ def changed(folder: TrialFolder, **fields: Any) -> None:
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
     left, right = dict(one.named_parameters()), dict(other.named_parameters())
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name], right[name]) for name in left
+    )

@@ -52,8 +52,13 @@ def page_of(path: str) -> str:
 
 def outside(text: str, path: str) -> set[str]:
     """Files of the repository, but not of docs/, that the Markdown file `path` links to."""
-    links = (posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2])) for found in LINK.finditer(FENCE.sub("", text)))
-    return {link for link in links if not link.startswith(("docs/", "..")) and (ROOT / link).is_file()}
+    links = (
+        posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
+        for found in LINK.finditer(FENCE.sub("", text))
+    )
+    return {
+        link for link in links if not link.startswith(("docs/", "..")) and (ROOT / link).is_file()
+    }
 
 
 def rebased(text: str, path: str, uri: str) -> str:
@@ -63,7 +68,9 @@ def rebased(text: str, path: str, uri: str) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
         if not (ROOT / target).is_file():
             return found[0]
-        return found[1] + posixpath.relpath(page_of(target), posixpath.dirname(uri) or ".") + found[3]
+        return (
+            found[1] + posixpath.relpath(page_of(target), posixpath.dirname(uri) or ".") + found[3]
+        )
 
     pieces = re.split(f"({FENCE.pattern})", text, flags=FENCE.flags)
     return "".join(piece if n % 2 else LINK.sub(link, piece) for n, piece in enumerate(pieces))
@@ -75,6 +82,12 @@ def as_page(path: str, text: str) -> str:
         return rebased(text, path, page_of(path))
     if path.endswith(".ipynb"):
         cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
-        return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells) + "\n"
+        return (
+            "\n\n".join(
+                source if kind == "markdown" else f"```python\n{source}\n```"
+                for kind, source in cells
+            )
+            + "\n"
+        )
     language = {".py": "python", ".yaml": "yaml", ".sh": "bash"}.get(Path(path).suffix, "text")
     return f"# {path}\n\n````{language}\n{text.rstrip()}\n````\n"

@@ -7,4 +7,9 @@ from typing import Any
 from suite.attention.base import Variant
 from suite.registry import Registry
 
-variants: Registry[Variant[Any]] = Registry("attention variant", Variant, "suite.attention", "attention")  # type: ignore[type-abstract]
+variants: Registry[Variant[Any]] = Registry(
+    "attention variant",
+    Variant,  # type: ignore[type-abstract]
+    "suite.attention",
+    "attention",
+)

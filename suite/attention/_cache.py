@@ -23,7 +23,9 @@ class KeyOnlyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def values(self, _stored: Tensor | None) -> None:
         """Nothing is stored: whatever the library does to the keys has been done to the values."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         stored: Any = self.keys
@@ -42,7 +44,9 @@ class ValueOnlyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def keys(self, _stored: Tensor | None) -> None:
         """Nothing is stored."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         stored: Any = self.values
@@ -53,7 +57,9 @@ class ValueOnlyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 class LengthOnlyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Stores how many tokens there were and no number of any: keys and values are another layer's (CLA)."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         super().update(key_states[..., :0], value_states[..., :0])
         return key_states, value_states
 
@@ -75,23 +81,34 @@ def _provide(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     if cache is None:
         return
     if isinstance(cache, EncoderDecoderCache):
-        crosses = kwargs.get("key_value_states") is not None or kwargs.get("encoder_hidden_states") is not None
+        crosses = (
+            kwargs.get("key_value_states") is not None
+            or kwargs.get("encoder_hidden_states") is not None
+        )
         cache = cache.cross_attention_cache if crosses else cache.self_attention_cache
     if not isinstance(cache, DynamicCache):
-        raise IncompatibleError(f"attention: got a {type(cache).__name__}, expected a DynamicCache; leave `cache_implementation` unset")
+        raise IncompatibleError(
+            f"attention: got a {type(cache).__name__}, expected a DynamicCache; leave `cache_implementation` unset"
+        )
     while len(cache.layers) <= attention.layer_idx:
         cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
     layer = cache.layers[attention.layer_idx]
     if isinstance(layer, attention.cache_layer):
         return
     if layer.get_seq_length():
-        raise IncompatibleError(f"attention: the cache came with keys and values in layer {attention.layer_idx}; start with an empty one")
+        raise IncompatibleError(
+            f"attention: the cache came with keys and values in layer {attention.layer_idx}; start with an empty one"
+        )
     cache.layers[attention.layer_idx] = attention.cache_layer()
 
 
 def cache_bytes(cache: Any) -> int:
     """Bytes of the distinct tensors that a cache holds."""
-    parts = (cache.self_attention_cache, cache.cross_attention_cache) if isinstance(cache, EncoderDecoderCache) else (cache,)
+    parts = (
+        (cache.self_attention_cache, cache.cross_attention_cache)
+        if isinstance(cache, EncoderDecoderCache)
+        else (cache,)
+    )
     layers: list[Any] = [layer for part in parts for layer in part.layers]
     tensors = [t for layer in layers for t in (layer.keys, layer.values) if t is not None]
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())

@@ -21,10 +21,12 @@ class LayeredOptions(Options):
     """Where, and over which other variant."""
 
     site: Literal["encoder-self", "decoder-self"] | None = Field(
-        None, description="whose self-attentions; null = the decoder's of an encoder-decoder (ours), else the only ones there are"
+        None,
+        description="whose self-attentions; null = the decoder's of an encoder-decoder (ours), else the only ones there are",
     )
     over: Annotated[AttentionChoice, Named] | None = Field(
-        None, description="a variant that is applied to the backbone first, as {name: gqa, options: {kv_heads: 2}}; null = none"
+        None,
+        description="a variant that is applied to the backbone first, as {name: gqa, options: {kv_heads: 2}}; null = none",
     )
 
 
@@ -66,7 +68,11 @@ class AcrossLayers(Variant[C]):
             self.connect(stack, sites, taken_from)
 
     def cached_floats(self, site: AttentionSite, family: Family) -> int:
-        alone = super().cached_floats(site, family) if self.over is None else self.over.cached_floats(site, family)
+        alone = (
+            super().cached_floats(site, family)
+            if self.over is None
+            else self.over.cached_floats(site, family)
+        )
         takes = site.site == self._site(family) and site.layer in self.taken_from(_depth(site))
         return self.kept_floats(alone) if takes else alone
 
@@ -90,13 +96,22 @@ class AcrossLayers(Variant[C]):
     def _under(self, choice: AttentionChoice) -> Variant[Any]:
         cls = variants.get(choice.name, where=f"options of attention {self.name}: over")
         if cls.across_layers:
-            raise IncompatibleError(f"attention {self.name}: over {cls.name}: both let layers take from one another; use one of them")
-        return cls.configure(choice.options, where=f"options of attention {self.name}: over: options")
+            raise IncompatibleError(
+                f"attention {self.name}: over {cls.name}: both let layers take from one another; use one of them"
+            )
+        return cls.configure(
+            choice.options, where=f"options of attention {self.name}: over: options"
+        )
 
     def _check_family(self, over: Variant[Any], family: Family) -> None:
         if family.name not in over.families:
-            known, why = ", ".join(sorted(over.families)), f", {over.families_why}" if over.families_why else ""
-            raise IncompatibleError(f"attention {self.name}: over {over.name}, which works on {known}, not on {family.name} backbones{why}")
+            known, why = (
+                ", ".join(sorted(over.families)),
+                f", {over.families_why}" if over.families_why else "",
+            )
+            raise IncompatibleError(
+                f"attention {self.name}: over {over.name}, which works on {known}, not on {family.name} backbones{why}"
+            )
 
 
 def _depth(site: AttentionSite) -> int:

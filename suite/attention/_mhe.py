@@ -29,7 +29,9 @@ EMBEDDING_STD = 0.02
 class MheOptions(Options):
     """Where."""
 
-    sites: Sites = Field("all", description="all attention sublayers (the paper's), the decoder's, or names")
+    sites: Sites = Field(
+        "all", description="all attention sublayers (the paper's), the decoder's, or names"
+    )
 
 
 class FromScratch(Variant[MheOptions]):
@@ -39,7 +41,9 @@ class FromScratch(Variant[MheOptions]):
     Config = MheOptions
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
-        for site in surgery.chosen_sites(model, family, site_names(self.config.sites, family), variant=self.name):
+        for site in surgery.chosen_sites(
+            model, family, site_names(self.config.sites, family), variant=self.name
+        ):
             self.convert_site(site, family)
 
     def cached_floats(self, site: AttentionSite, family: Family) -> int:
@@ -64,7 +68,9 @@ class OneHead(FromScratch):
 
     def convert_site(self, site: AttentionSite, family: Family) -> None:
         old = surgery.projections(site)
-        surgery.place(site, Projections(*(_single(m, site.head_dim) for m in (old.q, old.k, old.v))))
+        surgery.place(
+            site, Projections(*(_single(m, site.head_dim) for m in (old.q, old.k, old.v)))
+        )
         self.spread(site, family)
 
     def kept_floats(self, site: AttentionSite, family: Family) -> int:
@@ -85,11 +91,17 @@ class HeadEmbeddings(Heads):
 
     def __init__(self, heads: int, like: Tensor, head_dim: int) -> None:
         super().__init__()
-        self.query, self.key, self.value = (self._embedding(heads, like, head_dim) for _ in range(3))
+        self.query, self.key, self.value = (
+            self._embedding(heads, like, head_dim) for _ in range(3)
+        )
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, 1, L, d) each to (B, H, L, d)."""
-        return self.combine(query, self.query), self.combine(key, self.key), self.combine(value, self.value)
+        return (
+            self.combine(query, self.query),
+            self.combine(key, self.key),
+            self.combine(value, self.value),
+        )
 
     @staticmethod
     @abstractmethod
@@ -112,7 +124,11 @@ class MultiHeadEmbedding(OneHead):
         route(site.module, self.Embeddings(site.heads, like, site.head_dim))
 
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
-        return [parameter for module in surgery.modules_in(model, HeadEmbeddings) for parameter in module.parameters()]
+        return [
+            parameter
+            for module in surgery.modules_in(model, HeadEmbeddings)
+            for parameter in module.parameters()
+        ]
 
 
 # ---- values are keys --------------------------------------------------------------------------------------------------
@@ -146,7 +162,11 @@ class TiedValues(FromScratch):
     def convert_site(self, site: AttentionSite, family: Family) -> None:
         maps = surgery.projections(site)
         maps.k = self.keys(site, maps.k)
-        maps.v = KeysAgain(site.module, site.k, surgery.width(maps.k)) if family.rotates else Absent(site.head_dim)
+        maps.v = (
+            KeysAgain(site.module, site.k, surgery.width(maps.k))
+            if family.rotates
+            else Absent(site.head_dim)
+        )
         surgery.place(site, maps)
         route(site.module, None if family.rotates else KeysAsValues())
         if not family.rotates:

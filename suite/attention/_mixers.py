@@ -22,7 +22,9 @@ from suite.backbones.base import AttentionSite, Family
 class Mixer(nn.Module):
     """Stands where an attention was; its blocks call it alike."""
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
         """(B, L, d) and a mask as attentions get it; (B, L, d) and no probabilities."""
         return self.mix(hidden_states, real_tokens(attention_mask)), None
 
@@ -68,4 +70,9 @@ class TokenMixer(Variant[Options]):
         return 0
 
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
-        return [parameter for module in model.modules() if isinstance(module, Mixer) for parameter in module.parameters()]
+        return [
+            parameter
+            for module in model.modules()
+            if isinstance(module, Mixer)
+            for parameter in module.parameters()
+        ]

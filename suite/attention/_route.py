@@ -53,7 +53,9 @@ def route(attention: nn.Module, heads: Heads | None = None) -> None:
     ALL_ATTENTION_FUNCTIONS.register(ROUTED, routed_attention)
     module: Any = attention
     if not hasattr(module, "routed_implementation"):
-        config = copy.copy(module.config)  # a copy: the stack's masks are still made for the original implementation
+        config = copy.copy(
+            module.config
+        )  # a copy: the stack's masks are still made for the original implementation
         module.routed_implementation = config._attn_implementation
         config._attn_implementation_internal = ROUTED
         module.config = config
@@ -84,7 +86,12 @@ def check_plain(attention: nn.Module, *, variant: str) -> None:
 
 
 def routed_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As transformers' attention functions: (B, n, H, d) and, where they were needed, probabilities (B, H, n, m)."""
     output, seen = _attended(module, query, key, value, attention_mask, **options)
@@ -93,7 +100,12 @@ def routed_attention(
 
 
 def _attended(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     from_layer = options.pop("from_layer", None)
     give: str | None = getattr(module, "gives", None)
@@ -112,7 +124,10 @@ def _attended(
         if give == "probabilities":
             _give(module, scores)
         return apply(scores, value, dropout=dropout), scores
-    attend = cast(Callable[..., tuple[Tensor, Tensor | None]], ALL_ATTENTION_FUNCTIONS[module.routed_implementation])
+    attend = cast(
+        Callable[..., tuple[Tensor, Tensor | None]],
+        ALL_ATTENTION_FUNCTIONS[module.routed_implementation],
+    )
     output, seen = attend(module, query, key, value, attention_mask, **options)
     if getattr(module, "observed", False):
         with torch.no_grad():
@@ -120,7 +135,9 @@ def _attended(
     return output, seen
 
 
-def probabilities(module: Any, query: Tensor, key: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+def probabilities(
+    module: Any, query: Tensor, key: Tensor, mask: Tensor | None, **options: Any
+) -> Tensor:
     """softmax(q k^T) with grouped keys repeated, before dropout; masked keys get exactly 0.
 
     Args:
@@ -135,7 +152,9 @@ def probabilities(module: Any, query: Tensor, key: Tensor, mask: Tensor | None, 
     """
     scaling = options.get("scaling")
     key = repeated(key, query.shape[1])
-    scores: Tensor = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)  # (B, H, n, m)
+    scores: Tensor = (
+        query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    )  # (B, H, n, m)
     if options.get("position_bias") is not None:
         scores = scores + options["position_bias"]
     is_causal = options.get("is_causal")
@@ -144,7 +163,11 @@ def probabilities(module: Any, query: Tensor, key: Tensor, mask: Tensor | None, 
         mask = torch.ones(n, m, dtype=torch.bool, device=scores.device).tril(m - n)
     if mask is not None:
         floor = torch.finfo(scores.dtype).min
-        scores = scores.masked_fill(~mask, floor) if mask.dtype == torch.bool else (scores + mask).clamp(min=floor)
+        scores = (
+            scores.masked_fill(~mask, floor)
+            if mask.dtype == torch.bool
+            else (scores + mask).clamp(min=floor)
+        )
     return scores.float().softmax(dim=-1).to(query.dtype)
 
 
@@ -162,7 +185,14 @@ def repeated(x: Tensor, heads: int) -> Tensor:
 # ---- from layer to layer ----------------------------------------------------------------------------------------------
 
 
-def share(stack: nn.Module, blocks: nn.ModuleList, attentions: list[Any], *, what: str, taken_from: dict[int, int]) -> None:
+def share(
+    stack: nn.Module,
+    blocks: nn.ModuleList,
+    attentions: list[Any],
+    *,
+    what: str,
+    taken_from: dict[int, int],
+) -> None:
     """Let layers take what an earlier one computed.
 
     Args:
@@ -179,7 +209,11 @@ def share(stack: nn.Module, blocks: nn.ModuleList, attentions: list[Any], *, wha
     stack.register_forward_hook(_close, always_call=True)
     for giver in set(taken_from.values()):
         route(attentions[giver])
-        attentions[giver].gives, attentions[giver].exchange, attentions[giver].number = what, exchange, giver
+        attentions[giver].gives, attentions[giver].exchange, attentions[giver].number = (
+            what,
+            exchange,
+            giver,
+        )
     for taker, giver in taken_from.items():
         block: Any = blocks[taker]
         route(attentions[taker])
@@ -201,6 +235,8 @@ def _close(stack: Any, args: tuple[Any, ...], output: Any) -> None:
     stack.exchange.is_open, stack.exchange.given = False, {}
 
 
-def _hand_over(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _hand_over(
+    block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The block's hooks run outside of its checkpoint: what it takes is one of the arguments that are recomputed from."""
     return args, {**kwargs, "from_layer": block.exchange.given[block.taken_from]}

@@ -29,7 +29,9 @@ class Projections:
     v: nn.Module
 
 
-def chosen_sites(model: PreTrainedModel, family: Family, names: Collection[str], *, variant: str) -> list[AttentionSite]:
+def chosen_sites(
+    model: PreTrainedModel, family: Family, names: Collection[str], *, variant: str
+) -> list[AttentionSite]:
     """The attention sublayers with one of these site names, in the order of the forward pass.
 
     Raises:
@@ -38,7 +40,9 @@ def chosen_sites(model: PreTrainedModel, family: Family, names: Collection[str],
     sites = [site for site in family.attention_sites(model) if site.site in names]
     if not sites:
         has = sorted({site.site for site in family.attention_sites(model)})
-        raise IncompatibleError(f"attention {variant}: sites {sorted(names)} do not exist in a {family.name} backbone, which has {has}")
+        raise IncompatibleError(
+            f"attention {variant}: sites {sorted(names)} do not exist in a {family.name} backbone, which has {has}"
+        )
     return sites
 
 
@@ -47,7 +51,12 @@ def projections(site: AttentionSite) -> Projections:
     if not site.fused:
         return Projections(*(site.module.get_submodule(name) for name in (site.q, site.k, site.v)))
     fused: Any = site.module.get_submodule(site.q)  # Conv1D: weight (d_in, 3 d), bias (3 d)
-    return Projections(*(_linear(w.T, b) for w, b in zip(fused.weight.chunk(3, dim=1), fused.bias.chunk(3), strict=True)))
+    return Projections(
+        *(
+            _linear(w.T, b)
+            for w, b in zip(fused.weight.chunk(3, dim=1), fused.bias.chunk(3), strict=True)
+        )
+    )
 
 
 def place(site: AttentionSite, maps: Projections) -> None:
@@ -57,7 +66,9 @@ def place(site: AttentionSite, maps: Projections) -> None:
         split = SplitProjection(maps.q, maps.k, maps.v)
         module.c_attn, module.split_size = split, [width(maps.q), width(maps.k), width(maps.v)]
     else:
-        for name, projection in zip((site.q, site.k, site.v), (maps.q, maps.k, maps.v), strict=True):
+        for name, projection in zip(
+            (site.q, site.k, site.v), (maps.q, maps.k, maps.v), strict=True
+        ):
             setattr(module, name, projection)
     module.num_key_value_groups = max(width(maps.q) // max(width(maps.k), 1), 1)
 
@@ -95,10 +106,14 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 def fresh(like: nn.Linear, out_features: int) -> nn.Linear:
     """A new map drawn like the one it replaces: normal, with the standard deviation of its weight; zero bias."""
-    weight = torch.empty(out_features, like.in_features, dtype=like.weight.dtype, device=like.weight.device)
+    weight = torch.empty(
+        out_features, like.in_features, dtype=like.weight.dtype, device=like.weight.device
+    )
     if not weight.is_meta:
         weight.normal_(0.0, float(like.weight.detach().std()))
-    return _linear(weight, None if like.bias is None else torch.zeros_like(like.bias[:1]).expand(out_features))
+    return _linear(
+        weight, None if like.bias is None else torch.zeros_like(like.bias[:1]).expand(out_features)
+    )
 
 
 def repeated_heads(x: Tensor, times: int) -> Tensor:

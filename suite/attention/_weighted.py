@@ -37,13 +37,18 @@ Init = Literal["mean", "random"]
 class WeightedOptions(GroupedOptions):
     """Where, and how the weights start."""
 
-    init: Init = Field("mean", description="every weight is groups / heads, as GQA's mean (WGQA 3), or N(0, 1) (WGQA's RAND forms)")
+    init: Init = Field(
+        "mean",
+        description="every weight is groups / heads, as GQA's mean (WGQA 3), or N(0, 1) (WGQA's RAND forms)",
+    )
 
 
 class WeightedGroupOptions(WeightedOptions):
     """`WeightedOptions`, and how many key-value heads remain."""
 
-    kv_heads: Annotated[int, Field(ge=1)] | None = Field(None, description="groups; null = half of the heads (WGQA 4.1)")
+    kv_heads: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="groups; null = half of the heads (WGQA 4.1)"
+    )
 
 
 class WeightedLinear(nn.Linear):
@@ -63,10 +68,20 @@ class WeightedLinear(nn.Linear):
         head_dim = full.out_features // heads
         super().__init__(full.in_features, groups * head_dim, bias=False, device="meta")
         self.weight, self.bias = full.weight, full.bias
-        self.heads, self.groups, self.head_dim, self.form, self.init = heads, groups, head_dim, form, init
-        shape = {"head": (heads,), "column": (heads, head_dim), "row": (heads, full.in_features)}[form]
+        self.heads, self.groups, self.head_dim, self.form, self.init = (
+            heads,
+            groups,
+            head_dim,
+            form,
+            init,
+        )
+        shape = {"head": (heads,), "column": (heads, head_dim), "row": (heads, full.in_features)}[
+            form
+        ]
         weights = torch.empty(shape, dtype=full.weight.dtype, device=full.weight.device)
-        self.head_weight = nn.Parameter(weights.fill_(groups / heads) if init == "mean" else weights.normal_())
+        self.head_weight = nn.Parameter(
+            weights.fill_(groups / heads) if init == "mean" else weights.normal_()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, L, d_in) to (B, L, groups·d)."""
@@ -77,7 +92,9 @@ class WeightedLinear(nn.Linear):
         if self.form == "column":
             factors = self.head_weight.view(-1, 1)  # (heads·d, 1)
         else:
-            factors = self.head_weight.view(self.heads, -1).repeat_interleave(self.head_dim, dim=0)  # (heads·d, 1 or d_in)
+            factors = self.head_weight.view(self.heads, -1).repeat_interleave(
+                self.head_dim, dim=0
+            )  # (heads·d, 1 or d_in)
         # autograd keeps the parameter itself and no view of it, which would keep ZeRO-3's gathered copy alive
         return self._summed(self.weight * factors)
 
@@ -88,7 +105,9 @@ class WeightedLinear(nn.Linear):
             return None
         if self.form == "row":
             return self._summed(bias) * (self.groups / self.heads)
-        return self._summed((bias.view(self.heads, -1) * self.head_weight.view(self.heads, -1)).flatten())
+        return self._summed(
+            (bias.view(self.heads, -1) * self.head_weight.view(self.heads, -1)).flatten()
+        )
 
     def folded(self) -> nn.Linear:
         """The plain map that does the same; it trains where this one did."""
@@ -110,7 +129,9 @@ class Weighted(Variant[WeightedGroupOptions]):
     form: ClassVar[Form]
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
-        for site in surgery.chosen_sites(model, family, site_names(self.config.sites, family), variant=self.name):
+        for site in surgery.chosen_sites(
+            model, family, site_names(self.config.sites, family), variant=self.name
+        ):
             maps = surgery.projections(site)
             maps.k, maps.v = (self._weighted(full, site) for full in (maps.k, maps.v))
             surgery.place(site, maps)
@@ -139,7 +160,13 @@ class Weighted(Variant[WeightedGroupOptions]):
 
     def _weighted(self, full: nn.Module, site: AttentionSite) -> WeightedLinear:
         assert isinstance(full, nn.Linear)
-        return WeightedLinear(full, heads=site.kv_heads, groups=self.groups(site), form=self.form, init=self.config.init)
+        return WeightedLinear(
+            full,
+            heads=site.kv_heads,
+            groups=self.groups(site),
+            form=self.form,
+            init=self.config.init,
+        )
 
 
 class WeightedToOne(Weighted):

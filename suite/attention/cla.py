@@ -25,7 +25,9 @@ from suite.backbones.base import Absent, AttentionSite, Stack
 class ClaOptions(LayeredOptions):
     """How many layers share."""
 
-    factor: Annotated[int, Field(ge=1)] = Field(2, description="layers in a run (CLA2, their best); 1 = the base model")
+    factor: Annotated[int, Field(ge=1)] = Field(
+        2, description="layers in a run (CLA2, their best); 1 = the base model"
+    )
 
 
 class Cla(AcrossLayers[ClaOptions]):
@@ -40,7 +42,13 @@ class Cla(AcrossLayers[ClaOptions]):
     def connect(self, stack: Stack, sites: list[AttentionSite], taken_from: dict[int, int]) -> None:
         for layer, giver in taken_from.items():
             _without_keys_and_values(sites[layer], like=sites[giver])
-        share(stack.module, stack.blocks, [site.module for site in sites], what="key_value", taken_from=taken_from)
+        share(
+            stack.module,
+            stack.blocks,
+            [site.module for site in sites],
+            what="key_value",
+            taken_from=taken_from,
+        )
 
     def kept_floats(self, alone: int) -> int:
         return 0

@@ -43,7 +43,9 @@ class AttentionCount:
     kv_fraction: float | None
 
 
-def count_attention(resolved: ResolvedBackbone, head: Head, attention: AttentionChoice, *, dtype: Dtype = "fp16") -> AttentionCount:
+def count_attention(
+    resolved: ResolvedBackbone, head: Head, attention: AttentionChoice, *, dtype: Dtype = "fp16"
+) -> AttentionCount:
     """Convert a backbone on the meta device and count it; reads no weights.
 
     Args:
@@ -62,11 +64,15 @@ def count_attention(resolved: ResolvedBackbone, head: Head, attention: Attention
     return attention_counts(model, resolved.family, variant, dtype=dtype)
 
 
-def attention_counts(model: PreTrainedModel, family: Family, variant: Variant[Any], *, dtype: Dtype = "fp16") -> AttentionCount:
+def attention_counts(
+    model: PreTrainedModel, family: Family, variant: Variant[Any], *, dtype: Dtype = "fp16"
+) -> AttentionCount:
     """Count a model that `variant` has converted, before any PETL method."""
     extra = sum(parameter.numel() for parameter in variant.extra_parameters(model, family))
     sites = list(family.attention_sites(model))
-    without = extra + _weights(site.module.get_submodule(name) for site in sites for name in (site.q, site.k, site.v))
+    without = extra + _weights(
+        site.module.get_submodule(name) for site in sites for name in (site.q, site.k, site.v)
+    )
     output = _weights(site.owner.get_submodule(site.o) for site in sites)
     kept, before = (_cached(model, family, "decoder-self", v) for v in (variant, None))
     cross = _cached(model, family, "decoder-cross", variant)
@@ -83,14 +89,23 @@ def attention_counts(model: PreTrainedModel, family: Family, variant: Variant[An
 def _weights(modules: Any) -> int:
     """Numbers in the weights of modules, each module once; what stands for a map that is gone has none."""
     weights = [
-        module.weight for module in {id(m): m for m in modules}.values() if isinstance(getattr(module, "weight", None), nn.Parameter)
+        module.weight
+        for module in {id(m): m for m in modules}.values()
+        if isinstance(getattr(module, "weight", None), nn.Parameter)
     ]
     return sum(weight.numel() for weight in weights)
 
 
-def _cached(model: PreTrainedModel, family: Family, name: str, variant: Variant[Any] | None) -> int | None:
+def _cached(
+    model: PreTrainedModel, family: Family, name: str, variant: Variant[Any] | None
+) -> int | None:
     """Numbers cached per token at the sites of one name; without a variant, by the backbone itself. None = no such sites."""
     sites = [site for site in family.attention_sites(model) if site.site == name]
     if not sites:
         return None
-    return sum(2 * site.kv_heads * site.head_dim if variant is None else variant.cached_floats(site, family) for site in sites)
+    return sum(
+        2 * site.kv_heads * site.head_dim
+        if variant is None
+        else variant.cached_floats(site, family)
+        for site in sites
+    )

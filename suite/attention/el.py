@@ -27,7 +27,9 @@ class El(TiedValues):
         assert isinstance(own, nn.Linear)
         if site.heads * site.head_dim != own.in_features:
             got = f"{site.heads} heads of {site.head_dim} do not fill the hidden state of {own.in_features}"
-            raise IncompatibleError(f"attention {self.name}: {got}, whose slices are the keys; use a backbone whose heads do")
+            raise IncompatibleError(
+                f"attention {self.name}: {got}, whose slices are the keys; use a backbone whose heads do"
+            )
         return surgery.Source(own.in_features)
 
     def key_heads(self, site: AttentionSite) -> int:

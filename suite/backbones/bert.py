@@ -14,7 +14,15 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from suite.backbones._find import backbone, base_model, check_heads, divide, modules_of, numbered, present_names
+from suite.backbones._find import (
+    backbone,
+    base_model,
+    check_heads,
+    divide,
+    modules_of,
+    numbered,
+    present_names,
+)
 from suite.backbones.base import AttentionSite, Family, Stack, Sublayer
 
 
@@ -33,7 +41,20 @@ class Bert(Family):
             if not hasattr(inner, "query"):  # a token mixer stands there
                 continue
             heads, head_dim = inner.num_attention_heads, inner.attention_head_size
-            yield AttentionSite("encoder", "self", i, inner, "query", "key", "value", output, "dense", heads, heads, head_dim)
+            yield AttentionSite(
+                "encoder",
+                "self",
+                i,
+                inner,
+                "query",
+                "key",
+                "value",
+                output,
+                "dense",
+                heads,
+                heads,
+                head_dim,
+            )
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
         for i, block in numbered(self.stacks(model)[0].blocks):
@@ -46,11 +67,15 @@ class Bert(Family):
     def head_names(self, model: PreTrainedModel) -> tuple[str, ...]:
         names = present_names(model, self.model_types, ("classifier", "cls", "qa_outputs"))
         pooler = base_model(model, self.model_types).pooler
-        return (*names, *self._names_of(model, pooler)) if getattr(pooler, "is_new", False) else names
+        return (
+            (*names, *self._names_of(model, pooler)) if getattr(pooler, "is_new", False) else names
+        )
 
     def scale_config(self, config: PreTrainedConfig, factor: int) -> PreTrainedConfig:
         scaled = divide(config, ("hidden_size", "intermediate_size"), factor)
-        check_heads(config, width=scaled.hidden_size, heads=scaled.num_attention_heads, factor=factor)
+        check_heads(
+            config, width=scaled.hidden_size, heads=scaled.num_attention_heads, factor=factor
+        )
         return scaled
 
     def _names_of(self, model: PreTrainedModel, wanted: nn.Module) -> list[str]:

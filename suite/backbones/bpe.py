@@ -44,7 +44,9 @@ def parse_bpe(name: str | None, *, where: str = "") -> Bpe | None:
         return None
     found = re.fullmatch(r"bpe:(\d+):(.+)", name)
     if found is None or int(found[1]) < SMALLEST:
-        raise BackboneError(f"{where}tokenizer {name!r}: expected bpe:SIZE:TASK, SIZE at least {SMALLEST} (bpe:8000:multi30k-en-de)")
+        raise BackboneError(
+            f"{where}tokenizer {name!r}: expected bpe:SIZE:TASK, SIZE at least {SMALLEST} (bpe:8000:multi30k-en-de)"
+        )
     return Bpe(int(found[1]), found[2])
 
 
@@ -55,7 +57,9 @@ def train_bpe(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """
     backend = _backend()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
+    )
     backend.train_from_iterator(texts, trainer)
     return _wrapped(backend)
 
@@ -74,7 +78,9 @@ def _backend() -> Tokenizer:
 
 def _wrapped(backend: Tokenizer) -> PreTrainedTokenizerFast:
     end = (END, backend.token_to_id(END))
-    backend.post_processor = processors.TemplateProcessing(single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[end])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[end]
+    )
     names = ["input_ids", "attention_mask"]
     special = {"pad_token": PAD, "eos_token": END}
     return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=names, **special)  # type: ignore[no-untyped-call]

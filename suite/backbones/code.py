@@ -36,7 +36,9 @@ def code_digest(folder: Path) -> str:
     return sha.hexdigest()[:40]
 
 
-def check_code(choice: BackboneChoice, raw: Mapping[str, Any], *, folder: Path | None, where: str) -> None:
+def check_code(
+    choice: BackboneChoice, raw: Mapping[str, Any], *, folder: Path | None, where: str
+) -> None:
     """See that a checkpoint's own code is run where it was asked for by name and commit, and never otherwise.
 
     Args:
@@ -59,7 +61,9 @@ def check_code(choice: BackboneChoice, raw: Mapping[str, Any], *, folder: Path |
     if not classes:
         raise BackboneError(f"{where}{choice.name} brings no code of its own; leave {OPTION} out")
     if elsewhere := [name for name in classes if "--" in name]:
-        raise BackboneError(f"{where}{choice.name} takes its code from another repository ({elsewhere[0]}), which its commit does not pin")
+        raise BackboneError(
+            f"{where}{choice.name} takes its code from another repository ({elsewhere[0]}), which its commit does not pin"
+        )
     if trusted().get(choice.name) != choice.revision:
         raise BackboneError(
             f"{where}{choice.name} was to run code of its own, at {choice.revision}; allow it again with "
@@ -77,7 +81,11 @@ def code_folder(choice: BackboneChoice, origin: str, path: str) -> Path:
     Raises:
         BackboneError: The hub cannot be reached.
     """
-    return sources.hub_folder(path, choice.revision, sources.CODE_FILES) if origin == "hub" else Path(path)
+    return (
+        sources.hub_folder(path, choice.revision, sources.CODE_FILES)
+        if origin == "hub"
+        else Path(path)
+    )
 
 
 def own_config(raw: Mapping[str, Any], folder: Path) -> type[PreTrainedConfig] | None:
@@ -85,5 +93,7 @@ def own_config(raw: Mapping[str, Any], folder: Path) -> type[PreTrainedConfig] |
     name = raw["auto_map"].get("AutoConfig")
     if name is None:
         return None
-    found: type[PreTrainedConfig] = get_class_from_dynamic_module(str(name), str(folder), local_files_only=True)
+    found: type[PreTrainedConfig] = get_class_from_dynamic_module(
+        str(name), str(folder), local_files_only=True
+    )
     return found

@@ -22,7 +22,9 @@ def shorten(config: PreTrainedConfig, choice: BackboneChoice, *, where: str) -> 
         if depth is None or not choice.drop_layers:
             continue
         if choice.drop_layers >= depth:
-            got = f"got drop_layers {choice.drop_layers}, but its stacks have {depth} layers ({key})"
+            got = (
+                f"got drop_layers {choice.drop_layers}, but its stacks have {depth} layers ({key})"
+            )
             raise ConfigError(f"{where}backbone {choice.name}: {got}; at least one must be left")
         setattr(config, key, depth - choice.drop_layers)
     return config

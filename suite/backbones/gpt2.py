@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from suite.backbones._find import base_model, check_heads, divide, modules_of, numbered, present_names
+from suite.backbones._find import (
+    base_model,
+    check_heads,
+    divide,
+    modules_of,
+    numbered,
+    present_names,
+)
 from suite.backbones.base import AttentionSite, Family, SplitProjection, Stack, Sublayer
 
 
@@ -29,7 +36,21 @@ class GPT2(Family):
             a = block.attn
             fused = not isinstance(a.c_attn, SplitProjection)
             q, k, v = ("c_attn",) * 3 if fused else ("c_attn.q", "c_attn.k", "c_attn.v")
-            yield AttentionSite("decoder", "self", i, a, q, k, v, a, "c_proj", a.num_heads, a.num_heads, a.head_dim, fused=fused)
+            yield AttentionSite(
+                "decoder",
+                "self",
+                i,
+                a,
+                q,
+                k,
+                v,
+                a,
+                "c_proj",
+                a.num_heads,
+                a.num_heads,
+                a.head_dim,
+                fused=fused,
+            )
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
         for i, block in numbered(self.stacks(model)[0].blocks):
@@ -43,7 +64,9 @@ class GPT2(Family):
         return present_names(model, self.model_types, ("score",))
 
     def scale_config(self, config: PreTrainedConfig, factor: int) -> PreTrainedConfig:
-        inner = ("n_inner",) if getattr(config, "n_inner", None) is not None else ()  # None means 4 x n_embd
+        inner = (
+            ("n_inner",) if getattr(config, "n_inner", None) is not None else ()
+        )  # None means 4 x n_embd
         scaled = divide(config, ("n_embd", *inner), factor)
         check_heads(config, width=scaled.n_embd, heads=scaled.n_head, factor=factor)
         return scaled

@@ -53,8 +53,14 @@ def auto_class(family: Family, head: Head) -> Any:
         return AutoModelForSequenceClassification
     if head.kind == "span" and family.kind == "encoder":
         return AutoModelForQuestionAnswering
-    answers = {"encoder": "cannot answer in text", "decoder": "does not read both ways", "encoder-decoder": "answers in text only"}
-    raise IncompatibleError(f"backbone family {family.name} ({family.kind}) {answers[family.kind]}, got a {head.kind} head")
+    answers = {
+        "encoder": "cannot answer in text",
+        "decoder": "does not read both ways",
+        "encoder-decoder": "answers in text only",
+    }
+    raise IncompatibleError(
+        f"backbone family {family.name} ({family.kind}) {answers[family.kind]}, got a {head.kind} head"
+    )
 
 
 def head_config(config: PreTrainedConfig, head: Head) -> PreTrainedConfig:
@@ -62,7 +68,9 @@ def head_config(config: PreTrainedConfig, head: Head) -> PreTrainedConfig:
     config = copy.deepcopy(config)
     if head.kind in ("classification", "regression", "choice"):
         config.num_labels = 1 if head.kind == "choice" else head.num_labels
-        config.problem_type = "regression" if head.kind == "regression" else "single_label_classification"
+        config.problem_type = (
+            "regression" if head.kind == "regression" else "single_label_classification"
+        )
     if head.kind == "span":
         config.num_labels = 2
     return config
@@ -79,7 +87,13 @@ def has_own_forward(model: PreTrainedModel) -> bool:
     return "forward" in vars(model) or hasattr(model, "qa_outputs")
 
 
-def _choose(original: Callable[..., Any], model: PreTrainedModel, *, labels: Tensor | None = None, **inputs: Tensor) -> Any:
+def _choose(
+    original: Callable[..., Any],
+    model: PreTrainedModel,
+    *,
+    labels: Tensor | None = None,
+    **inputs: Tensor,
+) -> Any:
     """Score every choice (B, C, T) as a text of its own; softmax and loss are over the choices of a row.
 
     Args:

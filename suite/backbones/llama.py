@@ -32,7 +32,20 @@ class Llama(Family):
         heads, few = config.num_attention_heads, config.num_key_value_heads
         for i, block in numbered(self.stacks(model)[0].blocks):
             a = block.self_attn
-            yield AttentionSite("decoder", "self", i, a, "q_proj", "k_proj", "v_proj", a, "o_proj", heads, few, a.head_dim)
+            yield AttentionSite(
+                "decoder",
+                "self",
+                i,
+                a,
+                "q_proj",
+                "k_proj",
+                "v_proj",
+                a,
+                "o_proj",
+                heads,
+                few,
+                a.head_dim,
+            )
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
         for i, block in numbered(self.stacks(model)[0].blocks):
@@ -48,5 +61,7 @@ class Llama(Family):
     def scale_config(self, config: PreTrainedConfig, factor: int) -> PreTrainedConfig:
         scaled = divide(config, ("hidden_size", "intermediate_size", "head_dim"), factor)
         if scaled.head_dim % 2:
-            raise IncompatibleError(f"llama: head_dim {scaled.head_dim} (reduction factor {factor}) is odd; rotary positions need pairs")
+            raise IncompatibleError(
+                f"llama: head_dim {scaled.head_dim} (reduction factor {factor}) is odd; rotary positions need pairs"
+            )
         return scaled

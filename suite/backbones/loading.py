@@ -47,7 +47,15 @@ log = logging.getLogger(__name__)
 
 Origin = Literal["hub", "folder", "package", "random"]
 _TOKEN_KEYS = frozenset({"pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"})
-_OWN_KEYS = _TOKEN_KEYS | {"architectures", "dtype", "id2label", "label2id", "problem_type", "transformers_version", "is_encoder_decoder"}
+_OWN_KEYS = _TOKEN_KEYS | {
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "transformers_version",
+    "is_encoder_decoder",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,13 @@ class ResolvedBackbone:
     tokenizer: Path | None = None
 
 
-def resolve(choice: BackboneChoice, *, where: str = "", tokenizer: Path | None = None, only_shape: bool = False) -> ResolvedBackbone:
+def resolve(
+    choice: BackboneChoice,
+    *,
+    where: str = "",
+    tokenizer: Path | None = None,
+    only_shape: bool = False,
+) -> ResolvedBackbone:
     """Find a backbone and check it; loads no weights, and needs no network for presets, folders and packages.
 
     Args:
@@ -93,9 +107,16 @@ def resolve(choice: BackboneChoice, *, where: str = "", tokenizer: Path | None =
     if choice.config is None:
         check_code(choice, raw, folder=None if origin == "hub" else Path(path), where=prefix)
     if choice.config is not None:
-        origin, config = "random", _changed_config(raw, choice.config, where=f"{prefix}backbone {choice.name}: config")
+        origin, config = (
+            "random",
+            _changed_config(raw, choice.config, where=f"{prefix}backbone {choice.name}: config"),
+        )
     else:
-        config = shorten(_config_of(choice, raw, origin, path, where=f"{prefix}backbone {choice.name}: "), choice, where=prefix)
+        config = shorten(
+            _config_of(choice, raw, origin, path, where=f"{prefix}backbone {choice.name}: "),
+            choice,
+            where=prefix,
+        )
     if origin in ("folder", "package"):
         sources.weight_files(Path(path), where=prefix)
     resolved = ResolvedBackbone(choice, family, config, origin, path, tokenizer)
@@ -103,7 +124,9 @@ def resolve(choice: BackboneChoice, *, where: str = "", tokenizer: Path | None =
     return resolved
 
 
-def build(resolved: ResolvedBackbone, head: Head, *, meta: bool = False, random_start: bool = False) -> PreTrainedModel:
+def build(
+    resolved: ResolvedBackbone, head: Head, *, meta: bool = False, random_start: bool = False
+) -> PreTrainedModel:
     """The model on the CPU in fp32, or without storage on the meta device.
 
     New weights (a task head, or everything for `origin` "random") draw from torch's global generator.
@@ -121,11 +144,18 @@ def build(resolved: ResolvedBackbone, head: Head, *, meta: bool = False, random_
     try:
         with _quiet():
             if meta or random_start or resolved.origin == "random":
-                model = _new_model(auto, config, device="meta" if meta else "cpu", trust=resolved.choice.trust_remote_code)
+                model = _new_model(
+                    auto,
+                    config,
+                    device="meta" if meta else "cpu",
+                    trust=resolved.choice.trust_remote_code,
+                )
             else:
                 model = _load_model(resolved, auto, config)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise BackboneError(f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {error}") from error
+        raise BackboneError(
+            f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {error}"
+        ) from error
     set_loss(model, head)
     _mark_new_pooler(resolved, model, meta=meta)
     _train_padding_row(model)
@@ -141,8 +171,14 @@ def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTra
     Raises:
         BackboneError: It cannot be read, is not trained yet, or has more tokens than the backbone's vocabulary.
     """
-    if not draft and resolved.tokenizer is None and parse_bpe(resolved.choice.tokenizer) is not None:
-        raise BackboneError(f"tokenizer {resolved.choice.tokenizer} is not trained; see suite.data.vocabulary.open_backbone")
+    if (
+        not draft
+        and resolved.tokenizer is None
+        and parse_bpe(resolved.choice.tokenizer) is not None
+    ):
+        raise BackboneError(
+            f"tokenizer {resolved.choice.tokenizer} is not trained; see suite.data.vocabulary.open_backbone"
+        )
     try:
         tokenizer = _read_tokenizer(resolved, where="")
     except HubUnreachableError as error:
@@ -165,17 +201,23 @@ def identity(resolved: ResolvedBackbone) -> dict[str, str]:
     if resolved.origin == "hub":
         found["revision"] = resolved.choice.revision
         with suppress(BackboneError):  # nothing was downloaded yet, so no commit is known
-            found["commit"] = sources.hub_folder(resolved.path, resolved.choice.revision, sources.CONFIG_FILES, local_only=True).name
+            found["commit"] = sources.hub_folder(
+                resolved.path, resolved.choice.revision, sources.CONFIG_FILES, local_only=True
+            ).name
     elif resolved.origin != "random":
         found["sha256"] = sources.sha256_of(sources.weight_files(Path(resolved.path)))
-    return found | ({"own_code": resolved.choice.revision} if resolved.choice.trust_remote_code else {})
+    return found | (
+        {"own_code": resolved.choice.revision} if resolved.choice.trust_remote_code else {}
+    )
 
 
 def _locate(choice: BackboneChoice, where: str) -> tuple[Origin, str, Mapping[str, Any]]:
     """Origin, path and configuration (as in `config.json`) of a name."""
     preset = PRESETS.get(choice.name)
     name = (preset.path if preset else "") or choice.name
-    if preset is not None and (choice.config is not None or not preset.path or sources.is_hub_id(name)):
+    if preset is not None and (
+        choice.config is not None or not preset.path or sources.is_hub_id(name)
+    ):
         return "hub", name, {"model_type": preset.model_type, **preset.config}
     folder = sources.local_folder(name, where=where)
     if folder is not None:
@@ -183,7 +225,14 @@ def _locate(choice: BackboneChoice, where: str) -> tuple[Origin, str, Mapping[st
         return origin, str(folder), sources.read_config(folder, where=where)
     if not sources.is_hub_id(name):
         raise UnknownNameError("backbone", name, PRESETS, where=where.removesuffix(": "))
-    return "hub", name, sources.read_config(sources.hub_folder(name, choice.revision, sources.CONFIG_FILES, where=where), where=where)
+    return (
+        "hub",
+        name,
+        sources.read_config(
+            sources.hub_folder(name, choice.revision, sources.CONFIG_FILES, where=where),
+            where=where,
+        ),
+    )
 
 
 def _family_of(model_type: str, *, where: str) -> Family:
@@ -194,28 +243,38 @@ def _family_of(model_type: str, *, where: str) -> Family:
         if model_type in family.model_types:
             return family
     known = "; ".join(f"{name} ({types})" for name, types in served.items())
-    raise BackboneError(f"{where}model type {model_type!r} belongs to no family; families (model types): {known}")
+    raise BackboneError(
+        f"{where}model type {model_type!r} belongs to no family; families (model types): {known}"
+    )
 
 
-def _config_of(choice: BackboneChoice, raw: Mapping[str, Any], origin: Origin, path: str, *, where: str) -> PreTrainedConfig:
+def _config_of(
+    choice: BackboneChoice, raw: Mapping[str, Any], origin: Origin, path: str, *, where: str
+) -> PreTrainedConfig:
     try:
         if not choice.trust_remote_code:
             return CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
         folder = code_folder(choice, origin, path)
-        config: PreTrainedConfig = (own_config(raw, folder) or CONFIG_MAPPING[raw["model_type"]]).from_dict(dict(raw))
+        config: PreTrainedConfig = (
+            own_config(raw, folder) or CONFIG_MAPPING[raw["model_type"]]
+        ).from_dict(dict(raw))
         config._name_or_path = str(folder)  # where transformers looks for the code
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise BackboneError(f"{where}its config.json is not valid: {error}") from error
     return config
 
 
-def _changed_config(raw: Mapping[str, Any], changes: Mapping[str, Any], *, where: str) -> PreTrainedConfig:
+def _changed_config(
+    raw: Mapping[str, Any], changes: Mapping[str, Any], *, where: str
+) -> PreTrainedConfig:
     """The configuration with the user's changes; both spellings of a key (GPT-2: hidden_size, n_embd) mean the same."""
     cls = CONFIG_MAPPING[raw["model_type"]]
     known = ({field.name for field in fields(cls)} | set(cls.attribute_map)) - _OWN_KEYS
     for key in changes:
         if key in _OWN_KEYS:
-            raise ConfigError(f"{where}: {key} cannot be given; it follows from the tokenizer or the task")
+            raise ConfigError(
+                f"{where}: {key} cannot be given; it follows from the tokenizer or the task"
+            )
         if key not in known:
             raise UnknownNameError("key", key, known, where=where)
     renamed = {cls.attribute_map.get(key, key): value for key, value in changes.items()}
@@ -239,15 +298,23 @@ def _align_tokens(resolved: ResolvedBackbone, *, where: str) -> None:
         tokenizer = _read_tokenizer(resolved, where=where)
         _check_vocabulary(resolved, tokenizer, where=where)
         if not own:
-            config.eos_token_id, config.bos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id, None
+            config.eos_token_id, config.bos_token_id, config.pad_token_id = (
+                tokenizer.eos_token_id,
+                tokenizer.bos_token_id,
+                None,
+            )
         if config.pad_token_id is None:
             config.pad_token_id = tokenizer.pad_token_id
     if config.pad_token_id is None:
         config.pad_token_id = next(iter(_eos_ids(config)), None)
     if config.pad_token_id is None:
-        raise BackboneError(f"{where}backbone {resolved.choice.name} has neither a padding nor an end-of-sequence token; give a tokenizer")
+        raise BackboneError(
+            f"{where}backbone {resolved.choice.name} has neither a padding nor an end-of-sequence token; give a tokenizer"
+        )
     if config.is_encoder_decoder:
-        config.decoder_start_token_id = config.pad_token_id  # T5 starts its answers with the padding token
+        config.decoder_start_token_id = (
+            config.pad_token_id
+        )  # T5 starts its answers with the padding token
 
 
 def _eos_ids(config: PreTrainedConfig) -> list[int]:
@@ -265,12 +332,20 @@ def _read_tokenizer(resolved: ResolvedBackbone, *, where: str) -> PreTrainedToke
     folder = resolved.tokenizer or _tokenizer_folder(resolved, name, where=where)
     trust = resolved.choice.trust_remote_code and name is None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust
+        )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise BackboneError(f"{where}the tokenizer in {folder} cannot be read: {error}; give another one (tokenizer: bytes)") from error
-    if not isinstance(tokenizer, ByT5Tokenizer) and not any((folder / name).is_file() for name in sources.VOCABULARY_FILES):
+        raise BackboneError(
+            f"{where}the tokenizer in {folder} cannot be read: {error}; give another one (tokenizer: bytes)"
+        ) from error
+    if not isinstance(tokenizer, ByT5Tokenizer) and not any(
+        (folder / name).is_file() for name in sources.VOCABULARY_FILES
+    ):
         # transformers 5 makes an empty tokenizer of a folder that holds none
-        raise BackboneError(f"{where}{folder} holds no tokenizer ({', '.join(sources.VOCABULARY_FILES)}); give one (tokenizer: bytes)")
+        raise BackboneError(
+            f"{where}{folder} holds no tokenizer ({', '.join(sources.VOCABULARY_FILES)}); give one (tokenizer: bytes)"
+        )
     return tokenizer
 
 
@@ -278,24 +353,34 @@ def _tokenizer_folder(resolved: ResolvedBackbone, name: str | None, *, where: st
     if name is None and resolved.origin != "hub":
         return Path(resolved.path)
     if name is None:
-        return sources.hub_folder(resolved.path, resolved.choice.revision, sources.TOKENIZER_FILES, where=where)
+        return sources.hub_folder(
+            resolved.path, resolved.choice.revision, sources.TOKENIZER_FILES, where=where
+        )
     folder = sources.local_folder(name, where=where)
     if folder is None and not sources.is_hub_id(name):
-        raise BackboneError(f"{where}tokenizer {name!r} is not bytes, a folder, package:NAME/FOLDER, bpe:SIZE:TASK or organisation/name")
+        raise BackboneError(
+            f"{where}tokenizer {name!r} is not bytes, a folder, package:NAME/FOLDER, bpe:SIZE:TASK or organisation/name"
+        )
     return folder or sources.hub_folder(name, "main", sources.TOKENIZER_FILES, where=where)
 
 
-def _check_vocabulary(resolved: ResolvedBackbone, tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
+def _check_vocabulary(
+    resolved: ResolvedBackbone, tokenizer: PreTrainedTokenizerBase, *, where: str
+) -> None:
     bpe = parse_bpe(_tokenizer_name(resolved.choice), where=where)
     tokens = len(tokenizer) if bpe is None else bpe.size
     if tokens > resolved.config.vocab_size:
         got = f"vocab_size {resolved.config.vocab_size}, but the tokenizer has {tokens} tokens"
-        raise BackboneError(f"{where}backbone {resolved.choice.name}: {got}; give a larger vocab_size or another tokenizer")
+        raise BackboneError(
+            f"{where}backbone {resolved.choice.name}: {got}; give a larger vocab_size or another tokenizer"
+        )
 
 
 def _new_model(auto: Any, config: PreTrainedConfig, *, device: str, trust: bool) -> PreTrainedModel:
     with torch.device(device):
-        model: PreTrainedModel = auto.from_config(config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=trust)
+        model: PreTrainedModel = auto.from_config(
+            config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=trust
+        )
     return model
 
 
@@ -316,12 +401,20 @@ def _load_model(resolved: ResolvedBackbone, auto: Any, config: PreTrainedConfig)
     return model
 
 
-def _check_complete(resolved: ResolvedBackbone, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
+def _check_complete(
+    resolved: ResolvedBackbone, model: PreTrainedModel, report: Mapping[str, Any]
+) -> None:
     """Every weight must come from the checkpoint in its shape, but the task head and BERT's pooler may be new."""
     new = (*resolved.family.head_names(model), *_pooler_name(model))
-    lacking = sorted(key for key in report["missing_keys"] if not key.startswith(tuple(f"{name}." for name in new)))
+    lacking = sorted(
+        key
+        for key in report["missing_keys"]
+        if not key.startswith(tuple(f"{name}." for name in new))
+    )
     if lacking:
-        raise BackboneError(f"{resolved.path} lacks {len(lacking)} weights of backbone {resolved.choice.name}: {', '.join(lacking[:5])}")
+        raise BackboneError(
+            f"{resolved.path} lacks {len(lacking)} weights of backbone {resolved.choice.name}: {', '.join(lacking[:5])}"
+        )
     for key, got, expected in sorted(report["mismatched_keys"]):
         raise BackboneError(
             f"{resolved.path}: {key} has shape {tuple(got)}, but the configuration (or the task's head) expects {tuple(expected)}"
@@ -345,7 +438,11 @@ def _pooler_name(model: PreTrainedModel) -> list[str]:
 
 
 def _mark_new_pooler(resolved: ResolvedBackbone, model: PreTrainedModel, *, meta: bool) -> None:
-    if not _pooler_name(model) or resolved.origin == "random" or (meta and resolved.origin == "hub"):
+    if (
+        not _pooler_name(model)
+        or resolved.origin == "random"
+        or (meta and resolved.origin == "hub")
+    ):
         return
     names = sources.weight_names(sources.weight_files(weights_folder(resolved)))
     pooler: Any = model.base_model.pooler
@@ -366,8 +463,13 @@ def _is_error(record: logging.LogRecord) -> bool:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars, and no warning that a new head is new; errors still show."""
-    logger, bars = logging.getLogger("transformers.modeling_utils"), hf_logging.is_progress_bar_enabled()
-    logger.addFilter(_is_error)  # a filter, as a raised level makes transformers warn of something else
+    logger, bars = (
+        logging.getLogger("transformers.modeling_utils"),
+        hf_logging.is_progress_bar_enabled(),
+    )
+    logger.addFilter(
+        _is_error
+    )  # a filter, as a raised level makes transformers warn of something else
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield

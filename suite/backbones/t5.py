@@ -58,4 +58,6 @@ class T5(Family):
     @staticmethod
     def _site(role: Role, kind: AttentionKind, layer: int, attention: Any) -> AttentionSite:
         heads, head_dim = attention.n_heads, attention.key_value_proj_dim
-        return AttentionSite(role, kind, layer, attention, "q", "k", "v", attention, "o", heads, heads, head_dim)
+        return AttentionSite(
+            role, kind, layer, attention, "q", "k", "v", attention, "o", heads, heads, head_dim
+        )

@@ -36,10 +36,14 @@ def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:
                 for name in sorted(names & own.keys()):
                     tensor = file.get_tensor(name)
                     if tensor.shape != own[name].shape:
-                        raise BackboneError(f"{path}: {name} has shape {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}")
+                        raise BackboneError(
+                            f"{path}: {name} has shape {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}"
+                        )
                     own[name].copy_(tensor)
     except (OSError, SafetensorError) as error:
-        raise BackboneError(f"{path}: cannot be read: {error}; remove its folder to train it again") from error
+        raise BackboneError(
+            f"{path}: cannot be read: {error}; remove its folder to train it again"
+        ) from error
 
 
 def _mark_new_pooler(model: PreTrainedModel, names: set[str]) -> None:
@@ -54,6 +58,10 @@ def _check_names(model: PreTrainedModel, family: Family, names: set[str], path: 
     heads = tuple(f"{name}." for name in family.head_names(model))
     missing = sorted(name for name in own - names if not (heads and name.startswith(heads)))
     inside = f"{model.base_model_prefix}."
-    strange = sorted(name for name in names - own if name.startswith(inside) or model.base_model is model)
+    strange = sorted(
+        name for name in names - own if name.startswith(inside) or model.base_model is model
+    )
     if missing or strange:
-        raise BackboneError(f"{path}: not the weights of this model: lacks {missing[:3]}, has {strange[:3]} beside them")
+        raise BackboneError(
+            f"{path}: not the weights of this model: lacks {missing[:3]}, has {strange[:3]} beside them"
+        )

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.cli import complete
-from suite.cli.options import AttentionOption, BackboneOption, DataRootOption, Format, FormatOption, SetOption
+from suite.cli.options import (
+    AttentionOption,
+    BackboneOption,
+    DataRootOption,
+    Format,
+    FormatOption,
+    SetOption,
+)
 from suite.cli.render import brief, column, render, stdout_for_result
 from suite.errors import ConfigError
 
@@ -19,28 +26,57 @@ if TYPE_CHECKING:
     from suite.attention.weights import WeightChange
     from suite.backbones.base import Family
     from suite.backbones.loading import ResolvedBackbone
+    from suite.config.arm import Arm
     from suite.config.task import TaskConfig
     from suite.config.training import TrainingConfig
     from suite.data.objective import Batch, Objective
     from suite.data.prepare import Prepared
     from suite.metrics.attention_maps import MapStatistics
-    from suite.train.spec import Arm
 
 BATCH_ROWS = 4
 SEED = 0
 GROUPS = ("backbone", "attention", "training")
-MAP_KEYS = ("site", "layer", "padded_next", "valid_next", "centred_next", "variance", "downstream_sum", "downstream_mean")
-WEIGHT_KEYS = ("site", "layer", "projection", "start", "mean_difference", "mean_abs_difference", "t", "p_value")
+MAP_KEYS = (
+    "site",
+    "layer",
+    "padded_next",
+    "valid_next",
+    "centred_next",
+    "variance",
+    "downstream_sum",
+    "downstream_mean",
+)
+WEIGHT_KEYS = (
+    "site",
+    "layer",
+    "projection",
+    "start",
+    "mean_difference",
+    "mean_abs_difference",
+    "t",
+    "p_value",
+)
 
 
 def attention(
     backbone: BackboneOption,
     task: Annotated[
-        str, typer.Option("--task", metavar="T", autocompletion=complete.tasks, help="Whose validation inputs are read (suite list tasks).")
+        str,
+        typer.Option(
+            "--task",
+            metavar="T",
+            autocompletion=complete.tasks,
+            help="Whose validation inputs are read (suite list tasks).",
+        ),
     ],
     variant: AttentionOption = "pretrained",
     rows: Annotated[int, typer.Option(min=1, help="How many inputs.")] = 64,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write. (default: analysis/BACKBONE-VARIANT-TASK)")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where to write. (default: analysis/BACKBONE-VARIANT-TASK)"
+        ),
+    ] = None,
     data_root: DataRootOption = None,
     overrides: SetOption = None,
     fmt: FormatOption = Format.TABLE,
@@ -52,16 +88,32 @@ def attention(
     attention.options.* and training.max_length.
     """
     with stdout_for_result():
-        found, facts = measure(backbone, task, variant, rows=rows, data_root=data_root, overrides=overrides or ())
+        found, facts = measure(
+            backbone, task, variant, rows=rows, data_root=data_root, overrides=overrides or ()
+        )
         folder = out or Path("analysis") / f"{Path(backbone).name}-{variant}-{task}"
         write_analysis(found, facts, folder)
     typer.echo(f"written to {folder}", err=True)
-    shown = [column(key) for key in MAP_KEYS[:2]] + [column(key, key.replace("_", " "), brief) for key in MAP_KEYS[2:]]
-    render([row for site, statistics in found.items() for row in layer_rows(site, statistics)], shown, fmt, keys=MAP_KEYS)
+    shown = [column(key) for key in MAP_KEYS[:2]] + [
+        column(key, key.replace("_", " "), brief) for key in MAP_KEYS[2:]
+    ]
+    render(
+        [row for site, statistics in found.items() for row in layer_rows(site, statistics)],
+        shown,
+        fmt,
+        keys=MAP_KEYS,
+    )
 
 
 def weights(
-    trial: Annotated[Path, typer.Option("--trial", metavar="DIR", help="A finished trial of the confirm phase: HOME/trials/HASH.")],
+    trial: Annotated[
+        Path,
+        typer.Option(
+            "--trial",
+            metavar="DIR",
+            help="A finished trial of the confirm phase: HOME/trials/HASH.",
+        ),
+    ],
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """How far the learned head weights of a WGQA trial moved from their start, per layer and map.
@@ -69,12 +121,20 @@ def weights(
     The one-sample test asks whether their mean moved; the weights of a map are not independent draws, so it describes, and proves nothing.
     """
     changes = [asdict(change) for change in trained_changes(trial)]
-    shown = [column(key) for key in WEIGHT_KEYS[:3]] + [column(key, key.replace("_", " "), brief) for key in WEIGHT_KEYS[3:]]
+    shown = [column(key) for key in WEIGHT_KEYS[:3]] + [
+        column(key, key.replace("_", " "), brief) for key in WEIGHT_KEYS[3:]
+    ]
     render(changes, shown, fmt, keys=(*WEIGHT_KEYS, "mean_abs_difference_by_head"))
 
 
 def measure(
-    backbone: str, task: str, variant: str, *, rows: int, data_root: Path | None, overrides: Sequence[str]
+    backbone: str,
+    task: str,
+    variant: str,
+    *,
+    rows: int,
+    data_root: Path | None,
+    overrides: Sequence[str],
 ) -> tuple[dict[str, MapStatistics], dict[str, Any]]:
     """Statistics of every site, and what they were taken from.
 
@@ -94,13 +154,28 @@ def measure(
 
     arm, config, training = _chosen(backbone, task, variant, overrides)
     with tempfile.TemporaryDirectory() as cache:
-        resolved = open_backbone(arm.backbone, data_root=data_root, cache=Path(cache), where="--backbone")
+        resolved = open_backbone(
+            arm.backbone, data_root=data_root, cache=Path(cache), where="--backbone"
+        )
         objective = _objective(resolved, config, training)
         torch.manual_seed(SEED)
-        model, _ = build_arm(resolved, objective.head, attention=arm.attention, method="full", architecture={})
-        data = prepare(config, objective, limit=LimitConfig(train=rows, validation=rows), data_root=data_root, cache=Path(cache))
+        model, _ = build_arm(
+            resolved, objective.head, attention=arm.attention, method="full", architecture={}
+        )
+        data = prepare(
+            config,
+            objective,
+            limit=LimitConfig(train=rows, validation=rows),
+            data_root=data_root,
+            cache=Path(cache),
+        )
         found = observed(model.eval(), resolved.family, batches(data, objective))
-    facts = {"task": task, "split": "validation", "data_hash": data.data_hash, "data_revision": data.revision}
+    facts = {
+        "task": task,
+        "split": "validation",
+        "data_hash": data.data_hash,
+        "data_revision": data.revision,
+    }
     settings = {"max_length_tokens": training.max_length, "seed": SEED}
     return found, {
         "backbone": identity(resolved),
@@ -110,7 +185,9 @@ def measure(
     }
 
 
-def _chosen(backbone: str, task: str, variant: str, overrides: Sequence[str]) -> tuple[Arm, TaskConfig, TrainingConfig]:
+def _chosen(
+    backbone: str, task: str, variant: str, overrides: Sequence[str]
+) -> tuple[Arm, TaskConfig, TrainingConfig]:
     from suite.cli.arms import make_arm, read_overrides
     from suite.config.loader import validate
     from suite.config.task import load_task
@@ -126,14 +203,18 @@ def _objective(resolved: ResolvedBackbone, task: TaskConfig, training: TrainingC
     from suite.data.objective import make_objective
 
     kind, tokenizer = resolved.family.kind, load_tokenizer(resolved)
-    return make_objective(task, kind=kind, tokenizer=tokenizer, training=training, decoder_objective="head")
+    return make_objective(
+        task, kind=kind, tokenizer=tokenizer, training=training, decoder_objective="head"
+    )
 
 
 def batches(data: Prepared, objective: Objective) -> Iterator[Batch]:
     """The validation inputs in order."""
     split = data.split("validation", confirm=False)
     for start in range(0, len(split), BATCH_ROWS):
-        yield objective.collate([split[index] for index in range(start, min(start + BATCH_ROWS, len(split)))])
+        yield objective.collate(
+            [split[index] for index in range(start, min(start + BATCH_ROWS, len(split)))]
+        )
 
 
 def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, MapStatistics]:
@@ -144,13 +225,20 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
     from suite.metrics.attention_maps import AttentionMaps
 
     sites = self_attentions(model, family)
-    taken = {name: AttentionMaps(causal=of_stack[0].role == "decoder") for name, of_stack in sites.items()}
+    taken = {
+        name: AttentionMaps(causal=of_stack[0].role == "decoder")
+        for name, of_stack in sites.items()
+    }
     with torch.no_grad(), watched(sites) as seen:
         for batch in inputs:
             model(**batch)
             for name, maps in seen.items():
-                answers = family.kind == "encoder-decoder" and name == "decoder-self"  # the decoder reads the target
-                taken[name].add(maps, batch["labels"] != -100 if answers else batch["attention_mask"] != 0)
+                answers = (
+                    family.kind == "encoder-decoder" and name == "decoder-self"
+                )  # the decoder reads the target
+                taken[name].add(
+                    maps, batch["labels"] != -100 if answers else batch["attention_mask"] != 0
+                )
                 maps.clear()
     return {name: maps.statistics() for name, maps in taken.items()}
 
@@ -162,7 +250,7 @@ def trained_changes(path: Path) -> list[WeightChange]:
         ConfigError: The folder is not a finished trial's, it kept no weights, or there are no head weights among them.
     """
     from suite.attention.weights import weight_changes
-    from suite.train.folder import Home, TrialFolder
+    from suite.record.folder import Home, TrialFolder
     from suite.train.restore import restore
 
     trained = restore(TrialFolder(path), Home(path.resolve().parents[1]), start_of="head_weight")
@@ -179,7 +267,8 @@ def layer_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, Any]]
     depth = len(statistics.variance)
     for layer in range(depth):
         nearby = {
-            f"{name}_next": float(matrix[layer, layer + 1]) if layer + 1 < depth else None for name, matrix in statistics.head_mean.items()
+            f"{name}_next": float(matrix[layer, layer + 1]) if layer + 1 < depth else None
+            for name, matrix in statistics.head_mean.items()
         }
         yield {
             "site": site,
@@ -197,7 +286,14 @@ def similarity_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, 
         for head, matrix in (*enumerate(by_head), (None, statistics.head_mean[name])):
             for first, line in enumerate(matrix.tolist()):
                 for second, cosine in enumerate(line):
-                    yield {"site": site, "measure": name, "head": head, "layer": first, "other": second, "cosine": cosine}
+                    yield {
+                        "site": site,
+                        "measure": name,
+                        "head": head,
+                        "layer": first,
+                        "other": second,
+                        "cosine": cosine,
+                    }
 
 
 def write_analysis(found: dict[str, MapStatistics], facts: dict[str, Any], folder: Path) -> None:
@@ -208,7 +304,9 @@ def write_analysis(found: dict[str, MapStatistics], facts: dict[str, Any], folde
     from suite.cli.figures import heads_figure, similarity_figure, variance_figure
 
     folder.mkdir(parents=True, exist_ok=True)
-    similarity = [row for site, statistics in found.items() for row in similarity_rows(site, statistics)]
+    similarity = [
+        row for site, statistics in found.items() for row in similarity_rows(site, statistics)
+    ]
     variance = [
         {"site": site, "layer": layer, "head": head, "variance": value}
         for site, statistics in found.items()
@@ -217,8 +315,13 @@ def write_analysis(found: dict[str, MapStatistics], facts: dict[str, Any], folde
     ]
     pq.write_table(pa.Table.from_pylist(similarity), folder / "similarity.parquet")
     pq.write_table(pa.Table.from_pylist(variance), folder / "variance.parquet")
-    sites = {site: {"inputs": statistics.inputs, "layers": list(layer_rows(site, statistics))} for site, statistics in found.items()}
-    (folder / "analysis.json").write_text(json.dumps({**facts, "sites": sites}, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    sites = {
+        site: {"inputs": statistics.inputs, "layers": list(layer_rows(site, statistics))}
+        for site, statistics in found.items()
+    }
+    (folder / "analysis.json").write_text(
+        json.dumps({**facts, "sites": sites}, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     for site, statistics in found.items():
         arm = facts["arm"]
         title = f"{arm['backbone']['name']}, {arm['attention']['name']}, {site}: {statistics.inputs} inputs of {facts['task']}"

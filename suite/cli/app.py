@@ -37,30 +37,60 @@ from suite.errors import SuiteError
 from suite.redact import redact
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "init": (init.init, "suite init my-sweep.yaml --backbone t5-base --methods full,lora,read --tasks sst2,rte"),
+    "init": (
+        init.init,
+        "suite init my-sweep.yaml --backbone t5-base --methods full,lora,read --tasks sst2,rte",
+    ),
     "run": (run.run, "suite run sweeps/quickstart.yaml --set search.trials=4"),
-    "trial": (trial.trial, "suite trial --backbone minilm --method lora --task acceptability --set learning_rate=2e-3 --set rank=4"),
+    "trial": (
+        trial.trial,
+        "suite trial --backbone minilm --method lora --task acceptability --set learning_rate=2e-3 --set rank=4",
+    ),
     "status": (status.status, "suite status --home runs --sweep quickstart"),
-    "submit": (submit.submit, "suite submit sweeps/quickstart.yaml --address http://HEAD:8265 --home /shared/runs"),
+    "submit": (
+        submit.submit,
+        "suite submit sweeps/quickstart.yaml --address http://HEAD:8265 --home /shared/runs",
+    ),
     "stop": (stop.stop, "suite stop quickstart --address http://HEAD:8265"),
-    "leaderboard": (leaderboard.leaderboard, "suite leaderboard --task entailment --sort energy --format md"),
+    "leaderboard": (
+        leaderboard.leaderboard,
+        "suite leaderboard --task entailment --sort energy --format md",
+    ),
     "report": (report.report, "suite report --sweep minilm-glue-small --out report"),
-    "lm-eval": (lm_eval.lm_eval, "suite lm-eval --sweep shared-attention-llama --tasks hellaswag,gsm8k:5"),
+    "lm-eval": (
+        lm_eval.lm_eval,
+        "suite lm-eval --sweep shared-attention-llama --tasks hellaswag,gsm8k:5",
+    ),
     "curves": (curves.curves, "suite curves read/sst2 --figure curve.png"),
-    "export-results": (results.export_results, "suite export-results cluster-a.parquet --sweep read-glue-t5-base"),
-    "import-results": (results.import_results, "suite import-results cluster-a.parquet --home merged"),
+    "export-results": (
+        results.export_results,
+        "suite export-results cluster-a.parquet --sweep read-glue-t5-base",
+    ),
+    "import-results": (
+        results.import_results,
+        "suite import-results cluster-a.parquet --home merged",
+    ),
     "export": (export.export, "suite export read/rte exported/read-rte --home runs"),
     "compare": (compare.compare, "suite compare read lora --sweep minilm-glue-small"),
     "sync": (sync.sync, "suite sync --home runs --tracking-uri http://127.0.0.1:5000"),
-    "params": (params.params, "suite params --backbone t5-base --method read --set hidden=256 --format json"),
-    "profile": (profile.profile, "suite profile --backbone t5-small --methods full,lora,read --compare read,full"),
+    "params": (
+        params.params,
+        "suite params --backbone t5-base --method read --set hidden=256 --format json",
+    ),
+    "profile": (
+        profile.profile,
+        "suite profile --backbone t5-small --methods full,lora,read --compare read,full",
+    ),
     "list": (listing.listing, "suite list methods"),
     "doctor": (doctor.doctor, "suite doctor --address auto --home /shared/runs"),
 }
 """Name -> (function, the example under its help)."""
 
 ANALYSES: dict[str, tuple[Callable[..., None], str]] = {
-    "attention": (analyze.attention, "suite analyze attention --backbone minilm --task acceptability"),
+    "attention": (
+        analyze.attention,
+        "suite analyze attention --backbone minilm --task acceptability",
+    ),
     "weights": (analyze.weights, "suite analyze weights --trial runs/trials/0123456789abcdef"),
 }
 """The commands under `suite analyze`."""
@@ -84,14 +114,19 @@ _tasks = typer.Typer(help="Look at a task before anything is trained on it.", no
 for _name, (_command, _example) in TASKS.items():
     _tasks.command(_name, epilog=f"Example: {_example}")(_command)
 app.add_typer(_tasks, name="task")
-_analyses = typer.Typer(help="Look into attention: how alike layers are, how they vary, what learned weights became.", no_args_is_help=True)
+_analyses = typer.Typer(
+    help="Look into attention: how alike layers are, how they vary, what learned weights became.",
+    no_args_is_help=True,
+)
 for _name, (_command, _example) in ANALYSES.items():
     _analyses.command(_name, epilog=f"Example: {_example}")(_command)
 app.add_typer(_analyses, name="analyze")
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+) -> None:
     if version:
         from suite import __version__
 
@@ -114,5 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = f" ({error.filename})" if error.filename else ""
-        print(f"error: {error.strerror}{where}; free some space and give the same command again; what had ended is kept", file=sys.stderr)
+        print(
+            f"error: {error.strerror}{where}; free some space and give the same command again; what had ended is kept",
+            file=sys.stderr,
+        )
         sys.exit(1)

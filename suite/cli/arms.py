@@ -6,18 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from suite.backbones.loading import Head, ResolvedBackbone, resolve
+from suite.config.arm import Arm
 from suite.config.loader import apply_overrides, validate
-from suite.config.task import ClassificationTask, MultipleChoiceTask, QuestionAnsweringTask, TaskConfig
+from suite.config.task import (
+    ClassificationTask,
+    MultipleChoiceTask,
+    QuestionAnsweringTask,
+    TaskConfig,
+)
 from suite.config.trust import check_named, refuse_trust, with_trust
 from suite.errors import UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import full_architecture
-from suite.train.spec import Arm
 
 GROUPS = ("backbone", "attention", "architecture")
 
 
-def read_overrides(data: dict[str, Any], overrides: Sequence[str], *, method: str, groups: Sequence[str]) -> dict[str, Any]:
+def read_overrides(
+    data: dict[str, Any], overrides: Sequence[str], *, method: str, groups: Sequence[str]
+) -> dict[str, Any]:
     """`data` with `--set` applied; a method's own settings are typed by their bare names (`rank=4`).
 
     Args:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from suite.redact import redact
 
 if TYPE_CHECKING:
-    from suite.train.folder import Home
+    from suite.record.folder import Home
 
 
-def attach(home: Home, tracking_uri: str | None, sweep: str | None = None, *, unless: Collection[str] = ()) -> None:
+def attach(
+    home: Home, tracking_uri: str | None, sweep: str | None = None, *, unless: Collection[str] = ()
+) -> None:
     """Attach what is new; a report that cannot be made or stored is said and ends nothing.
 
     Args:
@@ -24,13 +26,18 @@ def attach(home: Home, tracking_uri: str | None, sweep: str | None = None, *, un
     """
     try:
         for name in _attach(home, tracking_uri, sweep, unless):
-            print(f"the report of {name} is an artifact of its run `report` in MLflow", file=sys.stderr)
+            print(
+                f"the report of {name} is an artifact of its run `report` in MLflow",
+                file=sys.stderr,
+            )
     except Exception as error:  # noqa: BLE001 - the trials are done and in MLflow: whatever a report lacks, the command goes on
         reason = " ".join(redact(error).split())[:500]
         print(f"no report in MLflow: {type(error).__name__}: {reason}", file=sys.stderr)
 
 
-def _attach(home: Home, tracking_uri: str | None, sweep: str | None, unless: Collection[str]) -> list[str]:
+def _attach(
+    home: Home, tracking_uri: str | None, sweep: str | None, unless: Collection[str]
+) -> list[str]:
     from suite.report import build
     from suite.tracking.attach import attach_reports
     from suite.tracking.store import resolve_uri

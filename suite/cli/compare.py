@@ -18,13 +18,27 @@ from suite.errors import ConfigError, StatisticsError, SuiteError, UnknownNameEr
 if TYPE_CHECKING:
     from suite.cli.select import Arms
     from suite.metrics.quality import Values
+    from suite.record.cells import Cell
+    from suite.record.folder import Home
     from suite.stats.answers import Answers
     from suite.stats.compare import Evidence
-    from suite.train.cells import Cell
-    from suite.train.folder import Home
 
 KEYS = (
-    *("task", "arm_a", "arm_b", "sweep_a", "sweep_b", "score_a", "score_b", "difference", "low", "high", "p", "p_holm", "effect"),
+    *(
+        "task",
+        "arm_a",
+        "arm_b",
+        "sweep_a",
+        "sweep_b",
+        "score_a",
+        "score_b",
+        "difference",
+        "low",
+        "high",
+        "p",
+        "p_holm",
+        "effect",
+    ),
     *("seeds", "items", "higher_is_better", "better", "missing"),
 )
 Pair: TypeAlias = "tuple[Sequence[Cell], Sequence[Cell]]"
@@ -32,25 +46,49 @@ Pair: TypeAlias = "tuple[Sequence[Cell], Sequence[Cell]]"
 
 def compare(
     first: Annotated[
-        str | None, typer.Argument(metavar="[ARM_A", help="[SWEEP:] a method, ATTENTION/METHOD, ... or the beginning of a key.")
+        str | None,
+        typer.Argument(
+            metavar="[ARM_A",
+            help="[SWEEP:] a method, ATTENTION/METHOD, ... or the beginning of a key.",
+        ),
     ] = None,
-    second: Annotated[str | None, typer.Argument(metavar="ARM_B]", help="The same of the arm to compare it with.")] = None,
+    second: Annotated[
+        str | None, typer.Argument(metavar="ARM_B]", help="The same of the arm to compare it with.")
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Only this task.")] = None,
-    all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every two arms with the same backbone, instead of two by name.")] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Only this task.")
+    ] = None,
+    all_pairs: Annotated[
+        bool,
+        typer.Option(
+            "--all-pairs", help="Every two arms with the same backbone, instead of two by name."
+        ),
+    ] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """The difference A - B per task and on their mean, with its interval, p-value and effect; Holm's correction over what is printed."""
     from suite.cli.select import read_arms
-    from suite.train.folder import Home
+    from suite.record.folder import Home
 
     place = Home(existing_home(home))
     given = [name for name in (first, second) if name is not None]
     if len(given) != (0 if all_pairs else 2):
-        raise ConfigError(f"got {' and '.join(given) or 'no arm'}{', and --all-pairs' if all_pairs else ''}; give two arms, or --all-pairs")
+        raise ConfigError(
+            f"got {' and '.join(given) or 'no arm'}{', and --all-pairs' if all_pairs else ''}; give two arms, or --all-pairs"
+        )
     arms = read_arms(place, sweep)
-    pairs = [_named(arms, given, place)] if given else [pair for pair in combinations(arms.values(), 2) if _comparable(*pair)]
+    pairs = (
+        [_named(arms, given, place)]
+        if given
+        else [pair for pair in combinations(arms.values(), 2) if _comparable(*pair)]
+    )
     known = {cell.task for pair in pairs for cells in pair for cell in cells}
     if task is not None and task not in known:
         raise UnknownNameError("task", task, known, where="--task")
@@ -58,7 +96,10 @@ def compare(
     rows = _adjusted([row for a, b in pairs for row in comparer.rows(a, b, task)])
     reasons = dict.fromkeys(row["missing"] for row in rows)
     if None not in reasons:
-        raise StatisticsError("; ".join(map(str, reasons)) or f"{home}: no two arms of one sweep and backbone have been confirmed")
+        raise StatisticsError(
+            "; ".join(map(str, reasons))
+            or f"{home}: no two arms of one sweep and backbone have been confirmed"
+        )
     render.render(rows, _columns(rows), fmt, keys=KEYS, title=_title(rows))
 
 
@@ -98,10 +139,14 @@ class _Comparer:
             row = _blank(task, a, b)
             try:
                 if task not in left or task not in right:
-                    raise StatisticsError(f"task {task}: only {'A' if task in left else 'B'} has run on it")
+                    raise StatisticsError(
+                        f"task {task}: only {'A' if task in left else 'B'} has run on it"
+                    )
                 evidence[task] = self._evidence(left[task], right[task])
                 noise = self._noise((a, b), [task], evidence[task].seeds)
-                rows.append(row | _difference(evidence[task], noise, _task(left[task]).higher_is_better))
+                rows.append(
+                    row | _difference(evidence[task], noise, _task(left[task]).higher_is_better)
+                )
             except SuiteError as reason:
                 rows.append(row | {"missing": str(reason)})
         directions = {row["higher_is_better"] for row in rows if row["missing"] is None}
@@ -119,7 +164,9 @@ class _Comparer:
                 self._answers[key] = read_answers(cell.confirmed())
         return gather([self._answers[_sweep([cell]), cell.key] for cell in (a, b)])
 
-    def _mean(self, pair: Pair, evidence: Mapping[str, Evidence], higher_is_better: bool) -> dict[str, Any]:
+    def _mean(
+        self, pair: Pair, evidence: Mapping[str, Evidence], higher_is_better: bool
+    ) -> dict[str, Any]:
         """On the mean over the tasks that can be compared."""
         from suite.stats.compare import over_tasks
 
@@ -140,21 +187,35 @@ class _Comparer:
             for key, cells in self.arms.items()
             if (key[0], cells[0].arm.backbone.name) in kin
         ]
-        return np.array([np.mean(table, axis=0) for table in tables if len(table) == len(tasks) and all(table)])
+        return np.array(
+            [np.mean(table, axis=0) for table in tables if len(table) == len(tasks) and all(table)]
+        )
 
 
 def _scores(cell: Cell, seeds: Sequence[int], *, trusted: bool) -> list[float]:
     """Of the confirm runs with these seeds; empty where one is missing, or the row was rejected and is not trusted all the same."""
-    from suite.tracking.validity import judge
+    from suite.leaderboard.validity import judge
 
-    found = {t.spec.seed: t.result.score for t in cell.confirmed() if t.result is not None and t.result.score is not None}
-    if not found.keys() >= set(seeds) or not (trusted or judge(cell.confirmed(), cell.search)["admitted"] is not False):
+    found = {
+        t.spec.seed: t.result.score
+        for t in cell.confirmed()
+        if t.result is not None and t.result.score is not None
+    }
+    if not found.keys() >= set(seeds) or not (
+        trusted or judge(cell.confirmed(), cell.search)["admitted"] is not False
+    ):
         return []
     return [found[seed] for seed in seeds]
 
 
 def _blank(task: str, a: Sequence[Cell], b: Sequence[Cell]) -> dict[str, Any]:
-    names = {"task": task, "arm_a": a[0].arm.key, "arm_b": b[0].arm.key, "sweep_a": _sweep(a), "sweep_b": _sweep(b)}
+    names = {
+        "task": task,
+        "arm_a": a[0].arm.key,
+        "arm_b": b[0].arm.key,
+        "sweep_a": _sweep(a),
+        "sweep_b": _sweep(b),
+    }
     return dict.fromkeys(KEYS) | names
 
 
@@ -163,7 +224,13 @@ def _difference(evidence: Evidence, noise: Values | None, higher_is_better: bool
 
     found = asdict(difference(evidence, noise))
     scores = {"score_a": found.pop("first"), "score_b": found.pop("second")}
-    return {**scores, **found, "seeds": len(evidence.seeds), "items": evidence.units, "higher_is_better": higher_is_better}
+    return {
+        **scores,
+        **found,
+        "seeds": len(evidence.seeds),
+        "items": evidence.units,
+        "higher_is_better": higher_is_better,
+    }
 
 
 def _adjusted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -191,7 +258,11 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         Column("A - B", lambda row: _signed(row["difference"]), right=True),
         Column(
             "95% interval",
-            lambda row: f"{_signed(row['low'])} to {_signed(row['high'])}" if row["p"] is not None else render.MISSING,
+            lambda row: (
+                f"{_signed(row['low'])} to {_signed(row['high'])}"
+                if row["p"] is not None
+                else render.MISSING
+            ),
             right=True,
         ),
         column("p", show=_p),

@@ -27,15 +27,32 @@ def attention(incomplete: str) -> list[str]:
 
 def tasks(incomplete: str) -> list[str]:
     folders = [*user_folders("tasks"), shipped_folder("tasks")]
-    paths = (path for folder in folders for path in folder.iterdir() if path.suffix in (".yaml", ".py") and path.stem[0] not in "_.")
-    return _matching((stem_to_name(path.stem) if path.suffix == ".py" else path.stem for path in paths), incomplete)
+    paths = (
+        path
+        for folder in folders
+        for path in folder.iterdir()
+        if path.suffix in (".yaml", ".py") and path.stem[0] not in "_."
+    )
+    return _matching(
+        (stem_to_name(path.stem) if path.suffix == ".py" else path.stem for path in paths),
+        incomplete,
+    )
 
 
 def backbones(incomplete: str) -> list[str]:
     tree = ast.parse((PACKAGE / "backbones" / "presets.py").read_text())
-    tables = (n.value for n in tree.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name) and n.target.id == "PRESETS")
+    tables = (
+        n.value
+        for n in tree.body
+        if isinstance(n, ast.AnnAssign)
+        and isinstance(n.target, ast.Name)
+        and n.target.id == "PRESETS"
+    )
     keys = (key for table in tables if isinstance(table, ast.Dict) for key in table.keys)
-    return _matching((key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)), incomplete)
+    return _matching(
+        (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)),
+        incomplete,
+    )
 
 
 def sweeps(incomplete: str) -> list[str]:
@@ -65,5 +82,14 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 def _plug_ins(axis: str) -> list[str]:
     folders = [*user_folders(axis), PACKAGE / axis]
-    paths = (path for folder in folders for path in folder.glob("*.py") if not path.stem.startswith("_") and path.stem != "base")
-    return [stem_to_name(path.stem) for path in paths if PLUG_IN.search(path.read_text(errors="replace"))]
+    paths = (
+        path
+        for folder in folders
+        for path in folder.glob("*.py")
+        if not path.stem.startswith("_") and path.stem != "base"
+    )
+    return [
+        stem_to_name(path.stem)
+        for path in paths
+        if PLUG_IN.search(path.read_text(errors="replace"))
+    ]

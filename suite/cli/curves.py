@@ -10,30 +10,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.cli import complete, render
-from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, TrackingOption, existing_home
+from suite.cli.options import (
+    DEFAULT_HOME,
+    Format,
+    FormatOption,
+    HomeOption,
+    TrackingOption,
+    existing_home,
+)
 from suite.cli.render import Column, column
 from suite.cli.select import short_names
 from suite.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from suite.tracking.summary import CellSummary
+    from suite.leaderboard.row import CellSummary
 
 
 def curves(
     cell: Annotated[
         str | None,
-        typer.Argument(metavar="[CELL]", help="ARM or ARM/TASK: METHOD, ATTENTION, ATTENTION/METHOD, BACKBONE/ATTENTION/METHOD, or a key."),
+        typer.Argument(
+            metavar="[CELL]",
+            help="ARM or ARM/TASK: METHOD, ATTENTION, ATTENTION/METHOD, BACKBONE/ATTENTION/METHOD, or a key.",
+        ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
+        ),
+    ] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw them.")] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """The learning-rate curve of every cell: validation score by learning rate, as far as it was searched."""
+    from suite.leaderboard.table import read_rows
+    from suite.record.folder import Home
     from suite.tracking.store import open_store, resolve_uri
-    from suite.tracking.table import read_rows
-    from suite.train.folder import Home
 
     if figure is not None and figure.suffix != ".png":
         raise ConfigError(f"--figure {figure}: expected a name that ends in .png")
@@ -54,9 +69,15 @@ def chosen(cells: Sequence[CellSummary], given: str | None) -> list[CellSummary]
     Raises:
         UnknownNameError: None.
     """
-    found = [c for c in cells if given is None or given in names(c) or (given and f"{c.arm}/{c.task}".startswith(given))]
+    found = [
+        c
+        for c in cells
+        if given is None or given in names(c) or (given and f"{c.arm}/{c.task}".startswith(given))
+    ]
     if not found:
-        raise UnknownNameError("cell", str(given), {name for c in cells for name in names(c)}, where="CELL")
+        raise UnknownNameError(
+            "cell", str(given), {name for c in cells for name in names(c)}, where="CELL"
+        )
     return found
 
 
@@ -68,10 +89,31 @@ def names(cell: CellSummary) -> set[str]:
 
 def points(cell: CellSummary) -> list[dict[str, Any]]:
     """One row per ended search trial, by learning rate."""
-    common = {key: getattr(cell, key) for key in ("sweep", "backbone", "attention", "attention_options", "method", "architecture", "task")}
-    study = {key: getattr(cell, key) for key in ("learning_rate_low", "learning_rate_high", "edge", "lr_sensitivity_decades")}
+    common = {
+        key: getattr(cell, key)
+        for key in (
+            "sweep",
+            "backbone",
+            "attention",
+            "attention_options",
+            "method",
+            "architecture",
+            "task",
+        )
+    }
+    study = {
+        key: getattr(cell, key)
+        for key in ("learning_rate_low", "learning_rate_high", "edge", "lr_sensitivity_decades")
+    }
     rows = [
-        {**common, "learning_rate": rate, "validation_score": score, "status": status, "chosen": rate == cell.learning_rate, **study}
+        {
+            **common,
+            "learning_rate": rate,
+            "validation_score": score,
+            "status": status,
+            "chosen": rate == cell.learning_rate,
+            **study,
+        }
         for rate, score, status in cell.curve
     ]
     return sorted(rows, key=lambda row: float(row["learning_rate"]))

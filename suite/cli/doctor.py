@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from suite.cli import render
-from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, OptunaOption, StorageOption, TrackingOption
+from suite.cli.options import (
+    DEFAULT_HOME,
+    Format,
+    FormatOption,
+    HomeOption,
+    OptunaOption,
+    StorageOption,
+    TrackingOption,
+)
 from suite.cli.render import Row, column
 from suite.redact import redact
 
@@ -21,7 +29,12 @@ COLUMNS = [column("level", ""), column("check"), column("node"), column("found")
 
 
 def doctor(
-    address: Annotated[str | None, typer.Option(metavar="ADDR", help="A running Ray cluster, or auto (default: this machine).")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDR", help="A running Ray cluster, or auto (default: this machine)."
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
@@ -31,24 +44,37 @@ def doctor(
     """What this machine or cluster can do and measure: ok, warn or fail, and what to do about it. Exit code 1 if anything fails."""
     with render.stdout_for_result():
         found = list(findings(address, home.resolve(), storage, tracking_uri, optuna))
-    rows: list[Row] = [{key: redact(value) for key, value in asdict(finding).items()} for finding in found]
+    rows: list[Row] = [
+        {key: redact(value) for key, value in asdict(finding).items()} for finding in found
+    ]
     counts = {level: sum(row["level"] == level for row in rows) for level in ("ok", "warn", "fail")}
     where = "this machine" if address is None else f"cluster {address}"
-    render.render(rows, COLUMNS, fmt, title=f"{where}: " + ", ".join(f"{n} {level}" for level, n in counts.items()))
+    render.render(
+        rows,
+        COLUMNS,
+        fmt,
+        title=f"{where}: " + ", ".join(f"{n} {level}" for level, n in counts.items()),
+    )
     if counts["fail"]:
         raise typer.Exit(1)
 
 
-def findings(address: str | None, home: Path, storage: str | None, tracking_uri: str | None, optuna: str | None) -> Iterable[Finding]:
+def findings(
+    address: str | None,
+    home: Path,
+    storage: str | None,
+    tracking_uri: str | None,
+    optuna: str | None,
+) -> Iterable[Finding]:
     """This machine first; then, where Ray can be imported, the cluster; then the stores."""
     from suite.doctor import Level, run_checks
     from suite.doctor.install import install_checks
     from suite.doctor.machine import machine_checks
+    from suite.doctor.mlflow import check_store
     from suite.doctor.places import home_writable
     from suite.doctor.places import storage as check_storage
-    from suite.tracking.doctor import check_store
+    from suite.record.folder import Home
     from suite.tracking.store import resolve_uri
-    from suite.train.folder import Home
 
     installed = run_checks(install_checks())
     yield from installed
@@ -57,11 +83,11 @@ def findings(address: str | None, home: Path, storage: str | None, tracking_uri:
     if storage is not None:
         yield from run_checks([("storage", lambda: check_storage(storage))])
     if not any(f.check in ("ray", "amdsmi") and f.level is Level.FAIL for f in installed):
-        from suite.tune.doctor import check_cluster
+        from suite.doctor.cluster import check_cluster
 
         yield from check_cluster(address, home=home, url=storage)
     yield from run_checks([("mlflow", lambda: check_store(resolve_uri(Home(home), tracking_uri)))])
     if optuna is not None:
-        from suite.tune.doctor_optuna import check_optuna
+        from suite.doctor.optuna import check_optuna
 
         yield from run_checks([("optuna", lambda: check_optuna(optuna))])

@@ -17,21 +17,33 @@ from suite.errors import ConfigError
 
 if TYPE_CHECKING:
     from suite.export.card import Facts
-    from suite.train.cells import Cell, Trial
-    from suite.train.folder import Home
+    from suite.record.cells import Cell, Trial
+    from suite.record.folder import Home
 
 PATIENCE_S = 5.0
 
 
 def export(
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="ARM/TASK, as `lora/rte`; ARM where it has one task.")],
-    out: Annotated[str, typer.Argument(metavar="DIR", help="A new folder, or a URL: s3://BUCKET/PREFIX.")],
+    cell: Annotated[
+        str,
+        typer.Argument(metavar="CELL", help="ARM/TASK, as `lora/rte`; ARM where it has one task."),
+    ],
+    out: Annotated[
+        str, typer.Argument(metavar="DIR", help="A new folder, or a URL: s3://BUCKET/PREFIX.")
+    ],
     home: HomeOption = DEFAULT_HOME,
     sweep: Annotated[
         str | None,
-        typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Of which sweep, where several have such a cell."),
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete.sweeps_of_home,
+            help="Of which sweep, where several have such a cell.",
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Which confirm run. (default: the one with the best validation score)")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Which confirm run. (default: the one with the best validation score)"),
+    ] = None,
     tasks: TasksOption = None,
 ) -> None:
     """Write a confirmed model as safetensors, with tokenizer and model card.
@@ -40,7 +52,7 @@ def export(
     peft:*), else a folder for `suite.load(DIR)`, which loads all of them. What was written is loaded and compared before it gets its name.
     """
     from suite.cli.select import find_cell
-    from suite.train.folder import Home
+    from suite.record.folder import Home
 
     _check_new(out)  # before a model is loaded
     at = Home(existing_home(home))
@@ -54,14 +66,18 @@ def export(
         with _folder_for(out) as folder:
             written = write(restore(trial.folder, at), folder, facts)
     if facts.admitted is False:
-        typer.echo(f"this row is rejected: {'; '.join(facts.rejected)}; the model card says so", err=True)
+        typer.echo(
+            f"this row is rejected: {'; '.join(facts.rejected)}; the model card says so", err=True
+        )
     if written.description.note:
         typer.echo(f"note: {written.description.note}", err=True)
-    typer.echo(f"{out}: {written.description.format} format, {size(written.bytes)}, seed {trial.spec.seed}")
+    typer.echo(
+        f"{out}: {written.description.format} format, {size(written.bytes)}, seed {trial.spec.seed}"
+    )
 
 
 def _check_new(out: str) -> None:
-    from suite.train.storage import is_local, open_storage
+    from suite.storage.base import is_local, open_storage
 
     if is_local(out):
         folder = Path(open_storage(out).url)
@@ -76,7 +92,7 @@ def _check_new(out: str) -> None:
 def _folder_for(out: str) -> Iterator[Path]:
     """The folder itself, or one whose files are then put where the URL says, the description last: what has it is whole."""
     from suite.export.description import FILE
-    from suite.train.storage import is_local, open_storage
+    from suite.storage.base import is_local, open_storage
 
     if is_local(out):
         yield Path(open_storage(out).url)
@@ -85,7 +101,9 @@ def _folder_for(out: str) -> Iterator[Path]:
         folder = Path(scratch) / "export"
         yield folder
         storage = open_storage(out)
-        for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == FILE, p)):
+        for path in sorted(
+            (p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == FILE, p)
+        ):
             storage.push(path, path.relative_to(folder).as_posix())
 
 
@@ -99,11 +117,15 @@ def chosen_trial(cell: Cell, seed: int | None) -> Trial:
     if not runs:
         ended = sum(t.result is not None for t in cell.confirm)
         has = f"{len(cell.search)} search trials and {ended} ended confirm runs, none with a score and its weights"
-        raise ConfigError(f"{cell.key}: no confirmed run to export; it has {has}. Run the sweep to its end: suite run SWEEP")
+        raise ConfigError(
+            f"{cell.key}: no confirmed run to export; it has {has}. Run the sweep to its end: suite run SWEEP"
+        )
     if seed is not None:
         of_seed = [t for t in runs if t.spec.seed == seed]
         if not of_seed:
-            raise ConfigError(f"{cell.key}: no confirmed run with seed {seed}; it has seeds {sorted(t.spec.seed for t in runs)}")
+            raise ConfigError(
+                f"{cell.key}: no confirmed run with seed {seed}; it has seeds {sorted(t.spec.seed for t in runs)}"
+            )
         return of_seed[0]
     return max(runs, key=_validation)
 
@@ -114,7 +136,9 @@ def confirmed(cell: Cell) -> Sequence[Trial]:
 
 
 def _is_whole(trial: Trial) -> bool:
-    return trial.result is not None and trial.result.status.has_score and trial.folder.best.is_file()
+    return (
+        trial.result is not None and trial.result.status.has_score and trial.folder.best.is_file()
+    )
 
 
 def _validation(trial: Trial) -> tuple[float, int]:
@@ -126,7 +150,7 @@ def _validation(trial: Trial) -> tuple[float, int]:
 def facts_of(cell: Cell, home: Home) -> Facts:
     """What the cell's row says."""
     from suite.export.card import Facts
-    from suite.tracking.summary import read_definition, summarise
+    from suite.leaderboard.row import read_definition, summarise
 
     sweep = (cell.search or cell.confirm)[0].spec.sweep
     row = summarise(cell, read_definition(home, sweep))

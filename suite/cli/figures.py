@@ -11,14 +11,20 @@ from torch import Tensor
 from suite.metrics.attention_maps import MEASURES, MapStatistics
 
 DPI = 120
-TITLES = {"padded": "zero-padded, averaged over data", "valid": "valid pairs, per input", "centred": "valid pairs less uniform attention"}
+TITLES = {
+    "padded": "zero-padded, averaged over data",
+    "valid": "valid pairs, per input",
+    "centred": "valid pairs less uniform attention",
+}
 
 
 def similarity_figure(statistics: MapStatistics, path: Path, *, title: str) -> None:
     """Similarity of every two layers: each measure of the head mean, and of the same head averaged over heads."""
     figure = Figure(figsize=(3.4 * len(MEASURES) + 0.8, 6.6), layout="constrained")
     axes = figure.subplots(2, len(MEASURES), squeeze=False)
-    shown = [(statistics.head_mean[measure], statistics.by_head[measure].mean(0)) for measure in MEASURES]
+    shown = [
+        (statistics.head_mean[measure], statistics.by_head[measure].mean(0)) for measure in MEASURES
+    ]
     lowest = min(float(matrix.min()) for pair in shown for matrix in pair)
     for column, (measure, (head_mean, heads)) in enumerate(zip(MEASURES, shown, strict=True)):
         _heat(axes[0, column], head_mean, title=TITLES[measure], lowest=lowest)
@@ -54,13 +60,25 @@ def variance_figure(statistics: MapStatistics, path: Path, *, title: str) -> Non
     layers = range(len(statistics.variance))
     for head in statistics.variance.T:
         left.plot(layers, head.tolist(), color="0.8", linewidth=0.8)
-    left.plot(layers, statistics.variance.mean(1).tolist(), color="C0", marker="o", label="head mean")
-    right.plot(layers, statistics.downstream_sum.tolist(), color="C1", marker="o", label="sum over this and later layers")
-    right.plot(layers, statistics.downstream_mean.tolist(), color="C2", marker="o", label="their mean")
+    left.plot(
+        layers, statistics.variance.mean(1).tolist(), color="C0", marker="o", label="head mean"
+    )
+    right.plot(
+        layers,
+        statistics.downstream_sum.tolist(),
+        color="C1",
+        marker="o",
+        label="sum over this and later layers",
+    )
+    right.plot(
+        layers, statistics.downstream_mean.tolist(), color="C2", marker="o", label="their mean"
+    )
     for axis, label in ((left, "variance of probabilities"), (right, "downstream variance")):
         axis.set_xlabel("layer")
         axis.set_ylabel(label)
-        axis.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+        axis.legend(
+            frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2
+        )
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
 
@@ -68,4 +86,6 @@ def variance_figure(statistics: MapStatistics, path: Path, *, title: str) -> Non
 def _heat(axis: Axes, matrix: Tensor, *, title: str, lowest: float):  # type: ignore[no-untyped-def]  # matplotlib's image class is not public
     axis.set_title(title, fontsize="small")
     axis.set_xlabel("layer")
-    return axis.imshow(matrix.tolist(), vmin=min(lowest, 0.0), vmax=1.0, origin="lower", cmap="viridis")
+    return axis.imshow(
+        matrix.tolist(), vmin=min(lowest, 0.0), vmax=1.0, origin="lower", cmap="viridis"
+    )

@@ -15,7 +15,7 @@ from suite.cli.sweep_text import Answers, Budget, sweep_text
 from suite.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from suite.tune.plan import Plan
+    from suite.plan.plan import Plan
 
 T = TypeVar("T")
 BACKBONES, METHODS, TASKS = ("minilm",), ("full", "lora", "read"), ("acceptability", "entailment")
@@ -25,40 +25,88 @@ DEFAULT = Path("my-sweep.yaml")
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The file to write; its stem is the sweep's name.")] = DEFAULT,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="The file to write; its stem is the sweep's name."),
+    ] = DEFAULT,
     backbone: Annotated[
         str | None,
-        typer.Option(metavar="B,...", autocompletion=complete.listed(complete.backbones), help="Backbones, with commas between them."),
+        typer.Option(
+            metavar="B,...",
+            autocompletion=complete.listed(complete.backbones),
+            help="Backbones, with commas between them.",
+        ),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="M,...", autocompletion=complete.listed(complete.methods), help="Fine-tuning methods.")
+        str | None,
+        typer.Option(
+            metavar="M,...",
+            autocompletion=complete.listed(complete.methods),
+            help="Fine-tuning methods.",
+        ),
     ] = None,
     attention: Annotated[
         str | None,
-        typer.Option(metavar="V,...", autocompletion=complete.listed(complete.attention), help="Attention variants, beside pretrained."),
+        typer.Option(
+            metavar="V,...",
+            autocompletion=complete.listed(complete.attention),
+            help="Attention variants, beside pretrained.",
+        ),
     ] = None,
-    tasks: Annotated[str | None, typer.Option(metavar="T,...", autocompletion=complete.listed(complete.tasks), help="Tasks.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T,...", autocompletion=complete.listed(complete.tasks), help="Tasks."
+        ),
+    ] = None,
     budget: Annotated[
-        Budget | None, typer.Option(help="Quick: few rows, for CPUs; paper: READ's 32 trials (default: quick, with a GPU standard).")
+        Budget | None,
+        typer.Option(
+            help="Quick: few rows, for CPUs; paper: READ's 32 trials (default: quick, with a GPU standard)."
+        ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Learning rates per cell, instead of the budget's.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Learning rates per cell, instead of the budget's.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Confirm runs per cell.")] = 3,
-    workers: Annotated[int | None, typer.Option(min=1, help="Of a trial (default: quick 1, else decided when the sweep starts).")] = None,
-    gpus_per_worker: Annotated[float | None, typer.Option(min=0, help="GPUs of a worker; 0 = train on CPUs.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; what is not given is the default.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a trial (default: quick 1, else decided when the sweep starts)."
+        ),
+    ] = None,
+    gpus_per_worker: Annotated[
+        float | None, typer.Option(min=0, help="GPUs of a worker; 0 = train on CPUs.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing; what is not given is the default.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a commented sweep file. Asks four questions on a terminal, about what the options leave open; checks the answers first."""
     _refuse_to_overwrite(path, force=force)
-    ask = _asker(yes=yes, needed={"--backbone": backbone, "--methods": methods or attention, "--tasks": tasks})
+    ask = _asker(
+        yes=yes,
+        needed={"--backbone": backbone, "--methods": methods or attention, "--tasks": tasks},
+    )
     backbones = _names(backbone) or ask("Which backbones? (suite list backbones)", BACKBONES, _some)
     if methods is None and attention is None:
-        chosen = ask("Which methods or attention variants? (suite list methods, suite list attention)", METHODS, _split)
+        chosen = ask(
+            "Which methods or attention variants? (suite list methods, suite list attention)",
+            METHODS,
+            _split,
+        )
     else:
         chosen = (_names(methods) or ("full",), _beside_unchanged(_names(attention)))
     known = _names(tasks) or ask("On which tasks? (suite list tasks)", TASKS, _known_tasks)
-    size = budget or ask("How much: quick (CPUs, few rows), standard, or paper (32 trials per cell)?", (_usual_budget(),), _budget)
-    answers = Answers(backbones, chosen[1], chosen[0], known, size, trials, seeds, workers, gpus_per_worker)
+    size = budget or ask(
+        "How much: quick (CPUs, few rows), standard, or paper (32 trials per cell)?",
+        (_usual_budget(),),
+        _budget,
+    )
+    answers = Answers(
+        backbones, chosen[1], chosen[0], known, size, trials, seeds, workers, gpus_per_worker
+    )
     text = sweep_text(path.stem, answers)
     plan = _checked(text, path)
     _write(path, text)
@@ -92,7 +140,9 @@ def _asker(*, yes: bool, needed: Mapping[str, str | None]) -> _Asker:
     missing = [option for option, given in needed.items() if given is None]
     terminal = sys.stdin.isatty()
     if missing and not yes and not terminal:
-        raise ConfigError(f"suite init: no terminal to ask on; give {', '.join(missing)}, or --yes for the defaults of what is not given")
+        raise ConfigError(
+            f"suite init: no terminal to ask on; give {', '.join(missing)}, or --yes for the defaults of what is not given"
+        )
     return _Asker(silent=yes or not terminal)
 
 
@@ -148,7 +198,9 @@ def _refuse_to_overwrite(path: Path, *, force: bool) -> None:
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: expected a file name that ends in .yaml")
     if path.exists() and not force:
-        raise ConfigError(f"{path}: is there already; give another name, or --force to overwrite it")
+        raise ConfigError(
+            f"{path}: is there already; give another name, or --force to overwrite it"
+        )
 
 
 def _checked(text: str, path: Path) -> Plan:
@@ -159,14 +211,14 @@ def _checked(text: str, path: Path) -> Plan:
     """
     from suite.config.loader import parse_yaml, validate
     from suite.config.sweep import SweepConfig
-    from suite.tune.plan import make_plan
+    from suite.plan.plan import make_plan
 
     data, lines = parse_yaml(text, where=str(path))
     return make_plan(validate(SweepConfig, data, where=str(path), lines=lines), where=str(path))
 
 
 def _write(path: Path, text: str) -> None:
-    from suite.train.folder import write_atomic
+    from suite.files import write_atomic
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,4 +229,6 @@ def _write(path: Path, text: str) -> None:
 
 def _say_what_next(path: Path, plan: Plan) -> None:
     print(f"{path}: {len(plan.cells)} cells, {plan.total_trials} trials at least")
-    print(f"next:\n  suite run {path} --dry-run   what it would take\n  suite run {path}             the same again goes on after a stop")
+    print(
+        f"next:\n  suite run {path} --dry-run   what it would take\n  suite run {path}             the same again goes on after a stop"
+    )

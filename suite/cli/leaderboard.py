@@ -11,7 +11,14 @@ from typing import Annotated
 import typer
 
 from suite.cli import complete, render
-from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, TrackingOption, existing_home
+from suite.cli.options import (
+    DEFAULT_HOME,
+    Format,
+    FormatOption,
+    HomeOption,
+    TrackingOption,
+    existing_home,
+)
 from suite.cli.render import Column, Row, column
 
 AXES = ("sweep", "backbone", "attention")
@@ -31,37 +38,81 @@ class Sort(StrEnum):
 def leaderboard(
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Only this task.")] = None,
-    method: Annotated[str | None, typer.Option(metavar="M", autocompletion=complete.methods, help="Only this method.")] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Only this task.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="M", autocompletion=complete.methods, help="Only this method."),
+    ] = None,
     attention: Annotated[
-        str | None, typer.Option(metavar="V", autocompletion=complete.attention, help="Only this attention variant.")
+        str | None,
+        typer.Option(
+            metavar="V", autocompletion=complete.attention, help="Only this attention variant."
+        ),
     ] = None,
     sort: Annotated[Sort, typer.Option(help="What comes first.")] = Sort.SCORE,
-    target: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of full's validation score, for the energy to it.")] = 0.95,
-    everything: Annotated[bool, typer.Option("--all", help="Rejected rows too, with the reason.")] = False,
+    target: Annotated[
+        float,
+        typer.Option(
+            min=0.01, max=1.0, help="Share of full's validation score, for the energy to it."
+        ),
+    ] = 0.95,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Rejected rows too, with the reason.")
+    ] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Test scores with their cost: a row per cell, and a mean row per arm over its tasks."""
+    from suite.record.folder import Home
     from suite.tracking.store import resolve_uri
-    from suite.train.folder import Home
 
     elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     uri = resolve_uri(Home(home if elsewhere else existing_home(home)), tracking_uri)
-    show(uri, sort=sort, fmt=fmt, target=target, rejected=everything, sweep=sweep, task=task, method=method, attention=attention)
+    show(
+        uri,
+        sort=sort,
+        fmt=fmt,
+        target=target,
+        rejected=everything,
+        sweep=sweep,
+        task=task,
+        method=method,
+        attention=attention,
+    )
 
 
-def show(uri: str, *, sort: Sort = Sort.SCORE, fmt: Format, target: float = 0.95, rejected: bool = False, **only: str | None) -> None:
+def show(
+    uri: str,
+    *,
+    sort: Sort = Sort.SCORE,
+    fmt: Format,
+    target: float = 0.95,
+    rejected: bool = False,
+    **only: str | None,
+) -> None:
     """Print the leaderboard that the MLflow store at `uri` gives; `only` as the filters of `suite.tracking.leaderboard`."""
-    from suite.tracking.table import leaderboard as query
-    from suite.tracking.table import to_rows
+    from suite.leaderboard.table import leaderboard as query
+    from suite.leaderboard.table import to_rows
 
     frame = query(uri, sort=sort.value, target_frac=target, rejected=rejected, **only)
     if hidden := frame.attrs["hidden"]:
         rows_are, them = ("row is", "it") if hidden == 1 else ("rows are", "them")
         typer.echo(f"{hidden} {rows_are} rejected; --all shows {them} with the reason", err=True)
     rows = to_rows(frame)
-    render.render(rows, columns(rows), fmt, keys=list(frame.columns), title=", ".join(f"{k} {v}" for k, v in constant(rows).items()))
+    render.render(
+        rows,
+        columns(rows),
+        fmt,
+        keys=list(frame.columns),
+        title=", ".join(f"{k} {v}" for k, v in constant(rows).items()),
+    )
 
 
 def constant(rows: Sequence[Row]) -> dict[str, str]:
@@ -76,14 +127,28 @@ def columns(rows: Sequence[Row]) -> list[Column]:
 
     axes = [Column(key, partial(_axis, key=key)) for key in AXES if key not in constant(rows)]
     axes += [column("home")] if len({row["home"] for row in rows}) > 1 else []
-    several = len({(row["method"], str(row["architecture"])) for row in rows}) > len({row["method"] for row in rows})
-    axes += [column("method"), *([column("architecture", show=render.settings)] if several else []), column("task")]
+    several = len({(row["method"], str(row["architecture"])) for row in rows}) > len(
+        {row["method"] for row in rows}
+    )
+    axes += [
+        column("method"),
+        *([column("architecture", show=render.settings)] if several else []),
+        column("task"),
+    ]
     return [
         *([column("rank", rank=1)] if any(row["rank"] for row in rows) else []),
         *axes,
         Column("test score", _score, right=True),
-        *([Column("95% interval", _interval, right=True, rank=2)] if any(row["ci_low"] is not None for row in rows) else []),
-        *([column("constant_score", "same answer", render.score, rank=2)] if any(beats_constant(row) is False for row in rows) else []),
+        *(
+            [Column("95% interval", _interval, right=True, rank=2)]
+            if any(row["ci_low"] is not None for row in rows)
+            else []
+        ),
+        *(
+            [column("constant_score", "same answer", render.score, rank=2)]
+            if any(beats_constant(row) is False for row in rows)
+            else []
+        ),
         *(_paper_columns() if any(row["reference_score"] is not None for row in rows) else []),
         column("seeds", show=render.count, rank=5),
         column("validation_score", "validation", render.score, rank=3),
@@ -99,17 +164,33 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         column("search_trials", "trials", render.count, rank=5),
         column("search_energy_kwh", "search energy", render.energy, rank=7),
         *(_selection_columns() if any(row["chosen"] for row in rows) else []),
-        *(_target_columns() if any(row["energy_to_target_kwh"] is not None for row in rows) else []),
-        *(_sensitivity_columns() if any(row["lr_sensitivity_decades"] is not None for row in rows) else []),
+        *(
+            _target_columns()
+            if any(row["energy_to_target_kwh"] is not None for row in rows)
+            else []
+        ),
+        *(
+            _sensitivity_columns()
+            if any(row["lr_sensitivity_decades"] is not None for row in rows)
+            else []
+        ),
         *(_pretrain_columns() if any(row["pretrain_steps"] is not None for row in rows) else []),
         Column("status", _status),
-        *([Column("rejected", lambda row: "; ".join(row["rejected"]))] if any(row["rejected"] for row in rows) else []),
+        *(
+            [Column("rejected", lambda row: "; ".join(row["rejected"]))]
+            if any(row["rejected"] for row in rows)
+            else []
+        ),
     ]
 
 
 def _paper_columns() -> list[Column]:
     """What was printed, and how far above it our score is."""
-    signed = Column("difference", lambda row: render.MISSING if row["difference"] is None else f"{row['difference']:+.1f}", right=True)
+    signed = Column(
+        "difference",
+        lambda row: render.MISSING if row["difference"] is None else f"{row['difference']:+.1f}",
+        right=True,
+    )
     return [column("reference_score", "paper", render.score), signed]
 
 

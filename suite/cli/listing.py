@@ -25,7 +25,9 @@ class Kind(StrEnum):
 
 
 def listing(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")], fmt: FormatOption = Format.TABLE, tasks: TasksOption = None
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    fmt: FormatOption = Format.TABLE,
+    tasks: TasksOption = None,
 ) -> None:
     """What there is to choose from: name, description, source paper, backbone families; how an attention variant starts."""
     readers = {
@@ -42,7 +44,12 @@ def listing(
 
 
 def _row(name: str, description: str, source: str = "", families: Any = ()) -> Row:
-    return {"name": name, "description": description, "source": source, "families": sorted(families)}
+    return {
+        "name": name,
+        "description": description,
+        "source": source,
+        "families": sorted(families),
+    }
 
 
 def _methods() -> list[Row]:
@@ -56,14 +63,22 @@ def _attention() -> list[Row]:
     from suite.attention import variants
 
     classes = {name: variants.get(name) for name in variants.names()}
-    return [{**_row(name, cls.description, cls.source, cls.families), "start": cls.start} for name, cls in classes.items()]
+    return [
+        {**_row(name, cls.description, cls.source, cls.families), "start": cls.start}
+        for name, cls in classes.items()
+    ]
 
 
 def _backbones() -> list[Row]:
     from suite.backbones.presets import describe
 
     return [
-        _row(b.name, f"{b.description}; {b.parameters / 1e6:,.0f}M parameters", b.path or "no published weights", [b.family])
+        _row(
+            b.name,
+            f"{b.description}; {b.parameters / 1e6:,.0f}M parameters",
+            b.path or "no published weights",
+            [b.family],
+        )
         for b in describe()
     ]
 
@@ -74,7 +89,10 @@ def _tasks() -> list[Row]:
     from suite.config.task_files import describe, task_paths
 
     paths = sorted(task_paths().items())
-    texts = {name: describe(path) if path.suffix == ".py" else load_task(name).model_dump() for name, path in paths}
+    texts = {
+        name: describe(path) if path.suffix == ".py" else load_task(name).model_dump()
+        for name, path in paths
+    }
     return [_row(name, text["description"], text["source"]) for name, text in texts.items()]
 
 
@@ -83,7 +101,10 @@ def _search_spaces() -> list[Row]:
     from suite.registry import yaml_names
 
     spaces = {name: load_space(name) for name in sorted(yaml_names("search_spaces"))}
-    return [_row(name, f"{_range(space)}; {space.description}", space.source) for name, space in spaces.items()]
+    return [
+        _row(name, f"{_range(space)}; {space.description}", space.source)
+        for name, space in spaces.items()
+    ]
 
 
 def _range(space: Any) -> str:
@@ -96,4 +117,7 @@ def _sweeps() -> list[Row]:
     from suite.config.sweep import load_sweep
     from suite.registry import yaml_names
 
-    return [_row(name, load_sweep(path).description, str(path)) for name, path in sorted(yaml_names("sweeps").items())]
+    return [
+        _row(name, load_sweep(path).description, str(path))
+        for name, path in sorted(yaml_names("sweeps").items())
+    ]

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from suite.cli import render
 from suite.cli.render import Column
-from suite.train.result import EpochRecord, FailureRecord, Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
-from suite.tune.events import Listener
-from suite.tune.plan import Plan
-from suite.tune.schedule import CellState
-from suite.tune.status import CellStatus, cell_status
+from suite.plan.cell_state import CellState
+from suite.plan.events import Listener
+from suite.plan.plan import Plan
+from suite.plan.status import CellStatus, cell_status
+from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 ARM_COLUMNS = [Column("arm", str), Column("task", str)]
-NUMBER_COLUMNS = [Column(head, str, right=True) for head in ("done", "best so far", "learning rate")]
+NUMBER_COLUMNS = [
+    Column(head, str, right=True) for head in ("done", "best so far", "learning rate")
+]
 COLUMNS = [*ARM_COLUMNS, *NUMBER_COLUMNS, Column("now", str)]
 MARGIN_LINES = 6
 """Lines of a terminal that are not cells: heading, table head and what scrolls by above."""
@@ -58,12 +60,18 @@ class Board(Listener):
         self._take(spec)
 
     def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
-        progress = f"step {record.step:,}" if spec.phase is Phase.PRETRAIN else f"epoch {record.epoch}"
-        self._now[_key(spec)] = f"{_trial_name(spec)} {progress}: {_score(spec, record.validation_score)}"
+        progress = (
+            f"step {record.step:,}" if spec.phase is Phase.PRETRAIN else f"epoch {record.epoch}"
+        )
+        self._now[_key(spec)] = (
+            f"{_trial_name(spec)} {progress}: {_score(spec, record.validation_score)}"
+        )
 
     def on_trial_retry(self, spec: TrialSpec, failure: FailureRecord) -> None:
         self._now[_key(spec)] = f"{_trial_name(spec)} again"
-        self._say(f"{_where(spec)}: {failure.type}: {failure.message}; going on from its last epoch (log: {failure.log_path})")
+        self._say(
+            f"{_where(spec)}: {failure.type}: {failure.message}; going on from its last epoch (log: {failure.log_path})"
+        )
 
     def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
         self._now.pop(_key(spec), None)
@@ -71,7 +79,9 @@ class Board(Listener):
         self._add_energy(result)
         self._take(spec)
         if not self.console.is_terminal or result is None or not result.status.has_score:
-            self._say(f"[{self.done}/{self.total}] {_where(spec)}: {_ending(spec, result)}; {self._left()}")
+            self._say(
+                f"[{self.done}/{self.total}] {_where(spec)}: {_ending(spec, result)}; {self._left()}"
+            )
 
     @property
     def done(self) -> int:
@@ -88,7 +98,11 @@ class Board(Listener):
 
     def eta_s(self) -> float | None:
         """Seconds to the end at this run's own pace; None before its first trial ended."""
-        return (self._clock() - self._started_s) / self._finished_here * self.left if self._finished_here else None
+        return (
+            (self._clock() - self._started_s) / self._finished_here * self.left
+            if self._finished_here
+            else None
+        )
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
@@ -98,27 +112,45 @@ class Board(Listener):
         heading = f"sweep {self._name}: {self.done} of {self.total} trials done, {elapsed} so far, energy {render.energy(self._energy_kwh)}"
         cells = self._in_view(max(1, self.console.height - MARGIN_LINES))
         hidden = len(self._cells) - len(cells)
-        footing = self._left() + (f"; {hidden} more cells (suite status shows all)" if hidden else "")
-        return Group(Text(heading, style="bold"), render.make_table([self._line(cell) for cell in cells], COLUMNS), Text(footing))
+        footing = self._left() + (
+            f"; {hidden} more cells (suite status shows all)" if hidden else ""
+        )
+        return Group(
+            Text(heading, style="bold"),
+            render.make_table([self._line(cell) for cell in cells], COLUMNS),
+            Text(footing),
+        )
 
     def _in_view(self, lines: int) -> list[CellStatus]:
         """All cells, or as many as fit: those at work first, then the unfinished, in the plan's order."""
         if len(self._cells) <= lines:
             return self._cells
-        urgency = {id(c): 0 if c.key in self._now else 1 if c.done < c.total else 2 for c in self._cells}
+        urgency = {
+            id(c): 0 if c.key in self._now else 1 if c.done < c.total else 2 for c in self._cells
+        }
         chosen = sorted(self._cells, key=lambda c: urgency[id(c)])[:lines]
         return [cell for cell in self._cells if cell in chosen]
 
     def _line(self, cell: CellStatus) -> list[str]:
         pretrain = "" if cell.pretrain is None else self._now.get(cell.pretrain.checkpoint, "")
         idle = cell.running == 0 and (cell.left == 0 or cell.waits_for > 0)
-        now = self._now.get(cell.key) or pretrain or ("; ".join([cell.progress.value, *cell.notes]) if idle else "")
-        numbers = [f"{cell.done}/{cell.total}", render.score(cell.best_validation_score), render.brief(cell.best_learning_rate)]
+        now = (
+            self._now.get(cell.key)
+            or pretrain
+            or ("; ".join([cell.progress.value, *cell.notes]) if idle else "")
+        )
+        numbers = [
+            f"{cell.done}/{cell.total}",
+            render.score(cell.best_validation_score),
+            render.brief(cell.best_learning_rate),
+        ]
         return [_arm(cell.attention, cell.attention_options, cell.method), cell.task, *numbers, now]
 
     def _left(self) -> str:
         eta = self.eta_s()
-        return f"{self.left} left" + (f", about {render.duration(eta)}" if eta is not None and self.left else "")
+        return f"{self.left} left" + (
+            f", about {render.duration(eta)}" if eta is not None and self.left else ""
+        )
 
     @property
     def _cells(self) -> list[CellStatus]:
@@ -126,9 +158,21 @@ class Board(Listener):
 
     def _take(self, spec: TrialSpec | None = None) -> None:
         """Look at the cells that news of a trial can concern; None = at all."""
-        state = self._states.get(spec.cell) if spec is not None and spec.phase is not Phase.PRETRAIN else None
-        changed = self._states.values() if state is None else [state] if state.contest is None else self._rivals(state)
-        self._known = self._known | {each.cell.key: cell_status(each) for each in changed}  # the other thread sees the old or the new
+        state = (
+            self._states.get(spec.cell)
+            if spec is not None and spec.phase is not Phase.PRETRAIN
+            else None
+        )
+        changed = (
+            self._states.values()
+            if state is None
+            else [state]
+            if state.contest is None
+            else self._rivals(state)
+        )
+        self._known = self._known | {
+            each.cell.key: cell_status(each) for each in changed
+        }  # the other thread sees the old or the new
 
     def _rivals(self, state: CellState) -> list[CellState]:
         """All cells of its contest, which wait for one another."""
@@ -136,7 +180,11 @@ class Board(Listener):
         return [self._states[member.cell.key] for member in state.contest.cells]
 
     def _add_energy(self, result: TrialResult | None) -> None:
-        known = [phase.energy_kwh for phase in result.phases.values() if phase.energy_kwh is not None] if result is not None else []
+        known = (
+            [phase.energy_kwh for phase in result.phases.values() if phase.energy_kwh is not None]
+            if result is not None
+            else []
+        )
         if known:
             self._energy_kwh = (self._energy_kwh or 0.0) + sum(known)
 
@@ -179,7 +227,11 @@ def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
     if result.status is Status.PRUNED:
         return f"pruned at validation score {render.score(result.validation_score)}, {took}"
     if not result.status.has_score:
-        cause = f": {result.failure.type}: {result.failure.message} (log: {result.failure.log_path})" if result.failure is not None else ""
+        cause = (
+            f": {result.failure.type}: {result.failure.message} (log: {result.failure.log_path})"
+            if result.failure is not None
+            else ""
+        )
         return f"{result.status.value} after {took}{cause}"
     if spec.phase is Phase.PRETRAIN:
         return f"{_score(spec, result.score)}, {took}"

@@ -30,30 +30,83 @@ from suite.errors import ConfigError, IncompatibleError
 if TYPE_CHECKING:
     from suite.config.lm_eval import LmEvalConfig
     from suite.evaluation.subjects import Subject
-    from suite.train.cells import Cell
-    from suite.train.folder import Home
+    from suite.record.cells import Cell
+    from suite.record.folder import Home
 
-NAMES = ("sweep", "backbone", "attention", "attention_options", "method", "architecture", "task", "arm")
-KEYS = (*NAMES, "lm_eval_task", "metric", "value", "std", "stderr", "seeds", "reference_score", "reference_source", "difference")
+NAMES = (
+    "sweep",
+    "backbone",
+    "attention",
+    "attention_options",
+    "method",
+    "architecture",
+    "task",
+    "arm",
+)
+KEYS = (
+    *NAMES,
+    "lm_eval_task",
+    "metric",
+    "value",
+    "std",
+    "stderr",
+    "seeds",
+    "reference_score",
+    "reference_source",
+    "difference",
+)
 """Of a row; values are in lm-eval's own units, accuracies from 0 to 1."""
 
 
 def lm_eval(
-    what: Annotated[str | None, typer.Argument(metavar="[CELL|DIR]", help="A cell's confirmed runs, or what `suite export` wrote.")] = None,
-    sweep: Annotated[
-        str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="All confirmed runs of this sweep.")
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CELL|DIR]", help="A cell's confirmed runs, or what `suite export` wrote."
+        ),
     ] = None,
-    backbone: Annotated[str | None, typer.Option(metavar="B", help="Instead: this backbone, untrained.")] = None,
-    attention: Annotated[str, typer.Option(metavar="V", help="With --backbone: an attention variant.")] = "pretrained",
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete.sweeps_of_home,
+            help="All confirmed runs of this sweep.",
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(metavar="B", help="Instead: this backbone, untrained.")
+    ] = None,
+    attention: Annotated[
+        str, typer.Option(metavar="V", help="With --backbone: an attention variant.")
+    ] = "pretrained",
     overrides: SetOption = None,
-    tasks: Annotated[str, typer.Option(metavar="T,T:N", help="Tasks, groups or tags of lm-eval, with shots.")] = ",".join(DEFAULT_TASKS),
-    include_path: Annotated[Path | None, typer.Option(metavar="DIR", help="Task files of your own.")] = None,
-    before: Annotated[bool, typer.Option("--before", help="Also what each arm starts from, untrained.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many questions of each task: to try it out.")] = None,
-    batch_size: Annotated[str | None, typer.Option(metavar="N|auto", help="Questions at a time. (default: GPU auto, CPU 8)")] = None,
-    device: Annotated[str | None, typer.Option(metavar="D", help="cpu, cuda or cuda:N. (default: the GPU if there is one)")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16; auto = bf16 on a GPU.")] = "auto",
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens seen at a time. (default: the model's positions)")] = None,
+    tasks: Annotated[
+        str, typer.Option(metavar="T,T:N", help="Tasks, groups or tags of lm-eval, with shots.")
+    ] = ",".join(DEFAULT_TASKS),
+    include_path: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Task files of your own.")
+    ] = None,
+    before: Annotated[
+        bool, typer.Option("--before", help="Also what each arm starts from, untrained.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only so many questions of each task: to try it out.")
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Questions at a time. (default: GPU auto, CPU 8)"),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="D", help="cpu, cuda or cuda:N. (default: the GPU if there is one)"),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="auto, fp32, bf16 or fp16; auto = bf16 on a GPU.")
+    ] = "auto",
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens seen at a time. (default: the model's positions)"),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws the solved examples.")] = 1234,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")] = False,
     home: HomeOption = DEFAULT_HOME,
@@ -68,14 +121,31 @@ def lm_eval(
     Results stand in lm-eval.json in the trial's folder and in MLflow. --set takes backbone.config.* and attention.options.*.
     Tasks read their data from the hub's cache, or from files that a task file in --include-path names.
     """
-    given = [name for name, value in {"CELL or DIR": what, "--backbone": backbone}.items() if value is not None]
+    given = [
+        name
+        for name, value in {"CELL or DIR": what, "--backbone": backbone}.items()
+        if value is not None
+    ]
     if len(given) > 1 or (not given and sweep is None):
-        raise ConfigError(f"got {' and '.join(given) or 'no model'}, expected one of CELL, DIR, --sweep NAME and --backbone B")
-    limits = {"limit": limit, "batch_size": _whole(batch_size), "max_length": max_length, "dtype": dtype, "seed": seed}
-    config = _config(tasks=tasks.split(","), include_path=None if include_path is None else str(include_path), before=before, **limits)
+        raise ConfigError(
+            f"got {' and '.join(given) or 'no model'}, expected one of CELL, DIR, --sweep NAME and --backbone B"
+        )
+    limits = {
+        "limit": limit,
+        "batch_size": _whole(batch_size),
+        "max_length": max_length,
+        "dtype": dtype,
+        "seed": seed,
+    }
+    config = _config(
+        tasks=tasks.split(","),
+        include_path=None if include_path is None else str(include_path),
+        before=before,
+        **limits,
+    )
     with render.stdout_for_result():
         from suite.evaluation.harness import choose_device
-        from suite.train.folder import Home
+        from suite.record.folder import Home
 
         chosen, place = choose_device(device), Home(home)
         if backbone is not None:
@@ -83,10 +153,16 @@ def lm_eval(
         elif what is not None and Path(what).is_dir():
             subjects = [_exported(Path(what))]
         else:
-            subjects = _of_home(Home(existing_home(home)), what, sweep, before=before, data_root=data_root)
+            subjects = _of_home(
+                Home(existing_home(home)), what, sweep, before=before, data_root=data_root
+            )
         found, failed = _measured(subjects, config, device=chosen, again=again)
         rows = with_paper(found, place, sweep)
-        _sync(place, tracking_uri, {str(subject.names["sweep"]) for subject in subjects if subject.names["sweep"]})
+        _sync(
+            place,
+            tracking_uri,
+            {str(subject.names["sweep"]) for subject in subjects if subject.names["sweep"]},
+        )
     render.render(rows, columns(rows), fmt, keys=KEYS)
     for folder, why in failed.items():
         print(f"not measured: {folder}: {why}", file=sys.stderr)
@@ -105,17 +181,23 @@ def _config(**given: Any) -> LmEvalConfig:
     return validate(LmEvalConfig, given, where="suite lm-eval")
 
 
-def _measured(subjects: Sequence[Subject], config: LmEvalConfig, *, device: str, again: bool) -> tuple[list[Row], dict[str, str]]:
+def _measured(
+    subjects: Sequence[Subject], config: LmEvalConfig, *, device: str, again: bool
+) -> tuple[list[Row], dict[str, str]]:
     """What `lm-eval.json` of the subjects holds of these tasks, once what was left is measured; and what could not be."""
     from suite.evaluation.library import Library
     from suite.evaluation.run import measure, plan
 
-    failed = measure(subjects, config, device=device, again=again, say=lambda line: print(line, file=sys.stderr))
+    failed = measure(
+        subjects, config, device=device, again=again, say=lambda line: print(line, file=sys.stderr)
+    )
     _, names = plan(subjects, config, Library(config.include_path), device=device)
     return list(result_rows(subjects, names)), failed
 
 
-def _untrained(home: Home, backbone: str, attention: str, overrides: Sequence[str], data_root: Path | None) -> Subject:
+def _untrained(
+    home: Home, backbone: str, attention: str, overrides: Sequence[str], data_root: Path | None
+) -> Subject:
     from suite.cli.arms import make_arm, read_overrides
     from suite.evaluation.subjects import untrained
 
@@ -139,7 +221,9 @@ def _exported(folder: Path) -> Subject:
     return Subject(folder, names, positions_of(resolved, arm), lambda: Opened(*load(folder)))
 
 
-def _of_home(home: Home, what: str | None, sweep: str | None, *, before: bool, data_root: Path | None) -> list[Subject]:
+def _of_home(
+    home: Home, what: str | None, sweep: str | None, *, before: bool, data_root: Path | None
+) -> list[Subject]:
     """The confirmed runs of a cell, or of every cell of a sweep whose model writes."""
     from suite.cli.select import find_cell, read_arms
     from suite.evaluation.subjects import confirmed_run, confirmed_trials, start_of
@@ -159,14 +243,16 @@ def _of_home(home: Home, what: str | None, sweep: str | None, *, before: bool, d
     if not found and refused:
         raise refused[0]
     if not found:
-        raise ConfigError(f"{what or f'sweep {sweep}'}: has no finished run of the confirm phase; run the sweep to its end first")
+        raise ConfigError(
+            f"{what or f'sweep {sweep}'}: has no finished run of the confirm phase; run the sweep to its end first"
+        )
     return list({subject.folder: subject for subject in found}.values())
 
 
 def result_rows(subjects: Iterable[Subject], names: Iterable[str]) -> Iterable[Row]:
     """A row for each arm and task that it was trained on, lm-eval task and metric, over the seeds."""
     from suite.config.hashing import canonical_json
-    from suite.evaluation.record import over_seeds, read_record
+    from suite.record.lm_eval import over_seeds, read_record
 
     wanted, groups = set(names), defaultdict(list)
     for subject in subjects:
@@ -176,7 +262,13 @@ def result_rows(subjects: Iterable[Subject], names: Iterable[str]) -> Iterable[R
         summary = over_seeds(read_record(member.folder) for member in members)
         for name, metrics in summary.items():
             for metric, numbers in metrics.items() if name in wanted else ():
-                yield {**first, "lm_eval_task": name, "metric": metric, "value": numbers["mean"], **_without_mean(numbers)}
+                yield {
+                    **first,
+                    "lm_eval_task": name,
+                    "metric": metric,
+                    "value": numbers["mean"],
+                    **_without_mean(numbers),
+                }
 
 
 def _without_mean(numbers: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +279,9 @@ def columns(rows: Sequence[Row]) -> list[Column]:
     """What a person sees; what is the same in every row is left out."""
     axes = [column("sweep"), column("backbone"), Column("attention", render.attention)]
     varying = [axis for axis in axes if len({axis.show(row) for row in rows}) > 1]
-    several = len({(row["method"], str(row["architecture"])) for row in rows}) > len({row["method"] for row in rows})
+    several = len({(row["method"], str(row["architecture"])) for row in rows}) > len(
+        {row["method"] for row in rows}
+    )
     return [
         *varying,
         column("method"),
@@ -197,7 +291,11 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         column("metric"),
         column("value", show=_four),
         column("stderr", "± stderr", _four),
-        *([column("reference_score", "paper", _four)] if any(row["reference_score"] is not None for row in rows) else []),
+        *(
+            [column("reference_score", "paper", _four)]
+            if any(row["reference_score"] is not None for row in rows)
+            else []
+        ),
         column("std", "std of seeds", _four, rank=1),
         column("seeds", show=render.count, rank=1),
     ]

@@ -27,7 +27,12 @@ class Format(StrEnum):
     MD = "md"
 
 
-HomeOption: TypeAlias = Annotated[Path, typer.Option("--home", metavar="DIR", envvar="SUITE_HOME", help="Where trials and mlflow.db live.")]
+HomeOption: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        "--home", metavar="DIR", envvar="SUITE_HOME", help="Where trials and mlflow.db live."
+    ),
+]
 DataRootOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -112,9 +117,15 @@ TrustOption: TypeAlias = Annotated[
         help="Run the code that this backbone brings, at this commit. Read it first: it can do all that you can.",
     ),
 ]
-InsecureOption: TypeAlias = Annotated[bool, typer.Option("--insecure", help="Use a Ray cluster that asks nobody for a token.")]
+InsecureOption: TypeAlias = Annotated[
+    bool, typer.Option("--insecure", help="Use a Ray cluster that asks nobody for a token.")
+]
 RetryOption: TypeAlias = Annotated[
-    bool, typer.Option("--retry-given-up", help="Try trials again that used up their retries (suite status names them).")
+    bool,
+    typer.Option(
+        "--retry-given-up",
+        help="Try trials again that used up their retries (suite status names them).",
+    ),
 ]
 
 
@@ -127,7 +138,9 @@ def use_tasks(context: typer.Context, folder: Path | None) -> Path | None:
     if folder is None or context.resilient_parsing:
         return folder
     if not any(folder.glob("*.yaml")) and not any(folder.glob("*.py")):
-        raise ConfigError(f"--tasks {folder}: holds no *.yaml and no *.py; expected a folder whose files are tasks")
+        raise ConfigError(
+            f"--tasks {folder}: holds no *.yaml and no *.py; expected a folder whose files are tasks"
+        )
     context.with_resource(search_first(folder))
     return folder
 
@@ -136,7 +149,9 @@ def use_tasks(context: typer.Context, folder: Path | None) -> Path | None:
 def search_first(folder: Path) -> Iterator[None]:
     """Tasks of this folder hide all others of their names, for the time of the block."""
     before = os.environ.get(TASK_FOLDERS)
-    os.environ[TASK_FOLDERS] = os.pathsep.join([str(folder.resolve()), *([before] if before else [])])
+    os.environ[TASK_FOLDERS] = os.pathsep.join(
+        [str(folder.resolve()), *([before] if before else [])]
+    )
     try:
         yield
     finally:
@@ -148,19 +163,44 @@ def search_first(folder: Path) -> Iterator[None]:
 
 TasksOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--tasks", metavar="DIR", callback=use_tasks, help="A folder whose *.yaml and *.py are tasks, searched first."),
+    typer.Option(
+        "--tasks",
+        metavar="DIR",
+        callback=use_tasks,
+        help="A folder whose *.yaml and *.py are tasks, searched first.",
+    ),
 ]
-SetOption: TypeAlias = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given often.")]
+SetOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given often."),
+]
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print it.")]
 BackboneOption: TypeAlias = Annotated[
     str,
-    typer.Option("--backbone", metavar="B", autocompletion=complete.backbones, help="A known name, hub id, folder or package:NAME/FOLDER."),
+    typer.Option(
+        "--backbone",
+        metavar="B",
+        autocompletion=complete.backbones,
+        help="A known name, hub id, folder or package:NAME/FOLDER.",
+    ),
 ]
 MethodOption: TypeAlias = Annotated[
-    str, typer.Option("--method", metavar="M", autocompletion=complete.methods, help="A PETL method (suite list methods), or peft:<type>.")
+    str,
+    typer.Option(
+        "--method",
+        metavar="M",
+        autocompletion=complete.methods,
+        help="A PETL method (suite list methods), or peft:<type>.",
+    ),
 ]
 AttentionOption: TypeAlias = Annotated[
-    str, typer.Option("--attention", metavar="V", autocompletion=complete.attention, help="An attention variant (suite list attention).")
+    str,
+    typer.Option(
+        "--attention",
+        metavar="V",
+        autocompletion=complete.attention,
+        help="An attention variant (suite list attention).",
+    ),
 ]
 DEFAULT_HOME = Path("runs")
 
@@ -184,5 +224,7 @@ def existing_home(path: Path) -> Path:
         ConfigError: Nothing was.
     """
     if not (path / "trials").is_dir() and not (path / "mlflow.db").exists():
-        raise ConfigError(f"--home {path}: holds no trials; expected a folder that `suite run` wrote to")
+        raise ConfigError(
+            f"--home {path}: holds no trials; expected a folder that `suite run` wrote to"
+        )
     return path

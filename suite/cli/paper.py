@@ -10,7 +10,7 @@ from suite.cli.render import Row
 
 if TYPE_CHECKING:
     from suite.config.reference import Reference
-    from suite.train.folder import Home
+    from suite.record.folder import Home
 
 
 def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
@@ -22,8 +22,8 @@ def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
         sweep: Of the rows that name none, which are those of untrained arms.
     """
     from suite.evaluation.subjects import UNTRAINED
-    from suite.tracking.summary import read_definition
-    from suite.train.references import evaluated
+    from suite.leaderboard.row import read_definition
+    from suite.record.references import evaluated
 
     @cache
     def lines(name: str | None) -> Sequence[Reference]:
@@ -32,13 +32,19 @@ def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
 
     def of(row: Row) -> dict[str, Any]:
         trained = row["method"] != UNTRAINED
-        about = {key: row[key] for key in ("backbone", "attention", "architecture")} | {"options": row["attention_options"]}
+        about = {key: row[key] for key in ("backbone", "attention", "architecture")} | {
+            "options": row["attention_options"]
+        }
         method = row["method"] if trained else None
-        found = evaluated(lines(row["sweep"] or sweep), trained=trained, method=method, **about).get(
-            f"{row['lm_eval_task']}/{row['metric']}"
-        )
+        found = evaluated(
+            lines(row["sweep"] or sweep), trained=trained, method=method, **about
+        ).get(f"{row['lm_eval_task']}/{row['metric']}")
         if found is None:
             return dict.fromkeys(("reference_score", "reference_source", "difference"))
-        return {"reference_score": found["score"], "reference_source": found["source"], "difference": row["value"] - found["score"]}
+        return {
+            "reference_score": found["score"],
+            "reference_source": found["source"],
+            "difference": row["value"] - found["score"],
+        }
 
     return [{**row, **of(row)} for row in rows]

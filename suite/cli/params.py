@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 from suite.cli import complete, render
-from suite.cli.options import AttentionOption, BackboneOption, Format, FormatOption, MethodOption, SetOption, TasksOption, TrustOption
+from suite.cli.options import (
+    AttentionOption,
+    BackboneOption,
+    Format,
+    FormatOption,
+    MethodOption,
+    SetOption,
+    TasksOption,
+    TrustOption,
+)
 from suite.cli.render import column
 
 KEYS = (
@@ -44,9 +53,18 @@ def params(
     backbone: BackboneOption,
     method: MethodOption = "full",
     attention: AttentionOption = "pretrained",
-    task: Annotated[str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Count the head of this task.")] = None,
-    num_labels: Annotated[int, typer.Option(min=1, help="Classes of the head, where there is no --task.")] = 2,
-    dtype: Annotated[Precision, typer.Option(help="Type of the cached keys and values.")] = Precision.FP16,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T", autocompletion=complete.tasks, help="Count the head of this task."
+        ),
+    ] = None,
+    num_labels: Annotated[
+        int, typer.Option(min=1, help="Classes of the head, where there is no --task.")
+    ] = 2,
+    dtype: Annotated[
+        Precision, typer.Option(help="Type of the cached keys and values.")
+    ] = Precision.FP16,
     overrides: SetOption = None,
     fmt: FormatOption = Format.TABLE,
     tasks: TasksOption = None,
@@ -63,10 +81,24 @@ def params(
     from suite.config.task import load_task
     from suite.petl.arm import count_arm
 
-    arm = make_arm(backbone, method, attention, read_overrides({}, overrides or (), method=method, groups=GROUPS))
+    arm = make_arm(
+        backbone,
+        method,
+        attention,
+        read_overrides({}, overrides or (), method=method, groups=GROUPS),
+    )
     resolved = resolve_backbone(arm, only_shape=True)
-    head = head_for(resolved, load_task(task, where="--task") if task else None, num_labels=num_labels)
-    counted = count_arm(resolved, head, attention=arm.attention, method=method, architecture=arm.architecture, pretrained=True)
+    head = head_for(
+        resolved, load_task(task, where="--task") if task else None, num_labels=num_labels
+    )
+    counted = count_arm(
+        resolved,
+        head,
+        attention=arm.attention,
+        method=method,
+        architecture=arm.architecture,
+        pretrained=True,
+    )
     inside = count_attention(resolved, head, arm.attention, dtype=dtype.value)
     row = {
         "backbone": backbone,
@@ -88,7 +120,12 @@ def params(
     if fmt is Format.JSON:
         print(json.dumps(row, indent=2))
         return
-    shown = [column(key) for key in KEYS[:3]] + [column(key, key.replace("_", " "), render.count) for key in KEYS[4:8]]
+    shown = [column(key) for key in KEYS[:3]] + [
+        column(key, key.replace("_", " "), render.count) for key in KEYS[4:8]
+    ]
     shown += [column("trainable_percent", "trainable %", render.brief)]
-    shown += [column("attention.with_output_projection", "attention", render.count), column("kv_bytes_per_token", "KV/token", render.size)]
+    shown += [
+        column("attention.with_output_projection", "attention", render.count),
+        column("kv_bytes_per_token", "KV/token", render.size),
+    ]
     render.render([row], shown, fmt, keys=KEYS)

@@ -35,12 +35,19 @@ def _section(command: Any, name: str) -> str:
     from typer import Context
 
     context = Context(command)
-    pieces = [piece for p in command.params if p.param_type_name == "argument" for piece in p.get_usage_pieces(context)]
+    pieces = [
+        piece
+        for p in command.params
+        if p.param_type_name == "argument"
+        for piece in p.get_usage_pieces(context)
+    ]
     rows = [_row(p, context) for p in command.params if p.name != "help"]
     table = ["| | |", "| --- | --- |", *rows, ""] if rows else []
     example = (command.epilog or "").removeprefix("Example: ")
     title = f"## {name}\n\n```text\n{' '.join([name, '[OPTIONS]', *pieces])}\n```"
-    return "\n".join([title, "", _paragraphs(command.help), "", *table, f"```bash\n{example}\n```", ""])
+    return "\n".join(
+        [title, "", _paragraphs(command.help), "", *table, f"```bash\n{example}\n```", ""]
+    )
 
 
 def _row(parameter: Any, context: Any) -> str:
@@ -51,12 +58,20 @@ def _row(parameter: Any, context: Any) -> str:
 
 
 def _paragraphs(text: str | None) -> str:
-    return "\n\n".join(_escaped(" ".join(part.split())) for part in re.split(r"\n\s*\n", text or ""))
+    return "\n\n".join(
+        _escaped(" ".join(part.split())) for part in re.split(r"\n\s*\n", text or "")
+    )
 
 
 def _escaped(text: str) -> str:
     """What Markdown and HTML would take for their own is kept as text."""
-    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*").replace("_", r"\_")
+    return (
+        " ".join(text.split())
+        .replace("|", r"\|")
+        .replace("<", "&lt;")
+        .replace("*", r"\*")
+        .replace("_", r"\_")
+    )
 
 
 if __name__ == "__main__":

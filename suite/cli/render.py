@@ -12,9 +12,33 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from suite.cli.options import Format
-from suite.report.values import MISSING, attention, backbone, brief, count, duration, energy, score, settings, size, text
+from suite.report.values import (
+    MISSING,
+    attention,
+    backbone,
+    brief,
+    count,
+    duration,
+    energy,
+    score,
+    settings,
+    size,
+    text,
+)
 
-__all__ = ["MISSING", "attention", "backbone", "brief", "count", "duration", "energy", "score", "settings", "size", "text"]
+__all__ = [
+    "MISSING",
+    "attention",
+    "backbone",
+    "brief",
+    "count",
+    "duration",
+    "energy",
+    "score",
+    "settings",
+    "size",
+    "text",
+]
 __all__ += ["Column", "Row", "column", "fitting", "make_table", "render", "stdout_for_result"]
 
 Row = Mapping[str, Any]
@@ -37,12 +61,26 @@ class Column:
     rank: int = 0
 
 
-def column(key: str, head: str | None = None, show: Callable[[Any], str] = text, *, rank: int = 0) -> Column:
+def column(
+    key: str, head: str | None = None, show: Callable[[Any], str] = text, *, rank: int = 0
+) -> Column:
     """The column of one key."""
-    return Column(key if head is None else head, lambda row: show(row.get(key)), right=show is not text, rank=rank)
+    return Column(
+        key if head is None else head,
+        lambda row: show(row.get(key)),
+        right=show is not text,
+        rank=rank,
+    )
 
 
-def render(rows: Sequence[Row], columns: Sequence[Column], fmt: Format, *, keys: Sequence[str] = (), title: str = "") -> None:
+def render(
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    fmt: Format,
+    *,
+    keys: Sequence[str] = (),
+    title: str = "",
+) -> None:
     """Print to stdout.
 
     Args:
@@ -65,13 +103,20 @@ def render(rows: Sequence[Row], columns: Sequence[Column], fmt: Format, *, keys:
 def _csv(rows: Sequence[Row], keys: Sequence[str], out: TextIO) -> None:
     writer = csv.DictWriter(out, fieldnames=list(keys), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in row.items()} for row in rows)
+    writer.writerows(
+        {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in row.items()}
+        for row in rows
+    )
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
     lines = [[c.head for c in columns], [("--:" if c.right else "---") for c in columns]]
     lines += [[c.show(row).replace("|", "\\|") for c in columns] for row in rows]
-    print("\n".join([*([title, ""] if title else []), *("| " + " | ".join(line) + " |" for line in lines)]))
+    print(
+        "\n".join(
+            [*([title, ""] if title else []), *("| " + " | ".join(line) + " |" for line in lines)]
+        )
+    )
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
@@ -85,7 +130,10 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
     print("\n".join([*([title, ""] if title else []), *(line for line in lines if line)]))
     if len(shown) < len(columns):
         hidden = ", ".join(c.head for c in columns if c not in shown)
-        print(f"(not shown, for want of width: {hidden}; --format csv has everything)", file=sys.stderr)
+        print(
+            f"(not shown, for want of width: {hidden}; --format csv has everything)",
+            file=sys.stderr,
+        )
 
 
 def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> Any:
@@ -106,7 +154,9 @@ def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[
     """The columns that fit side by side; those of the highest rank are dropped first, the later before the earlier."""
     widths = {id(c): 2 + max([len(c.head), *(len(c.show(row)) for row in rows)]) for c in columns}
     shown = list(columns)
-    for candidate in sorted((c for c in columns if c.rank), key=lambda c: (c.rank, columns.index(c)), reverse=True):
+    for candidate in sorted(
+        (c for c in columns if c.rank), key=lambda c: (c.rank, columns.index(c)), reverse=True
+    ):
         if sum(widths[id(c)] for c in shown) <= width:
             break
         shown.remove(candidate)

@@ -18,20 +18,40 @@ from suite.report.compose import FOLDER, Form
 def report(
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write. (default: report in --home)")] = None,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write. (default: report in --home)")
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
+        ),
+    ] = None,
     form: Annotated[
-        Form, typer.Option("--format", help="A page that needs nothing else; Markdown with figures; figures; the tables behind them.")
+        Form,
+        typer.Option(
+            "--format",
+            help="A page that needs nothing else; Markdown with figures; figures; the tables behind them.",
+        ),
     ] = Form.HTML,
     sort: Annotated[Sort, typer.Option(help="What comes first on the leaderboard.")] = Sort.SCORE,
-    live: Annotated[bool, typer.Option("--live", help="Serve the page on 127.0.0.1 while the sweep runs; Ctrl-C ends it.")] = False,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="For --live. (default: any that is free)")] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Serve the page on 127.0.0.1 while the sweep runs; Ctrl-C ends it."
+        ),
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="For --live. (default: any that is free)")
+    ] = None,
 ) -> None:
     """Who leads on what, at what cost, and what cannot be told apart: one self-contained page per sweep."""
     elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     place = home if elsewhere else existing_home(home)
     if port is not None and not live:
-        raise ConfigError("--port: goes with --live, which was not given; without it nothing is served")
+        raise ConfigError(
+            "--port: goes with --live, which was not given; without it nothing is served"
+        )
     if not live:
         _write(place, tracking_uri, out or place / FOLDER, sweep, form, sort)
     elif out is not None or form is not Form.HTML:
@@ -40,7 +60,9 @@ def report(
         _serve(place, tracking_uri, sweep, sort, port or 0)
 
 
-def _write(home: Path, tracking_uri: str | None, out: Path, sweep: str | None, form: Form, sort: Sort) -> None:
+def _write(
+    home: Path, tracking_uri: str | None, out: Path, sweep: str | None, form: Form, sort: Sort
+) -> None:
     """Prints the paths, what to open first; of several sweeps those that can be read, and fails at the end for the others."""
     from suite.report.compose import write
     from suite.report.data import read, sweeps

@@ -12,16 +12,22 @@ from suite.cli import complete
 from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, existing_home
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .json or .parquet.")]
-SweepOption = Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")]
+SweepOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."),
+]
 
 
 def export_results(
-    file: FileArgument, home: HomeOption = DEFAULT_HOME, tracking_uri: TrackingOption = None, sweep: SweepOption = None
+    file: FileArgument,
+    home: HomeOption = DEFAULT_HOME,
+    tracking_uri: TrackingOption = None,
+    sweep: SweepOption = None,
 ) -> None:
     """Write the leaderboard, with all that another machine needs to show it, to one file."""
+    from suite.record.folder import Home
     from suite.tracking.exchange import export_results as write
     from suite.tracking.store import resolve_uri
-    from suite.train.folder import Home
 
     elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     uri = resolve_uri(Home(home if elsewhere else existing_home(home)), tracking_uri)
@@ -29,13 +35,16 @@ def export_results(
 
 
 def import_results(
-    file: FileArgument, home: HomeOption = DEFAULT_HOME, tracking_uri: TrackingOption = None, sweep: SweepOption = None
+    file: FileArgument,
+    home: HomeOption = DEFAULT_HOME,
+    tracking_uri: TrackingOption = None,
+    sweep: SweepOption = None,
 ) -> None:
     """Add the results in a file to this home's; run it twice and nothing is added twice."""
+    from suite.record.folder import Home
     from suite.tracking.exchange import describe
     from suite.tracking.exchange import import_results as read
     from suite.tracking.store import resolve_uri
-    from suite.train.folder import Home
 
     uri = resolve_uri(Home(home), tracking_uri, write=True)
     print(describe(read(file, tracking_uri=uri, sweep=sweep), file, uri))

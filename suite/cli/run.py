@@ -32,7 +32,7 @@ from suite.errors import SuiteError, UnknownNameError
 
 if TYPE_CHECKING:
     from suite.config.sweep import SweepConfig
-    from suite.tune.events import Outcome
+    from suite.plan.events import Outcome
 
 STOPPED, TERMINATED = 130, 143
 """Exit codes after Ctrl-C and after SIGTERM, as shells have it."""
@@ -42,13 +42,20 @@ def run(
     sweep: Annotated[
         str,
         typer.Argument(
-            metavar="SWEEP", autocompletion=complete.sweeps, help="A sweep file, or the name of a known one (suite list sweeps)."
+            metavar="SWEEP",
+            autocompletion=complete.sweeps,
+            help="A sweep file, or the name of a known one (suite list sweeps).",
         ),
     ],
     home: HomeOption = DEFAULT_HOME,
     data_root: DataRootOption = None,
     tasks: TasksOption = None,
-    address: Annotated[str | None, typer.Option(metavar="ADDR", help="A running Ray cluster, or auto (default: this machine).")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDR", help="A running Ray cluster, or auto (default: this machine)."
+        ),
+    ] = None,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
     optuna: OptunaOption = None,
@@ -56,7 +63,9 @@ def run(
     trust: TrustOption = None,
     insecure: InsecureOption = False,
     retry_given_up: RetryOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, resources and cost; start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print cells, resources and cost; start nothing.")
+    ] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Run a sweep, or go on with it: what has finished is never run again. Prints the leaderboard."""
@@ -118,7 +127,12 @@ class Asked:
             "--tracking-uri": self.tracking_uri,
             "--optuna": self.optuna if self.optuna != os.environ.get("SUITE_OPTUNA") else None,
         }
-        given = [text for key, value in options.items() if value is not None for text in (key, str(value))]
+        given = [
+            text
+            for key, value in options.items()
+            if value is not None
+            for text in (key, str(value))
+        ]
         changes = [text for item in self.overrides for text in ("--set", item)]
         changes += [text for item in self.trust for text in ("--trust-remote-code", item)]
         changes += ["--insecure"] if self.insecure else []
@@ -143,29 +157,39 @@ def find_sweep(given: str) -> Path:
         return path
     if given in known:
         return known[given]
-    raise UnknownNameError("sweep", given, [*known, *(str(p) for p in path.parent.glob("*.yaml"))], where="SWEEP (a file or a known name)")
+    raise UnknownNameError(
+        "sweep",
+        given,
+        [*known, *(str(p) for p in path.parent.glob("*.yaml"))],
+        where="SWEEP (a file or a known name)",
+    )
 
 
 def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
     """The sweep, with the live table and MLflow listening."""
     from suite.cli.live import board
+    from suite.cluster.access import require_token
+    from suite.record.folder import Home
     from suite.tracking.listener import TrackingListener
     from suite.tracking.store import resolve_uri
-    from suite.train.folder import Home
-    from suite.tune.access import require_token
     from suite.tune.driver import run_sweep
 
     if asked.address is not None and not asked.insecure:
         require_token(asked.address)
     home = Home(asked.home)
-    followers: list[Any] = [TrackingListener(home, resolve_uri(home, asked.tracking_uri, write=True), sweep=config.name)]
+    followers: list[Any] = [
+        TrackingListener(home, resolve_uri(home, asked.tracking_uri, write=True), sweep=config.name)
+    ]
     if asked.optuna is not None:
-        from suite.tune.optuna_mirror import OptunaFollower
+        from suite.tracking.optuna_mirror import OptunaFollower
 
         followers.append(OptunaFollower(home, asked.optuna, sweep=config.name))
     try:
         with render.stdout_for_result(), board() as shown:
-            listeners: list[Any] = [shown, *followers]  # the tracking package stands beside tune and does not import its Listener
+            listeners: list[Any] = [
+                shown,
+                *followers,
+            ]  # the tracking package stands beside tune and does not import its Listener
             given: dict[str, Any] = {
                 "data_root": asked.data_root,
                 "address": asked.address,
@@ -180,12 +204,17 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
 
 
 def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
+    from suite.record.folder import Home
     from suite.redact import redact
     from suite.tracking.store import resolve_uri
-    from suite.train.folder import Home
 
     try:
-        leaderboard.show(resolve_uri(Home(asked.home), asked.tracking_uri), rejected=True, sweep=config.name, fmt=fmt)
+        leaderboard.show(
+            resolve_uri(Home(asked.home), asked.tracking_uri),
+            rejected=True,
+            sweep=config.name,
+            fmt=fmt,
+        )
     except SuiteError as error:
         print(f"no leaderboard: {error}", file=sys.stderr)
     except Exception as error:  # noqa: BLE001 - the trials are done: how they ended must be said, and decides the exit code
@@ -193,7 +222,7 @@ def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
 
 
 def _attach_report(config: SweepConfig, asked: Asked) -> None:
-    from suite.train.folder import Home
+    from suite.record.folder import Home
 
     attach(Home(asked.home), asked.tracking_uri, config.name)
 
@@ -202,15 +231,34 @@ def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> No
     """What went wrong, or what to type next; leaves with another code than 0 if anything has no result."""
     here = shlex.join([*asked.home_option, "--sweep", config.name])
     if outcome.interrupted:
-        print(f"{outcome.reason}; nothing that finished is lost. Go on with: {asked.command}", file=sys.stderr)
-        raise typer.Exit({"stopped by Ctrl-C": STOPPED, "stopped by SIGTERM": TERMINATED}.get(outcome.reason, 1))
+        print(
+            f"{outcome.reason}; nothing that finished is lost. Go on with: {asked.command}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(
+            {"stopped by Ctrl-C": STOPPED, "stopped by SIGTERM": TERMINATED}.get(outcome.reason, 1)
+        )
     for folder, why in outcome.not_measured.items():
-        print(f"lm-eval has not measured {folder}: {why}; try again with: suite lm-eval {here}", file=sys.stderr)
-    given_up = [failure for cell in outcome.cells for failure in cell.failures if failure.status == "gave up"]
+        print(
+            f"lm-eval has not measured {folder}: {why}; try again with: suite lm-eval {here}",
+            file=sys.stderr,
+        )
+    given_up = [
+        failure
+        for cell in outcome.cells
+        for failure in cell.failures
+        if failure.status == "gave up"
+    ]
     if given_up:
-        print(f"trials given up: {len(given_up)}; once the cause is mended: {asked.command} --retry-given-up", file=sys.stderr)
+        print(
+            f"trials given up: {len(given_up)}; once the cause is mended: {asked.command} --retry-given-up",
+            file=sys.stderr,
+        )
     if outcome.failed:
-        print(f"cells without a result: {len(outcome.failed)}; causes and logs: suite status {here}", file=sys.stderr)
+        print(
+            f"cells without a result: {len(outcome.failed)}; causes and logs: suite status {here}",
+            file=sys.stderr,
+        )
         raise typer.Exit(1)
     hints = {
         f"suite leaderboard {here} --sort energy": "the same by cost; also memory, trainable",
@@ -218,4 +266,7 @@ def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> No
         "suite run my-sweep.yaml --dry-run": "a sweep of your own; docs/quickstart.md shows how",
     }
     width = max(map(len, hints))
-    print("\nnext:\n" + "\n".join(f"  {hint:<{width}}  {what}" for hint, what in hints.items()), file=sys.stderr)
+    print(
+        "\nnext:\n" + "\n".join(f"  {hint:<{width}}  {what}" for hint, what in hints.items()),
+        file=sys.stderr,
+    )

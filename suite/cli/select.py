@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from suite.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from suite.train.cells import Cell, Trial
-    from suite.train.folder import Home
-    from suite.train.spec import Arm
+    from suite.config.arm import Arm
+    from suite.record.cells import Cell, Trial
+    from suite.record.folder import Home
 
 FORMS = "METHOD, ATTENTION, ATTENTION/METHOD, BACKBONE/ATTENTION/METHOD, or the start of an arm's key; SWEEP: before it if several have it"
 Arms = Mapping[tuple[str, str], Sequence["Cell"]]
@@ -56,7 +56,9 @@ def find_cell(home: Home, given: str, *, sweep: str | None = None) -> Cell:
         arm, task = name, ""
     cells = {cell.task: cell for cell in _find(arms, arm, given, home)}
     if not task and len(cells) > 1:
-        raise ConfigError(f"{given!r}: has {len(cells)} tasks; expected one of {', '.join(f'{given}/{t}' for t in cells)}")
+        raise ConfigError(
+            f"{given!r}: has {len(cells)} tasks; expected one of {', '.join(f'{given}/{t}' for t in cells)}"
+        )
     if task and task not in cells:
         raise UnknownNameError("task", task, cells, where=f"{given!r}: {arm}")
     return cells[task] if task else next(iter(cells.values()))
@@ -68,7 +70,7 @@ def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], lis
     Raises:
         ConfigError: The home holds no trial of this sweep.
     """
-    from suite.train.cells import Trial, group_cells
+    from suite.record.cells import Trial, group_cells
 
     trials: dict[str, list[Trial]] = defaultdict(list)
     for folder in home.trials():
@@ -85,7 +87,7 @@ def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], lis
 
 def _wanted(home: Home, sweep: str, trials: Iterable[Trial]) -> list[Trial]:
     """Without the trials that a changed definition left behind."""
-    from suite.tracking.summary import read_definition
+    from suite.leaderboard.row import read_definition
 
     definition = read_definition(home, sweep)
     return [t for t in trials if definition is None or definition.includes(t.spec)]
@@ -100,16 +102,24 @@ def _without_sweep(given: str, arms: Arms) -> tuple[str, Arms]:
 
 
 def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
-    tests = (lambda key, _: name == key, lambda _, cell: name in _forms(cell.arm), lambda key, _: bool(name) and key.startswith(name))
+    tests = (
+        lambda key, _: name == key,
+        lambda _, cell: name in _forms(cell.arm),
+        lambda key, _: bool(name) and key.startswith(name),
+    )
     tiers = ([at for at, cells in arms.items() if test(at[1], cells[0])] for test in tests)
     found = next(filter(None, tiers), [])
     if len(found) > 1:
         found = [key for key in found if _chosen(home, key) is not False] or found
     if not found:
         names = {form for (_, key), cells in arms.items() for form in (*_forms(cells[0].arm), key)}
-        raise UnknownNameError("arm", name, names, where=f"{home.path}: {given!r}: expected {FORMS}")
+        raise UnknownNameError(
+            "arm", name, names, where=f"{home.path}: {given!r}: expected {FORMS}"
+        )
     if len(found) > 1:
-        raise ConfigError(f"{given!r}: fits {len(found)} arms: {', '.join(f'{s}:{key}' for s, key in found)}; give one of them")
+        raise ConfigError(
+            f"{given!r}: fits {len(found)} arms: {', '.join(f'{s}:{key}' for s, key in found)}; give one of them"
+        )
     return list(arms[found[0]])
 
 

@@ -14,8 +14,8 @@ from suite.cli.render import Column, Row, column
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:
-    from suite.train.folder import Home
-    from suite.tune.status import CellStatus, TrialFailure
+    from suite.plan.status import CellStatus, TrialFailure
+    from suite.record.folder import Home
 
 KEYS = (
     *(
@@ -38,8 +38,16 @@ KEYS = (
 
 def status(
     home: HomeOption = DEFAULT_HOME,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
-    address: Annotated[str | None, typer.Option(metavar="URL", help="Jobs of a Ray cluster instead: http://HEAD:8265.")] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Jobs of a Ray cluster instead: http://HEAD:8265."),
+    ] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Per cell: trials done, running and left; failures with their cause and log. With --address: the sweeps on a cluster."""
@@ -47,13 +55,15 @@ def status(
         from suite.cli.submit import show_jobs
 
         return show_jobs(address, sweep=sweep, fmt=fmt)
-    from suite.train.folder import Home
-    from suite.tune.definition import sweeps
+    from suite.plan.definition import sweeps
+    from suite.record.folder import Home
 
     place = Home(home)
     names = [sweep] if sweep is not None else sweeps(place)
     if not names:
-        raise ConfigError(f"--home {home}: holds no sweep; expected a folder that `suite run` wrote to")
+        raise ConfigError(
+            f"--home {home}: holds no sweep; expected a folder that `suite run` wrote to"
+        )
     if fmt is Format.JSON:
         print(json.dumps([row for name in names for row in _rows(place, name)], indent=2))
     elif fmt is Format.CSV:
@@ -64,21 +74,28 @@ def status(
 
 
 def _show(home: Home, name: str, fmt: Format) -> None:
-    from suite.tune.status import driver
+    from suite.plan.status import driver
 
     rows = _rows(home, name)
-    done, total = sum(r["search_done"] + r["confirm_done"] for r in rows), sum(r["total"] for r in rows)
+    done, total = (
+        sum(r["search_done"] + r["confirm_done"] for r in rows),
+        sum(r["total"] for r in rows),
+    )
     over = all(row["progress"] not in ("open", "waiting") for row in rows)
     running = driver(home, name)
     state = f"running, {running}" if running is not None else "done" if over else "not running"
-    render.render(rows, _columns(rows), fmt, title=f"sweep {name}: {state}, {done} of {total} trials done")
+    render.render(
+        rows, _columns(rows), fmt, title=f"sweep {name}: {state}, {done} of {total} trials done"
+    )
     _show_studies(rows)
     _show_pretrains(rows)
     failures = [(row, failure) for row in rows for failure in row["failures"]]
     if failures:
         print("\nwithout a score:")
         for row, failure in failures:
-            print(f"  {row['method']} on {row['task']}, trial {failure['trial']}: {failure['status']}")
+            print(
+                f"  {row['method']} on {row['task']}, trial {failure['trial']}: {failure['status']}"
+            )
             print(f"    {failure['type']}: {failure['message']}")
             print(f"    log: {failure['log_path']}")
 
@@ -95,23 +112,33 @@ def _show_studies(rows: list[dict[str, Any]]) -> None:
 
 def _show_pretrains(rows: list[dict[str, Any]]) -> None:
     """One line per pretrain run."""
-    runs = {row["pretrain"]["checkpoint"]: (row, row["pretrain"]) for row in rows if row["pretrain"] is not None}
+    runs = {
+        row["pretrain"]["checkpoint"]: (row, row["pretrain"])
+        for row in rows
+        if row["pretrain"] is not None
+    }
     if runs:
         print("\npretrain runs:")
     for row, run in runs.values():
         loss = f", loss {render.brief(run['loss'])}" if run["loss"] is not None else ""
         steps = f"{run['steps_done']:,} of {run['steps']:,} steps on {run['corpus']}"
-        print(f"  {row['attention']} on {row['backbone']}, {run['checkpoint']}: {run['state']}, {steps}{loss}")
+        print(
+            f"  {row['attention']} on {row['backbone']}, {run['checkpoint']}: {run['state']}, {steps}{loss}"
+        )
 
 
 def _rows(home: Home, name: str) -> list[dict[str, Any]]:
-    from suite.tune.status import status
+    from suite.plan.status import status
 
     return [{"sweep": name, **_row(cell)} for cell in status(home, name)]
 
 
 def _row(cell: CellStatus) -> dict[str, Any]:
-    plain = {key: getattr(cell, key) for key in KEYS if key not in ("sweep", "progress", "failures", "pretrain")}
+    plain = {
+        key: getattr(cell, key)
+        for key in KEYS
+        if key not in ("sweep", "progress", "failures", "pretrain")
+    }
     pretrain = None if cell.pretrain is None else asdict(cell.pretrain)
     return {
         **plain,
@@ -123,18 +150,28 @@ def _row(cell: CellStatus) -> dict[str, Any]:
 
 
 def _failure(failure: TrialFailure) -> dict[str, str]:
-    return {key: getattr(failure, key) for key in ("trial", "status", "type", "message", "log_path")}
+    return {
+        key: getattr(failure, key) for key in ("trial", "status", "type", "message", "log_path")
+    }
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[Column]:
-    axes = [column("backbone"), Column("attention", render.attention), column("workers", show=render.count)]
+    axes = [
+        column("backbone"),
+        Column("attention", render.attention),
+        column("workers", show=render.count),
+    ]
     varying = [axis for axis in axes if len({axis.show(row) for row in rows}) > 1]
     return [
         *varying,
         column("method"),
         column("task"),
         column("progress"),
-        Column("done", lambda row: f"{row['search_done'] + row['confirm_done']}/{row['total']}", right=True),
+        Column(
+            "done",
+            lambda row: f"{row['search_done'] + row['confirm_done']}/{row['total']}",
+            right=True,
+        ),
         column("running", show=render.count),
         column("left", show=render.count),
         column("best_validation_score", "best validation", render.score),

@@ -17,7 +17,7 @@ from suite.cli.submit import DashboardOption
 from suite.errors import ConfigError, ResourceError
 
 if TYPE_CHECKING:
-    from suite.tune.lease import Claim
+    from suite.storage.lease import Claim
 
 WAIT_S = 600.0
 """A driver gives its running trials their grace, ends its groups and brings MLflow up to date first."""
@@ -25,7 +25,12 @@ WAIT_S = 600.0
 
 def stop(
     sweep: Annotated[
-        str, typer.Argument(metavar="SWEEP", autocompletion=complete.sweeps_of_home, help="The name of a sweep that is running.")
+        str,
+        typer.Argument(
+            metavar="SWEEP",
+            autocompletion=complete.sweeps_of_home,
+            help="The name of a sweep that is running.",
+        ),
     ],
     address: DashboardOption = None,
     home: HomeOption = DEFAULT_HOME,
@@ -42,13 +47,17 @@ def _stop_job(address: str, sweep: str) -> str:
     Raises:
         ConfigError: There is none.
     """
-    from suite.tune.jobs import JobClient
+    from suite.cluster.jobs import JobClient
 
     cluster = JobClient(address)
     running = cluster.live(sweep)
     if not running:
-        others = sorted({job.sweep for job in cluster.jobs() if job.is_live and job.sweep}) or ["none"]
-        raise ConfigError(f"{sweep}: no such sweep is running on {cluster.address}; running: {', '.join(others)}")
+        others = sorted({job.sweep for job in cluster.jobs() if job.is_live and job.sweep}) or [
+            "none"
+        ]
+        raise ConfigError(
+            f"{sweep}: no such sweep is running on {cluster.address}; running: {', '.join(others)}"
+        )
     for job in running:
         cluster.stop(job.id)
     return f"stopped ({', '.join(job.id for job in running)})"
@@ -61,15 +70,25 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
         ConfigError: No driver of it is running, or it is on another machine.
         ResourceError: It does not end.
     """
-    from suite.train.folder import Home
-    from suite.tune.definition import lease_root
-    from suite.tune.lease import holder
+    from suite.plan.definition import lease_root
+    from suite.record.folder import Home
+    from suite.storage.lease import holder
 
-    claim = holder(lease_root(Home(home.resolve()), storage), sweep) if home.is_dir() or storage is not None else None
+    claim = (
+        holder(lease_root(Home(home.resolve()), storage), sweep)
+        if home.is_dir() or storage is not None
+        else None
+    )
     if claim is None:
-        raise ConfigError(f"{sweep}: no driver of this sweep is running in {storage or home}; running ones: suite status --home {home}")
+        raise ConfigError(
+            f"{sweep}: no driver of this sweep is running in {storage or home}; running ones: suite status --home {home}"
+        )
     if not claim.is_here:
-        how = f"suite stop {sweep} --address http://HEAD:8265" if claim.job else f"suite stop {sweep} there"
+        how = (
+            f"suite stop {sweep} --address http://HEAD:8265"
+            if claim.job
+            else f"suite stop {sweep} there"
+        )
         raise ConfigError(f"{sweep}: is run by {claim}, not on this machine; end it with: {how}")
     _end(claim)
     return f"stopped (process {claim.pid})"
@@ -81,5 +100,7 @@ def _end(claim: Claim) -> None:
     end_s = time.monotonic() + WAIT_S
     while not claim.is_gone:
         if time.monotonic() > end_s:
-            raise ResourceError(f"process {claim.pid}: has not ended within {WAIT_S:.0f} s; end it with: kill -9 {claim.pid}")
+            raise ResourceError(
+                f"process {claim.pid}: has not ended within {WAIT_S:.0f} s; end it with: kill -9 {claim.pid}"
+            )
         time.sleep(0.2)

@@ -33,13 +33,18 @@ from suite.redact import refuse_password
 from suite.registry import TASK_FOLDERS
 
 if TYPE_CHECKING:
-    from suite.tune.jobs import Job, JobClient
+    from suite.cluster.jobs import Job, JobClient
 
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": STOPPED}
 LOCAL_HOME = Path("/tmp/suite-home")  # noqa: S108 - a cache: with --storage what counts is there; `run_sweep` sees whose it is
 DashboardOption: TypeAlias = Annotated[
     str | None,
-    typer.Option("--address", metavar="URL", envvar="RAY_API_SERVER_ADDRESS", help="Dashboard of a Ray cluster, http://HEAD:8265."),
+    typer.Option(
+        "--address",
+        metavar="URL",
+        envvar="RAY_API_SERVER_ADDRESS",
+        help="Dashboard of a Ray cluster, http://HEAD:8265.",
+    ),
 ]
 
 
@@ -47,37 +52,56 @@ def submit(
     sweep: Annotated[
         str,
         typer.Argument(
-            metavar="SWEEP", autocompletion=complete.sweeps, help="A sweep file in the working folder, or the name of a known one."
+            metavar="SWEEP",
+            autocompletion=complete.sweeps,
+            help="A sweep file in the working folder, or the name of a known one.",
         ),
     ],
     address: DashboardOption = None,
     home: Annotated[
-        Path | None, typer.Option("--home", metavar="DIR", help="On the cluster: an absolute path that every node sees.")
+        Path | None,
+        typer.Option(
+            "--home", metavar="DIR", help="On the cluster: an absolute path that every node sees."
+        ),
     ] = None,
     storage: StorageOption = None,
-    data_root: Annotated[Path | None, typer.Option("--data-root", metavar="DIR", help="On the cluster: data instead of the hub.")] = None,
-    tasks: Annotated[Path | None, typer.Option("--tasks", metavar="DIR", help="A folder of tasks, in the working folder.")] = None,
+    data_root: Annotated[
+        Path | None,
+        typer.Option("--data-root", metavar="DIR", help="On the cluster: data instead of the hub."),
+    ] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option("--tasks", metavar="DIR", help="A folder of tasks, in the working folder."),
+    ] = None,
     tracking_uri: TrackingOption = None,
     optuna: OptunaOption = None,
     overrides: SetOption = None,
     trust: TrustOption = None,
     insecure: InsecureOption = False,
     retry_given_up: RetryOption = False,
-    working_dir: Annotated[Path, typer.Option(metavar="DIR", help="Uploaded; the driver and its workers run in it.")] = Path("."),
-    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the sweep runs on.")] = False,
+    working_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="Uploaded; the driver and its workers run in it.")
+    ] = Path("."),
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return at once; the sweep runs on.")
+    ] = False,
 ) -> None:
     """Run a sweep on a cluster, or follow it where it runs already. Ctrl-C stops following, not the sweep."""
+    from suite.cluster.access import require_token
+    from suite.cluster.jobs import JobClient, Submission, dashboard_url
+    from suite.cluster.package import check_size
     from suite.config.sweep import load_sweep
-    from suite.tune.access import require_token
-    from suite.tune.jobs import JobClient, Submission, dashboard_url
-    from suite.tune.package import check_size
 
     folder = working_dir.resolve()
     found = find_sweep(sweep)
     relative_tasks = None if tasks is None else inside(folder, tasks, option="--tasks")
     with search_first(tasks) if tasks is not None else nullcontext():
         config = load_sweep(found, overrides or ())
-    refuse_password(storage, option="--storage", instead="give it to the cluster's machines: their role, or ~/.aws")
+    refuse_password(
+        storage,
+        option="--storage",
+        instead="give it to the cluster's machines: their role, or ~/.aws",
+    )
     place = cluster_home(home, storage)
     asked = Asked(
         sweep=_sweep_there(found, folder),
@@ -100,9 +124,15 @@ def submit(
     cluster = JobClient(url)
     size = check_size(folder)
     command = f"exec {asked.command}" + (" --retry-given-up" if retry_given_up else "")
-    wanted = Submission(config.name, storage or str(place), command, folder, variables, config.failures.grace_s)
+    wanted = Submission(
+        config.name, storage or str(place), command, folder, variables, config.failures.grace_s
+    )
     job, is_new = cluster.submit(wanted)
-    what = f"submitted, with {size / 2**20:.1f} MiB of {folder}" if is_new else "is running already; following it"
+    what = (
+        f"submitted, with {size / 2**20:.1f} MiB of {folder}"
+        if is_new
+        else "is running already; following it"
+    )
     print(f"sweep {config.name}: {what} (job {job.id})", file=sys.stderr)
     if detach:
         return _say_how_to_go_on(cluster, job, sweep)
@@ -119,7 +149,9 @@ def cluster_home(home: Path | None, storage: str | None) -> Path:
         return LOCAL_HOME
     if home is None or not home.is_absolute():
         given = "none" if home is None else str(home)
-        raise ConfigError(f"--home: got {given}, expected an absolute path that every node of the cluster sees, or give --storage s3://...")
+        raise ConfigError(
+            f"--home: got {given}, expected an absolute path that every node of the cluster sees, or give --storage s3://..."
+        )
     return home
 
 
@@ -131,22 +163,49 @@ def inside(folder: Path, path: Path, *, option: str) -> Path:
     """
     resolved = path.resolve()
     if not resolved.is_relative_to(folder):
-        raise ConfigError(f"{option} {path}: is not below --working-dir {folder}, which is all that the cluster gets; move it there")
+        raise ConfigError(
+            f"{option} {path}: is not below --working-dir {folder}, which is all that the cluster gets; move it there"
+        )
     return resolved.relative_to(folder)
 
 
 def show_jobs(address: str, *, sweep: str | None, fmt: Format) -> None:
     """Every job of a cluster that runs, or ran, a sweep."""
-    from suite.tune.jobs import JobClient
+    from suite.cluster.jobs import JobClient
 
     cluster = JobClient(address)
     rows = [_row(cluster, job) for job in cluster.jobs() if sweep in (None, job.sweep)]
-    columns = [column("job"), column("sweep"), column("home"), column("state"), Column("done", _progress, right=True)]
-    columns += [Column("running for", lambda row: render.duration(row["seconds"]) if row["seconds"] is not None else render.MISSING)]
+    columns = [
+        column("job"),
+        column("sweep"),
+        column("home"),
+        column("state"),
+        Column("done", _progress, right=True),
+    ]
+    columns += [
+        Column(
+            "running for",
+            lambda row: (
+                render.duration(row["seconds"]) if row["seconds"] is not None else render.MISSING
+            ),
+        )
+    ]
     render.render(rows, columns, fmt, title=f"sweeps on {cluster.address}", keys=tuple(_KEYS))
 
 
-_KEYS = ("job", "sweep", "home", "state", "done", "total", "started_at", "ended_at", "seconds", "exit_code", "message")
+_KEYS = (
+    "job",
+    "sweep",
+    "home",
+    "state",
+    "done",
+    "total",
+    "started_at",
+    "ended_at",
+    "seconds",
+    "exit_code",
+    "message",
+)
 
 
 def _row(cluster: JobClient, job: Job) -> dict[str, Any]:
@@ -161,7 +220,9 @@ def _row(cluster: JobClient, job: Job) -> dict[str, Any]:
         "total": None if progress is None else progress[1],
         "started_at": job.started_s,
         "ended_at": job.ended_s,
-        "seconds": None if job.started_s is None or end_s is None else max(0.0, end_s - job.started_s),
+        "seconds": None
+        if job.started_s is None or end_s is None
+        else max(0.0, end_s - job.started_s),
         "exit_code": job.exit_code,
         "message": job.message.partition("\n")[0],
     }
@@ -181,10 +242,20 @@ def _follow(cluster: JobClient, job: Job, sweep: str, *, attached: bool) -> None
         raise typer.Exit(STOPPED) from None
     code = EXIT_CODES.get(ended.status, ended.exit_code or 1)
     if code == 127:
-        print("the head has no command `suite`: install the project on every node (docs/cluster.md)", file=sys.stderr)
+        print(
+            "the head has no command `suite`: install the project on every node (docs/cluster.md)",
+            file=sys.stderr,
+        )
     if code:
-        reason = ended.message.partition("\n")[0] if ended.exit_code is None else f"exit code {ended.exit_code}"
-        print(f"job {job.id}: {ended.status.lower()}, {reason}; submit it again to go on", file=sys.stderr)
+        reason = (
+            ended.message.partition("\n")[0]
+            if ended.exit_code is None
+            else f"exit code {ended.exit_code}"
+        )
+        print(
+            f"job {job.id}: {ended.status.lower()}, {reason}; submit it again to go on",
+            file=sys.stderr,
+        )
         raise typer.Exit(code)
 
 
@@ -203,7 +274,9 @@ def _say_how_to_go_on(cluster: JobClient, job: Job, sweep: str) -> None:
 
 def _required(address: str | None) -> str:
     if address is None:
-        raise ConfigError("--address: got none, expected the dashboard of a Ray cluster, http://HEAD:8265 (here: suite run SWEEP)")
+        raise ConfigError(
+            "--address: got none, expected the dashboard of a Ray cluster, http://HEAD:8265 (here: suite run SWEEP)"
+        )
     return address
 
 
@@ -211,7 +284,9 @@ def _sweep_there(found: Path, folder: Path) -> str:
     """How the cluster finds the sweep: by its path in the working folder, or by its name if the project brings it."""
     from suite.registry import shipped_folder
 
-    if found.resolve().is_relative_to(shipped_folder("sweeps").resolve()) and not found.resolve().is_relative_to(folder):
+    if found.resolve().is_relative_to(
+        shipped_folder("sweeps").resolve()
+    ) and not found.resolve().is_relative_to(folder):
         return found.stem
     return str(inside(folder, found, option="SWEEP"))
 
@@ -222,5 +297,7 @@ def _variables(folder: Path) -> dict[str, str]:
     for name in ("SUITE_PATH", TASK_FOLDERS):
         roots = [Path(root) for root in os.environ.get(name, "").split(os.pathsep) if root]
         if roots:
-            variables[name] = os.pathsep.join(str(inside(folder, root, option=name)) for root in roots)
+            variables[name] = os.pathsep.join(
+                str(inside(folder, root, option=name)) for root in roots
+            )
     return variables

@@ -37,7 +37,9 @@ class Preset:
 
 
 PRESETS = {
-    Budget.QUICK: Preset(5, 4, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 16, (512, 200, 300), "first", 1),
+    Budget.QUICK: Preset(
+        5, 4, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 16, (512, 200, 300), "first", 1
+    ),
     Budget.STANDARD: Preset(8, 4, {"extensions": 2}, {"tolerance": 0.5}, 10, 96, None),
     Budget.PAPER: Preset(32, 8, {"extensions": 0}, None, 30, 96, None),
 }
@@ -70,28 +72,59 @@ def sweep_text(name: str, answers: Answers) -> str:
         _line(f"name: {_plain(name)}", "on the leaderboard; one sweep of a name in a --home"),
         "",
         "# Backbone x attention x method is an arm, arm x task a cell: each cell gets its own search for the learning rate.",
-        _line(f"backbones: {_plain(answers.backbones)}", "suite list backbones; or a hub id, a folder, package:NAME/FOLDER"),
-        _line(f"attention: {_plain(answers.attention)}", "suite list attention; pretrained = the backbone's own"),
-        _line(f"methods: {_plain(answers.methods)}", "suite list methods; or {name: lora, architecture: {rank: 8}}"),
-        _line(f"tasks: {_plain(answers.tasks)}", "suite list tasks; or the name of a file in tasks/ of the working folder"),
-        _line(f"architectures: {preset.architectures}", "search = of a method's choices the best over all tasks; first, all"),
+        _line(
+            f"backbones: {_plain(answers.backbones)}",
+            "suite list backbones; or a hub id, a folder, package:NAME/FOLDER",
+        ),
+        _line(
+            f"attention: {_plain(answers.attention)}",
+            "suite list attention; pretrained = the backbone's own",
+        ),
+        _line(
+            f"methods: {_plain(answers.methods)}",
+            "suite list methods; or {name: lora, architecture: {rank: 8}}",
+        ),
+        _line(
+            f"tasks: {_plain(answers.tasks)}",
+            "suite list tasks; or the name of a file in tasks/ of the working folder",
+        ),
+        _line(
+            f"architectures: {preset.architectures}",
+            "search = of a method's choices the best over all tasks; first, all",
+        ),
         "",
         *_search(preset, answers.trials),
         "",
         "confirm: # the best learning rate again, with fresh seeds; only these runs see test data",
-        _line(f"  seeds: {_plain(list(range(1, answers.seeds + 1)))}", "three are the least that show a spread"),
+        _line(
+            f"  seeds: {_plain(list(range(1, answers.seeds + 1)))}",
+            "three are the least that show a spread",
+        ),
         "",
         *_limit(preset),
         "training: # the same for every arm",
         _line(f"  epochs: {preset.epochs}", "at most; the best one on validation counts"),
         _line("  patience: 3", "epochs without improvement before a run ends; null = never"),
-        _line(f"  batch_size: {preset.batch_size}", "examples per step over all workers; must divide by their number"),
-        _line("  max_length: 128", "tokens kept of an input; suite task check shows what that cuts"),
-        _line("  zero_stage: 3", "DeepSpeed ZeRO: 3 partitions parameters too; less is faster where the model fits"),
+        _line(
+            f"  batch_size: {preset.batch_size}",
+            "examples per step over all workers; must divide by their number",
+        ),
+        _line(
+            "  max_length: 128", "tokens kept of an input; suite task check shows what that cuts"
+        ),
+        _line(
+            "  zero_stage: 3",
+            "DeepSpeed ZeRO: 3 partitions parameters too; less is faster where the model fits",
+        ),
         "",
         "resources: # of one trial; as many trials run at a time as fit",
-        _line(f"  workers: {_plain(workers)}", "null = a worker for each GPU of the machine, else two on CPUs"),
-        _line(f"  gpus_per_worker: {_plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"),
+        _line(
+            f"  workers: {_plain(workers)}",
+            "null = a worker for each GPU of the machine, else two on CPUs",
+        ),
+        _line(
+            f"  gpus_per_worker: {_plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -100,11 +133,22 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
     budget = preset.trials if trials is None else trials
     return [
         "search: # learning rates tried per cell, scored on validation data; the budget is equal for every arm",
-        _line("  sampler: gp", "a Gaussian process, one trial after the other; or tpe, random, grid"),
+        _line(
+            "  sampler: gp", "a Gaussian process, one trial after the other; or tpe, random, grid"
+        ),
         _line(f"  trials: {budget}", "per cell and choice of architecture"),
-        _line(f"  startup_trials: {min(preset.startup_trials, budget)}", "of them quasi-random, before the sampler has a model"),
-        _line(f"  edge_guard: {_plain(preset.edge_guard)}", "a best rate at the end of its range widens that by a decade, so often"),
-        _line(f"  stop: {_plain(preset.stop)}", "end a search that can gain no more points than this; null = never"),
+        _line(
+            f"  startup_trials: {min(preset.startup_trials, budget)}",
+            "of them quasi-random, before the sampler has a model",
+        ),
+        _line(
+            f"  edge_guard: {_plain(preset.edge_guard)}",
+            "a best rate at the end of its range widens that by a decade, so often",
+        ),
+        _line(
+            f"  stop: {_plain(preset.stop)}",
+            "end a search that can gain no more points than this; null = never",
+        ),
     ]
 
 
@@ -112,7 +156,12 @@ def _limit(preset: Preset) -> list[str]:
     if preset.limit is None:
         return []
     limit = dict(zip(("train", "validation", "test"), preset.limit, strict=True))
-    return [_line(f"limit: {_plain(limit)}", "rows at most, drawn by seed; leave it out for real results"), ""]
+    return [
+        _line(
+            f"limit: {_plain(limit)}", "rows at most, drawn by seed; leave it out for real results"
+        ),
+        "",
+    ]
 
 
 def _line(text: str, comment: str) -> str:
@@ -121,5 +170,7 @@ def _line(text: str, comment: str) -> str:
 
 def _plain(value: Any) -> str:
     """A value as YAML on one line, in quotes where it needs them."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    text = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True
+    )
     return text.removesuffix("\n").removesuffix("\n...")

@@ -8,11 +8,18 @@ import typer
 
 from suite.cli import complete
 from suite.cli.attach import attach
-from suite.cli.options import DEFAULT_HOME, HomeOption, OptunaOption, StorageOption, TrackingOption, existing_home
+from suite.cli.options import (
+    DEFAULT_HOME,
+    HomeOption,
+    OptunaOption,
+    StorageOption,
+    TrackingOption,
+    existing_home,
+)
 from suite.errors import StorageError, TrackingError
 
 if TYPE_CHECKING:
-    from suite.train.folder import Home
+    from suite.record.folder import Home
 
 PATIENCE_S = 5.0
 """Somebody waits for the answer."""
@@ -23,14 +30,29 @@ def sync(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
     optuna: OptunaOption = None,
-    weights: Annotated[bool, typer.Option("--all", help="From the storage, get trained weights and logs too, for suite export.")] = False,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Look every trial up, also where nothing seems to have changed.")] = False,
+    weights: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="From the storage, get trained weights and logs too, for suite export."
+        ),
+    ] = False,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Look every trial up, also where nothing seems to have changed."
+        ),
+    ] = False,
 ) -> None:
     """Get what the storage has and the home lacks; write into MLflow what that lacks. Run it twice and nothing is done twice."""
+    from suite.record.folder import Home
     from suite.tracking.store import resolve_uri, without_password
     from suite.tracking.writer import sync as bring_up_to_date
-    from suite.train.folder import Home
 
     if storage is not None:
         _fetch(Home(home), storage, weights=weights)
@@ -39,7 +61,9 @@ def sync(
     uri = resolve_uri(place, tracking_uri, write=True)
     report = bring_up_to_date(place, tracking_uri=uri, sweep=sweep, verify=verify)
     if report.unreachable is not None:
-        raise TrackingError(f"{report.unreachable}; {report.written} trials were written, run suite sync again for the rest")
+        raise TrackingError(
+            f"{report.unreachable}; {report.written} trials were written, run suite sync again for the rest"
+        )
     done = f"{report.written} trials written, {report.already} were there already, {report.cells} cells brought up to date"
     print(f"{done}, in {without_password(uri)}")
     attach(place, tracking_uri, sweep, unless=going_on)
@@ -49,28 +73,32 @@ def sync(
 
 def _mirror(home: Home, url: str, sweep: str | None) -> None:
     from suite.redact import redact
-    from suite.tune.optuna_mirror import mirror_studies
+    from suite.tracking.optuna_mirror import mirror_studies
 
     report = mirror_studies(home, url, sweep=sweep)
-    print(f"{report.written} trials of {report.studies} studies written, {report.already} were there already, in {redact(url)}")
+    print(
+        f"{report.written} trials of {report.studies} studies written, {report.already} were there already, in {redact(url)}"
+    )
 
 
 def _fetch(home: Home, url: str, *, weights: bool) -> None:
-    from suite.train.mirror import Mirror
-    from suite.train.storage import open_storage
+    from suite.storage.base import open_storage
+    from suite.storage.mirror import Mirror
 
     storage = open_storage(url, patience_s=PATIENCE_S)
     if not storage.keys("sweeps") and not storage.keys("trials"):
-        raise StorageError(f"--storage {url}: holds no sweep; expected what `suite run --storage` was given")
+        raise StorageError(
+            f"--storage {url}: holds no sweep; expected what `suite run --storage` was given"
+        )
     count = Mirror(home, storage).fetch_home(weights=weights)
     print(f"{count} files came from {url}")
 
 
 def _decide_anew(home: Home, sweep: str | None) -> set[str]:
     """Rebuild what the drivers decided about their studies, of sweeps that none is running; returns those that have not ended."""
-    from suite.tune.definition import driver_pid, known_plan, sweeps
-    from suite.tune.schedule import read_states
-    from suite.tune.studies import store_studies
+    from suite.plan.cell_state import read_states
+    from suite.plan.definition import driver_pid, known_plan, sweeps
+    from suite.plan.studies import store_studies
 
     going_on = set()
     for name in sweeps(home) if sweep is None else [sweep]:

@@ -54,26 +54,48 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         """For programs."""
-        parts = {name: [asdict(one) for one in getattr(self, name)] for name in ("splits", "readings", "findings")}
-        return {"task": self.task.name, "kind": self.task.kind, "file": str(self.file), "fit": self.fit, **parts}
+        parts = {
+            name: [asdict(one) for one in getattr(self, name)]
+            for name in ("splits", "readings", "findings")
+        }
+        return {
+            "task": self.task.name,
+            "kind": self.task.kind,
+            "file": str(self.file),
+            "fit": self.fit,
+            **parts,
+        }
 
 
 def check(
     given: Annotated[
         str,
         typer.Argument(
-            metavar="FILE|NAME", autocompletion=complete.tasks, help="A task's file, or the name of a known one (suite list tasks)."
+            metavar="FILE|NAME",
+            autocompletion=complete.tasks,
+            help="A task's file, or the name of a known one (suite list tasks).",
         ),
     ],
     data_root: DataRootOption = None,
     tasks: TasksOption = None,
     backbone: Annotated[
-        list[str] | None, typer.Option("--backbone", metavar="B", help="Whose tokenizer reads; may be given often (default: one a family).")
+        list[str] | None,
+        typer.Option(
+            "--backbone",
+            metavar="B",
+            help="Whose tokenizer reads; may be given often (default: one a family).",
+        ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows to show as each family reads them.")] = 3,
-    max_length: Annotated[int | None, typer.Option(min=2, help="Tokens kept of an input (default: the suite's, 128).")] = None,
-    target_max_length: Annotated[int | None, typer.Option(min=2, help="Tokens kept of an answer (default: the suite's, 16).")] = None,
-    fmt: Annotated[CheckFormat, typer.Option("--format", help="How to print it.")] = CheckFormat.TABLE,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens kept of an input (default: the suite's, 128).")
+    ] = None,
+    target_max_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens kept of an answer (default: the suite's, 16).")
+    ] = None,
+    fmt: Annotated[
+        CheckFormat, typer.Option("--format", help="How to print it.")
+    ] = CheckFormat.TABLE,
 ) -> None:
     """Validate a task and look at its rows: sizes, labels, lengths and truncation, rows in two splits, and what each family reads.
 
@@ -82,7 +104,14 @@ def check(
     """
     limits = {"max_length": max_length, "target_max_length": target_max_length}
     with render.stdout_for_result(), _found(given) as (task, file):
-        report = _look(task, file, data_root, backbone, rows, {key: value for key, value in limits.items() if value is not None})
+        report = _look(
+            task,
+            file,
+            data_root,
+            backbone,
+            rows,
+            {key: value for key, value in limits.items() if value is not None},
+        )
     if fmt is CheckFormat.JSON:
         print(json.dumps(report.plain(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -106,7 +135,12 @@ def _found(given: str) -> Iterator[tuple[TaskConfig, Path]]:
 
 
 def _look(
-    task: TaskConfig, file: Path, data_root: Path | None, backbones: Sequence[str] | None, shown: int, limits: dict[str, int]
+    task: TaskConfig,
+    file: Path,
+    data_root: Path | None,
+    backbones: Sequence[str] | None,
+    shown: int,
+    limits: dict[str, int],
 ) -> Report:
     from suite.config.training import TrainingConfig
     from suite.data.inspection import TaskRows, look
@@ -117,16 +151,26 @@ def _look(
     rows = TaskRows.read(task, data_root)
     sample = sampled(task, rows)
     splits, findings = look(rows)
-    readings = [read_as(reader, rows, sample, training=training, examples=shown) for reader in readers]
+    readings = [
+        read_as(reader, rows, sample, training=training, examples=shown) for reader in readers
+    ]
     objective = make_any(readers, task, training)
     scored = [] if objective is None else scoring(rows, sample, objective)
-    return Report(task, file, splits, readings, [families(readings), *findings, *scored, *truncation(readings)])
+    return Report(
+        task,
+        file,
+        splits,
+        readings,
+        [families(readings), *findings, *scored, *truncation(readings)],
+    )
 
 
 def _readers(names: Sequence[str] | None) -> list[Reader]:
     from suite.data.readings import Reader
 
-    return [Reader.of(_first(choice)) for choice in ([(name,) for name in names] if names else FAMILIES)]
+    return [
+        Reader.of(_first(choice)) for choice in ([(name,) for name in names] if names else FAMILIES)
+    ]
 
 
 def _first(names: Sequence[str]) -> Any:
@@ -145,7 +189,9 @@ def _first(names: Sequence[str]) -> Any:
 
 def _show(report: Report) -> None:
     task = report.task
-    typer.echo(f"{typer.style(task.name, bold=True)}, {task.kind}, version {task.version}: {task.description}\n{report.file}\n")
+    typer.echo(
+        f"{typer.style(task.name, bold=True)}, {task.kind}, version {task.version}: {task.description}\n{report.file}\n"
+    )
     _heading("splits")
     _show_splits(report)
     for reading in report.readings:
@@ -156,8 +202,12 @@ def _show(report: Report) -> None:
     width = max(len(finding.check) for finding in report.findings)
     for finding in report.findings:
         _show_finding(finding, width)
-    worst = [sum(finding.level == level for finding in report.findings) for level in ("fail", "warn")]
-    print(f"\n{'fit to compare on' if report.fit else 'not fit to compare on'}: {worst[0]} failed, {worst[1]} to look at")
+    worst = [
+        sum(finding.level == level for finding in report.findings) for level in ("fail", "warn")
+    ]
+    print(
+        f"\n{'fit to compare on' if report.fit else 'not fit to compare on'}: {worst[0]} failed, {worst[1]} to look at"
+    )
 
 
 def _show_splits(report: Report) -> None:
@@ -170,8 +220,15 @@ def _show_splits(report: Report) -> None:
     columns = [column("split"), column("source", "from"), column("rows", show=render.count)]
     if facts[0].distinct_answers and not words:
         columns += [column("distinct_answers", "different answers", render.count)]
-    rows = [{**asdict(fact), **{f"answer {word}": share for word, share in fact.answers.items()}} for fact in facts]
-    render.render(rows, columns + [column(f"answer {word}", _short(word, 24), show) for word in words], Format.TABLE)
+    rows = [
+        {**asdict(fact), **{f"answer {word}": share for word, share in fact.answers.items()}}
+        for fact in facts
+    ]
+    render.render(
+        rows,
+        columns + [column(f"answer {word}", _short(word, 24), show) for word in words],
+        Format.TABLE,
+    )
     for fact in facts if not words else ():
         counts = {text: round(share * fact.rows) for text, share in fact.answers.items()}
         common = [f"{count} x {_short(text, 60)!r}" for text, count in counts.items() if count > 1]
@@ -181,7 +238,9 @@ def _show_splits(report: Report) -> None:
 
 
 def _show_reading(reading: Reading) -> None:
-    _heading(f"as {_article(reading.kind)} reads it ({reading.backbone}{', bytes for its tokenizer' if reading.draft else ''})")
+    _heading(
+        f"as {_article(reading.kind)} reads it ({reading.backbone}{', bytes for its tokenizer' if reading.draft else ''})"
+    )
     if reading.refused is not None:
         print(f"  cannot: {reading.refused}")
     for example in reading.examples:
@@ -192,15 +251,24 @@ def _show_reading(reading: Reading) -> None:
 
 
 def _show_lengths(readings: Sequence[Reading]) -> None:
-    rows = [{"backbone": r.backbone + (" (bytes)" if r.draft else ""), **asdict(one)} for r in readings for one in r.lengths]
-    numbers = [column(key, head, render.count) for key, head in (("p50", "p50"), ("p90", "p90"), ("p99", "p99"), ("longest", "max"))]
+    rows = [
+        {"backbone": r.backbone + (" (bytes)" if r.draft else ""), **asdict(one)}
+        for r in readings
+        for one in r.lengths
+    ]
+    numbers = [
+        column(key, head, render.count)
+        for key, head in (("p50", "p50"), ("p90", "p90"), ("p99", "p99"), ("longest", "max"))
+    ]
     limits = [column("at_most", "kept", render.count), column("cut_frac", "cut", _percent)]
     render.render(rows, [column("backbone"), column("what", "of"), *numbers, *limits], Format.TABLE)
     print()
 
 
 def _show_finding(finding: Finding, width: int) -> None:
-    mark = typer.style(MARKS[finding.level], fg=COLOURS[finding.level], bold=finding.level == "fail")
+    mark = typer.style(
+        MARKS[finding.level], fg=COLOURS[finding.level], bold=finding.level == "fail"
+    )
     _paragraph(f"  {mark}  {finding.check:<{width}}  ", finding.text, indent=width + 10)
     if finding.level != "ok":
         for example in finding.examples:
@@ -213,7 +281,9 @@ def _heading(text: str) -> None:
 
 def _paragraph(before: str, text: str, *, indent: int) -> None:
     """Text with line breaks shown as such, wrapped under its own beginning, at column `indent`."""
-    lines = textwrap.wrap(_short(text.replace("\n", "\\n"), SHOWN_CHARACTERS), WIDTH - indent, break_on_hyphens=False) or ["(nothing)"]
+    lines = textwrap.wrap(
+        _short(text.replace("\n", "\\n"), SHOWN_CHARACTERS), WIDTH - indent, break_on_hyphens=False
+    ) or ["(nothing)"]
     typer.echo(before + ("\n" + " " * indent).join(lines))
 
 

@@ -26,7 +26,7 @@ from suite.cli.render import stdout_for_result
 from suite.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from suite.train.spec import Phase, TrialSpec
+    from suite.record.spec import Phase, TrialSpec
 
 SETTINGS = ("learning_rate", "seed", "phase", "decoder_objective", "training", "limit")
 DEFAULT_LEARNING_RATE = 1e-3
@@ -35,12 +35,27 @@ DEFAULT_LEARNING_RATE = 1e-3
 def trial(
     backbone: BackboneOption,
     method: MethodOption,
-    task: Annotated[str, typer.Option("--task", metavar="T", autocompletion=complete.tasks, help="A task (suite list tasks).")],
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task", metavar="T", autocompletion=complete.tasks, help="A task (suite list tasks)."
+        ),
+    ],
     attention: AttentionOption = "pretrained",
     overrides: SetOption = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Worker processes; 1 = this process, for a debugger.")] = 1,
-    test: Annotated[bool, typer.Option("--test", help="Score the test data too, with the best epoch; else they are not read.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Forget an earlier run of exactly this trial and train anew.")] = False,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Worker processes; 1 = this process, for a debugger.")
+    ] = 1,
+    test: Annotated[
+        bool,
+        typer.Option(
+            "--test", help="Score the test data too, with the best epoch; else they are not read."
+        ),
+    ] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Forget an earlier run of exactly this trial and train anew."),
+    ] = False,
     home: HomeOption = DEFAULT_HOME,
     data_root: DataRootOption = None,
     tasks: TasksOption = None,
@@ -51,9 +66,18 @@ def trial(
     --set takes learning_rate (default 1e-3), seed, training.*, limit.*, and the method's own settings by their bare names (rank=8).
     `score` is the best validation score; with --test the test score of that epoch.
     """
-    from suite.train.folder import Home, Workspace
+    from suite.record.folder import Home
+    from suite.storage.workspace import Workspace
 
-    spec = build_spec(backbone, method, task, attention=attention, overrides=overrides or (), ranks=ranks, test=test)
+    spec = build_spec(
+        backbone,
+        method,
+        task,
+        attention=attention,
+        overrides=overrides or (),
+        ranks=ranks,
+        test=test,
+    )
     folder = Home(home).trial(spec)
     if again and folder.path.exists():
         shutil.rmtree(folder.path)
@@ -89,25 +113,44 @@ def build_spec(
     from suite.config.task import load_task
     from suite.data.objective import make_objective
     from suite.petl.arm import check_arm
+    from suite.record.spec import TrialSpec
     from suite.train.engine import micro_batching
-    from suite.train.spec import TrialSpec
 
     start: dict[str, Any] = {"learning_rate": DEFAULT_LEARNING_RATE, "training": {}}
     data = read_overrides(start, overrides, method=method, groups=(*SETTINGS, *GROUPS))
-    arm = make_arm(backbone, method, attention, {key: data.pop(key) for key in GROUPS if key in data})
-    identity = {"sweep": "trial", "arm": arm, "task": load_task(task, where="--task"), "world_size": ranks}
-    spec = validate(TrialSpec, {**data, **identity, "phase": _phase(data.get("phase"), test)}, where="--set")
+    arm = make_arm(
+        backbone, method, attention, {key: data.pop(key) for key in GROUPS if key in data}
+    )
+    identity = {
+        "sweep": "trial",
+        "arm": arm,
+        "task": load_task(task, where="--task"),
+        "world_size": ranks,
+    }
+    spec = validate(
+        TrialSpec, {**data, **identity, "phase": _phase(data.get("phase"), test)}, where="--set"
+    )
     micro_batching(spec.training, ranks)
     resolved = resolve_backbone(arm)
     kind, tokenizer = resolved.family.kind, load_tokenizer(resolved, draft=True)
-    objective = make_objective(spec.task, kind=kind, tokenizer=tokenizer, training=spec.training, decoder_objective=spec.decoder_objective)
-    choices: dict[str, Any] = {"attention": arm.attention, "method": method, "architecture": arm.architecture}
+    objective = make_objective(
+        spec.task,
+        kind=kind,
+        tokenizer=tokenizer,
+        training=spec.training,
+        decoder_objective=spec.decoder_objective,
+    )
+    choices: dict[str, Any] = {
+        "attention": arm.attention,
+        "method": method,
+        "architecture": arm.architecture,
+    }
     check_arm(resolved, objective.head, **choices, max_length=objective.positions)
     return spec
 
 
 def _phase(given: Any, test: bool) -> Phase:
-    from suite.train.spec import Phase
+    from suite.record.spec import Phase
 
     if given is None:
         return Phase.CONFIRM if test else Phase.SEARCH

@@ -20,10 +20,10 @@ from suite.config.task import GeneratedData, HubData, LanguageModelTask, TaskCon
 from suite.config.training import TrainingConfig
 
 if TYPE_CHECKING:
+    from suite.config.arm import Arm
     from suite.config.sweep import LimitConfig, SweepConfig
-    from suite.train.cells import Trial
-    from suite.train.spec import Arm
-    from suite.tune.plan import Plan, PlannedCell
+    from suite.plan.plan import Plan, PlannedCell
+    from suite.record.cells import Trial
 
 GPU_TFLOPS = 40.0
 """Achieved, not peak: an eighth of an A100's 312 in bf16, a third of a V100's 125 in fp16; ours."""
@@ -50,7 +50,11 @@ class Work:
 
     def flops(self, training: TrainingConfig) -> float:
         """Of an optimizer step with every example as long as it is cut."""
-        tokens = (training.max_length + training.target_max_length) / 2 if self.encoder_decoder else training.max_length
+        tokens = (
+            (training.max_length + training.target_max_length) / 2
+            if self.encoder_decoder
+            else training.max_length
+        )
         return 2.0 * (self.total + self.passed + self.trainable) * tokens * training.batch_size
 
 
@@ -72,8 +76,14 @@ def training_examples(task: TaskConfig, limit: LimitConfig, *, block: int) -> in
     if isinstance(task, LanguageModelTask):
         from suite.cli.sizes import published_tokens
 
-        tokens = published_tokens(task.data) if isinstance(task.data, HubData) and limit.train is None else None
-        return None if tokens is None else tokens // block  # a limit counts rows, of which the tokens are unknown
+        tokens = (
+            published_tokens(task.data)
+            if isinstance(task.data, HubData) and limit.train is None
+            else None
+        )
+        return (
+            None if tokens is None else tokens // block
+        )  # a limit counts rows, of which the tokens are unknown
     rows = [limit.train] if limit.train is not None else []
     if (known := _rows(task)) is not None:
         rows.append(known)
@@ -92,7 +102,7 @@ def _rows(task: TaskConfig) -> int | None:
 
 def arm_work(plan: Plan, *, where: str) -> dict[str, Work]:
     """The computing of every arm by its key, counted on the meta device."""
-    from suite.tune.plan import objectives
+    from suite.plan.plan import objectives
 
     found: dict[str, Work] = {}
     arms = {cell.arm.key: cell.arm for cell in plan.cells}
@@ -119,7 +129,9 @@ def _work(resolved: Any, head: Any, arm: Arm) -> Work:
     return Work(count.total, count.trainable, passed, resolved.family.kind == "encoder-decoder")
 
 
-def device_hours(plan: Plan, trials: Mapping[str, Iterable[Trial]], *, on_gpus: bool, where: str) -> dict[str, Any]:
+def device_hours(
+    plan: Plan, trials: Mapping[str, Iterable[Trial]], *, on_gpus: bool, where: str
+) -> dict[str, Any]:
     """Hours of one device for all search trials and confirm runs, at most; null where a size is unknown.
 
     Args:
@@ -132,10 +144,19 @@ def device_hours(plan: Plan, trials: Mapping[str, Iterable[Trial]], *, on_gpus: 
     """
     tflops, device = (GPU_TFLOPS, "GPU") if on_gpus else (CPU_TFLOPS, "CPU worker")
     work = arm_work(plan, where=where)
-    assumed = {cell.key: work[cell.arm.key].flops(plan.config.training) / (tflops * 1e12) for cell in plan.cells}
-    measured = {key: step_s for key, ended in trials.items() if (step_s := _device_s_per_step(ended)) is not None}
+    assumed = {
+        cell.key: work[cell.arm.key].flops(plan.config.training) / (tflops * 1e12)
+        for cell in plan.cells
+    }
+    measured = {
+        key: step_s
+        for key, ended in trials.items()
+        if (step_s := _device_s_per_step(ended)) is not None
+    }
     ratio = fmean(step_s / assumed[key] for key, step_s in measured.items()) if measured else 1.0
-    hours = [_hours(plan, cell, measured.get(cell.key, ratio * assumed[cell.key])) for cell in plan.cells]
+    hours = [
+        _hours(plan, cell, measured.get(cell.key, ratio * assumed[cell.key])) for cell in plan.cells
+    ]
     known = [h for h in hours if h is not None]
     basis = (
         f"from the measured steps of {len(measured)} of {len(plan.cells)} cells"
@@ -172,5 +193,10 @@ def _pretrain_hours(plan: Plan, work: Mapping[str, Work], s_per_flop: float) -> 
     for spec in plan.pretrains:
         arm = work[next(cell.arm.key for cell in plan.cells if cell.arm.pretrain == spec.hash)]
         whole = replace(arm, trainable=arm.total, passed=arm.total)
-        total += spec.training.epochs * (spec.training.epoch_steps or 0) * whole.flops(spec.training) * s_per_flop
+        total += (
+            spec.training.epochs
+            * (spec.training.epoch_steps or 0)
+            * whole.flops(spec.training)
+            * s_per_flop
+        )
     return total / SECONDS_PER_HOUR

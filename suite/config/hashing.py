@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True
+)
 
 
 def canonical_json(value: Any) -> str:

@@ -33,14 +33,28 @@ class LmEvalConfig(Strict):
     """Evaluation of causal backbones by lm-eval. Tasks and shots of Shared Attention (arXiv 2407.12866, table 1) are the default."""
 
     tasks: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
-        list(DEFAULT_TASKS), description="tasks, groups or tags of lm-eval; gsm8k:5 = five examples before each question"
+        list(DEFAULT_TASKS),
+        description="tasks, groups or tags of lm-eval; gsm8k:5 = five examples before each question",
     )
-    include_path: str | None = Field(None, description="a folder of task files of your own, searched before lm-eval's")
-    limit: Count | None = Field(None, description="only so many questions of each task, the first ones: to try it out, not to report")
-    batch_size: Count | Literal["auto"] | None = Field(None, description="questions per forward pass; null = auto on a GPU, 8 on a CPU")
-    max_length: Count | None = Field(None, description="tokens that the model sees at a time; null = what its positions allow")
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="of the weights; auto = bf16 on a GPU, fp32 on a CPU")
-    seed: Annotated[int, Field(ge=0)] = Field(1234, description="draws the examples (lm-eval's default)")
+    include_path: str | None = Field(
+        None, description="a folder of task files of your own, searched before lm-eval's"
+    )
+    limit: Count | None = Field(
+        None,
+        description="only so many questions of each task, the first ones: to try it out, not to report",
+    )
+    batch_size: Count | Literal["auto"] | None = Field(
+        None, description="questions per forward pass; null = auto on a GPU, 8 on a CPU"
+    )
+    max_length: Count | None = Field(
+        None, description="tokens that the model sees at a time; null = what its positions allow"
+    )
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="of the weights; auto = bf16 on a GPU, fp32 on a CPU"
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(
+        1234, description="draws the examples (lm-eval's default)"
+    )
     before: bool = Field(False, description="also what each arm starts from, untrained")
 
     @model_validator(mode="after")
@@ -63,5 +77,7 @@ def parse_requests(tasks: Sequence[str]) -> list[Request]:
 def _parse(text: str) -> Request:
     name, colon, shots = text.partition(":")
     if not name or (colon and not shots.isdecimal()):
-        raise ValueError(f"lm-eval task {text!r}: expected NAME or NAME:SHOTS, such as hellaswag or gsm8k:5")
+        raise ValueError(
+            f"lm-eval task {text!r}: expected NAME or NAME:SHOTS, such as hellaswag or gsm8k:5"
+        )
     return Request(name, int(shots) if colon else None)

@@ -37,17 +37,30 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases (*name) are not allowed", problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(
+                problem="aliases (*name) are not allowed",
+                problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
+            )
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self.nodes, self.depth = self.nodes + 1, self.depth + 1
         if self.depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark
+            )
         if self.nodes > MAX_NODES:
-            raise yaml.MarkedYAMLError(problem=f"more than {MAX_NODES:,} keys and values", problem_mark=mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {MAX_NODES:,} keys and values", problem_mark=mark
+            )
         node = super().compose_node(parent, index)
         self.depth -= 1
-        if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")) and len(node.value) > MAX_NUMBER_CHARS:
-            raise yaml.MarkedYAMLError(problem=f"a number of {len(node.value):,} digits", problem_mark=mark)
+        if (
+            isinstance(node, yaml.ScalarNode)
+            and node.tag.endswith((":int", ":float"))
+            and len(node.value) > MAX_NUMBER_CHARS
+        ):
+            raise yaml.MarkedYAMLError(
+                problem=f"a number of {len(node.value):,} digits", problem_mark=mark
+            )
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -55,9 +68,14 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} is not text; put it in quotes", problem_mark=key_node.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} is not text; put it in quotes",
+                    problem_mark=key_node.start_mark,
+                )
             if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -70,7 +88,9 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
     """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}; is this the right file?")
+            raise ConfigError(
+                f"{path}: {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}; is this the right file?"
+            )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file (looked from {Path.cwd()})") from None
@@ -111,7 +131,9 @@ def _lines(node: yaml.Node | None, at: Key = ()) -> Lines:
     return lines
 
 
-def validate(model: type[M], data: Mapping[str, Any], *, where: str, lines: Lines | None = None) -> M:
+def validate(
+    model: type[M], data: Mapping[str, Any], *, where: str, lines: Lines | None = None
+) -> M:
     """Build `model` from plain data; every error names file, line and key, what was got and what is expected.
 
     Raises:
@@ -139,12 +161,18 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
         fixed = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{exponent if exponent[0] in '+-' else '+' + exponent}"
         return f"{place}: {key}: got the text {got!r}, expected a number; YAML reads it as text, write {fixed}"
     message = error["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(got, (Mapping, BaseModel)) or error["type"] == "value_error" else f", got {got!r}"
+    shown = (
+        ""
+        if isinstance(got, (Mapping, BaseModel)) or error["type"] == "value_error"
+        else f", got {got!r}"
+    )
     return f"{place}: {key + ': ' if key else ''}{message}{shown}"
 
 
 def _is_union_tag(part: str | int) -> bool:
-    return isinstance(part, str) and (part[:1].isupper() or part in ("str", "int", "float", "bool") or "[" in part)
+    return isinstance(part, str) and (
+        part[:1].isupper() or part in ("str", "int", "float", "bool") or "[" in part
+    )
 
 
 def _keys_beside(model: type[BaseModel], loc: Key) -> Sequence[str]:
@@ -154,7 +182,11 @@ def _keys_beside(model: type[BaseModel], loc: Key) -> Sequence[str]:
         if isinstance(part, int):
             continue
         field = current.model_fields.get(part) if _is_model(current) else None
-        current = next((a for a in _annotations(field.annotation) if _is_model(a)), None) if field else None
+        current = (
+            next((a for a in _annotations(field.annotation) if _is_model(a)), None)
+            if field
+            else None
+        )
     return list(current.model_fields) if _is_model(current) else []
 
 
@@ -177,7 +209,9 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     for item in overrides:
         key, eq, text = item.partition("=")
         if not eq or not key:
-            raise ConfigError(f"--set {item!r}: expected key=value, for example --set training.epochs=3")
+            raise ConfigError(
+                f"--set {item!r}: expected key=value, for example --set training.epochs=3"
+            )
         target: Any = result
         *parents, last = key.split(".")
         for part in parents:

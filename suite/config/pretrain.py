@@ -21,33 +21,65 @@ class PretrainConfig(Strict):
     Defaults are MHE's pre-training settings (arXiv 2310.07911, table 11) where it states one; the others say "ours".
     """
 
-    corpus: str = Field(description="a task (suite list tasks), of which only the text columns are read")
-    objective: ObjectiveName | None = Field(
-        None, description="null = the backbone's own: mlm (encoder), causal-lm (decoder), span-corruption (encoder-decoder)"
+    corpus: str = Field(
+        description="a task (suite list tasks), of which only the text columns are read"
     )
-    attention: Literal["scratch", "all"] = Field("scratch", description="variants that start from scratch, or every entry of the sweep")
+    objective: ObjectiveName | None = Field(
+        None,
+        description="null = the backbone's own: mlm (encoder), causal-lm (decoder), span-corruption (encoder-decoder)",
+    )
+    attention: Literal["scratch", "all"] = Field(
+        "scratch", description="variants that start from scratch, or every entry of the sweep"
+    )
     fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="with attention: all, uptrain what can be converted, for this share of steps (GQA, arXiv 2305.13245: 0.05)"
+        None,
+        description="with attention: all, uptrain what can be converted, for this share of steps (GQA, arXiv 2305.13245: 0.05)",
     )
     steps: Positive = Field(1_000_000, description="optimizer steps (MHE: 1,000,000)")
-    batch_size: Positive = Field(128, description="blocks of text per step over all workers (MHE: 32 on each of 4 GPUs)")
-    micro_batch_size: Positive | None = Field(None, description="blocks per worker and forward pass; null = batch_size / workers")
-    eval_batch_size: Positive = Field(32, description="blocks per worker and forward pass in validation (ours)")
+    batch_size: Positive = Field(
+        128, description="blocks of text per step over all workers (MHE: 32 on each of 4 GPUs)"
+    )
+    micro_batch_size: Positive | None = Field(
+        None, description="blocks per worker and forward pass; null = batch_size / workers"
+    )
+    eval_batch_size: Positive = Field(
+        32, description="blocks per worker and forward pass in validation (ours)"
+    )
     max_length: Positive = Field(512, description="tokens of a sequence (MHE: 512)")
     learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="peak (MHE: 1e-4)")
-    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="after warm-up (MHE: linear)")
-    warmup_frac: Fraction = Field(0.01, description="share of steps with a rising learning rate (MHE: 10,000 of 1,000,000)")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.01, description="AdamW's decoupled decay (MHE: 0.01)")
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="after warm-up (MHE: linear)"
+    )
+    warmup_frac: Fraction = Field(
+        0.01, description="share of steps with a rising learning rate (MHE: 10,000 of 1,000,000)"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.01, description="AdamW's decoupled decay (MHE: 0.01)"
+    )
     adam_beta1: Fraction = Field(0.9, description="MHE: 0.9")
     adam_beta2: Fraction = Field(0.9999, description="MHE: 0.9999, as printed; BERT: 0.999")
     adam_eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="MHE: 1e-8")
-    gradient_clipping: Annotated[float, Field(ge=0)] = Field(1.0, description="global gradient norm; 0 = off (ours)")
-    corrupted_frac: Annotated[float, Field(gt=0, lt=1)] = Field(0.15, description="share of tokens to predict (BERT and T5: 0.15)")
-    mean_span_tokens: Annotated[float, Field(ge=1)] = Field(3.0, description="span-corruption: mean length of a span (T5: 3)")
-    checkpoint_every_steps: Positive = Field(10_000, description="steps from one validation and checkpoint to the next (ours)")
-    limit: Positive | None = Field(None, description="at most so many rows of the corpus, the first ones")
-    validation_limit: Positive | None = Field(None, description="at most so many rows of its validation split")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="of initial weights, order of the data and corruption")
+    gradient_clipping: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="global gradient norm; 0 = off (ours)"
+    )
+    corrupted_frac: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.15, description="share of tokens to predict (BERT and T5: 0.15)"
+    )
+    mean_span_tokens: Annotated[float, Field(ge=1)] = Field(
+        3.0, description="span-corruption: mean length of a span (T5: 3)"
+    )
+    checkpoint_every_steps: Positive = Field(
+        10_000, description="steps from one validation and checkpoint to the next (ours)"
+    )
+    limit: Positive | None = Field(
+        None, description="at most so many rows of the corpus, the first ones"
+    )
+    validation_limit: Positive | None = Field(
+        None, description="at most so many rows of its validation split"
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(
+        0, description="of initial weights, order of the data and corruption"
+    )
 
     @property
     def uptraining_steps(self) -> int:
@@ -57,9 +89,13 @@ class PretrainConfig(Strict):
     @model_validator(mode="after")
     def _fits_together(self) -> PretrainConfig:
         if self.fraction is not None and self.attention == "scratch":
-            raise ValueError("fraction is for variants that are converted, and attention: scratch leaves them out; set attention: all")
+            raise ValueError(
+                "fraction is for variants that are converted, and attention: scratch leaves them out; set attention: all"
+            )
         for name, steps in (("steps", self.steps), ("steps x fraction", self.uptraining_steps)):
             every = min(self.checkpoint_every_steps, steps)
             if steps % every:
-                raise ValueError(f"{name} {steps} is not a multiple of checkpoint_every_steps {every}")
+                raise ValueError(
+                    f"{name} {steps} is not a multiple of checkpoint_every_steps {every}"
+                )
         return self

@@ -17,7 +17,9 @@ class ReferenceAttention(Strict):
     """Which attention a line is about."""
 
     name: str
-    options: dict[str, Any] | None = Field(None, description="exactly these options; null = whatever they are")
+    options: dict[str, Any] | None = Field(
+        None, description="exactly these options; null = whatever they are"
+    )
 
 
 class Reference(Strict):
@@ -28,17 +30,31 @@ class Reference(Strict):
     """
 
     backbone: str | None = Field(None, description="null = any of the sweep")
-    attention: Annotated[ReferenceAttention, BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)] | None = (
-        Field(None, description="a variant, or {name, options}; null = any of the sweep")
-    )
+    attention: (
+        Annotated[
+            ReferenceAttention,
+            BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given),
+        ]
+        | None
+    ) = Field(None, description="a variant, or {name, options}; null = any of the sweep")
     method: str | None = Field(None, description="null = any of the sweep")
-    architecture: dict[str, Any] = Field(default_factory=dict, description="settings that the arm must have, beside any others")
+    architecture: dict[str, Any] = Field(
+        default_factory=dict, description="settings that the arm must have, beside any others"
+    )
     scores: dict[str, float] = Field(description="by task, or mean")
-    mean_of: list[str] | None = Field(None, description="tasks of the mean; null = those that the line has scores on")
-    stds: dict[str, float] = Field(default_factory=dict, description="their deviations, where they are printed")
-    printed: dict[str, float] = Field(default_factory=dict, description="other numbers of the line, e.g. trainable_percent, energy_kwh")
+    mean_of: list[str] | None = Field(
+        None, description="tasks of the mean; null = those that the line has scores on"
+    )
+    stds: dict[str, float] = Field(
+        default_factory=dict, description="their deviations, where they are printed"
+    )
+    printed: dict[str, float] = Field(
+        default_factory=dict,
+        description="other numbers of the line, e.g. trainable_percent, energy_kwh",
+    )
     evaluation: Literal["trained", "untrained"] | None = Field(
-        None, description="scores are those of suite lm-eval, by task/metric, after or before the arm's training"
+        None,
+        description="scores are those of suite lm-eval, by task/metric, after or before the arm's training",
     )
     source: str = Field(description="paper and table, e.g. READ, table 1")
 
@@ -51,14 +67,27 @@ class Reference(Strict):
         return self
 
     def matches(
-        self, *, backbone: str, attention: str, options: Mapping[str, Any], method: str | None, architecture: Mapping[str, Any]
+        self,
+        *,
+        backbone: str,
+        attention: str,
+        options: Mapping[str, Any],
+        method: str | None,
+        architecture: Mapping[str, Any],
     ) -> bool:
         """Whether the line is about such an arm; one without a method was not trained, and any method does."""
-        if self.backbone not in (None, backbone) or (method is not None and self.method not in (None, method)):
+        if self.backbone not in (None, backbone) or (
+            method is not None and self.method not in (None, method)
+        ):
             return False
-        if self.attention is not None and (self.attention.name != attention or self.attention.options not in (None, options)):
+        if self.attention is not None and (
+            self.attention.name != attention or self.attention.options not in (None, options)
+        ):
             return False
-        return all(key in architecture and architecture[key] == value for key, value in self.architecture.items())
+        return all(
+            key in architecture and architecture[key] == value
+            for key, value in self.architecture.items()
+        )
 
     def score_on(self, task: str, tasks: Set[str]) -> float | None:
         """The printed score on a task, or on `mean`: the latter only where it is over the sweep's `tasks`."""
@@ -68,7 +97,12 @@ class Reference(Strict):
 
     def as_row(self, task: str) -> dict[str, Any]:
         """What a row of the leaderboard keeps of it."""
-        return {"score": self.scores[task], "std": self.stds.get(task), "source": self.source, "printed": self.printed}
+        return {
+            "score": self.scores[task],
+            "std": self.stds.get(task),
+            "source": self.source,
+            "printed": self.printed,
+        }
 
     def __str__(self) -> str:
         names = [self.backbone, self.attention.name if self.attention else None, self.method]

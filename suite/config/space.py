@@ -57,7 +57,9 @@ class LearningRateRange(Strict):
             raise ValueError(f"fixed, but low {self.low} is not high {self.high}; leave fixed out")
         if self.low >= self.high and not self.fixed:
             if self.low == self.high:
-                raise ValueError(f"nothing to search: low is high; for a fixed learning rate write the number alone: {self.low}")
+                raise ValueError(
+                    f"nothing to search: low is high; for a fixed learning rate write the number alone: {self.low}"
+                )
             raise ValueError(f"low {self.low} must be below high {self.high}")
         return self
 
@@ -72,7 +74,9 @@ class SearchSpace(Strict):
     description: str
     source: str
     learning_rate: LearningRateRange
-    architectures: Annotated[list[dict[str, Any]], Field(min_length=1, description="the first is the default")]
+    architectures: Annotated[
+        list[dict[str, Any]], Field(min_length=1, description="the first is the default")
+    ]
 
 
 def load_space(name: str, *, where: str = "") -> SearchSpace:

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from suite.config.lm_eval import LmEvalConfig
 from suite.config.loader import Strict, apply_overrides, load_yaml, validate
@@ -28,34 +34,53 @@ Named = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) 
 class BackboneChoice(Strict):
     """A backbone by name; with `config` it starts from random weights of that shape (no download)."""
 
-    name: str = Field(description="a known name (suite list backbones), a hub id, a folder, or package:NAME/FOLDER")
-    revision: str = Field("main", description="commit or branch on the hub; recorded as resolved")
-    config: dict[str, Any] | None = Field(None, description="start from random weights: changes to the named preset's configuration")
-    tokenizer: str | None = Field(
-        None, description="another tokenizer: a hub id, a folder, package:NAME/FOLDER, bytes, or bpe:SIZE:TASK, trained on a task's text"
+    name: str = Field(
+        description="a known name (suite list backbones), a hub id, a folder, or package:NAME/FOLDER"
     )
-    trust_remote_code: bool = Field(False, description="never set here: --trust-remote-code NAME@COMMIT on the command line sets it")
+    revision: str = Field("main", description="commit or branch on the hub; recorded as resolved")
+    config: dict[str, Any] | None = Field(
+        None, description="start from random weights: changes to the named preset's configuration"
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="another tokenizer: a hub id, a folder, package:NAME/FOLDER, bytes, or bpe:SIZE:TASK, trained on a task's text",
+    )
+    trust_remote_code: bool = Field(
+        False,
+        description="never set here: --trust-remote-code NAME@COMMIT on the command line sets it",
+    )
     drop_layers: Annotated[int, Field(ge=0)] = Field(
-        0, description="leave out the last so many layers of each stack; the rest keep their weights (READ-large: 4)"
+        0,
+        description="leave out the last so many layers of each stack; the rest keep their weights (READ-large: 4)",
     )
 
     @model_validator(mode="after")
     def _layers_of_a_checkpoint(self) -> BackboneChoice:
         if self.drop_layers and self.config is not None:
-            raise ValueError("drop_layers shortens a checkpoint; with config, give the number of layers there")
+            raise ValueError(
+                "drop_layers shortens a checkpoint; with config, give the number of layers there"
+            )
         return self
 
     @model_validator(mode="after")
     def _code_is_pinned(self) -> BackboneChoice:
-        if self.trust_remote_code and (self.config is not None or not re.fullmatch("[0-9a-f]{40}", self.revision)):
-            raise ValueError("trust_remote_code needs a checkpoint, and as its revision the 40 digits of a commit")
+        if self.trust_remote_code and (
+            self.config is not None or not re.fullmatch("[0-9a-f]{40}", self.revision)
+        ):
+            raise ValueError(
+                "trust_remote_code needs a checkpoint, and as its revision the 40 digits of a commit"
+            )
         return self
 
     @model_serializer(mode="wrap")
     def _whole_as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A whole backbone is stored as it was before there were shortened ones: hashes of its trials stay what they are."""
         stored: dict[str, Any] = handler(self)
-        return stored if self.drop_layers else {key: value for key, value in stored.items() if key != "drop_layers"}
+        return (
+            stored
+            if self.drop_layers
+            else {key: value for key, value in stored.items() if key != "drop_layers"}
+        )
 
 
 class AttentionChoice(Strict):
@@ -69,22 +94,35 @@ class MethodChoice(Strict):
     """A PETL method, with another architecture or learning-rate range than its search space's if given."""
 
     name: str
-    architecture: dict[str, Any] | None = Field(None, description="instead of the search space's choices")
-    learning_rate: LearningRateRange | None = Field(None, description="instead of the search space's range")
+    architecture: dict[str, Any] | None = Field(
+        None, description="instead of the search space's choices"
+    )
+    learning_rate: LearningRateRange | None = Field(
+        None, description="instead of the search space's range"
+    )
 
 
 class EdgeGuard(Strict):
     """What follows when the best learning rate of a used-up study lies at the end of its range: a decade more, and more trials."""
 
-    extensions: Annotated[int, Field(ge=0)] = Field(2, description="at most so many decades; 0 = none, the row only says `edge`")
-    trials: Count | None = Field(None, description="extra trials per decade; null = a quarter of search.trials, at least 2")
+    extensions: Annotated[int, Field(ge=0)] = Field(
+        2, description="at most so many decades; 0 = none, the row only says `edge`"
+    )
+    trials: Count | None = Field(
+        None, description="extra trials per decade; null = a quarter of search.trials, at least 2"
+    )
 
 
 class StopRule(Strict):
     """When a study may end before its budget is used up: the model of the curve sees no improvement worth a trial."""
 
-    tolerance: Annotated[float, Field(gt=0)] = Field(0.5, description="points of the score; of a perplexity, percent")
-    min_trials: Count | None = Field(None, description="never with fewer; null = startup_trials + 2, which is the least in any case")
+    tolerance: Annotated[float, Field(gt=0)] = Field(
+        0.5, description="points of the score; of a perplexity, percent"
+    )
+    min_trials: Count | None = Field(
+        None,
+        description="never with fewer; null = startup_trials + 2, which is the least in any case",
+    )
 
 
 class SearchConfig(Strict):
@@ -92,13 +130,18 @@ class SearchConfig(Strict):
 
     sampler: Literal["gp", "tpe", "random", "grid"] = "gp"
     trials: Count = Field(8, description="learning rates tried per cell (READ: up to 32)")
-    startup_trials: Count = Field(4, description="quasi-random trials before the model of the sampler is used")
+    startup_trials: Count = Field(
+        4, description="quasi-random trials before the model of the sampler is used"
+    )
     seed: Annotated[int, Field(ge=0)] = 0
     edge_guard: EdgeGuard = EdgeGuard()
     stop: StopRule | None = Field(StopRule(), description="null = every study uses its budget up")
-    pruner: Literal["asha", "median"] | None = Field(None, description="end weak search trials between two epochs")
+    pruner: Literal["asha", "median"] | None = Field(
+        None, description="end weak search trials between two epochs"
+    )
     objective: Literal["score"] | list[Literal["score", "energy", "memory", "time"]] = Field(
-        "score", description="[score, energy]: search their Pareto front; also memory or time; confirmed is the best score"
+        "score",
+        description="[score, energy]: search their Pareto front; also memory or time; confirmed is the best score",
     )
 
     @model_validator(mode="before")
@@ -113,13 +156,21 @@ class SearchConfig(Strict):
         if self.objective == "score":
             return self
         if len(self.objective) != 2 or self.objective[0] != "score" or self.objective[1] == "score":
-            raise ValueError(f"objective: got {self.objective}, expected score, or [score, X] with X one of energy, memory, time")
+            raise ValueError(
+                f"objective: got {self.objective}, expected score, or [score, X] with X one of energy, memory, time"
+            )
         if self.sampler == "grid":
-            raise ValueError("sampler grid follows no objective; with two of them take gp, tpe or random")
+            raise ValueError(
+                "sampler grid follows no objective; with two of them take gp, tpe or random"
+            )
         if self.stop is not None:
-            raise ValueError("stop looks at the score alone and would cut the Pareto front short; with two objectives set stop: null")
+            raise ValueError(
+                "stop looks at the score alone and would cut the Pareto front short; with two objectives set stop: null"
+            )
         if self.pruner is not None:
-            raise ValueError(f"pruner {self.pruner} compares scores alone; with two objectives set pruner: null")
+            raise ValueError(
+                f"pruner {self.pruner} compares scores alone; with two objectives set pruner: null"
+            )
         return self
 
     @property
@@ -134,7 +185,9 @@ class SearchConfig(Strict):
 
     def most_trials(self, searched: LearningRateRange) -> int:
         """Trials of a study that is extended as often as it may be."""
-        return searched.trials(self.trials) + (0 if searched.fixed else self.edge_guard.extensions * self.extra_trials)
+        return searched.trials(self.trials) + (
+            0 if searched.fixed else self.edge_guard.extensions * self.extra_trials
+        )
 
     @property
     def least_trials(self) -> int:
@@ -172,25 +225,40 @@ class ResourceConfig(Strict):
     """
 
     workers: Count | None = None
-    workers_by_backbone: dict[str, Count] = Field({}, description="another number of workers for these backbones, by name")
+    workers_by_backbone: dict[str, Count] = Field(
+        {}, description="another number of workers for these backbones, by name"
+    )
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
     gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
-    concurrent_trials: Count | None = Field(None, description="upper bound on trials at a time; null = what fits")
+    concurrent_trials: Count | None = Field(
+        None, description="upper bound on trials at a time; null = what fits"
+    )
     placement: Literal["pack", "strict-pack", "spread"] = Field(
-        "pack", description="a trial's workers: on as few nodes as will do, on one node and never more, or on as many as there are"
+        "pack",
+        description="a trial's workers: on as few nodes as will do, on one node and never more, or on as many as there are",
     )
     interface: str | None = Field(
-        None, description="network interface between a trial's nodes (gloo, NCCL, rendezvous); null = the one of the node's address in Ray"
+        None,
+        description="network interface between a trial's nodes (gloo, NCCL, rendezvous); null = the one of the node's address in Ray",
     )
     min_workers: Count | None = Field(
-        None, description="the fewest a trial may go on with when the cluster has shrunk; null = it waits for all of its workers"
+        None,
+        description="the fewest a trial may go on with when the cluster has shrunk; null = it waits for all of its workers",
     )
-    room_wait_s: Annotated[float, Field(gt=0)] = Field(60.0, description="how long a trial waits for all of its workers, with min_workers")
+    room_wait_s: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="how long a trial waits for all of its workers, with min_workers"
+    )
 
     @model_validator(mode="after")
     def _no_fewer_than_the_fewest(self) -> ResourceConfig:
-        if self.min_workers is not None and self.workers is not None and self.min_workers > self.workers:
-            raise ValueError(f"min_workers: got {self.min_workers}, expected at most workers ({self.workers})")
+        if (
+            self.min_workers is not None
+            and self.workers is not None
+            and self.min_workers > self.workers
+        ):
+            raise ValueError(
+                f"min_workers: got {self.min_workers}, expected at most workers ({self.workers})"
+            )
         return self
 
 
@@ -207,13 +275,16 @@ class FailureConfig(Strict):
     """What follows when its machine, not its mathematics, ended an attempt at a trial."""
 
     retries: Annotated[int, Field(ge=0)] = Field(
-        3, description="attempts more, counted anew whenever one got further than all before; then the trial is given up"
+        3,
+        description="attempts more, counted anew whenever one got further than all before; then the trial is given up",
     )
     breaker: Annotated[int, Field(ge=2)] | None = Field(
-        3, description="so many different trials that fail alike in a row pause the sweep; null = never"
+        3,
+        description="so many different trials that fail alike in a row pause the sweep; null = never",
     )
     grace_s: Annotated[float, Field(ge=0)] = Field(
-        30.0, description="seconds for running trials to write a checkpoint and leave when the sweep is stopped (Ctrl-C, SIGTERM)"
+        30.0,
+        description="seconds for running trials to write a checkpoint and leave when the sweep is stopped (Ctrl-C, SIGTERM)",
     )
 
 
@@ -223,16 +294,21 @@ class SweepConfig(Strict):
     name: Slug
     description: str = ""
     backbones: Annotated[list[Annotated[BackboneChoice, Named]], Field(min_length=1)]
-    attention: Annotated[list[Annotated[AttentionChoice, Named]], Field(min_length=1)] = [AttentionChoice()]
+    attention: Annotated[list[Annotated[AttentionChoice, Named]], Field(min_length=1)] = [
+        AttentionChoice()
+    ]
     methods: Annotated[list[Annotated[MethodChoice, Named]], Field(min_length=1)]
     tasks: Annotated[list[str], Field(min_length=1)]
     architectures: Literal["search", "first", "all"] = Field(
-        "search", description="search = the best choice of the search space over all tasks; first = its first one; all = a row per choice"
+        "search",
+        description="search = the best choice of the search space over all tasks; first = its first one; all = a row per choice",
     )
     decoder_objective: Literal["head", "text"] = Field(
         "head", description="decoder-only backbones: classification head, or scoring of label words"
     )
-    pretrain: PretrainConfig | None = Field(None, description="a model first, for variants that have none")
+    pretrain: PretrainConfig | None = Field(
+        None, description="a model first, for variants that have none"
+    )
     search: SearchConfig = SearchConfig()
     confirm: ConfirmConfig = ConfirmConfig()
     limit: LimitConfig = LimitConfig()
@@ -241,15 +317,21 @@ class SweepConfig(Strict):
     timeouts: TimeoutConfig = TimeoutConfig()
     failures: FailureConfig = FailureConfig()
     tracking: TrackingConfig = TrackingConfig()
-    lm_eval: LmEvalConfig | None = Field(None, description="ask the confirmed models lm-eval's questions, after the last trial")
-    reference: list[Reference] = Field(default=[], description="the numbers that the paper printed, a line of its table each")
+    lm_eval: LmEvalConfig | None = Field(
+        None, description="ask the confirmed models lm-eval's questions, after the last trial"
+    )
+    reference: list[Reference] = Field(
+        default=[], description="the numbers that the paper printed, a line of its table each"
+    )
 
     @model_validator(mode="after")
     def _backbones_with_workers_exist(self) -> SweepConfig:
         names = [choice.name for choice in self.backbones]
         strangers = [name for name in self.resources.workers_by_backbone if name not in names]
         if strangers:
-            raise ValueError(f"resources.workers_by_backbone: {strangers[0]!r} is no backbone of this sweep; it has {', '.join(names)}")
+            raise ValueError(
+                f"resources.workers_by_backbone: {strangers[0]!r} is no backbone of this sweep; it has {', '.join(names)}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -271,7 +353,13 @@ def stored_sweep(data: bytes) -> SweepConfig:
     stored = SweepConfig.model_validate_json(data)
     known = json.loads(data).get("search", {})
     off: dict[str, Any] = {"stop": None, "edge_guard": EdgeGuard(extensions=0)}
-    return stored.model_copy(update={"search": stored.search.model_copy(update={k: v for k, v in off.items() if k not in known})})
+    return stored.model_copy(
+        update={
+            "search": stored.search.model_copy(
+                update={k: v for k, v in off.items() if k not in known}
+            )
+        }
+    )
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
@@ -287,4 +375,6 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
         refuse_trust(backbone, where=f"{path}: backbones[{i}]")
     config = validate(SweepConfig, data, where=str(path), lines=lines)
     check_named([backbone.name for backbone in config.backbones], where=str(path))
-    return config.model_copy(update={"backbones": [with_trust(b, where=f"{path}: backbones") for b in config.backbones]})
+    return config.model_copy(
+        update={"backbones": [with_trust(b, where=f"{path}: backbones") for b in config.backbones]}
+    )

@@ -31,10 +31,14 @@ ObjectiveName = Literal["mlm", "causal-lm", "span-corruption"]
 class LabelTask(BaseTask):
     """A class or a number per row; what the kinds of such tasks share."""
 
-    inputs: Annotated[list[str], Field(min_length=1)] = Field(description="columns of text that the model reads")
+    inputs: Annotated[list[str], Field(min_length=1)] = Field(
+        description="columns of text that the model reads"
+    )
     label: LabelConfig
     text_to_text: str = Field(description="T5-style prompt with {column} in braces")
-    metrics: Annotated[list[LabelMetric], Field(min_length=1)] = Field(description="the headline score is their mean")
+    metrics: Annotated[list[LabelMetric], Field(min_length=1)] = Field(
+        description="the headline score is their mean"
+    )
 
     @model_validator(mode="after")
     def _prompt_uses_columns(self) -> LabelTask:
@@ -60,10 +64,14 @@ class ClassificationTask(LabelTask):
 
     kind: Literal["classification"] = "classification"
     pair: Annotated[list[str], Field(min_length=1, max_length=2)] | None = Field(
-        None, exclude_if=lambda pair: pair is None, description="the one or two texts that an encoder reads, as prompts; null = the inputs"
+        None,
+        exclude_if=lambda pair: pair is None,
+        description="the one or two texts that an encoder reads, as prompts; null = the inputs",
     )
     group: list[str] = Field(
-        default_factory=list, exclude_if=lambda group: not group, description="columns that together name what a row is a part of"
+        default_factory=list,
+        exclude_if=lambda group: not group,
+        description="columns that together name what a row is a part of",
     )
 
     @model_validator(mode="after")
@@ -71,19 +79,31 @@ class ClassificationTask(LabelTask):
         if self.pair is not None:
             self._check_prompt(" ".join(self.pair), self.inputs, key="pair")
         elif len(self.inputs) > 2:
-            raise ValueError(f"an encoder reads two texts at most, but inputs are {self.inputs}; say in pair how they make one or two")
+            raise ValueError(
+                f"an encoder reads two texts at most, but inputs are {self.inputs}; say in pair how they make one or two"
+            )
         return self
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> ClassificationTask:
         for metric in self.metrics if self.code is None or not self.code.score else ():
             if (metric in ("pearson", "spearman")) != self.is_regression:
-                fits = "pearson, spearman" if self.is_regression else "accuracy, f1, macro_f1, matthews"
-                raise ValueError(f"metric {metric} does not fit {'numbers (label.range)' if self.is_regression else 'classes'}; use {fits}")
+                fits = (
+                    "pearson, spearman"
+                    if self.is_regression
+                    else "accuracy, f1, macro_f1, matthews"
+                )
+                raise ValueError(
+                    f"metric {metric} does not fit {'numbers (label.range)' if self.is_regression else 'classes'}; use {fits}"
+                )
             if metric == "f1" and self.num_labels != 2:
-                raise ValueError(f"metric f1 is that of class 1 of two, but there are {self.num_labels} label.words; use macro_f1")
+                raise ValueError(
+                    f"metric f1 is that of class 1 of two, but there are {self.num_labels} label.words; use macro_f1"
+                )
             if metric == "group_em" and not self.group:
-                raise ValueError("metric group_em needs group: the columns that name what is right only as a whole")
+                raise ValueError(
+                    "metric group_em needs group: the columns that name what is right only as a whole"
+                )
         return self
 
     @property
@@ -95,15 +115,21 @@ class MultipleChoiceTask(LabelTask):
     """Which of a row's own texts fits; `label.words` are what a text-to-text model calls them."""
 
     kind: Literal["multiple-choice"]
-    choices: Annotated[list[str], Field(min_length=2)] = Field(description="columns of the texts to choose from, in the order of the label")
-    stem: str = Field(description="prompt of the inputs: what encoders pair with each choice, and decoders complete by it")
+    choices: Annotated[list[str], Field(min_length=2)] = Field(
+        description="columns of the texts to choose from, in the order of the label"
+    )
+    stem: str = Field(
+        description="prompt of the inputs: what encoders pair with each choice, and decoders complete by it"
+    )
     metrics: Annotated[list[Literal["accuracy"]], Field(min_length=1, max_length=1)] = ["accuracy"]  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _choices_fit(self) -> MultipleChoiceTask:
         self._check_prompt(self.stem, self.inputs, key="stem")
         if len(self.label.words or ()) != len(self.choices):
-            raise ValueError(f"label.words are {self.label.words}, expected one for each of choices {self.choices}")
+            raise ValueError(
+                f"label.words are {self.label.words}, expected one for each of choices {self.choices}"
+            )
         return self
 
     @property
@@ -115,13 +141,26 @@ class QuestionAnsweringTask(BaseTask):
     """A stretch of a context that answers a question, or none; an item is a question, in however many windows it is read."""
 
     kind: Literal["question-answering"]
-    inputs: Annotated[list[str], Field(min_length=2, max_length=2)] = Field(description="columns of the question and of the context")
-    answers: str = Field(description="column of the accepted texts of each row, a list; empty = the context has no answer")
-    starts: str = Field(description="column of the character of the context at which each of these begins, a list")
-    unanswerable: bool = Field(False, description="whether there are questions without an answer (SQuAD 2.0)")
-    stride: Positive = Field(128, description="tokens of context from one window to the next, half a window at most (BERT: 128)")
+    inputs: Annotated[list[str], Field(min_length=2, max_length=2)] = Field(
+        description="columns of the question and of the context"
+    )
+    answers: str = Field(
+        description="column of the accepted texts of each row, a list; empty = the context has no answer"
+    )
+    starts: str = Field(
+        description="column of the character of the context at which each of these begins, a list"
+    )
+    unanswerable: bool = Field(
+        False, description="whether there are questions without an answer (SQuAD 2.0)"
+    )
+    stride: Positive = Field(
+        128,
+        description="tokens of context from one window to the next, half a window at most (BERT: 128)",
+    )
     text_to_text: str = Field(description="T5-style prompt with {column} in braces")
-    beams: Positive = Field(1, description="where a model writes the answer; 1 = greedy; training.beams overrides it")
+    beams: Positive = Field(
+        1, description="where a model writes the answer; 1 = greedy; training.beams overrides it"
+    )
     metrics: Annotated[list[SpanMetric], Field(min_length=1)] = ["em", "token_f1"]
     headline: str | None = "token_f1"
 
@@ -143,9 +182,16 @@ class LanguageModelTask(BaseTask):
     item_score: ClassVar[bool] = True
 
     kind: Literal["language-model"]
-    inputs: Annotated[list[str], Field(min_length=1, max_length=1)] = Field(description="the column of text")
-    stride: Positive = Field(256, description="tokens from one scored window to the next (MHE: 256); training.stride overrides it")
-    metrics: Annotated[list[Literal["perplexity"]], Field(min_length=1, max_length=1)] = ["perplexity"]
+    inputs: Annotated[list[str], Field(min_length=1, max_length=1)] = Field(
+        description="the column of text"
+    )
+    stride: Positive = Field(
+        256,
+        description="tokens from one scored window to the next (MHE: 256); training.stride overrides it",
+    )
+    metrics: Annotated[list[Literal["perplexity"]], Field(min_length=1, max_length=1)] = [
+        "perplexity"
+    ]
 
     def utility(self, score: float) -> float:
         """Minus the mean loss per token: perplexities of a study span orders of magnitude, their logarithms do not."""
@@ -178,7 +224,9 @@ class GenerationTask(WritingTask):
     """A text per row, written by the model; scored over the whole split at once."""
 
     kind: Literal["generation"]
-    beams: Positive = Field(1, description="beams of the search; 1 = greedy; training.beams overrides it")
+    beams: Positive = Field(
+        1, description="beams of the search; 1 = greedy; training.beams overrides it"
+    )
     answer: str | None = Field(
         None,
         exclude_if=lambda answer: answer is None,
@@ -194,7 +242,9 @@ class GenerationTask(WritingTask):
         except re.error as error:
             raise ValueError(f"{answer!r} is not a regular expression: {error}") from None
         if groups != 1:
-            raise ValueError(f"{answer!r} has {groups} groups, expected one: (...) around the answer itself, (?:...) elsewhere")
+            raise ValueError(
+                f"{answer!r} has {groups} groups, expected one: (...) around the answer itself, (?:...) elsewhere"
+            )
         return answer
 
     @model_validator(mode="after")
@@ -211,17 +261,26 @@ class InstructionTask(WritingTask):
     item_score: ClassVar[bool] = True
 
     kind: Literal["instruction"]
-    inputs: Annotated[list[str], Field(min_length=1, max_length=2)] = Field(description="columns of the instruction and its input")
-    without_input: str | None = Field(None, description="prompt where the second column is empty; needed if there are two")
-    packing: bool = Field(
-        False, description="several examples in a sequence, to train faster: they see those before them (decoders; training split only)"
+    inputs: Annotated[list[str], Field(min_length=1, max_length=2)] = Field(
+        description="columns of the instruction and its input"
     )
-    metrics: Annotated[list[Literal["perplexity"]], Field(min_length=1, max_length=1)] = ["perplexity"]
+    without_input: str | None = Field(
+        None, description="prompt where the second column is empty; needed if there are two"
+    )
+    packing: bool = Field(
+        False,
+        description="several examples in a sequence, to train faster: they see those before them (decoders; training split only)",
+    )
+    metrics: Annotated[list[Literal["perplexity"]], Field(min_length=1, max_length=1)] = [
+        "perplexity"
+    ]
 
     @model_validator(mode="after")
     def _second_prompt_fits(self) -> InstructionTask:
         if (self.without_input is not None) != (len(self.inputs) == 2):
-            raise ValueError(f"without_input is given exactly when there are two inputs, but inputs are {self.inputs}")
+            raise ValueError(
+                f"without_input is given exactly when there are two inputs, but inputs are {self.inputs}"
+            )
         if self.without_input is not None:
             self._check_prompt(self.without_input, self.inputs[:1], key="without_input")
         return self
@@ -267,7 +326,11 @@ DEFAULT_KIND = "classification"
 
 
 def _kind(given: Any) -> Any:
-    return given.get("kind", DEFAULT_KIND) if isinstance(given, Mapping) else getattr(given, "kind", None)
+    return (
+        given.get("kind", DEFAULT_KIND)
+        if isinstance(given, Mapping)
+        else getattr(given, "kind", None)
+    )
 
 
 TaskConfig: TypeAlias = Annotated[
@@ -294,7 +357,9 @@ def load_task(name: str, *, where: str = "") -> TaskConfig:
     if name not in paths:
         beside = Path.cwd() / "tasks" / f"{name.replace('-', '_')}.py"
         if beside.is_file() and task_name(beside) not in paths:
-            raise ConfigError(f"{where + ': ' if where else ''}task {name!r}: Python is taken from {beside.parent} only with --tasks tasks")
+            raise ConfigError(
+                f"{where + ': ' if where else ''}task {name!r}: Python is taken from {beside.parent} only with --tasks tasks"
+            )
         raise UnknownNameError("task", name, paths, where=where)
     return load_task_file(paths[name])
 

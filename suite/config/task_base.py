@@ -7,7 +7,14 @@ import string
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_serializer, field_validator, model_validator
+from pydantic import (
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from suite.config.loader import Strict
 from suite.config.task_files import CodeConfig
@@ -63,18 +70,26 @@ class SplitConfig(Strict):
     rule: Literal["read", "named", "held-out"] = "read"
     train: str = "train"
     validation: str = "validation"
-    test: str | None = Field(None, description="the split to test on; rule held-out: null = rows of train")
+    test: str | None = Field(
+        None, description="the split to test on; rule held-out: null = rows of train"
+    )
     held_out: Positive = 1000
 
     @model_validator(mode="after")
     def _test_named(self) -> SplitConfig:
         if self.rule != "held-out" and (self.rule == "named") != (self.test is not None):
-            raise ValueError(f"splits.rule is {self.rule}, test is {self.test!r}; rule named needs a test, rule read has its own")
+            raise ValueError(
+                f"splits.rule is {self.rule}, test is {self.test!r}; rule named needs a test, rule read has its own"
+            )
         if self.rule == "held-out" and self.validation != "validation":
-            raise ValueError("splits.rule held-out takes the validation rows from train; leave validation out")
+            raise ValueError(
+                "splits.rule held-out takes the validation rows from train; leave validation out"
+            )
         named = self.sources
         if len(set(named)) < len(named):
-            raise ValueError(f"splits overlap: train, validation and test are {named}; every row may be in one of them only")
+            raise ValueError(
+                f"splits overlap: train, validation and test are {named}; every row may be in one of them only"
+            )
         return self
 
     @property
@@ -101,26 +116,42 @@ class BaseTask(Strict):
     description: str
     source: str
     version: Positive = 1
-    code: CodeConfig | None = Field(None, exclude_if=lambda code: code is None, description="of a task in Python: never typed")
+    code: CodeConfig | None = Field(
+        None, exclude_if=lambda code: code is None, description="of a task in Python: never typed"
+    )
     data: HubData | GeneratedData
     id: str | None = Field(
-        None, exclude_if=lambda id: id is None, description="column that names a row, once over all splits; null = its number"
+        None,
+        exclude_if=lambda id: id is None,
+        description="column that names a row, once over all splits; null = its number",
     )
-    inputs: Annotated[list[str], Field(min_length=1, max_length=2)] = Field(description="columns of text that the model reads")
+    inputs: Annotated[list[str], Field(min_length=1, max_length=2)] = Field(
+        description="columns of text that the model reads"
+    )
     metrics: list[Any]
-    headline: str | None = Field(None, description="the metric that is the score; null = the mean of all")
+    headline: str | None = Field(
+        None, description="the metric that is the score; null = the mean of all"
+    )
     splits: SplitConfig = SplitConfig()
 
     @field_validator("metrics", mode="wrap")
     @classmethod
-    def _own_metrics(cls, given: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    def _own_metrics(
+        cls, given: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
         """A task file that scores by itself names its metrics as it likes."""
         code = info.data.get("code")
         if code is None or not code.score:
             return check(given)
         if cls.item_score:
-            raise ValueError("its score is made of what every item adds, so the file cannot have a score() of its own")
-        if not isinstance(given, list) or not given or len({name for name in given if isinstance(name, str) and name}) < len(given):
+            raise ValueError(
+                "its score is made of what every item adds, so the file cannot have a score() of its own"
+            )
+        if (
+            not isinstance(given, list)
+            or not given
+            or len({name for name in given if isinstance(name, str) and name}) < len(given)
+        ):
             raise ValueError(f"got {given!r}, expected distinct names, those that score() gives")
         return given
 

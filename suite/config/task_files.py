@@ -77,9 +77,13 @@ class TaskCode:
 
     @property
     def config(self) -> CodeConfig:
-        return CodeConfig(sha256=self.sha256, rows=self.rows is not None, score=self.score is not None)
+        return CodeConfig(
+            sha256=self.sha256, rows=self.rows is not None, score=self.score is not None
+        )
 
-    def convert(self, row: Mapping[str, Any], columns: Sequence[str], *, where: str) -> dict[str, Any] | None:
+    def convert(
+        self, row: Mapping[str, Any], columns: Sequence[str], *, where: str
+    ) -> dict[str, Any] | None:
         """One raw row as the task's columns; None = left out.
 
         Raises:
@@ -92,10 +96,14 @@ class TaskCode:
             return None
         if not isinstance(made, Mapping) or any(column not in made for column in columns):
             got = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
-            raise ConfigError(f"{self.path}: rows(), {where}: gave {got}, expected the columns {[*columns]} (or None to drop the row)")
+            raise ConfigError(
+                f"{self.path}: rows(), {where}: gave {got}, expected the columns {[*columns]} (or None to drop the row)"
+            )
         return {column: made[column] for column in columns}
 
-    def scores(self, predictions: Sequence[Any], golds: Sequence[Any], metrics: Sequence[str]) -> dict[str, float]:
+    def scores(
+        self, predictions: Sequence[Any], golds: Sequence[Any], metrics: Sequence[str]
+    ) -> dict[str, float]:
         """Every metric.
 
         Raises:
@@ -106,11 +114,15 @@ class TaskCode:
             made = self.score(predictions, golds)
         if not isinstance(made, Mapping) or set(made) != set(metrics):
             got = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
-            raise ConfigError(f"{self.path}: score(): gave {got}, expected a number for each of metrics {[*metrics]}")
+            raise ConfigError(
+                f"{self.path}: score(): gave {got}, expected a number for each of metrics {[*metrics]}"
+            )
         with _blamed(self.path, "score()"):
             numbers = {name: float(made[name]) for name in metrics}
         if any(map(math.isnan, numbers.values())):
-            raise ConfigError(f"{self.path}: score(): gave NaN in {numbers}; say 0 where a metric is undefined")
+            raise ConfigError(
+                f"{self.path}: score(): gave NaN in {numbers}; say 0 where a metric is undefined"
+            )
         return numbers
 
 
@@ -127,9 +139,14 @@ def task_paths() -> dict[str, Path]:
     for folder in dict.fromkeys((*user_folders("tasks"), shipped_folder("tasks"))):
         here: dict[str, Path] = {}
         code = [path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")]
-        for path in (*sorted(folder.glob("*.yaml")), *(code if folder in own or folder == shipped_folder("tasks") else ())):
+        for path in (
+            *sorted(folder.glob("*.yaml")),
+            *(code if folder in own or folder == shipped_folder("tasks") else ()),
+        ):
             if (name := task_name(path)) in here:
-                raise ConfigError(f"{path}: {here[name].name} beside it is the task {name!r} too; keep one of them")
+                raise ConfigError(
+                    f"{path}: {here[name].name} beside it is the task {name!r} too; keep one of them"
+                )
             here[name] = path
         found = {**here, **found}
     return found
@@ -152,7 +169,12 @@ def read_task_file(path: Path) -> tuple[dict[str, Any], Lines]:
     else:
         data, lines = load_yaml(path)
     if "code" in data:
-        raise UnknownNameError("key", "code", [key for key in data if key != "code"], where=f"{path}:{lines.get(('code',), 1)}")
+        raise UnknownNameError(
+            "key",
+            "code",
+            [key for key in data if key != "code"],
+            where=f"{path}:{lines.get(('code',), 1)}",
+        )
     return (data | {"code": code.config} if path.suffix == ".py" else data), lines
 
 
@@ -180,7 +202,9 @@ def code_of(task: Coded) -> TaskCode | None:
     path = task_paths().get(task.name)
     how = "its folder must be named by --tasks, SUITE_TASKS or SUITE_PATH, on every machine alike"
     if path is None or path.suffix != ".py":
-        raise ConfigError(f"task {task.name}: its Python file was not found (found: {path or 'none'}); {how}")
+        raise ConfigError(
+            f"task {task.name}: its Python file was not found (found: {path or 'none'}); {how}"
+        )
     code = load_code(path)
     if code.sha256 != task.code.sha256:
         raise ConfigError(
@@ -207,7 +231,11 @@ def describe(path: Path) -> dict[str, str]:
     """`description` and `source` of a Python task as far as they are written out: read, not run."""
     given = _task_dict(path)
     pairs = zip(given.keys, given.values, strict=True) if given is not None else ()
-    texts = {k.value: v.value for k, v in pairs if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)}
+    texts = {
+        k.value: v.value
+        for k, v in pairs
+        if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)
+    }
     return {key: str(texts.get(key, "")) for key in ("description", "source")}
 
 
@@ -216,7 +244,9 @@ def _run(path: Path, content: bytes) -> TaskCode:
     module = _module(path, content)
     task, reads = getattr(module, "TASK", None), getattr(module, "reads", ())
     if not isinstance(task, dict) or not all(isinstance(key, str) for key in task):
-        raise ConfigError(f"{path}: TASK is {type(task).__name__}, expected a dictionary with the keys of a YAML task")
+        raise ConfigError(
+            f"{path}: TASK is {type(task).__name__}, expected a dictionary with the keys of a YAML task"
+        )
     if not isinstance(reads, (list, tuple)) or not all(isinstance(name, str) for name in reads):
         raise ConfigError(f"{path}: reads is {reads!r}, expected names of columns")
     hooks = {name: getattr(module, name, None) for name in ("rows", "score")}
@@ -224,7 +254,9 @@ def _run(path: Path, content: bytes) -> TaskCode:
         if hook is not None and not callable(hook):
             raise ConfigError(f"{path}: {name} is {hook!r}, expected a function")
     if (hooks["rows"] is None) != (not reads):
-        raise ConfigError(f"{path}: give rows() and reads, the columns of the data that it needs, together")
+        raise ConfigError(
+            f"{path}: give rows() and reads, the columns of the data that it needs, together"
+        )
     return TaskCode(path, hashlib.sha256(content).hexdigest(), task, tuple(reads), **hooks)
 
 
@@ -245,14 +277,20 @@ def _blamed(path: Path, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         line = _line_in(path, error)
-        raise ConfigError(f"{path}{f':{line}' if line else ''}: {what}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{path}{f':{line}' if line else ''}: {what}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _line_in(path: Path, error: Exception) -> int | None:
     """The deepest line of the file that the error passed through."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if os.path.realpath(frame.filename) == str(path)]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if os.path.realpath(frame.filename) == str(path)
+    ]
     return lines[-1] if lines else None
 
 

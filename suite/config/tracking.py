@@ -10,4 +10,7 @@ from suite.config.loader import Strict
 class TrackingConfig(Strict):
     """Nothing here is part of a trial's identity."""
 
-    artifacts: bool = Field(False, description="upload each trial's spec, result, predictions and lm-eval record, files of at most 10 MiB")
+    artifacts: bool = Field(
+        False,
+        description="upload each trial's spec, result, predictions and lm-eval record, files of at most 10 MiB",
+    )

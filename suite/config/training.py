@@ -24,39 +24,74 @@ class TrainingConfig(Strict):
         description="steps from one validation and checkpoint to the next, over pass after pass; null = one pass over the data",
     )
     patience: Positive | None = Field(
-        3, description="epochs without a better validation score before stopping; null = never (READ: 'stops improving', number ours)"
+        3,
+        description="epochs without a better validation score before stopping; null = never (READ: 'stops improving', number ours)",
     )
-    batch_size: Positive = Field(96, description="examples per optimizer step over all workers (READ: 96)")
-    micro_batch_size: Positive | None = Field(None, description="examples per worker and forward pass; null = batch_size / workers")
-    eval_batch_size: Positive = Field(96, description="examples per worker and forward pass in evaluation")
+    batch_size: Positive = Field(
+        96, description="examples per optimizer step over all workers (READ: 96)"
+    )
+    micro_batch_size: Positive | None = Field(
+        None, description="examples per worker and forward pass; null = batch_size / workers"
+    )
+    eval_batch_size: Positive = Field(
+        96, description="examples per worker and forward pass in evaluation"
+    )
     max_length: Positive = Field(128, description="tokens kept of an input (LST's code: 128)")
-    target_max_length: Positive = Field(16, description="tokens kept of a text target (ours; GLUE label words are shorter)")
-    stride: Positive | None = Field(None, description="tokens from one scored window of running text to the next; null = the task's")
-    beams: Positive | None = Field(None, description="beams where text is generated, 1 = greedy; null = the task's")
-    pad_to_multiple: Positive = Field(8, description="tokens that the length of a batch is rounded up to (8: for tensor cores)")
-    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="learning rate after warm-up (ours; READ is silent)")
-    warmup_frac: Fraction = Field(0.06, description="share of steps with a rising learning rate (ours)")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW's decoupled decay (ours)")
+    target_max_length: Positive = Field(
+        16, description="tokens kept of a text target (ours; GLUE label words are shorter)"
+    )
+    stride: Positive | None = Field(
+        None,
+        description="tokens from one scored window of running text to the next; null = the task's",
+    )
+    beams: Positive | None = Field(
+        None, description="beams where text is generated, 1 = greedy; null = the task's"
+    )
+    pad_to_multiple: Positive = Field(
+        8, description="tokens that the length of a batch is rounded up to (8: for tensor cores)"
+    )
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="learning rate after warm-up (ours; READ is silent)"
+    )
+    warmup_frac: Fraction = Field(
+        0.06, description="share of steps with a rising learning rate (ours)"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="AdamW's decoupled decay (ours)"
+    )
     adam_beta1: Fraction = 0.9
     adam_beta2: Fraction = 0.999
     adam_eps: Annotated[float, Field(gt=0)] = 1e-8
-    gradient_clipping: Annotated[float, Field(ge=0)] = Field(1.0, description="global gradient norm; 0 = off (ours)")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto = bf16 on a GPU, fp32 on a CPU")
+    gradient_clipping: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="global gradient norm; 0 = off (ours)"
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto = bf16 on a GPU, fp32 on a CPU"
+    )
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(3, description="DeepSpeed ZeRO stage")
     offload: Literal["none", "optimizer", "all"] = Field(
-        "none", description="what moves to CPU memory: nothing, optimizer states, or also parameters"
+        "none",
+        description="what moves to CPU memory: nothing, optimizer states, or also parameters",
     )
-    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass"
+    )
     reduce_bucket_elements: Positive = Field(
-        5_000_000, description="ZeRO's reduce and prefetch bucket (DeepSpeed's 5e8 would dwarf a small model)"
+        5_000_000,
+        description="ZeRO's reduce and prefetch bucket (DeepSpeed's 5e8 would dwarf a small model)",
     )
     persistence_threshold_elements: Annotated[int, Field(ge=0)] = Field(
-        0, description="parameters up to this size stay gathered under ZeRO-3; 0 = all are partitioned, for every arm alike"
+        0,
+        description="parameters up to this size stay gathered under ZeRO-3; 0 = all are partitioned, for every arm alike",
     )
-    threads_per_worker: Positive | None = Field(None, description="CPU threads of a worker; null = its share of CPUs")
+    threads_per_worker: Positive | None = Field(
+        None, description="CPU threads of a worker; null = its share of CPUs"
+    )
 
     @model_validator(mode="after")
     def _micro_batch_divides(self) -> TrainingConfig:
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(f"batch_size {self.batch_size} is not divisible by micro_batch_size {self.micro_batch_size}")
+            raise ValueError(
+                f"batch_size {self.batch_size} is not divisible by micro_batch_size {self.micro_batch_size}"
+            )
         return self

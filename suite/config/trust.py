@@ -76,9 +76,13 @@ def with_trust(choice: BackboneChoice, *, where: str) -> BackboneChoice:
     if commit is None:
         return choice
     if choice.revision not in ("main", commit):
-        raise ConfigError(f"{where}: {choice.name} has revision {choice.revision}, but {OPTION} names {commit}; give the same commit")
+        raise ConfigError(
+            f"{where}: {choice.name} has revision {choice.revision}, but {OPTION} names {commit}; give the same commit"
+        )
     if choice.config is not None:
-        raise ConfigError(f"{where}: {choice.name} starts from random weights (config), and {OPTION} is about a checkpoint; leave one out")
+        raise ConfigError(
+            f"{where}: {choice.name} starts from random weights (config), and {OPTION} is about a checkpoint; leave one out"
+        )
     return choice.model_copy(update={"revision": commit, "trust_remote_code": True})
 
 
@@ -90,7 +94,9 @@ def check_named(names: Sequence[str], *, where: str) -> None:
     """
     strangers = sorted(trusted().keys() - {*names})
     if strangers:
-        raise ConfigError(f"{OPTION} {strangers[0]}: no backbone of {where}; it has {', '.join(dict.fromkeys(names))}")
+        raise ConfigError(
+            f"{OPTION} {strangers[0]}: no backbone of {where}; it has {', '.join(dict.fromkeys(names))}"
+        )
 
 
 def refuse_trust(backbone: Any, *, where: str) -> None:

@@ -19,14 +19,18 @@ def stream(sequences: Iterable[Sequence[int]], *, separator: int | None) -> Iter
                 yield separator
 
 
-def blocks(sequences: Iterable[Sequence[int]], length: int, *, separator: int | None) -> Iterator[list[int]]:
+def blocks(
+    sequences: Iterable[Sequence[int]], length: int, *, separator: int | None
+) -> Iterator[list[int]]:
     """As `pack`, one block at a time: a corpus need not fit into memory."""
     tokens = stream(sequences, separator=separator)
     while len(block := list(itertools.islice(tokens, length))) == length:
         yield block
 
 
-def pack(sequences: Iterable[Sequence[int]], length: int, *, separator: int | None) -> list[list[int]]:
+def pack(
+    sequences: Iterable[Sequence[int]], length: int, *, separator: int | None
+) -> list[list[int]]:
     """Joined sequences cut into blocks of equal length; what is left at the end, less than a block, is dropped.
 
     Args:

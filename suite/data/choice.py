@@ -31,7 +31,14 @@ class ChoiceHeadObjective(LabelObjective):
 
     task: MultipleChoiceTask
 
-    def __init__(self, task: MultipleChoiceTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig, *, pairs: bool) -> None:
+    def __init__(
+        self,
+        task: MultipleChoiceTask,
+        tokenizer: PreTrainedTokenizerBase,
+        training: TrainingConfig,
+        *,
+        pairs: bool,
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.pairs, self.head = pairs, Head("choice")
         self.parts = ("input_ids", "token_type_ids") if pairs else ("input_ids",)
@@ -40,19 +47,36 @@ class ChoiceHeadObjective(LabelObjective):
         stems = fill(self.task.stem, columns)
         encoded = [self._encoded(stems, list(columns[choice])) for choice in self.task.choices]
         parts = [name for name in self.parts if name in encoded[0]]
-        features: Features = {name: [list(row) for row in zip(*(one[name] for one in encoded), strict=True)] for name in parts}
+        features: Features = {
+            name: [list(row) for row in zip(*(one[name] for one in encoded), strict=True)]
+            for name in parts
+        }
         lengths = [max(map(len, row)) for row in features["input_ids"]]
-        return {**features, "gold": self._gold(columns), "length": lengths, "units": [1] * len(lengths)}
+        return {
+            **features,
+            "gold": self._gold(columns),
+            "length": lengths,
+            "units": [1] * len(lengths),
+        }
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         names = [name for name in self.parts if name in rows[0]]
-        flat = [dict(zip(names, one, strict=True)) for row in rows for one in zip(*(row[name] for name in names), strict=True)]
+        flat = [
+            dict(zip(names, one, strict=True))
+            for row in rows
+            for one in zip(*(row[name] for name in names), strict=True)
+        ]
         batch = self._padded(flat, {"input_ids": self.pad_id, "token_type_ids": 0})
-        shaped = {name: tensor.view(len(rows), len(self.task.choices), -1) for name, tensor in batch.items()}
+        shaped = {
+            name: tensor.view(len(rows), len(self.task.choices), -1)
+            for name, tensor in batch.items()
+        }
         return {**shaped, "labels": torch.tensor([row["gold"] for row in rows])}
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        logits = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits  # (rows, choices)
+        logits = model(
+            **{name: tensor for name, tensor in batch.items() if name != "labels"}
+        ).logits  # (rows, choices)
         answers = logits.float().argmax(-1).tolist()
         return [float(answer) for answer in answers]
 
@@ -64,7 +88,10 @@ class ChoiceHeadObjective(LabelObjective):
         limit = self.training.max_length
         if self.pairs:
             return self.tokenizer(stems, choices, truncation=True, max_length=limit, verbose=False)
-        ids = [_fit(prompt_ids(self.tokenizer, s), plain_ids(self.tokenizer, " " + c), limit) for s, c in zip(stems, choices, strict=True)]
+        ids = [
+            _fit(prompt_ids(self.tokenizer, s), plain_ids(self.tokenizer, " " + c), limit)
+            for s, c in zip(stems, choices, strict=True)
+        ]
         return {"input_ids": [stem + choice for stem, choice in ids]}
 
 
@@ -75,7 +102,9 @@ class ChoiceLikelihoodObjective(LabelObjective):
     head = Head("text")
     task: MultipleChoiceTask
 
-    def __init__(self, task: MultipleChoiceTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self, task: MultipleChoiceTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
@@ -98,7 +127,9 @@ class ChoiceLikelihoodObjective(LabelObjective):
     def collate_eval(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Every choice of every row, (rows x choices, T); labels are the choices' tokens."""
         pairs = [pair for row in rows for pair in zip(row["stems"], row["choices"], strict=True)]
-        return self.collate([{"input_ids": [*s, *c], "labels": [*[IGNORED] * len(s), *c]} for s, c in pairs])
+        return self.collate(
+            [{"input_ids": [*s, *c], "labels": [*[IGNORED] * len(s), *c]} for s, c in pairs]
+        )
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
         """One forward pass over all choices, whatever `synced`."""
@@ -110,10 +141,15 @@ class ChoiceLikelihoodObjective(LabelObjective):
         """Stem and choice as tokens, per row and choice."""
         stems = [prompt_ids(self.tokenizer, text) for text in fill(self.task.stem, columns)]
         choices = zip(*(columns[choice] for choice in self.task.choices), strict=True)
-        return [[self._pair(stem, text) for text in texts] for stem, texts in zip(stems, choices, strict=True)]
+        return [
+            [self._pair(stem, text) for text in texts]
+            for stem, texts in zip(stems, choices, strict=True)
+        ]
 
     def _pair(self, stem: list[int], text: str) -> tuple[list[int], list[int]]:
-        return _fit(stem, [*plain_ids(self.tokenizer, " " + text), *self.end], self.training.max_length)
+        return _fit(
+            stem, [*plain_ids(self.tokenizer, " " + text), *self.end], self.training.max_length
+        )
 
 
 def make_choice(
@@ -139,5 +175,7 @@ def make_choice(
 def _fit(stem: list[int], choice: list[int], at_most: int) -> tuple[list[int], list[int]]:
     """A stem short enough to stand before the whole choice, with at least one token."""
     if len(choice) >= at_most:
-        raise DataError(f"a choice has {len(choice)} tokens, which leaves none of training.max_length {at_most} for its stem; raise it")
+        raise DataError(
+            f"a choice has {len(choice)} tokens, which leaves none of training.max_length {at_most} for its stem; raise it"
+        )
     return stem[: at_most - len(choice)], choice

@@ -16,18 +16,31 @@ def padded_length(longest: int, *, at_most: int, multiple: int) -> int:
     return max(longest, min(-(-longest // multiple) * multiple, at_most))
 
 
-def pad(sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multiple: int) -> torch.Tensor:
+def pad(
+    sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multiple: int
+) -> torch.Tensor:
     """Sequences padded on the right, (rows, length), int64."""
-    length = padded_length(max(len(sequence) for sequence in sequences), at_most=at_most, multiple=multiple)
-    return torch.tensor([[*sequence, *[value] * (length - len(sequence))] for sequence in sequences], dtype=torch.long)
+    length = padded_length(
+        max(len(sequence) for sequence in sequences), at_most=at_most, multiple=multiple
+    )
+    return torch.tensor(
+        [[*sequence, *[value] * (length - len(sequence))] for sequence in sequences],
+        dtype=torch.long,
+    )
 
 
-def pad_left(sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multiple: int) -> torch.Tensor:
+def pad_left(
+    sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multiple: int
+) -> torch.Tensor:
     """Sequences padded on the left, so that a model can write on after them, (rows, length), int64."""
-    return pad([sequence[::-1] for sequence in sequences], value, at_most=at_most, multiple=multiple).flip(1)
+    return pad(
+        [sequence[::-1] for sequence in sequences], value, at_most=at_most, multiple=multiple
+    ).flip(1)
 
 
-def collate_padded(rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int], *, at_most: int, multiple: int) -> dict[str, torch.Tensor]:
+def collate_padded(
+    rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int], *, at_most: int, multiple: int
+) -> dict[str, torch.Tensor]:
     """The columns named in `fill`, as far as the rows have them, padded; with `attention_mask` for `input_ids`.
 
     Args:
@@ -37,6 +50,10 @@ def collate_padded(rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int], *
         multiple: What lengths are rounded up to, tokens.
     """
     size = {"at_most": at_most, "multiple": multiple}
-    batch = {name: pad([row[name] for row in rows], value, **size) for name, value in fill.items() if name in rows[0]}
+    batch = {
+        name: pad([row[name] for row in rows], value, **size)
+        for name, value in fill.items()
+        if name in rows[0]
+    }
     batch["attention_mask"] = pad([[1] * len(row["input_ids"]) for row in rows], 0, **size)
     return batch

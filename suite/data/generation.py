@@ -30,7 +30,12 @@ class GenerationObjective(Objective):
     head = Head("text")
     task: GenerationTask | QuestionAnsweringTask
 
-    def __init__(self, task: GenerationTask | QuestionAnsweringTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self,
+        task: GenerationTask | QuestionAnsweringTask,
+        tokenizer: PreTrainedTokenizerBase,
+        training: TrainingConfig,
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.beams = training.beams or task.beams
 
@@ -44,10 +49,14 @@ class GenerationObjective(Objective):
             pad_token_id=self.pad_id,
             synced_gpus=synced,
         )
-        texts = self.tokenizer.batch_decode(self._answers(written, inputs), skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(
+            self._answers(written, inputs), skip_special_tokens=True
+        )
         return [str(text).strip() for text in texts]
 
-    def score(self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None) -> dict[str, float]:
+    def score(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
         assert isinstance(self.task, GenerationTask)
         return score_texts(self.task.metrics, predictions, golds, answer=self.task.answer)
 
@@ -77,14 +86,30 @@ class TextToTextGeneration(GenerationObjective):
 
     def encode(self, columns: Columns) -> Features:
         training, targets = self.training, self._targets(columns)
-        ids = self.tokenizer(prompts(self.task, columns), truncation=True, max_length=training.max_length)["input_ids"]
-        labels = self.tokenizer(text_target=targets, truncation=True, max_length=training.target_max_length)["input_ids"]
+        ids = self.tokenizer(
+            prompts(self.task, columns), truncation=True, max_length=training.max_length
+        )["input_ids"]
+        labels = self.tokenizer(
+            text_target=targets, truncation=True, max_length=training.target_max_length
+        )["input_ids"]
         lengths, units = [len(i) for i in ids], [len(i) for i in labels]
-        return {"input_ids": ids, "labels": labels, "gold": self._golds(columns), "length": lengths, "units": units}
+        return {
+            "input_ids": ids,
+            "labels": labels,
+            "gold": self._golds(columns),
+            "length": lengths,
+            "units": units,
+        }
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        size = {"at_most": self.training.target_max_length, "multiple": self.training.pad_to_multiple}
-        return {**self._padded(rows, {"input_ids": self.pad_id}), "labels": pad([row["labels"] for row in rows], IGNORED, **size)}
+        size = {
+            "at_most": self.training.target_max_length,
+            "multiple": self.training.pad_to_multiple,
+        }
+        return {
+            **self._padded(rows, {"input_ids": self.pad_id}),
+            "labels": pad([row["labels"] for row in rows], IGNORED, **size),
+        }
 
     def _inputs(self, batch: Batch) -> Batch:
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -102,7 +127,12 @@ class DecoderGeneration(GenerationObjective):
     CUE = " answer:"
     """Ours, as where a decoder scores label words; never cut off."""
 
-    def __init__(self, task: GenerationTask | QuestionAnsweringTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self,
+        task: GenerationTask | QuestionAnsweringTask,
+        tokenizer: PreTrainedTokenizerBase,
+        training: TrainingConfig,
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.cue = plain_ids(tokenizer, self.CUE)
         self.end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
@@ -118,7 +148,10 @@ class DecoderGeneration(GenerationObjective):
         return self.training.max_length + self.training.target_max_length
 
     def encode(self, columns: Columns) -> Features:
-        starts = [[*prompt_ids(self.tokenizer, text)[: self.room], *self.cue] for text in prompts(self.task, columns)]
+        starts = [
+            [*prompt_ids(self.tokenizer, text)[: self.room], *self.cue]
+            for text in prompts(self.task, columns)
+        ]
         answers = [self._answer(text) for text in self._targets(columns)]
         both = list(zip(starts, answers, strict=True))
         return {
@@ -131,7 +164,9 @@ class DecoderGeneration(GenerationObjective):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         fill = {"input_ids": self.pad_id, "labels": IGNORED}
-        return collate_padded(rows, fill, at_most=self.positions, multiple=self.training.pad_to_multiple)
+        return collate_padded(
+            rows, fill, at_most=self.positions, multiple=self.training.pad_to_multiple
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "cue": self.CUE}
@@ -146,7 +181,10 @@ class DecoderGeneration(GenerationObjective):
         rows = [ids[:start].tolist() for ids, start in zip(batch["input_ids"], starts, strict=True)]
         size = {"at_most": self.training.max_length, "multiple": self.training.pad_to_multiple}
         device = batch["input_ids"].device
-        ids, mask = pad_left(rows, self.pad_id, **size), pad_left([[1] * len(row) for row in rows], 0, **size)
+        ids, mask = (
+            pad_left(rows, self.pad_id, **size),
+            pad_left([[1] * len(row) for row in rows], 0, **size),
+        )
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
     def _answers(self, written: torch.Tensor, inputs: Batch) -> torch.Tensor:
@@ -154,7 +192,11 @@ class DecoderGeneration(GenerationObjective):
 
 
 def make_generation(
-    task: GenerationTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig, *, kind: Kind
+    task: GenerationTask,
+    tokenizer: PreTrainedTokenizerBase,
+    training: TrainingConfig,
+    *,
+    kind: Kind,
 ) -> GenerationObjective:
     """Text to text for encoder-decoders, one sequence for decoders.
 
@@ -165,4 +207,8 @@ def make_generation(
         raise IncompatibleError(
             f"task {task.name}: an encoder backbone cannot write text; use an encoder-decoder or a decoder-only backbone"
         )
-    return TextToTextGeneration(task, tokenizer, training) if kind == "encoder-decoder" else DecoderGeneration(task, tokenizer, training)
+    return (
+        TextToTextGeneration(task, tokenizer, training)
+        if kind == "encoder-decoder"
+        else DecoderGeneration(task, tokenizer, training)
+    )

@@ -15,7 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from suite.config.sweep import LimitConfig
-from suite.config.task import GenerationTask, InstructionTask, LabelTask, QuestionAnsweringTask, TaskConfig
+from suite.config.task import (
+    GenerationTask,
+    InstructionTask,
+    LabelTask,
+    QuestionAnsweringTask,
+    TaskConfig,
+)
 from suite.data.objective import Columns
 from suite.data.prepare import number_groups, read_splits
 from suite.data.source import CodeSource, open_source
@@ -94,8 +100,12 @@ class TaskRows:
         groups = {split: number_groups(table, task) for split, table in tables.items()}
         sizes = {split: table.num_rows for split, table in tables.items()}
         where = f"task {task.name}, {source.where}"
-        parts = plan_splits(task.splits, sizes, LimitConfig(), where=where, in_order=task.in_order, groups=groups)
-        return cls(task, tables, parts, dict(source.dropped) if isinstance(source, CodeSource) else {})
+        parts = plan_splits(
+            task.splits, sizes, LimitConfig(), where=where, in_order=task.in_order, groups=groups
+        )
+        return cls(
+            task, tables, parts, dict(source.dropped) if isinstance(source, CodeSource) else {}
+        )
 
     def columns(self, split: SplitName, *, at_most: int | None = None) -> Columns:
         """The first rows of a split, or all."""
@@ -119,8 +129,15 @@ class Row:
 def look(rows: TaskRows) -> tuple[list[SplitFacts], list[Finding]]:
     """Sizes and answers of every split, and what is to be said about them."""
     found = {split: list(_rows(rows.task, rows.columns(split))) for split in SPLIT_NAMES}
-    facts = [_facts(rows.task, split, rows.parts[split].source, found[split]) for split in SPLIT_NAMES]
-    return facts, [_sizes(rows, facts), *_answers(rows.task, facts), _empty(rows.task, found), *_repeated(rows.task, found)]
+    facts = [
+        _facts(rows.task, split, rows.parts[split].source, found[split]) for split in SPLIT_NAMES
+    ]
+    return facts, [
+        _sizes(rows, facts),
+        *_answers(rows.task, facts),
+        _empty(rows.task, found),
+        *_repeated(rows.task, found),
+    ]
 
 
 def answer_column(task: TaskConfig) -> str | None:
@@ -145,7 +162,9 @@ def _rows(task: TaskConfig, columns: Columns) -> Iterator[Row]:
     answer = answer_column(task)
     reads = [name for name in task.text_columns if name != answer]
     texts = zip(*(columns[name] for name in reads), strict=True)
-    answers: Sequence[Any] = columns[answer] if answer is not None else [None] * len(columns[reads[0]])
+    answers: Sequence[Any] = (
+        columns[answer] if answer is not None else [None] * len(columns[reads[0]])
+    )
     for row, given in zip(texts, answers, strict=True):
         yield Row(row, tuple(given) if isinstance(given, list) else given)
 
@@ -158,7 +177,11 @@ def _facts(task: TaskConfig, split: SplitName, source: str, rows: Sequence[Row])
     else:
         counts = Counter(answer_text(task, answer) for answer in answers)
         words = task.label.words if isinstance(task, LabelTask) else None
-        shown = list(words) if words is not None else [word for word, _ in counts.most_common(MOST_COMMON)]
+        shown = (
+            list(words)
+            if words is not None
+            else [word for word, _ in counts.most_common(MOST_COMMON)]
+        )
         shares = {word: counts[word] / len(answers) for word in shown}
     return SplitFacts(split, source, len(rows), shares, len(set(answers)))
 
@@ -179,13 +202,28 @@ def _answers(task: TaskConfig, facts: Sequence[SplitFacts]) -> Iterator[Finding]
         return
     train = facts[0]
     if train.distinct_answers < 2:
-        yield Finding("fail", "labels", f"every row of train is {_most(train)[0]!r}: there is nothing to learn")
+        yield Finding(
+            "fail",
+            "labels",
+            f"every row of train is {_most(train)[0]!r}: there is nothing to learn",
+        )
         return
-    said = [f"{fact.split} has no {word!r}" for fact in facts for word, share in fact.answers.items() if not share]
+    said = [
+        f"{fact.split} has no {word!r}"
+        for fact in facts
+        for word, share in fact.answers.items()
+        if not share
+    ]
     for fact in facts:
         word, share = _most(fact)
-        said += [f"{percent(share)} of {fact.split} is {word!r}"] if share >= LIKE_CONSTANT_FRAC else []
-    yield Finding("warn" if said else "ok", "labels", "; ".join(said) or f"all {len(train.answers)} in every split")
+        said += (
+            [f"{percent(share)} of {fact.split} is {word!r}"] if share >= LIKE_CONSTANT_FRAC else []
+        )
+    yield Finding(
+        "warn" if said else "ok",
+        "labels",
+        "; ".join(said) or f"all {len(train.answers)} in every split",
+    )
 
 
 def _most(fact: SplitFacts) -> tuple[str, float]:
@@ -194,17 +232,31 @@ def _most(fact: SplitFacts) -> tuple[str, float]:
 
 def _empty(task: TaskConfig, found: Mapping[SplitName, Sequence[Row]]) -> Finding:
     """Rows without any text to read, or with an empty text to write."""
-    rows = [row for part in found.values() for row in part if not any(str(text).strip() for text in row.reads) or row.answer == ""]
+    rows = [
+        row
+        for part in found.values()
+        for row in part
+        if not any(str(text).strip() for text in row.reads) or row.answer == ""
+    ]
     if rows:
         share = _share(len(rows), sum(map(len, found.values())))
-        return Finding("warn", "empty texts", f"nothing to read, or an empty answer: {share}", len(rows), _shown(task, rows))
+        return Finding(
+            "warn",
+            "empty texts",
+            f"nothing to read, or an empty answer: {share}",
+            len(rows),
+            _shown(task, rows),
+        )
     return Finding("ok", "empty texts", "none")
 
 
 def _repeated(task: TaskConfig, found: Mapping[SplitName, Sequence[Row]]) -> Iterator[Finding]:
     """Rows in two splits, rows twice in one, and the same text with another answer."""
     if task.in_order:
-        found = {split: [row for row in rows if len(row.reads[0]) >= LONG_CHARACTERS] for split, rows in found.items()}
+        found = {
+            split: [row for row in rows if len(row.reads[0]) >= LONG_CHARACTERS]
+            for split, rows in found.items()
+        }
     for left, right in (("train", "validation"), ("train", "test"), ("validation", "test")):
         yield _leak(task, left, found[left], right, found[right])  # type: ignore[index]
     for split, rows in found.items():
@@ -212,14 +264,24 @@ def _repeated(task: TaskConfig, found: Mapping[SplitName, Sequence[Row]]) -> Ite
         twice = [row for row, count in counts.items() if count > 1]
         extra = len(rows) - len(counts)
         level: Level = "warn" if extra > REPEATED_WARN_FRAC * len(rows) else "ok"
-        yield Finding(level, f"repeated in {split}", _share(extra, len(rows)), extra, _shown(task, twice))
+        yield Finding(
+            level, f"repeated in {split}", _share(extra, len(rows)), extra, _shown(task, twice)
+        )
     yield _contradictions(task, found)
 
 
-def _leak(task: TaskConfig, left: str, first: Sequence[Row], right: str, second: Sequence[Row]) -> Finding:
+def _leak(
+    task: TaskConfig, left: str, first: Sequence[Row], right: str, second: Sequence[Row]
+) -> Finding:
     seen = set(first)
     same = [row for row in second if row in seen]
-    level: Level = "ok" if not same else "fail" if len(same) > LEAK_FAIL_FRAC * len(second) and not task.in_order else "warn"
+    level: Level = (
+        "ok"
+        if not same
+        else "fail"
+        if len(same) > LEAK_FAIL_FRAC * len(second) and not task.in_order
+        else "warn"
+    )
     text = _share(len(same), len(second)) if same else "none"
     return Finding(level, f"{right} rows in {left}", text, len(same), _shown(task, same))
 
@@ -235,7 +297,13 @@ def _contradictions(task: TaskConfig, found: Mapping[SplitName, Sequence[Row]]) 
     level: Level = "warn" if rows and isinstance(task, LabelTask) else "ok"
     total = sum(map(len, found.values()))
     examples = _shown(task, sorted(set(rows), key=lambda row: str(row.reads)))
-    return Finding(level, "same text, other answer", _share(len(rows), total) if rows else "none", len(rows), examples)
+    return Finding(
+        level,
+        "same text, other answer",
+        _share(len(rows), total) if rows else "none",
+        len(rows),
+        examples,
+    )
 
 
 def _share(count: int, of: int) -> str:

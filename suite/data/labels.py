@@ -26,11 +26,15 @@ class LabelWords:
         IncompatibleError: Two words are the same to this tokenizer.
     """
 
-    def __init__(self, label: LabelConfig, tokenizer: PreTrainedTokenizerBase, *, where: str) -> None:
+    def __init__(
+        self, label: LabelConfig, tokenizer: PreTrainedTokenizerBase, *, where: str
+    ) -> None:
         self.label, self.tokenizer = label, tokenizer
         self.ids = {self._as_read(word): number for number, word in enumerate(label.words or ())}
         if len(self.ids) < len(label.words or ()):
-            raise IncompatibleError(f"{where}: to this backbone's tokenizer label.words {label.words} are not distinct; choose other words")
+            raise IncompatibleError(
+                f"{where}: to this backbone's tokenizer label.words {label.words} are not distinct; choose other words"
+            )
 
     def text(self, value: float) -> str:
         """The label of a row as the model must write it; numbers are rounded to `label.step` as in T5 ("3.8")."""
@@ -44,7 +48,10 @@ class LabelWords:
         if self.label.words is not None:
             return list(self.label.words)
         low, high = self.label.range or (0.0, 0.0)
-        return [self.text(low + i * self.label.step) for i in range(math.floor((high - low) / self.label.step) + 1)]
+        return [
+            self.text(low + i * self.label.step)
+            for i in range(math.floor((high - low) / self.label.step) + 1)
+        ]
 
     def value(self, written: str) -> float:
         """The class id of a text, or -1; the number, clipped to `label.range`, or the range's low end if it is none.

@@ -38,7 +38,14 @@ class LanguageModelObjective(Objective):
     task: LanguageModelTask
     item_columns: ClassVar[tuple[str, str]] = ("tokens", "nll")
 
-    def __init__(self, task: LanguageModelTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig, *, kind: Kind) -> None:
+    def __init__(
+        self,
+        task: LanguageModelTask,
+        tokenizer: PreTrainedTokenizerBase,
+        training: TrainingConfig,
+        *,
+        kind: Kind,
+    ) -> None:
         super().__init__(task, tokenizer, training)
         if kind != "decoder":
             raise IncompatibleError(
@@ -55,32 +62,53 @@ class LanguageModelObjective(Objective):
     def encode(self, columns: Columns) -> Features:
         """Token ids of rows, without special tokens; `features` makes items of them."""
         texts = list(columns[self.task.inputs[0]])
-        return {"input_ids": self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]}
+        return {
+            "input_ids": self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        }
 
-    def features(self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName) -> Iterator[Features]:
+    def features(
+        self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
+    ) -> Iterator[Features]:
         rows = (ids for _, columns in chunks for ids in self.encode(columns)["input_ids"])
         items = enumerate(self._blocks(rows) if split == "train" else self._windows(rows))
         while chunk := list(itertools.islice(items, CHUNK_ITEMS)):
             scored = [count for _, (_, count) in chunk]
             ids = [tokens for _, (tokens, _) in chunk]
             index = [f"{split}/{number}" for number, _ in chunk]
-            yield {"index": index, "input_ids": ids, "gold": scored, "units": scored, "length": [len(tokens) for tokens in ids]}
+            yield {
+                "index": index,
+                "input_ids": ids,
+                "gold": scored,
+                "units": scored,
+                "length": [len(tokens) for tokens in ids],
+            }
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        labels = [[IGNORED] * (row["length"] - row["gold"]) + row["input_ids"][-row["gold"] :] for row in rows]
+        labels = [
+            [IGNORED] * (row["length"] - row["gold"]) + row["input_ids"][-row["gold"] :]
+            for row in rows
+        ]
         size = {"at_most": self.training.max_length, "multiple": self.training.pad_to_multiple}
-        return {**self._padded(rows, {"input_ids": self.pad_id}), "labels": pad(labels, IGNORED, **size)}
+        return {
+            **self._padded(rows, {"input_ids": self.pad_id}),
+            "labels": pad(labels, IGNORED, **size),
+        }
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
         """Negative log-likelihood of each window's scored tokens, in nats, summed; one forward pass, whatever `synced`."""
         length = batch["labels"].shape[1]
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         logits = logits[:, -length:]  # prompt tuning puts its own positions in front
-        sums = [summed_nll(row[:-1], wanted[1:]) for row, wanted in zip(logits, batch["labels"], strict=True)]
+        sums = [
+            summed_nll(row[:-1], wanted[1:])
+            for row, wanted in zip(logits, batch["labels"], strict=True)
+        ]
         answers: list[float] = torch.stack(sums).tolist()
         return answers
 
-    def score(self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None) -> dict[str, float]:
+    def score(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
         return {"perplexity": perplexity(predictions, golds)}
 
     def fingerprint(self) -> dict[str, Any]:

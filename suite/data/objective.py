@@ -31,7 +31,20 @@ from suite.data.splits import SPLIT_NAMES, SplitName
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.metrics.quality import score
 
-TEMPLATE = {"inputs", "label", "target", "text_to_text", "pair", "group", "choices", "stem", "answers", "starts", "unanswerable", "stride"}
+TEMPLATE = {
+    "inputs",
+    "label",
+    "target",
+    "text_to_text",
+    "pair",
+    "group",
+    "choices",
+    "stem",
+    "answers",
+    "starts",
+    "unanswerable",
+    "stride",
+}
 """What a task's file says of how its rows are put."""
 
 AnyLabelTask: TypeAlias = ClassificationTask | MultipleChoiceTask
@@ -70,9 +83,13 @@ class Objective(ABC):
     splits: ClassVar[tuple[SplitName, ...]] = SPLIT_NAMES
     item_columns: ClassVar[tuple[str, str]] = ("gold", "prediction")
 
-    def __init__(self, task: TaskConfig, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self, task: TaskConfig, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
+    ) -> None:
         self.task, self.tokenizer, self.training = task, tokenizer, training
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        pad = (
+            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        )
         self.pad_id = int(pad)
 
     @abstractmethod
@@ -84,7 +101,9 @@ class Objective(ABC):
             input) and `units` (what the mean of the loss runs over: label tokens for text, 1 for a head).
         """
 
-    def features(self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName) -> Iterator[Features]:
+    def features(
+        self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
+    ) -> Iterator[Features]:
         """The items of a split, in parts: its rows, unless a kind of task cuts its text otherwise.
 
         Args:
@@ -129,10 +148,14 @@ class Objective(ABC):
         return Answered(list(data["index"]), list(predictions), list(data["gold"]), groups)
 
     @abstractmethod
-    def score(self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None) -> dict[str, float]:
+    def score(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
         """Every metric that the kind of task knows, over all items of a split at once; `groups` as in `Answered`."""
 
-    def scores(self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None) -> dict[str, float]:
+    def scores(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
         """As `score`, unless the task's file scores by itself."""
         own = own_score(self.task)
         return self.score(predictions, golds, groups) if own is None else own(predictions, golds)
@@ -148,28 +171,52 @@ class Objective(ABC):
 
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the encoded rows depend on, beside the rows."""
-        training = {"max_length": self.training.max_length, "target_max_length": self.training.target_max_length}
+        training = {
+            "max_length": self.training.max_length,
+            "target_max_length": self.training.target_max_length,
+        }
         template = self.task.model_dump(mode="json", include=TEMPLATE)
-        return {"objective": type(self).__name__, **template, **training, "tokenizer": tokenizer_fingerprint(self.tokenizer)}
+        return {
+            "objective": type(self).__name__,
+            **template,
+            **training,
+            "tokenizer": tokenizer_fingerprint(self.tokenizer),
+        }
 
     def _groups(self, columns: Columns) -> Features:
         if not isinstance(self.task, ClassificationTask) or not self.task.group:
             return {}
-        return {"group": ["/".join(map(str, key)) for key in zip(*(columns[name] for name in self.task.group), strict=True)]}
+        return {
+            "group": [
+                "/".join(map(str, key))
+                for key in zip(*(columns[name] for name in self.task.group), strict=True)
+            ]
+        }
 
     def _padded(self, rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int]) -> Batch:
-        return collate_padded(rows, fill, at_most=self.training.max_length, multiple=self.training.pad_to_multiple)
+        return collate_padded(
+            rows, fill, at_most=self.training.max_length, multiple=self.training.pad_to_multiple
+        )
 
 
-def prompts(task: AnyLabelTask | GenerationTask | QuestionAnsweringTask, columns: Columns) -> list[str]:
+def prompts(
+    task: AnyLabelTask | GenerationTask | QuestionAnsweringTask, columns: Columns
+) -> list[str]:
     """The T5-style prompt of every row."""
     return fill(task.text_to_text, columns)
 
 
 def fill(template: str, columns: Columns) -> list[str]:
     """A template with the columns that it names, for every row."""
-    names = list(dict.fromkeys(field for _, field, _, _ in string.Formatter().parse(template) if field is not None))
-    return [template.format(**dict(zip(names, row, strict=True))) for row in zip(*(columns[name] for name in names), strict=True)]
+    names = list(
+        dict.fromkeys(
+            field for _, field, _, _ in string.Formatter().parse(template) if field is not None
+        )
+    )
+    return [
+        template.format(**dict(zip(names, row, strict=True)))
+        for row in zip(*(columns[name] for name in names), strict=True)
+    ]
 
 
 class LabelObjective(Objective):
@@ -177,7 +224,9 @@ class LabelObjective(Objective):
 
     task: AnyLabelTask
 
-    def score(self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None) -> dict[str, float]:
+    def score(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
         return score(self.task.metrics, predictions, golds, groups)
 
     def _prompts(self, columns: Columns) -> list[str]:
@@ -193,7 +242,14 @@ class HeadObjective(LabelObjective):
 
     task: ClassificationTask
 
-    def __init__(self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig, *, pairs: bool) -> None:
+    def __init__(
+        self,
+        task: ClassificationTask,
+        tokenizer: PreTrainedTokenizerBase,
+        training: TrainingConfig,
+        *,
+        pairs: bool,
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.pairs = pairs
         self.head = Head("regression" if task.is_regression else "classification", task.num_labels)
@@ -204,7 +260,12 @@ class HeadObjective(LabelObjective):
         names = ("input_ids", "token_type_ids") if self.pairs else ("input_ids",)
         features: Features = {name: encoded[name] for name in names if name in encoded}
         ids = features["input_ids"]
-        return {**features, "gold": self._gold(columns), "length": [len(i) for i in ids], "units": [1] * len(ids)}
+        return {
+            **features,
+            "gold": self._gold(columns),
+            "length": [len(i) for i in ids],
+            "units": [1] * len(ids),
+        }
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         batch = self._padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0})
@@ -212,8 +273,12 @@ class HeadObjective(LabelObjective):
         return {**batch, "labels": torch.tensor([row["gold"] for row in rows], dtype=dtype)}
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        logits = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits.float()
-        answers: list[float] = (logits.squeeze(-1) if self.task.is_regression else logits.argmax(-1)).tolist()
+        logits = model(
+            **{name: tensor for name, tensor in batch.items() if name != "labels"}
+        ).logits.float()
+        answers: list[float] = (
+            logits.squeeze(-1) if self.task.is_regression else logits.argmax(-1)
+        ).tolist()
         return [float(answer) for answer in answers]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -260,7 +325,9 @@ def make_objective(
     if isinstance(task, QuestionAnsweringTask):
         return make_question_answering(task, tokenizer, training, kind=kind)
     if isinstance(task, MultipleChoiceTask):
-        return make_choice(task, tokenizer, training, kind=kind, decoder_objective=decoder_objective)
+        return make_choice(
+            task, tokenizer, training, kind=kind, decoder_objective=decoder_objective
+        )
     if kind == "encoder":
         return HeadObjective(task, tokenizer, training, pairs=True)
     if kind == "encoder-decoder":

@@ -19,10 +19,10 @@ from suite.config.sweep import LimitConfig
 from suite.config.task import ClassificationTask, LabelTask, TaskConfig
 from suite.data.checks import check_ids, check_rows
 from suite.data.objective import TEMPLATE, Columns, Features, Objective
-from suite.data.once import make_once
 from suite.data.source import Source, open_source
 from suite.data.splits import Part, Rows, SplitName, plan_splits, source_splits
 from suite.errors import DataError
+from suite.files import make_once
 
 FORMAT = 2
 """Raise when the files change."""
@@ -60,7 +60,14 @@ class Prepared:
         return Dataset.from_file(str(self.path / f"{name}.arrow"))
 
 
-def prepare(task: TaskConfig, objective: Objective, *, limit: LimitConfig, data_root: Path | None, cache: Path) -> Prepared:
+def prepare(
+    task: TaskConfig,
+    objective: Objective,
+    *,
+    limit: LimitConfig,
+    data_root: Path | None,
+    cache: Path,
+) -> Prepared:
     """The task's rows as the objective encodes them; made by the first process that asks, found by all others.
 
     Args:
@@ -72,17 +79,30 @@ def prepare(task: TaskConfig, objective: Objective, *, limit: LimitConfig, data_
         DataError: Data that are absent, unreadable or not what the task says.
     """
     source = open_source(task, data_root)
-    keep = task.model_dump(mode="json", include=TEMPLATE | {"name", "kind", "splits", "version", "data", "id"})
-    parts = {"format": FORMAT, "task": keep, "source": source.identity(), "limit": limit.model_dump(), "objective": objective.fingerprint()}
+    keep = task.model_dump(
+        mode="json", include=TEMPLATE | {"name", "kind", "splits", "version", "data", "id"}
+    )
+    parts = {
+        "format": FORMAT,
+        "task": keep,
+        "source": source.identity(),
+        "limit": limit.model_dump(),
+        "objective": objective.fingerprint(),
+    }
     folder = cache / "data" / f"{task.name}-{short_hash(parts)}"
     make_once(folder, lambda temporary: _build(task, objective, source, limit, temporary))
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return Prepared(folder, manifest["sizes"], manifest["data_hash"], manifest["revision"])
 
 
-def _build(task: TaskConfig, objective: Objective, source: Source, limit: LimitConfig, folder: Path) -> None:
+def _build(
+    task: TaskConfig, objective: Objective, source: Source, limit: LimitConfig, folder: Path
+) -> None:
     tables = read_splits(task, source)
-    where, rows = f"task {task.name}, {source.where}", {split: table.num_rows for split, table in tables.items()}
+    where, rows = (
+        f"task {task.name}, {source.where}",
+        {split: table.num_rows for split, table in tables.items()},
+    )
     groups = {split: number_groups(table, task) for split, table in tables.items()}
     plan = plan_splits(task.splits, rows, limit, where=where, in_order=task.in_order, groups=groups)
     digest = hashlib.sha256()
@@ -92,15 +112,23 @@ def _build(task: TaskConfig, objective: Objective, source: Source, limit: LimitC
             continue
         digest.update(f"{name}\n".encode())
         chunks = _chunks(tables[part.source], part, task, digest)
-        sizes[name] = _write(folder / f"{name}.arrow", objective.features(chunks, name), where=f"{where}, split {name!r}")
+        sizes[name] = _write(
+            folder / f"{name}.arrow",
+            objective.features(chunks, name),
+            where=f"{where}, split {name!r}",
+        )
     manifest = {"sizes": sizes, "data_hash": digest.hexdigest(), "revision": source.revision}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
-def check_batch_fits(rows: int, batch_size: int, *, where: str, key: str = "training.batch_size") -> None:
+def check_batch_fits(
+    rows: int, batch_size: int, *, where: str, key: str = "training.batch_size"
+) -> None:
     """Raise DataError unless an epoch holds at least one whole batch (an incomplete last one is dropped)."""
     if rows < batch_size:
-        raise DataError(f"{where}: {key} is {batch_size}, but there are only {rows} training rows; use a smaller batch_size")
+        raise DataError(
+            f"{where}: {key} is {batch_size}, but there are only {rows} training rows; use a smaller batch_size"
+        )
 
 
 def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
@@ -136,7 +164,9 @@ def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
     if pc.any(unknown := pc.and_(pc.is_null(numbers), pc.is_valid(labels))).as_py():
         row = pc.index(unknown, True).as_py()
         got = f"label {labels[row].as_py()!r} in row {row}"
-        raise DataError(f"{where}, column {column!r}: {got}, expected one of label.words {words}, or whole numbers, their positions from 0")
+        raise DataError(
+            f"{where}, column {column!r}: {got}, expected one of label.words {words}, or whole numbers, their positions from 0"
+        )
     return table.set_column(place, column, numbers)
 
 
@@ -149,14 +179,19 @@ def number_groups(table: pa.Table, task: TaskConfig) -> Rows:
     return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
 
-def _chunks(table: pa.Table, part: Part, task: TaskConfig, digest: Any) -> Iterator[tuple[list[str], Columns]]:
+def _chunks(
+    table: pa.Table, part: Part, task: TaskConfig, digest: Any
+) -> Iterator[tuple[list[str], Columns]]:
     """The rows of `part` with their names, some at a time; `digest` takes in their content."""
     for start in range(0, len(part.rows), CHUNK_ROWS):
         rows = part.rows[start : start + CHUNK_ROWS]
         columns = table.take(pa.array(rows)).to_pydict()
         for row in zip(*(columns[column] for column in task.columns), strict=True):
             digest.update(canonical_json(row).encode() + b"\n")
-        yield [f"{part.source}/{name}" for name in (rows if task.id is None else columns[task.id])], columns
+        yield (
+            [f"{part.source}/{name}" for name in (rows if task.id is None else columns[task.id])],
+            columns,
+        )
 
 
 def _write(path: Path, features: Iterable[Features], *, where: str) -> int:
@@ -172,6 +207,8 @@ def _write(path: Path, features: Iterable[Features], *, where: str) -> int:
             writer.write_table(chunk.cast(schema))
             items += chunk.num_rows
         if writer is None:
-            raise DataError(f"{where}: the text is too short for a single example; lower training.max_length or raise limit")
+            raise DataError(
+                f"{where}: the text is too short for a single example; lower training.max_length or raise limit"
+            )
         writer.close()
     return items

@@ -36,7 +36,11 @@ from suite.data.objective import Batch, Columns, Features, Objective
 from suite.data.splits import SplitName
 from suite.errors import IncompatibleError
 
-OWN_OBJECTIVE: dict[Kind, ObjectiveName] = {"encoder": "mlm", "decoder": "causal-lm", "encoder-decoder": "span-corruption"}
+OWN_OBJECTIVE: dict[Kind, ObjectiveName] = {
+    "encoder": "mlm",
+    "decoder": "causal-lm",
+    "encoder-decoder": "span-corruption",
+}
 MASK_FRAC, RANDOM_FRAC = 0.8, 0.1
 """BERT, appendix A.1; the rest of the chosen tokens stays."""
 CHUNK_ITEMS = 1000
@@ -60,17 +64,31 @@ class PretrainingObjective(Objective):
 
     def encode(self, columns: Columns) -> Features:
         """Token ids of every text of the rows, without special tokens; `features` makes blocks of them."""
-        texts = [text for row in zip(*(columns[column] for column in self.task.inputs), strict=True) for text in row]
-        return {"input_ids": self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]}
+        texts = [
+            text
+            for row in zip(*(columns[column] for column in self.task.inputs), strict=True)
+            for text in row
+        ]
+        return {
+            "input_ids": self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        }
 
-    def features(self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName) -> Iterator[Features]:
+    def features(
+        self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
+    ) -> Iterator[Features]:
         texts = (ids for _, columns in chunks for ids in self.encode(columns)["input_ids"])
         items = enumerate(blocks(texts, self.block_tokens, separator=self.separator))
         while chunk := list(itertools.islice(items, CHUNK_ITEMS)):
             ids = [block for _, block in chunk]
             predicted = [self.predicted_tokens(block) for block in ids]
             index = [f"{split}/{number}" for number, _ in chunk]
-            yield {"index": index, "input_ids": ids, "gold": predicted, "units": predicted, "length": [self.training.max_length] * len(ids)}
+            yield {
+                "index": index,
+                "input_ids": ids,
+                "gold": predicted,
+                "units": predicted,
+                "length": [self.training.max_length] * len(ids),
+            }
 
     @abstractmethod
     def predicted_tokens(self, block: Sequence[int]) -> int:
@@ -87,8 +105,14 @@ class PretrainingObjective(Objective):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Without `draw`, in validation, a block is corrupted the same way every time."""
-        seeds = [row["draw"] if "draw" in row else derive_seed("validation", row["index"]) for row in rows]
-        pairs = [self.corrupt(np.asarray(row["input_ids"]), np.random.default_rng(s)) for row, s in zip(rows, seeds, strict=True)]
+        seeds = [
+            row["draw"] if "draw" in row else derive_seed("validation", row["index"])
+            for row in rows
+        ]
+        pairs = [
+            self.corrupt(np.asarray(row["input_ids"]), np.random.default_rng(s))
+            for row, s in zip(rows, seeds, strict=True)
+        ]
         batch = self._padded([{"input_ids": ids} for ids, _ in pairs], {"input_ids": self.pad_id})
         size = {"at_most": self.training.max_length, "multiple": self.training.pad_to_multiple}
         return {**batch, "labels": pad([labels for _, labels in pairs], IGNORED, **size)}
@@ -97,16 +121,26 @@ class PretrainingObjective(Objective):
         """Negative log-likelihood of each block's predicted tokens, in nats, summed; one forward pass, whatever `synced`."""
         logits = self._aligned(model(**batch).logits)
         pairs = zip(logits.float(), self._wanted(batch), strict=True)
-        sums = [cross_entropy(row, labels, ignore_index=IGNORED, reduction="sum") for row, labels in pairs]
+        sums = [
+            cross_entropy(row, labels, ignore_index=IGNORED, reduction="sum")
+            for row, labels in pairs
+        ]
         answers: list[float] = torch.stack(sums).tolist()
         return answers
 
-    def score(self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None) -> dict[str, float]:
+    def score(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
         return {"loss": float(np.sum(predictions) / np.sum(golds))}
 
     def fingerprint(self) -> dict[str, Any]:
         own = self.task.model_dump(mode="json", include={"corrupted_frac", "mean_span_tokens"})
-        return {**super().fingerprint(), **own, "block_tokens": self.block_tokens, "separator": self.separator}
+        return {
+            **super().fingerprint(),
+            **own,
+            "block_tokens": self.block_tokens,
+            "separator": self.separator,
+        }
 
     def _aligned(self, logits: torch.Tensor) -> torch.Tensor:
         """(B, T, vocabulary): where each label is predicted."""
@@ -121,16 +155,26 @@ class MaskedObjective(PretrainingObjective):
 
     head = Head("masked")
 
-    def __init__(self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.before = [] if tokenizer.cls_token_id is None else [tokenizer.cls_token_id]
         self.after = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
-        self.separator = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
-        self.mask = sentinels(tokenizer, 1)[0] if tokenizer.mask_token_id is None else tokenizer.mask_token_id
+        self.separator = (
+            tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
+        )
+        self.mask = (
+            sentinels(tokenizer, 1)[0]
+            if tokenizer.mask_token_id is None
+            else tokenizer.mask_token_id
+        )
         self.block_tokens = training.max_length - len(self.before) - len(self.after)
         self.wanted = max(1, round(task.corrupted_frac * training.max_length))
         if self.block_tokens < 1:
-            raise IncompatibleError(f"pretrain.max_length {training.max_length} leaves no room for text; raise it")
+            raise IncompatibleError(
+                f"pretrain.max_length {training.max_length} leaves no room for text; raise it"
+            )
 
     def predicted_tokens(self, block: Sequence[int]) -> int:
         return min(self.wanted, sum(token != self.separator for token in block))
@@ -143,13 +187,19 @@ class MaskedObjective(PretrainingObjective):
         other = chosen[(kind >= MASK_FRAC) & (kind < MASK_FRAC + RANDOM_FRAC)]
         read[other] = draw.integers(0, len(self.tokenizer), len(other))
         outside = [[IGNORED] * len(self.before), [IGNORED] * len(self.after)]
-        return [*self.before, *read.tolist(), *self.after], [*outside[0], *labels.tolist(), *outside[1]]
+        return [*self.before, *read.tolist(), *self.after], [
+            *outside[0],
+            *labels.tolist(),
+            *outside[1],
+        ]
 
 
 class CausalObjective(PretrainingObjective):
     """Every token of a block from those before it; nothing is corrupted."""
 
-    def __init__(self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.separator, self.block_tokens = tokenizer.eos_token_id, training.max_length
         if self.block_tokens < 2:
@@ -173,7 +223,9 @@ class SpanObjective(PretrainingObjective):
 
     separator = None  # T5's code joins documents with nothing between
 
-    def __init__(self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.block_tokens = self._longest_block()
@@ -186,10 +238,20 @@ class SpanObjective(PretrainingObjective):
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
         kept = segments(len(block) - self.hidden, self.spans, draw)
         hidden = segments(self.hidden, self.spans, draw)
-        bounds = np.cumsum(np.stack([kept, hidden], axis=1).ravel())  # ends of kept, hidden, kept, hidden, ...
+        bounds = np.cumsum(
+            np.stack([kept, hidden], axis=1).ravel()
+        )  # ends of kept, hidden, kept, hidden, ...
         parts = np.split(block, bounds[:-1])
-        read = [token for part, sentinel in zip(parts[::2], self.sentinels, strict=True) for token in (*part, sentinel)]
-        target = [token for part, sentinel in zip(parts[1::2], self.sentinels, strict=True) for token in (sentinel, *part)]
+        read = [
+            token
+            for part, sentinel in zip(parts[::2], self.sentinels, strict=True)
+            for token in (*part, sentinel)
+        ]
+        target = [
+            token
+            for part, sentinel in zip(parts[1::2], self.sentinels, strict=True)
+            for token in (sentinel, *part)
+        ]
         return [*map(int, read), *self.end], [*map(int, target), *self.end]
 
     def _longest_block(self) -> int:

@@ -44,33 +44,60 @@ class SpanObjective(Objective):
     head = Head("span")
     task: QuestionAnsweringTask
 
-    def __init__(self, task: QuestionAnsweringTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self,
+        task: QuestionAnsweringTask,
+        tokenizer: PreTrainedTokenizerBase,
+        training: TrainingConfig,
+    ) -> None:
         super().__init__(task, tokenizer, training)
         stride = training.stride or task.stride
-        self.windows = Windows(tokenizer, at_most=training.max_length, stride=stride, where=f"task {task.name}")
+        self.windows = Windows(
+            tokenizer, at_most=training.max_length, stride=stride, where=f"task {task.name}"
+        )
 
     def encode(self, columns: Columns) -> Features:
         """One entry per window; `index` is the number of its question."""
         question, context = self.task.inputs
         cut = self.windows.cut(columns[question], columns[context])
-        rows = zip(cut, columns[context], golds(self.task, columns), columns[self.task.starts], strict=True)
+        rows = zip(
+            cut, columns[context], golds(self.task, columns), columns[self.task.starts], strict=True
+        )
         entries = [
-            {"index": number, **_features(window, _span(text, texts[0], starts)), "gold": texts, "context": text}
+            {
+                "index": number,
+                **_features(window, _span(text, texts[0], starts)),
+                "gold": texts,
+                "context": text,
+            }
             for number, (windows, text, texts, starts) in enumerate(rows)
             for window in windows
         ]
         return {name: [entry[name] for entry in entries] for name in entries[0]}
 
-    def features(self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName) -> Iterator[Features]:
+    def features(
+        self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
+    ) -> Iterator[Features]:
         """Windows; those to train on need neither text nor offsets."""
         for index, columns in chunks:
             found = self.encode(columns)
-            names = [name for name in found if split != "train" or name not in ("context", "offsets")]
-            yield {**{name: found[name] for name in names}, "index": [index[number] for number in found["index"]]}
+            names = [
+                name for name in found if split != "train" or name not in ("context", "offsets")
+            ]
+            yield {
+                **{name: found[name] for name in names},
+                "index": [index[number] for number in found["index"]],
+            }
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         batch = self._padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0})
-        return {**batch, **{name: torch.tensor([row[name] for row in rows]) for name in ("start_positions", "end_positions")}}
+        return {
+            **batch,
+            **{
+                name: torch.tensor([row[name] for row in rows])
+                for name in ("start_positions", "end_positions")
+            },
+        }
 
     def collate_eval(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Without labels, with `inside`: the tokens that an answer may be made of, (B, T)."""
@@ -84,15 +111,23 @@ class SpanObjective(Objective):
         output = model(**{name: tensor for name, tensor in batch.items() if name != "inside"})
         start, end = output.start_logits.float(), output.end_logits.float()  # (B, T)
         null = (start[:, 0] + end[:, 0]).tolist()
-        best, first, last = best_spans(start, end, batch["inside"], longest=self.training.target_max_length)
+        best, first, last = best_spans(
+            start, end, batch["inside"], longest=self.training.target_max_length
+        )
         return list(zip(best.tolist(), null, first.tolist(), last.tolist(), strict=True))
 
     def merge(self, data: Dataset, predictions: Sequence[Pointed]) -> Answered:
         rows = groupby(zip(data, predictions, strict=True), key=lambda pair: pair[0]["index"])
         found = [(index, *self._answer([*windows])) for index, windows in rows]
-        return Answered([index for index, _, _ in found], [text for _, text, _ in found], [gold for _, _, gold in found])
+        return Answered(
+            [index for index, _, _ in found],
+            [text for _, text, _ in found],
+            [gold for _, _, gold in found],
+        )
 
-    def score(self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None) -> dict[str, float]:
+    def score(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
         return score_spans(self.task.metrics, predictions, golds)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -104,7 +139,10 @@ class SpanObjective(Objective):
         silent = self.task.unanswerable and min(null for _, (_, null, _, _) in windows) > best
         if silent or best == -math.inf:  # a context without a single token
             return "", row["gold"]
-        low, high = row["offsets"][2 * (first - row["first"])], row["offsets"][2 * (last - row["first"]) + 1]
+        low, high = (
+            row["offsets"][2 * (first - row["first"])],
+            row["offsets"][2 * (last - row["first"]) + 1],
+        )
         return row["context"][low:high], row["gold"]
 
 
@@ -122,7 +160,9 @@ def best_spans(
         Score, first and last token of each row's best span, (B,) each.
     """
     start, end = (logits.masked_fill(~inside, -torch.inf) for logits in (start, end))
-    ends = pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # (B, T, longest): from each token on
+    ends = pad(end, (0, longest - 1), value=-torch.inf).unfold(
+        1, longest, 1
+    )  # (B, T, longest): from each token on
     best, place = (start[..., None] + ends).flatten(1).max(dim=1)
     first = place // longest
     return best, first, first + place % longest
@@ -133,7 +173,9 @@ class WrittenAnswers(GenerationObjective):
 
     task: QuestionAnsweringTask
 
-    def score(self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None) -> dict[str, float]:
+    def score(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
         return score_spans(self.task.metrics, predictions, golds)
 
     def _targets(self, columns: Columns) -> list[str]:
@@ -150,14 +192,25 @@ class TextToTextAnswers(WrittenAnswers, TextToTextGeneration):
 class DecoderAnswers(WrittenAnswers, DecoderGeneration):
     """Decoders: prompt, cue and answer in one sequence."""
 
-    def __init__(self, task: QuestionAnsweringTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self,
+        task: QuestionAnsweringTask,
+        tokenizer: PreTrainedTokenizerBase,
+        training: TrainingConfig,
+    ) -> None:
         super().__init__(task, tokenizer, training)
         if task.unanswerable and not self.end:
-            raise IncompatibleError(f"task {task.name}: no answer is an empty text, and this backbone's tokenizer has no token to end it")
+            raise IncompatibleError(
+                f"task {task.name}: no answer is an empty text, and this backbone's tokenizer has no token to end it"
+            )
 
 
 def make_question_answering(
-    task: QuestionAnsweringTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig, *, kind: Kind
+    task: QuestionAnsweringTask,
+    tokenizer: PreTrainedTokenizerBase,
+    training: TrainingConfig,
+    *,
+    kind: Kind,
 ) -> Objective:
     """Spans for encoders, text for all others.
 
@@ -166,7 +219,11 @@ def make_question_answering(
     """
     if kind == "encoder":
         return SpanObjective(task, tokenizer, training)
-    return TextToTextAnswers(task, tokenizer, training) if kind == "encoder-decoder" else DecoderAnswers(task, tokenizer, training)
+    return (
+        TextToTextAnswers(task, tokenizer, training)
+        if kind == "encoder-decoder"
+        else DecoderAnswers(task, tokenizer, training)
+    )
 
 
 def golds(task: QuestionAnsweringTask, columns: Columns) -> list[list[str]]:
@@ -184,7 +241,9 @@ def _span(context: str, answer: str, starts: Sequence[int]) -> tuple[int, int] |
         return None
     begins = [found.start() for found in re.finditer(f"(?={re.escape(answer)})", context)]
     if not begins or not answer:
-        raise DataError(f"answer {answer!r} does not stand in its context {context[:60]!r}...; expected a stretch of it")
+        raise DataError(
+            f"answer {answer!r} does not stand in its context {context[:60]!r}...; expected a stretch of it"
+        )
     start = min(begins, key=lambda n: abs(n - starts[0]))
     return start, start + len(answer)
 

@@ -12,7 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from suite.backbones.base import Kind
 from suite.backbones.bpe import draft_bpe
 from suite.backbones.loading import ResolvedBackbone, load_tokenizer
-from suite.config.task import GenerationTask, LabelTask, LanguageModelTask, QuestionAnsweringTask, TaskConfig
+from suite.config.task import (
+    GenerationTask,
+    LabelTask,
+    LanguageModelTask,
+    QuestionAnsweringTask,
+    TaskConfig,
+)
 from suite.config.task_files import own_score
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
@@ -45,7 +51,9 @@ class Reader:
     @classmethod
     def of(cls, resolved: ResolvedBackbone) -> Reader:
         try:
-            return cls(resolved.choice.name, resolved.family.kind, load_tokenizer(resolved), draft=False)
+            return cls(
+                resolved.choice.name, resolved.family.kind, load_tokenizer(resolved), draft=False
+            )
         except HubUnreachableError:
             return cls(resolved.choice.name, resolved.family.kind, draft_bpe(), draft=True)
 
@@ -90,7 +98,9 @@ class Reading:
     refused: str | None = None
 
 
-def read_as(reader: Reader, rows: TaskRows, sample: TaskRows, *, training: TrainingConfig, examples: int) -> Reading:
+def read_as(
+    reader: Reader, rows: TaskRows, sample: TaskRows, *, training: TrainingConfig, examples: int
+) -> Reading:
     """A task as one backbone reads it.
 
     Args:
@@ -116,7 +126,11 @@ def sampled(task: TaskConfig, data: TaskRows) -> TaskRows:
     draw = np.random.default_rng(0)
     kept = {}
     for name, part in data.parts.items():
-        few = part.rows if len(part.rows) <= SAMPLE_ROWS else np.sort(draw.choice(part.rows, SAMPLE_ROWS, replace=False))
+        few = (
+            part.rows
+            if len(part.rows) <= SAMPLE_ROWS
+            else np.sort(draw.choice(part.rows, SAMPLE_ROWS, replace=False))
+        )
         kept[name] = type(part)(part.source, few)
     return TaskRows(task, data.tables, kept, data.dropped)
 
@@ -132,11 +146,21 @@ def scoring(rows: TaskRows, sample: TaskRows, objective: Objective) -> list[Find
     try:
         best = task.score_of(objective.scores(perfect, golds, groups))
         constant = _constant(task, golds)
-        same = None if constant is None else task.score_of(objective.scores([constant] * len(golds), golds, groups))
+        same = (
+            None
+            if constant is None
+            else task.score_of(objective.scores([constant] * len(golds), golds, groups))
+        )
     except SuiteError as error:
         return [Finding("fail", "metrics", str(error))]
     except ValueError as error:
-        return [Finding("fail", "metrics", f"{', '.join(task.metrics)} cannot be computed of right answers: {error}")]
+        return [
+            Finding(
+                "fail",
+                "metrics",
+                f"{', '.join(task.metrics)} cannot be computed of right answers: {error}",
+            )
+        ]
     text = f"right answers score {best:.4g}"
     if same is not None and constant is not None:
         text += f", always {answer_text(task, constant)!r} scores {same:.4g}"
@@ -145,11 +169,17 @@ def scoring(rows: TaskRows, sample: TaskRows, objective: Objective) -> list[Find
     return [Finding("ok", "metrics", text), *_unanswered(task, rows)]
 
 
-def make_any(readers: Sequence[Reader], task: TaskConfig, training: TrainingConfig) -> Objective | None:
+def make_any(
+    readers: Sequence[Reader], task: TaskConfig, training: TrainingConfig
+) -> Objective | None:
     """The objective of the first family that can answer the task."""
     for reader in readers:
         try:
-            return _objective(task, reader, training.model_copy(update={"max_length": WHOLE, "target_max_length": WHOLE}))
+            return _objective(
+                task,
+                reader,
+                training.model_copy(update={"max_length": WHOLE, "target_max_length": WHOLE}),
+            )
         except IncompatibleError:
             continue
     return None
@@ -160,8 +190,14 @@ def families(readings: Sequence[Reading]) -> Finding:
     able = [reading.kind for reading in readings if reading.refused is None]
     refused = [reading for reading in readings if reading.refused is not None]
     if not able:
-        return Finding("fail", "families", "none can answer it: " + "; ".join(str(reading.refused) for reading in refused))
-    cannot = f"; {', '.join(reading.kind for reading in refused)} cannot (why: above)" if refused else ""
+        return Finding(
+            "fail",
+            "families",
+            "none can answer it: " + "; ".join(str(reading.refused) for reading in refused),
+        )
+    cannot = (
+        f"; {', '.join(reading.kind for reading in refused)} cannot (why: above)" if refused else ""
+    )
     return Finding("ok", "families", f"{', '.join(able)} can answer it{cannot}")
 
 
@@ -175,18 +211,30 @@ def truncation(readings: Sequence[Reading]) -> list[Finding]:
                 share = f"{percent(lengths.cut_frac)} of {lengths.what} are cut by {keys[lengths.what]} {lengths.at_most}"
                 enough = f"{-(-int(lengths.p99) // 8) * 8} would keep 99% whole"
                 level: Any = "warn" if lengths.cut_frac > 0.01 else "ok"
-                found.append(Finding(level, f"length for {reading.backbone}", f"{share}; {enough}", examples=()))
+                found.append(
+                    Finding(
+                        level, f"length for {reading.backbone}", f"{share}; {enough}", examples=()
+                    )
+                )
     return found
 
 
 def _objective(task: TaskConfig, reader: Reader, training: TrainingConfig) -> Objective:
-    return make_objective(task, kind=reader.kind, tokenizer=reader.tokenizer, training=training, decoder_objective="head")
+    return make_objective(
+        task,
+        kind=reader.kind,
+        tokenizer=reader.tokenizer,
+        training=training,
+        decoder_objective="head",
+    )
 
 
 def _examples(objective: Objective, reader: Reader, rows: TaskRows, count: int) -> list[Example]:
     part = rows.parts["train"]
     features = _first_windows(objective.encode(rows.columns("train", at_most=count)))
-    encoded = (dict(zip(features, values, strict=True)) for values in zip(*features.values(), strict=True))
+    encoded = (
+        dict(zip(features, values, strict=True)) for values in zip(*features.values(), strict=True)
+    )
     return [
         Example(f"{part.source}/{number}", *_spelt(objective.task, reader, row))
         for number, row in zip(part.rows[:count].tolist(), encoded, strict=True)
@@ -197,7 +245,11 @@ def _first_windows(features: Features) -> Features:
     """One entry per row, where long ones have several."""
     if "index" not in features:
         return features
-    first = [n for n, index in enumerate(features["index"]) if n == 0 or index != features["index"][n - 1]]
+    first = [
+        n
+        for n, index in enumerate(features["index"])
+        if n == 0 or index != features["index"][n - 1]
+    ]
     return {name: [values[n] for n in first] for name, values in features.items()}
 
 
@@ -207,16 +259,24 @@ def _spelt(task: TaskConfig, reader: Reader, row: Mapping[str, Any]) -> tuple[li
     choices = ids if ids and isinstance(ids[0], list) else [ids]
     if labels is not None:
         wanted = [label for label in labels if label != IGNORED]
-        prompt = ids if reader.kind == "encoder-decoder" else [i for i, label in zip(ids, labels, strict=True) if label == IGNORED]
+        prompt = (
+            ids
+            if reader.kind == "encoder-decoder"
+            else [i for i, label in zip(ids, labels, strict=True) if label == IGNORED]
+        )
         return [_text(reader, prompt)], _text(reader, wanted)
     if isinstance(task, LanguageModelTask):
         return [_text(reader, ids)], "every token, from those before it"
     if "start_positions" in row:
         start, end = row["start_positions"], row["end_positions"]
-        return [_text(reader, ids)], _text(reader, ids[start : end + 1]) if end else "(no answer here)"
+        return [_text(reader, ids)], _text(
+            reader, ids[start : end + 1]
+        ) if end else "(no answer here)"
     answer = answer_text(task, row["gold"])
     words = task.label.words if isinstance(task, LabelTask) else None
-    return [_text(reader, one) for one in choices], answer if words is None else f"{answer} (class {row['gold']})"
+    return [
+        _text(reader, one) for one in choices
+    ], answer if words is None else f"{answer} (class {row['gold']})"
 
 
 def _text(reader: Reader, ids: Sequence[int]) -> str:
@@ -242,7 +302,11 @@ def _unanswered(task: TaskConfig, rows: TaskRows) -> list[Finding]:
     if not isinstance(task, GenerationTask) or task.answer is None or own_score(task) is not None:
         return []
     texts = [text for split in SPLIT_NAMES for text in rows.columns(split)[task.target]]
-    without = [text for text, right in zip(texts, exact_matches(texts, texts, answer=task.answer), strict=True) if not right]
+    without = [
+        text
+        for text, right in zip(texts, exact_matches(texts, texts, answer=task.answer), strict=True)
+        if not right
+    ]
     if not without:
         return [Finding("ok", "answers", f"found in all {len(texts):,} references")]
     level: Any = "fail" if len(without) == len(texts) else "warn"
@@ -250,17 +314,27 @@ def _unanswered(task: TaskConfig, rows: TaskRows) -> list[Finding]:
     return [Finding(level, "answers", text, len(without), tuple(without[:3]))]
 
 
-def _lengths(full: Objective, cut: Objective | None, reader: Reader, sample: TaskRows) -> list[Lengths]:
+def _lengths(
+    full: Objective, cut: Objective | None, reader: Reader, sample: TaskRows
+) -> list[Lengths]:
     """Of inputs, and of answers that are text."""
     cut = None if cut is None or _in_parts(cut) else cut
     columns = [sample.columns(split) for split in SPLIT_NAMES]
     whole = [_counted(full, reader, part) for part in columns]
     kept = [] if cut is None else [_counted(cut, reader, part) for part in columns]
-    limits = {} if cut is None else {"inputs": cut.training.max_length, "answers": cut.training.target_max_length}
+    limits = (
+        {}
+        if cut is None
+        else {"inputs": cut.training.max_length, "answers": cut.training.target_max_length}
+    )
     found = []
     for what in whole[0]:
         tokens = np.concatenate([part[what] for part in whole])
-        lost = float((tokens != np.concatenate([part[what] for part in kept])).mean()) if kept else None
+        lost = (
+            float((tokens != np.concatenate([part[what] for part in kept])).mean())
+            if kept
+            else None
+        )
         p50, p90, p99 = np.percentile(tokens, [50, 90, 99]).tolist()
         found.append(Lengths(what, p50, p90, p99, int(tokens.max()), limits.get(what), lost))
     return found
@@ -275,7 +349,16 @@ def _counted(objective: Objective, reader: Reader, columns: Columns) -> dict[str
     """Tokens of every row's `inputs`, and of its `answers` where they are written."""
     features = _first_windows(objective.encode(columns))
     if "labels" not in features:
-        return {"inputs": np.array(features["length"] if "length" in features else [len(ids) for ids in features["input_ids"]])}
+        return {
+            "inputs": np.array(
+                features["length"]
+                if "length" in features
+                else [len(ids) for ids in features["input_ids"]]
+            )
+        }
     written = np.array([sum(label != IGNORED for label in row) for row in features["labels"]])
     read = np.array([len(ids) for ids in features["input_ids"]])
-    return {"inputs": read if reader.kind == "encoder-decoder" else read - written, "answers": written}
+    return {
+        "inputs": read if reader.kind == "encoder-decoder" else read - written,
+        "answers": written,
+    }

@@ -58,7 +58,9 @@ class Source(ABC):
         columns = [self.names.get(column, column).partition(".")[0] for column in wanted]
         missing = [column for column in columns if column not in found]
         if missing:
-            raise DataError(f"{self.where}, split {split!r}: no column {', '.join(map(repr, missing))}; the data have {sorted(found)}")
+            raise DataError(
+                f"{self.where}, split {split!r}: no column {', '.join(map(repr, missing))}; the data have {sorted(found)}"
+            )
         return list(dict.fromkeys(columns))
 
     def _renamed(self, split: str, table: pa.Table, wanted: Sequence[str]) -> pa.Table:
@@ -113,13 +115,18 @@ class CodeSource(Source):
 
     def read(self, split: str, columns: Sequence[str]) -> pa.Table:
         raw = self.raw.read(split, self.code.reads).to_pylist()
-        made = [self.code.convert(row, columns, where=f"split {split!r}, row {number}") for number, row in enumerate(raw)]
+        made = [
+            self.code.convert(row, columns, where=f"split {split!r}, row {number}")
+            for number, row in enumerate(raw)
+        ]
         kept = [row for row in made if row is not None]
         self.dropped[split] = len(made) - len(kept)
         try:
             return pa.table({column: [row[column] for row in kept] for column in columns})
         except pa.ArrowException as error:
-            raise DataError(f"{self.where}, split {split!r}: the values of a column are not of one type: {error}") from error
+            raise DataError(
+                f"{self.where}, split {split!r}: the values of a column are not of one type: {error}"
+            ) from error
 
 
 class GeneratedSource(Source):
@@ -132,7 +139,9 @@ class GeneratedSource(Source):
         )
         unknown = [split for split in source_splits(task.splits) if split not in SPLITS]
         if unknown:
-            raise DataError(f"{self.where}: no split {unknown[0]!r}; a generator makes {', '.join(SPLITS)}")
+            raise DataError(
+                f"{self.where}: no split {unknown[0]!r}; a generator makes {', '.join(SPLITS)}"
+            )
         self.rows = {split: generator.rows(split) for split in source_splits(task.splits)}
 
     def identity(self) -> dict[str, Any]:
@@ -150,11 +159,17 @@ class LocalSource(Source):
         self.where, self.names = f"{data.hub} ({data.config})", data.columns
         for part in (data.hub, data.config, *source_splits(task.splits)):
             if Path(part).is_absolute() or ".." in Path(part).parts:
-                raise DataError(f"task {task.name}: {part!r} must name something inside the data root, not a path out of it")
+                raise DataError(
+                    f"task {task.name}: {part!r} must name something inside the data root, not a path out of it"
+                )
         self.root, self.folder = root, root / data.hub / data.config
         self.splits = source_splits(task.splits)
-        made = task.code is not None and task.code.rows  # then the task's names are not those of the file
-        self.texts = () if made else tuple(self.names.get(column, column) for column in task.text_columns)
+        made = (
+            task.code is not None and task.code.rows
+        )  # then the task's names are not those of the file
+        self.texts = (
+            () if made else tuple(self.names.get(column, column) for column in task.text_columns)
+        )
         for split in self.splits:
             self._path(split)
 
@@ -166,26 +181,44 @@ class LocalSource(Source):
     def read(self, split: str, columns: Sequence[str]) -> pa.Table:
         path = self._path(split)
         try:
-            return self._renamed(split, _read_file(path, lambda found: self._columns(split, found, columns), self.texts), columns)
+            return self._renamed(
+                split,
+                _read_file(path, lambda found: self._columns(split, found, columns), self.texts),
+                columns,
+            )
         except (pa.ArrowException, OSError) as error:
             if path.suffix == ".csv" and ("UTF8" in str(error) or path.read_bytes()[:2] in UTF16):
-                raise DataError(f"{path}: not all of it is UTF-8 text; save it as UTF-8 (a spreadsheet: CSV UTF-8)") from error
+                raise DataError(
+                    f"{path}: not all of it is UTF-8 text; save it as UTF-8 (a spreadsheet: CSV UTF-8)"
+                ) from error
             kind = path.suffix.removeprefix(".")
-            raise DataError(f"{path}: not a readable {kind} file ({path.stat().st_size:,} bytes): {error}; copy it again") from error
+            raise DataError(
+                f"{path}: not a readable {kind} file ({path.stat().st_size:,} bytes): {error}; copy it again"
+            ) from error
 
     def _path(self, split: str) -> Path:
         path, text = (self.folder / f"{split}{suffix}" for suffix in (".parquet", ".csv"))
         if path.is_file() and text.is_file():
-            raise DataError(f"{self.where}, split {split!r}: {path} and {text.name} are both there; keep one of them")
+            raise DataError(
+                f"{self.where}, split {split!r}: {path} and {text.name} are both there; keep one of them"
+            )
         if path.is_file() or text.is_file():
             return path if path.is_file() else text
         beside = next(folder for folder in (self.folder, *self.folder.parents) if folder.is_dir())
         names = sorted(entry.name for entry in beside.iterdir())
-        there = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else "") or "nothing"
-        raise DataError(f"{self.where}, split {split!r}: looked for {path} (or .csv), which does not exist; in {beside} there is: {there}")
+        there = (
+            ", ".join(names[:SHOWN_NAMES])
+            + (f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else "")
+            or "nothing"
+        )
+        raise DataError(
+            f"{self.where}, split {split!r}: looked for {path} (or .csv), which does not exist; in {beside} there is: {there}"
+        )
 
 
-def _read_file(path: Path, choose: Callable[[Sequence[str]], list[str]], texts: Sequence[str]) -> pa.Table:
+def _read_file(
+    path: Path, choose: Callable[[Sequence[str]], list[str]], texts: Sequence[str]
+) -> pa.Table:
     """Some columns of a parquet file, or of a CSV file with a heading; texts in quotes may hold commas and line ends.
 
     Args:
@@ -194,8 +227,12 @@ def _read_file(path: Path, choose: Callable[[Sequence[str]], list[str]], texts: 
         texts: Columns that are text also where a CSV file holds but numbers in them, or `NA`.
     """
     if path.suffix == ".csv":
-        types = pacsv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=False)
-        table = pacsv.read_csv(path, parse_options=pacsv.ParseOptions(newlines_in_values=True), convert_options=types)
+        types = pacsv.ConvertOptions(
+            column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=False
+        )
+        table = pacsv.read_csv(
+            path, parse_options=pacsv.ParseOptions(newlines_in_values=True), convert_options=types
+        )
         chosen = choose(table.column_names)
         if twice := [name for name in chosen if table.column_names.count(name) > 1]:
             raise DataError(
@@ -210,7 +247,11 @@ class HubSource(Source):
     """A data set of the Hugging Face hub, downloaded once into the Hugging Face cache."""
 
     def __init__(self, data: HubData) -> None:
-        self.data, self.where, self.names = data, f"{data.hub} ({data.config}) on the hub", data.columns
+        self.data, self.where, self.names = (
+            data,
+            f"{data.hub} ({data.config}) on the hub",
+            data.columns,
+        )
 
     def identity(self) -> dict[str, Any]:
         return self.data.model_dump()
@@ -221,13 +262,21 @@ class HubSource(Source):
         self.revision = self.revision or self._resolve()
         try:
             # the hub's own conversion of old data sets that came as a script keeps each configuration in a folder
-            name, folder = (None, self.data.config) if self.data.revision == CONVERTED else (self.data.config, None)
+            name, folder = (
+                (None, self.data.config)
+                if self.data.revision == CONVERTED
+                else (self.data.config, None)
+            )
             loaded = load_dataset(self.data.hub, name, data_dir=folder, revision=self.revision)
         except Exception as error:  # the library raises many kinds, from network to builder errors
             raise DataError(f"{self._advice('cannot be loaded', error)}") from error
         if split not in loaded:
-            raise DataError(f"{self.where}: no split {split!r}; it has {', '.join(map(str, loaded))}")
-        chosen = loaded[split].select_columns(self._columns(split, loaded[split].column_names, columns))
+            raise DataError(
+                f"{self.where}: no split {split!r}; it has {', '.join(map(str, loaded))}"
+            )
+        chosen = loaded[split].select_columns(
+            self._columns(split, loaded[split].column_names, columns)
+        )
         return self._renamed(split, chosen.with_format("arrow")[:], columns)
 
     def _resolve(self) -> str:
@@ -236,9 +285,15 @@ class HubSource(Source):
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         try:
-            sha = HfApi().dataset_info(self.data.hub, revision=self.data.revision, timeout=HUB_TIMEOUT_S).sha
+            sha = (
+                HfApi()
+                .dataset_info(self.data.hub, revision=self.data.revision, timeout=HUB_TIMEOUT_S)
+                .sha
+            )
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-            raise DataError(f"{self.where}: the hub has no such data set or no revision {self.data.revision!r}: {error}") from error
+            raise DataError(
+                f"{self.where}: the hub has no such data set or no revision {self.data.revision!r}: {error}"
+            ) from error
         except Exception as error:  # offline mode, name resolution, proxies, time-outs: all mean that it cannot be had
             raise DataError(self._advice("the hub cannot be reached", error)) from error
         return sha or self.data.revision

@@ -63,8 +63,13 @@ def plan_splits(
     parts = rules[config.rule](config, groups, where)
     for name, part in parts.items():
         if not len(part.rows):
-            raise DataError(f"{where}: split {name!r} is empty (from {part.source!r} with {sizes[part.source]:,} rows); use other splits")
-    return {name: _limited(part, groups[part.source], name, limit, where=where, in_order=in_order) for name, part in parts.items()}
+            raise DataError(
+                f"{where}: split {name!r} is empty (from {part.source!r} with {sizes[part.source]:,} rows); use other splits"
+            )
+    return {
+        name: _limited(part, groups[part.source], name, limit, where=where, in_order=in_order)
+        for name, part in parts.items()
+    }
 
 
 def _named(config: SplitConfig, groups: Mapping[str, Rows], where: str) -> dict[SplitName, Part]:
@@ -90,28 +95,48 @@ def _by_read(config: SplitConfig, groups: Mapping[str, Rows], where: str) -> dic
     }
 
 
-def _by_held_out(config: SplitConfig, groups: Mapping[str, Rows], where: str) -> dict[SplitName, Part]:
+def _by_held_out(
+    config: SplitConfig, groups: Mapping[str, Rows], where: str
+) -> dict[SplitName, Part]:
     """A named test set changes nothing about the validation rows."""
-    kept, *held_out = _hold_out(config, groups[config.train], 1 if config.test is not None else 2, where)
-    test = Part(config.train, held_out[-1]) if config.test is None else Part(config.test, np.arange(len(groups[config.test])))
-    return {"train": Part(config.train, kept), "validation": Part(config.train, held_out[0]), "test": test}
+    kept, *held_out = _hold_out(
+        config, groups[config.train], 1 if config.test is not None else 2, where
+    )
+    test = (
+        Part(config.train, held_out[-1])
+        if config.test is None
+        else Part(config.test, np.arange(len(groups[config.test])))
+    )
+    return {
+        "train": Part(config.train, kept),
+        "validation": Part(config.train, held_out[0]),
+        "test": test,
+    }
 
 
 def _hold_out(config: SplitConfig, train: Rows, times: int, where: str) -> list[Rows]:
     """The rows of train, given by their groups, that stay, then `times` sets of `held_out` others."""
     if times * config.held_out >= len(train):
-        raise DataError(f"{where}: splits.held_out is {config.held_out:,}, but there are {len(train):,} training rows; hold out fewer")
-    part = (_places(train, "held out") - 1) // config.held_out  # 0, 1, ...: which set a row falls in
+        raise DataError(
+            f"{where}: splits.held_out is {config.held_out:,}, but there are {len(train):,} training rows; hold out fewer"
+        )
+    part = (
+        _places(train, "held out") - 1
+    ) // config.held_out  # 0, 1, ...: which set a row falls in
     return [np.flatnonzero(part >= times), *(np.flatnonzero(part == n) for n in range(times))]
 
 
-def _limited(part: Part, groups: Rows, name: str, limit: LimitConfig, *, where: str, in_order: bool) -> Part:
+def _limited(
+    part: Part, groups: Rows, name: str, limit: LimitConfig, *, where: str, in_order: bool
+) -> Part:
     at_most: int | None = getattr(limit, name)
     if at_most is None or in_order:
         return Part(part.source, part.rows[:at_most])
     rows = part.rows[_places(groups[part.rows], "limit", name) <= at_most]
     if not len(rows):
-        raise DataError(f"{where}: limit.{name} is {at_most}, less than a single group of rows that belong together; raise it")
+        raise DataError(
+            f"{where}: limit.{name} is {at_most}, less than a single group of rows that belong together; raise it"
+        )
     return Part(part.source, rows)
 
 

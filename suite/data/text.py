@@ -27,10 +27,15 @@ class TextToTextObjective(LabelObjective):
 
     head = Head("text")
 
-    def __init__(self, task: AnyLabelTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self, task: AnyLabelTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
+    ) -> None:
         super().__init__(task, tokenizer, training)
         self.words = LabelWords(task.label, tokenizer, where=f"task {task.name}")
-        lengths = {text: len(ids) for text, ids in zip(self.words.texts(), self._targets(self.words.texts()), strict=True)}
+        lengths = {
+            text: len(ids)
+            for text, ids in zip(self.words.texts(), self._targets(self.words.texts()), strict=True)
+        }
         longest = max(lengths, key=lengths.__getitem__)
         self.longest = lengths[longest]
         if self.longest > training.target_max_length:
@@ -40,7 +45,9 @@ class TextToTextObjective(LabelObjective):
             )
 
     def encode(self, columns: Columns) -> Features:
-        ids = self.tokenizer(self._prompts(columns), truncation=True, max_length=self.training.max_length)["input_ids"]
+        ids = self.tokenizer(
+            self._prompts(columns), truncation=True, max_length=self.training.max_length
+        )["input_ids"]
         gold = self._gold(columns)
         labels = self._targets([self.words.text(value) for value in gold])
         lengths, units = [len(i) for i in ids], [len(i) for i in labels]
@@ -49,7 +56,12 @@ class TextToTextObjective(LabelObjective):
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         batch = self._padded(rows, {"input_ids": self.pad_id})
         training = self.training
-        labels = pad([row["labels"] for row in rows], IGNORED, at_most=training.target_max_length, multiple=training.pad_to_multiple)
+        labels = pad(
+            [row["labels"] for row in rows],
+            IGNORED,
+            at_most=training.target_max_length,
+            multiple=training.pad_to_multiple,
+        )
         return {**batch, "labels": labels}
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
@@ -61,7 +73,10 @@ class TextToTextObjective(LabelObjective):
             num_beams=1,
             synced_gpus=synced,
         )
-        return [float(self.words.value(text)) for text in self.tokenizer.batch_decode(written, skip_special_tokens=True)]
+        return [
+            float(self.words.value(text))
+            for text in self.tokenizer.batch_decode(written, skip_special_tokens=True)
+        ]
 
     def _targets(self, texts: list[str]) -> list[list[int]]:
         targets: list[list[int]] = self.tokenizer(text_target=texts)["input_ids"]
@@ -78,18 +93,28 @@ class DecoderTextObjective(LabelObjective):
     CUE = " answer:"
     """Ours; stands between the T5 prompt and the label and is never cut off."""
 
-    def __init__(self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig) -> None:
+    def __init__(
+        self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
+    ) -> None:
         super().__init__(task, tokenizer, training)
         if task.label.words is None:
-            raise IncompatibleError(f"task {task.name}: a number cannot be scored as label words; use decoder_objective: head")
+            raise IncompatibleError(
+                f"task {task.name}: a number cannot be scored as label words; use decoder_objective: head"
+            )
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.cue = plain_ids(tokenizer, self.CUE)
-        self.labels: list[list[int]] = [plain_ids(tokenizer, " " + word) + end for word in task.label.words]
+        self.labels: list[list[int]] = [
+            plain_ids(tokenizer, " " + word) + end for word in task.label.words
+        ]
         if len(set(map(tuple, self.labels))) < len(self.labels):
-            raise IncompatibleError(f"task {task.name}: to this backbone's tokenizer label.words {task.label.words} are not distinct")
+            raise IncompatibleError(
+                f"task {task.name}: to this backbone's tokenizer label.words {task.label.words} are not distinct"
+            )
         self.room = training.max_length - len(self.cue) - max(map(len, self.labels))
         if self.room < 1:
-            raise IncompatibleError(f"task {task.name}: training.max_length {training.max_length} leaves no room for a prompt; raise it")
+            raise IncompatibleError(
+                f"task {task.name}: training.max_length {training.max_length} leaves no room for a prompt; raise it"
+            )
 
     def encode(self, columns: Columns) -> Features:
         gold = self._gold(columns)
@@ -97,9 +122,14 @@ class DecoderTextObjective(LabelObjective):
         labels = [self.labels[value] for value in gold]
         return {
             "input_ids": [prompt + label for prompt, label in zip(prompts, labels, strict=True)],
-            "labels": [[IGNORED] * len(prompt) + label for prompt, label in zip(prompts, labels, strict=True)],
+            "labels": [
+                [IGNORED] * len(prompt) + label
+                for prompt, label in zip(prompts, labels, strict=True)
+            ],
             "gold": gold,
-            "length": [len(prompt) + len(label) for prompt, label in zip(prompts, labels, strict=True)],
+            "length": [
+                len(prompt) + len(label) for prompt, label in zip(prompts, labels, strict=True)
+            ],
             "units": [len(label) for label in labels],
         }
 
@@ -109,21 +139,41 @@ class DecoderTextObjective(LabelObjective):
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
         """One forward pass per label, the same number on every rank, so `synced` changes nothing."""
         starts = (batch["labels"] != IGNORED).int().argmax(dim=1).tolist()
-        prompts = [ids[:start].tolist() for ids, start in zip(batch["input_ids"], starts, strict=True)]
-        scores = torch.stack([self._score(model, prompts, label, batch["input_ids"].device) for label in self.labels], dim=1)
+        prompts = [
+            ids[:start].tolist() for ids, start in zip(batch["input_ids"], starts, strict=True)
+        ]
+        scores = torch.stack(
+            [
+                self._score(model, prompts, label, batch["input_ids"].device)
+                for label in self.labels
+            ],
+            dim=1,
+        )
         return [float(best) for best in scores.argmax(dim=1).tolist()]
 
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "cue": self.CUE}
 
-    def _score(self, model: Any, prompts: list[list[int]], label: list[int], device: torch.device) -> torch.Tensor:
+    def _score(
+        self, model: Any, prompts: list[list[int]], label: list[int], device: torch.device
+    ) -> torch.Tensor:
         """Log likelihood of `label` after each prompt, summed over its tokens, (rows,)."""
         rows = [{"input_ids": prompt + label} for prompt in prompts]
-        inputs = {name: t.to(device) for name, t in self._padded(rows, {"input_ids": self.pad_id}).items()}
-        logits = model(**inputs).logits[:, -inputs["input_ids"].shape[1] :]  # prompt tuning puts its own positions in front
+        inputs = {
+            name: t.to(device) for name, t in self._padded(rows, {"input_ids": self.pad_id}).items()
+        }
+        logits = model(**inputs).logits[
+            :, -inputs["input_ids"].shape[1] :
+        ]  # prompt tuning puts its own positions in front
         first = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)[:, None]
-        places = first + torch.arange(len(label), device=device)  # (rows, label tokens): where each token is predicted
-        picked = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1])).float().log_softmax(-1)
+        places = first + torch.arange(
+            len(label), device=device
+        )  # (rows, label tokens): where each token is predicted
+        picked = (
+            logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
+            .float()
+            .log_softmax(-1)
+        )
         wanted = torch.tensor(label, device=device).expand(len(prompts), -1)[..., None]
         scores: torch.Tensor = picked.gather(-1, wanted).squeeze(-1).sum(dim=1)
         return scores

@@ -13,17 +13,19 @@ from suite.backbones.loading import ResolvedBackbone, resolve
 from suite.config.hashing import short_hash
 from suite.config.sweep import BackboneChoice, LimitConfig
 from suite.config.task import TaskConfig, load_task
-from suite.data.once import make_once
 from suite.data.prepare import read_splits
 from suite.data.source import Source, open_source
 from suite.data.splits import plan_splits
+from suite.files import make_once
 
 FORMAT = 1
 """Raise when the same text would give another tokenizer."""
 CHUNK_ROWS = 1000
 
 
-def open_backbone(choice: BackboneChoice, *, data_root: Path | None, cache: Path, where: str = "") -> ResolvedBackbone:
+def open_backbone(
+    choice: BackboneChoice, *, data_root: Path | None, cache: Path, where: str = ""
+) -> ResolvedBackbone:
     """As `resolve`, with a tokenizer that is trained first where it has to be.
 
     Args:
@@ -46,7 +48,13 @@ def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = ""
     task = load_task(bpe.task, where=where)
     source = open_source(task, data_root)
     kept = task.model_dump(mode="json", include={"inputs", "target", "splits", "data", "version"})
-    parts = {"format": FORMAT, "task": kept, "source": source.identity(), "size": bpe.size, "tokenizers": tokenizers.__version__}
+    parts = {
+        "format": FORMAT,
+        "task": kept,
+        "source": source.identity(),
+        "size": bpe.size,
+        "tokenizers": tokenizers.__version__,
+    }
     folder = cache / "tokenizers" / f"bpe-{bpe.size}-{task.name}-{short_hash(parts)}"
     make_once(folder, lambda temporary: _train(bpe, task, source, temporary))
     return folder
@@ -55,8 +63,12 @@ def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = ""
 def _train(bpe: Bpe, task: TaskConfig, source: Source, folder: Path) -> None:
     tables = read_splits(task, source)
     rows = {split: table.num_rows for split, table in tables.items()}
-    part = plan_splits(task.splits, rows, LimitConfig(), where=f"task {task.name}, {source.where}")["train"]
-    train_bpe(_texts(tables[part.source].take(pa.array(part.rows)), task), bpe.size).save_pretrained(folder)
+    part = plan_splits(task.splits, rows, LimitConfig(), where=f"task {task.name}, {source.where}")[
+        "train"
+    ]
+    train_bpe(
+        _texts(tables[part.source].take(pa.array(part.rows)), task), bpe.size
+    ).save_pretrained(folder)
 
 
 def _texts(table: pa.Table, task: TaskConfig) -> Iterator[str]:

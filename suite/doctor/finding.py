@@ -50,7 +50,11 @@ def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
         try:
             result = check()
         except Exception as error:  # noqa: BLE001 - whatever is broken here is what the doctor was asked about
-            result = fail(name, found=f"the check itself ended with {type(error).__name__}: {error}", remedy="see the message")
+            result = fail(
+                name,
+                found=f"the check itself ended with {type(error).__name__}: {error}",
+                remedy="see the message",
+            )
         found += result if isinstance(result, list) else [result]
     return found
 
@@ -60,5 +64,8 @@ def merge_nodes(found: Sequence[Finding], nodes: int) -> list[Finding]:
     places: dict[Finding, list[str]] = {}
     for finding in found:
         places.setdefault(replace(finding, node=""), []).append(finding.node)
-    named = {finding: "all" if len(where) == nodes > 1 else ", ".join(filter(None, where)) for finding, where in places.items()}
+    named = {
+        finding: "all" if len(where) == nodes > 1 else ", ".join(filter(None, where))
+        for finding, where in places.items()
+    }
     return [replace(finding, node=where) for finding, where in named.items()]

@@ -18,7 +18,11 @@ from packaging.requirements import Requirement
 from suite.doctor.finding import Check, Finding, fail, ok, warn
 
 DISTRIBUTION = "petl-suite"
-USES = {"lm-eval": "suite lm-eval", "s3": "--storage s3://...", "postgres": "an MLflow store in PostgreSQL"}
+USES = {
+    "lm-eval": "suite lm-eval",
+    "s3": "--storage s3://...",
+    "postgres": "an MLflow store in PostgreSQL",
+}
 """What an optional set of packages is for; sets that are not here are for developers."""
 IMPORT_TIMEOUT_S = 120.0
 TOKEN_REMEDY = "make a token with `ray get-auth-token --generate`, copy it to every node, and set RAY_AUTH_MODE=token there"  # noqa: S105 - says how to get one
@@ -41,19 +45,42 @@ def packages() -> list[Finding]:
     try:
         wanted = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
     except metadata.PackageNotFoundError:
-        return [fail("packages", found=f"{DISTRIBUTION} is not installed, only importable", remedy="pip install -e . (or make setup)")]
+        return [
+            fail(
+                "packages",
+                found=f"{DISTRIBUTION} is not installed, only importable",
+                remedy="pip install -e . (or make setup)",
+            )
+        ]
     remedy = "pip install -c constraints.txt -e . (or make setup)"
     bad = [text for r in wanted if _asked_for(r, "") and (text := _trouble(r))]
-    found = [fail("packages", found="; ".join(bad), remedy=remedy) if bad else ok("packages", found="every requirement is met")]
+    found = [
+        fail("packages", found="; ".join(bad), remedy=remedy)
+        if bad
+        else ok("packages", found="every requirement is met")
+    ]
     for extra, use in USES.items():
-        missing = [text for r in wanted if _asked_for(r, extra) and not _asked_for(r, "") and (text := _trouble(r))]
+        missing = [
+            text
+            for r in wanted
+            if _asked_for(r, extra) and not _asked_for(r, "") and (text := _trouble(r))
+        ]
         if missing:
-            found.append(warn("packages", found=f"{'; '.join(missing)}: needed for {use}", remedy=f"pip install '{DISTRIBUTION}[{extra}]'"))
+            found.append(
+                warn(
+                    "packages",
+                    found=f"{'; '.join(missing)}: needed for {use}",
+                    remedy=f"pip install '{DISTRIBUTION}[{extra}]'",
+                )
+            )
     return found
 
 
 def _asked_for(requirement: Requirement, extra: str) -> bool:
-    environment: dict[str, str] = {**{k: str(v) for k, v in default_environment().items()}, "extra": extra}
+    environment: dict[str, str] = {
+        **{k: str(v) for k, v in default_environment().items()},
+        "extra": extra,
+    }
     return requirement.marker is None or requirement.marker.evaluate(environment)
 
 
@@ -70,7 +97,10 @@ def _trouble(requirement: Requirement) -> str:
 def compiler() -> Finding:
     """None is needed: the suite builds none of DeepSpeed's operators."""
     path = shutil.which("c++") or shutil.which("g++")
-    return ok("compiler", found=f"{path or 'none'}; none is needed (DeepSpeed's own fused operators and offloading would build with one)")
+    return ok(
+        "compiler",
+        found=f"{path or 'none'}; none is needed (DeepSpeed's own fused operators and offloading would build with one)",
+    )
 
 
 def amdsmi(python: str = sys.executable) -> Finding:
@@ -81,7 +111,11 @@ def amdsmi(python: str = sys.executable) -> Finding:
     if error is None:
         return ok("amdsmi", found="works")
     found = f"installed, but libamd_smi.so is not usable ({error}): Ray breaks on it"
-    return fail("amdsmi", found=found, remedy="pip uninstall amdsmi (nothing here needs it), or install ROCm")
+    return fail(
+        "amdsmi",
+        found=found,
+        remedy="pip uninstall amdsmi (nothing here needs it), or install ROCm",
+    )
 
 
 def ray_imports(python: str = sys.executable) -> Finding:
@@ -89,18 +123,31 @@ def ray_imports(python: str = sys.executable) -> Finding:
     error = _import_error("ray", python)
     if error is None:
         return ok("ray", found=metadata.version("ray"))
-    return fail("ray", found=f"import ray: {error}", remedy="see the other lines; then pip install -c constraints.txt 'ray[default,tune]'")
+    return fail(
+        "ray",
+        found=f"import ray: {error}",
+        remedy="see the other lines; then pip install -c constraints.txt 'ray[default,tune]'",
+    )
 
 
 def _import_error(module: str, python: str) -> str | None:
     """The last line of what an import ends with; None where it works."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, with words of ours
-            [python, "-c", f"import {module}"], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False, env=dict(os.environ)
+            [python, "-c", f"import {module}"],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_TIMEOUT_S,
+            check=False,
+            env=dict(os.environ),
         )
     except subprocess.TimeoutExpired:
         return f"not done within {IMPORT_TIMEOUT_S:g} s"
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]
+    return (
+        None
+        if done.returncode == 0
+        else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]
+    )
 
 
 def sessions(base: Path | None = None) -> Finding:
@@ -113,9 +160,18 @@ def sessions(base: Path | None = None) -> Finding:
     running = f"{len(live)} running in {base}/ray"
     if not stale:
         return ok("ray sessions", found=f"{running}, none left over")
-    size_bytes = sum(file.lstat().st_size for folder in stale for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    size_bytes = sum(
+        file.lstat().st_size
+        for folder in stale
+        for file in folder.rglob("*")
+        if file.is_file() and not file.is_symlink()
+    )
     found = f"{running}, {len(stale)} left over with {size_bytes / 2**20:.0f} MiB"
-    return warn("ray sessions", found=found, remedy=f"remove the {base}/ray/session_* of clusters that have ended")
+    return warn(
+        "ray sessions",
+        found=found,
+        remedy=f"remove the {base}/ray/session_* of clusters that have ended",
+    )
 
 
 def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
@@ -124,7 +180,10 @@ def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
     if environment.get("RAY_AUTH_TOKEN"):
         found = f"RAY_AUTH_MODE {mode}, token in RAY_AUTH_TOKEN, which child processes and logs see"
         return warn("token file", found=found, remedy="put it into ~/.ray/auth_token, mode 600")
-    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path(environment.get("HOME", "~")).expanduser() / ".ray" / "auth_token")
+    path = Path(
+        environment.get("RAY_AUTH_TOKEN_PATH")
+        or Path(environment.get("HOME", "~")).expanduser() / ".ray" / "auth_token"
+    )
     if not path.is_file():
         found = f"RAY_AUTH_MODE {mode}, no token at {path}"
         if mode == "token":
@@ -134,5 +193,9 @@ def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
     found = f"RAY_AUTH_MODE {mode}, token at {path}, mode {bits:o}"
     if bits & (stat.S_IRWXG | stat.S_IRWXO):
         found, remedy = f"{found}: others can read it", f"chmod 600 {path}"
-        return fail("token file", found=found, remedy=remedy) if mode == "token" else warn("token file", found=found, remedy=remedy)
+        return (
+            fail("token file", found=found, remedy=remedy)
+            if mode == "token"
+            else warn("token file", found=found, remedy=remedy)
+        )
     return ok("token file", found=found)

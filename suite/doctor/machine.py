@@ -52,10 +52,22 @@ def gpus(api: Any = pynvml) -> list[Finding]:
     names = ", ".join(sorted({str(api.nvmlDeviceGetName(h)) for h in handles})) or "none"
     seen = f"{len(handles)} ({names}), driver {driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
     if handles and torch.version.cuda is None:
-        return [fail("gpus", found=f"{seen}, but this torch is built for processors only", remedy="install a CUDA build of torch")]
+        return [
+            fail(
+                "gpus",
+                found=f"{seen}, but this torch is built for processors only",
+                remedy="install a CUDA build of torch",
+            )
+        ]
     if handles and int(str(torch.version.cuda).split(".")[0]) > cuda // 1000:
         remedy = f"update the driver, or install a torch built for CUDA {cuda // 1000}"
-        return [fail("gpus", found=f"{seen}, too old for torch's CUDA {torch.version.cuda}", remedy=remedy)]
+        return [
+            fail(
+                "gpus",
+                found=f"{seen}, too old for torch's CUDA {torch.version.cuda}",
+                remedy=remedy,
+            )
+        ]
     return [ok("gpus", found=seen), *(_bf16(api, h) for h in handles[:1])]
 
 
@@ -63,7 +75,11 @@ def _bf16(api: Any, handle: Any) -> Finding:
     capability = tuple(api.nvmlDeviceGetCudaComputeCapability(handle))
     text = f"compute capability {capability[0]}.{capability[1]}"
     if capability < BF16_SINCE:
-        return warn("bf16", found=f"{text}: no bfloat16", remedy="set training.precision: fp32 in sweeps for these GPUs")
+        return warn(
+            "bf16",
+            found=f"{text}: no bfloat16",
+            remedy="set training.precision: fp32 in sweeps for these GPUs",
+        )
     return ok("bf16", found=text)
 
 
@@ -101,7 +117,10 @@ def energy(api: Any = pynvml, powercap: Path = Path("/sys/class/powercap")) -> l
 def _boards(api: Any) -> list[str]:
     try:
         api.nvmlInit()
-        return [str(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(i))) for i in range(api.nvmlDeviceGetCount())]
+        return [
+            str(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(i)))
+            for i in range(api.nvmlDeviceGetCount())
+        ]
     except api.NVMLError:
         return []
 
@@ -115,20 +134,36 @@ def _board_energy(api: Any, name: str) -> Finding:
 
     short = name[:12]
     if _is_virtual(api, name):
-        return warn("energy", found=f"{short}: a virtual GPU: its counters are the whole board's", remedy="use a whole board")
+        return warn(
+            "energy",
+            found=f"{short}: a virtual GPU: its counters are the whole board's",
+            remedy="use a whole board",
+        )
     sources, absent = gpu_sources(open_gpu, sample_read_energy=False)
     if not sources:
         why = absent.get("nvml") or absent.get(GpuPower.kind) or "no meter"
-        return warn("energy", found=f"{short}: {why}; energy stays null", remedy="switch MIG off (nvidia-smi -mig 0)")
+        return warn(
+            "energy",
+            found=f"{short}: {why}; energy stays null",
+            remedy="switch MIG off (nvidia-smi -mig 0)",
+        )
     kind = sources[0].kind
     try:
         others = len(open_gpu().ask("ComputeRunningProcesses"))
     except Unavailable:
         others = 0
     if others:
-        return warn("energy", found=f"{short}: {kind}, but {others} processes compute there now", remedy="wait until the GPU is free")
+        return warn(
+            "energy",
+            found=f"{short}: {kind}, but {others} processes compute there now",
+            remedy="wait until the GPU is free",
+        )
     if kind == GpuPower.kind:
-        return warn("energy", found=f"{short}: no energy counter, power is sampled", remedy="a GPU since Volta counts its energy")
+        return warn(
+            "energy",
+            found=f"{short}: no energy counter, power is sampled",
+            remedy="a GPU since Volta counts its energy",
+        )
     return ok("energy", found=f"{short}: NVML's energy counter")
 
 
@@ -151,13 +186,20 @@ def memory() -> Finding:
     remedy = "end other processes, or train on a larger machine"
     if free < LEAST_MEMORY_BYTES:
         return fail("memory", found=text, remedy=remedy)
-    return warn("memory", found=text, remedy=remedy) if free < LITTLE_MEMORY_BYTES else ok("memory", found=text)
+    return (
+        warn("memory", found=text, remedy=remedy)
+        if free < LITTLE_MEMORY_BYTES
+        else ok("memory", found=text)
+    )
 
 
 def container_limit(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
     """(limit, used) bytes of this process' control group, version 2; None without a limit."""
     try:
-        limit, used = (root / "memory.max").read_text().strip(), (root / "memory.current").read_text().strip()
+        limit, used = (
+            (root / "memory.max").read_text().strip(),
+            (root / "memory.current").read_text().strip(),
+        )
     except OSError:
         return None
     return None if limit == "max" else (int(limit), int(used))
@@ -165,12 +207,24 @@ def container_limit(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | No
 
 def disk(home: Path) -> Finding:
     """Free space where the home is, or will be."""
-    return _room("disk", nearest(home), LEAST_DISK_BYTES, LITTLE_DISK_BYTES, "free some space, or choose another --home")
+    return _room(
+        "disk",
+        nearest(home),
+        LEAST_DISK_BYTES,
+        LITTLE_DISK_BYTES,
+        "free some space, or choose another --home",
+    )
 
 
 def shared_memory() -> Finding:
     """Ray's object store and NCCL live there; docker gives 64 MiB unless told otherwise."""
-    return _room("shared memory", Path("/dev/shm"), LEAST_SHM_BYTES, LITTLE_SHM_BYTES, "start the container with --shm-size=2g or more")  # noqa: S108 - looks at it only
+    return _room(
+        "shared memory",
+        Path("/dev/shm"),  # noqa: S108 - looks at it only
+        LEAST_SHM_BYTES,
+        LITTLE_SHM_BYTES,
+        "start the container with --shm-size=2g or more",
+    )
 
 
 def _room(name: str, path: Path, least: int, little: int, remedy: str) -> Finding:
@@ -193,7 +247,11 @@ def open_files() -> Finding:
     text = f"at most {soft} per process"
     if soft >= OPEN_FILES:
         return ok("open files", found=text)
-    raised = "ulimit -n 65536 before ray start" if hard >= OPEN_FILES else "raise nofile in /etc/security/limits.conf"
+    raised = (
+        "ulimit -n 65536 before ray start"
+        if hard >= OPEN_FILES
+        else "raise nofile in /etc/security/limits.conf"
+    )
     return warn("open files", found=text, remedy=raised)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from suite.doctor.finding import Finding, fail, ok, warn
 from suite.doctor.machine import nearest
-from suite.train.databases import file_system
-from suite.train.folder import write_atomic
+from suite.files import write_atomic
+from suite.storage.databases import file_system
 
 SLOW_WRITE_S = 0.5
 
@@ -24,7 +24,11 @@ def home_writable(home: Path) -> Finding:
         write_atomic(path, b"written by suite doctor")
         path.unlink()
     except OSError as error:
-        return fail("home", found=f"{home}: {error.strerror or error}", remedy="choose a --home that can be written, with space")
+        return fail(
+            "home",
+            found=f"{home}: {error.strerror or error}",
+            remedy="choose a --home that can be written, with space",
+        )
     finally:
         for folder in made:
             if folder.is_dir() and not os.listdir(folder):
@@ -32,18 +36,29 @@ def home_writable(home: Path) -> Finding:
     took_s = time.perf_counter() - began
     text = f"{home}: {file_system(nearest(home)) or 'unknown file system'}, a synced file in {took_s * 1000:.0f} ms"
     if took_s > SLOW_WRITE_S:
-        return warn("home", found=text, remedy="trials write several such files each; a faster disk saves their time")
+        return warn(
+            "home",
+            found=text,
+            remedy="trials write several such files each; a faster disk saves their time",
+        )
     return ok("home", found=text)
 
 
 def storage(url: str) -> Finding:
     """Storage that answers, and refuses to create a key twice, on which the claim of a sweep by one driver rests."""
     from suite.errors import StorageError
-    from suite.train.storage import open_storage
+    from suite.storage.base import open_storage
 
     began = time.perf_counter()
     try:
         open_storage(url).check()
     except StorageError as error:
-        return fail("storage", found=str(error), remedy="check the URL, this node's credentials and its way to the store")
-    return ok("storage", found=f"{url}: written, read, and a key created only once, in {time.perf_counter() - began:.2f} s")
+        return fail(
+            "storage",
+            found=str(error),
+            remedy="check the URL, this node's credentials and its way to the store",
+        )
+    return ok(
+        "storage",
+        found=f"{url}: written, read, and a key created only once, in {time.perf_counter() - began:.2f} s",
+    )

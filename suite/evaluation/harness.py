@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from suite.config.lm_eval import LmEvalConfig, Request
 from suite.errors import ConfigError
 from suite.evaluation.library import Library, Loaded, quiet
-from suite.evaluation.record import Evaluation, Score, Settings, TaskScores
+from suite.record.lm_eval import Evaluation, Score, Settings, TaskScores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CPU_BATCH_SIZE = 8
@@ -46,11 +46,15 @@ def choose_device(given: str | None) -> str:
     try:
         torch.empty(0, device=given)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {given}: {str(error).splitlines()[0]}; expected cpu, cuda or cuda:N") from error
+        raise ConfigError(
+            f"--device {given}: {str(error).splitlines()[0]}; expected cpu, cuda or cuda:N"
+        ) from error
     return given
 
 
-def settings_of(request: Request, config: LmEvalConfig, library: Library, *, positions: int | None, device: str) -> Settings:
+def settings_of(
+    request: Request, config: LmEvalConfig, library: Library, *, positions: int | None, device: str
+) -> Settings:
     """What decides the numbers, complete before a model is loaded.
 
     Args:
@@ -60,7 +64,9 @@ def settings_of(request: Request, config: LmEvalConfig, library: Library, *, pos
         ConfigError: `max_length` exceeds them.
     """
     if config.max_length is not None and positions is not None and config.max_length > positions:
-        raise ConfigError(f"max_length {config.max_length}: this model has room for {positions} tokens; give at most that")
+        raise ConfigError(
+            f"max_length {config.max_length}: this model has room for {positions} tokens; give at most that"
+        )
     return Settings(
         task=request.name,
         shots=request.shots,
@@ -82,7 +88,9 @@ def check_room(loaded: Loaded, settings: Settings) -> None:
         )
 
 
-def hand_over(opened: Opened, *, dtype: str, max_length: int, batch_size: int | str | None, device: str) -> Any:
+def hand_over(
+    opened: Opened, *, dtype: str, max_length: int, batch_size: int | str | None, device: str
+) -> Any:
     """The model as lm-eval takes it.
 
     Parameters are cast and buffers are not, as in Hugging Face's own loading: rotary frequencies lose too much in bf16.
@@ -106,7 +114,9 @@ def hand_over(opened: Opened, *, dtype: str, max_length: int, batch_size: int | 
     )
 
 
-def evaluate(opened: Opened, loaded: Loaded, settings: Settings, *, batch_size: int | str | None, device: str) -> Evaluation:
+def evaluate(
+    opened: Opened, loaded: Loaded, settings: Settings, *, batch_size: int | str | None, device: str
+) -> Evaluation:
     """Ask a model every question of a task.
 
     Prepared and run as `lm_eval.simple_evaluate` does, without its survey of the machine, which takes longer than a small task.
@@ -115,16 +125,31 @@ def evaluate(opened: Opened, loaded: Loaded, settings: Settings, *, batch_size: 
 
     start = time.perf_counter()
     with quiet():
-        lm = hand_over(opened, dtype=settings.dtype, max_length=settings.max_length_tokens, batch_size=batch_size, device=device)
+        lm = hand_over(
+            opened,
+            dtype=settings.dtype,
+            max_length=settings.max_length_tokens,
+            batch_size=batch_size,
+            device=device,
+        )
         _seed(settings.seed)
         _prepare(loaded, settings)
         tasks = {leaf.task_name: leaf for leaf in loaded.leaves}
-        groups = {} if loaded.item in loaded.leaves else {loaded.request.name: loaded.item, **_inner_groups(loaded.item)}
+        groups = (
+            {}
+            if loaded.item in loaded.leaves
+            else {loaded.request.name: loaded.item, **_inner_groups(loaded.item)}
+        )
         names = {name: group.child_names for name, group in groups.items()}
         given: Any = {"tasks": tasks, "groups": groups, "group_map": names}
-        found: Any = lm_eval.evaluate(lm, given, limit=settings.limit, bootstrap_iters=BOOTSTRAPS, log_samples=False)
+        found: Any = lm_eval.evaluate(
+            lm, given, limit=settings.limit, bootstrap_iters=BOOTSTRAPS, log_samples=False
+        )
     parts = {name: _scores(found, name) for name in tasks}
-    total, missing = _scores(found, loaded.request.name), _missing(found, (loaded.request.name, *tasks))
+    total, missing = (
+        _scores(found, loaded.request.name),
+        _missing(found, (loaded.request.name, *tasks)),
+    )
     return Evaluation(
         settings=settings,
         total=total,
@@ -161,7 +186,9 @@ def _scores(found: Mapping[str, Any], name: str) -> TaskScores:
     """One task's or group's entry of lm-eval's results, whose keys are `metric,filter` and `metric_stderr,filter`."""
     entry = {**found["results"].get(name, {}), **found.get("groups", {}).get(name, {})}
     scores = {
-        _plain(key): Score(value=float(value), stderr=_number(entry.get(key.replace(",", "_stderr,", 1))))
+        _plain(key): Score(
+            value=float(value), stderr=_number(entry.get(key.replace(",", "_stderr,", 1)))
+        )
         for key, value in entry.items()
         if _is_metric(key) and _number(value) is not None
     }
@@ -175,7 +202,10 @@ def _scores(found: Mapping[str, Any], name: str) -> TaskScores:
 
 def _missing(found: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
     """Metrics without a finite number."""
-    entries = {name: {**found["results"].get(name, {}), **found.get("groups", {}).get(name, {})} for name in names}
+    entries = {
+        name: {**found["results"].get(name, {}), **found.get("groups", {}).get(name, {})}
+        for name in names
+    }
     return {
         f"{name}.{_plain(key)}": f"lm-eval gave {value!r}"
         for name, entry in entries.items()
@@ -195,4 +225,8 @@ def _plain(key: str) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float, np.number)) and math.isfinite(value) else None
+    return (
+        float(value)
+        if isinstance(value, (int, float, np.number)) and math.isfinite(value)
+        else None
+    )

@@ -37,8 +37,16 @@ class Loaded:
     @property
     def longest_answer_tokens(self) -> int:
         """What its questions may need for written answers; 0 where answers are only scored."""
-        writing = [leaf for leaf in self.leaves if leaf.get_config("output_type") == "generate_until"]
-        return max((int((leaf.get_config("generation_kwargs") or {}).get("max_gen_toks", 256)) for leaf in writing), default=0)
+        writing = [
+            leaf for leaf in self.leaves if leaf.get_config("output_type") == "generate_until"
+        ]
+        return max(
+            (
+                int((leaf.get_config("generation_kwargs") or {}).get("max_gen_toks", 256))
+                for leaf in writing
+            ),
+            default=0,
+        )
 
 
 def version() -> str:
@@ -84,11 +92,15 @@ class Library:
         self.version = version()
         self.folder = None if include_path is None else Path(include_path).resolve()
         if self.folder is not None and not self.folder.is_dir():
-            raise ConfigError(f"include_path {include_path}: no such folder; expected one with lm-eval task files (*.yaml)")
+            raise ConfigError(
+                f"include_path {include_path}: no such folder; expected one with lm-eval task files (*.yaml)"
+            )
 
     def definition(self, request: Request) -> str | None:
         """Digest of the files that define a task of one's own; None where lm-eval's version says it all."""
-        return self._digest if self._own is not None and request.name in self._own.all_tasks else None
+        return (
+            self._digest if self._own is not None and request.name in self._own.all_tasks else None
+        )
 
     def load(self, request: Request) -> Loaded:
         """Find a task and read its data, from `datasets`' cache or files where it can.
@@ -99,13 +111,22 @@ class Library:
         """
         manager = self._manager(request.name)
         if request.name not in manager.task_index:
-            near = get_close_matches(request.name, [*(self._own.all_tasks if self._own else ()), *manager.all_tasks], n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else "list them with: lm-eval ls tasks"
+            near = get_close_matches(
+                request.name,
+                [*(self._own.all_tasks if self._own else ()), *manager.all_tasks],
+                n=3,
+                cutoff=0.5,
+            )
+            hint = (
+                f"did you mean {' or '.join(near)}?" if near else "list them with: lm-eval ls tasks"
+            )
             raise ConfigError(f"unknown lm-eval task {request.name!r}; {hint}")
         try:
             with quiet():
                 found = manager.load([request.name])
-        except Exception as error:  # a task's file may name any data and any function; say which task
+        except (
+            Exception
+        ) as error:  # a task's file may name any data and any function; say which task
             raise DataError(self._why(request, error)) from error
         loaded = Loaded(request, self._item(request.name, found), list(found["tasks"].values()))
         _check(loaded)
@@ -122,7 +143,9 @@ class Library:
     def _why(self, request: Request, error: Exception) -> str:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         remedy = (
-            "connect this machine to the hub once, so that its data are in the cache" if self.definition(request) is None else "mend it"
+            "connect this machine to the hub once, so that its data are in the cache"
+            if self.definition(request) is None
+            else "mend it"
         )
         return f"lm-eval task {request.name}: cannot be loaded: {reason}; {remedy}, or give a task file of your own with --include-path"
 
@@ -137,7 +160,11 @@ class Library:
         with quiet():
             from lm_eval.tasks import TaskManager
 
-            return None if self.folder is None else TaskManager(include_path=str(self.folder), include_defaults=False)
+            return (
+                None
+                if self.folder is None
+                else TaskManager(include_path=str(self.folder), include_defaults=False)
+            )
 
     @cached_property
     def _both(self) -> Any:
@@ -150,8 +177,12 @@ class Library:
     def _digest(self) -> str:
         assert self.folder is not None
         sha = hashlib.sha256()
-        for path in sorted(p for p in self.folder.rglob("*") if p.is_file() and not set(p.parts) & set(IGNORED)):
-            sha.update(f"{path.relative_to(self.folder).as_posix()}\0{path.stat().st_size}\0".encode())
+        for path in sorted(
+            p for p in self.folder.rglob("*") if p.is_file() and not set(p.parts) & set(IGNORED)
+        ):
+            sha.update(
+                f"{path.relative_to(self.folder).as_posix()}\0{path.stat().st_size}\0".encode()
+            )
             sha.update(path.read_bytes())
         return sha.hexdigest()[:16]
 
@@ -171,7 +202,11 @@ def _as_group(name: str, tasks: Sequence[Any]) -> Any:
     from lm_eval.config.group import AggMetricConfig
 
     metrics = [set(task.higher_is_better()) for task in tasks]
-    shared = sorted(metric for metric in set().union(*metrics) if 2 * sum(metric in has for has in metrics) > len(metrics))
+    shared = sorted(
+        metric
+        for metric in set().union(*metrics)
+        if 2 * sum(metric in has for has in metrics) > len(metrics)
+    )
     group = Group(name, aggregate_metric_list=[AggMetricConfig(metric=metric) for metric in shared])
     for task in tasks:
         group.add(task)
@@ -183,9 +218,19 @@ def _check(loaded: Loaded) -> None:
     for leaf in loaded.leaves:
         name = leaf.get_config("task")
         if getattr(leaf, "UNSAFE_CODE", False) or getattr(leaf, "MULTIMODAL", False):
-            raise ConfigError(f"lm-eval task {name}: it runs code that the model writes, or needs pictures or sound; take another task")
-        unknown = [metric for metric, function in getattr(leaf, "_metric_fn_list", {}).items() if function is None]
+            raise ConfigError(
+                f"lm-eval task {name}: it runs code that the model writes, or needs pictures or sound; take another task"
+            )
+        unknown = [
+            metric
+            for metric, function in getattr(leaf, "_metric_fn_list", {}).items()
+            if function is None
+        ]
         if unknown:
-            raise ConfigError(f"lm-eval task {name}: lm-eval has no metric {', '.join(unknown)}, and code for it is not downloaded")
+            raise ConfigError(
+                f"lm-eval task {name}: lm-eval has no metric {', '.join(unknown)}, and code for it is not downloaded"
+            )
         if loaded.request.shots and leaf.get_config("num_fewshot") == 0:
-            raise ConfigError(f"lm-eval task {loaded.request}: its file fixes {name} to 0 shots; leave :{loaded.request.shots} out")
+            raise ConfigError(
+                f"lm-eval task {loaded.request}: its file fixes {name} to 0 shots; leave :{loaded.request.shots} out"
+            )

@@ -11,9 +11,9 @@ from suite.config.lm_eval import LmEvalConfig, Request, parse_requests
 from suite.errors import SuiteError
 from suite.evaluation.harness import check_room, evaluate, settings_of
 from suite.evaluation.library import Library, Loaded
-from suite.evaluation.record import Settings, add_evaluation, read_record
 from suite.evaluation.subjects import Subject
 from suite.meters import release_memory
+from suite.record.lm_eval import Settings, add_evaluation, read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,12 @@ class Work:
 
 
 def plan(
-    subjects: Sequence[Subject], config: LmEvalConfig, library: Library, *, device: str, again: bool = False
+    subjects: Sequence[Subject],
+    config: LmEvalConfig,
+    library: Library,
+    *,
+    device: str,
+    again: bool = False,
 ) -> tuple[list[Work], set[str]]:
     """What was not measured yet, and the names that the results have in `lm-eval.json`.
 
@@ -35,7 +40,10 @@ def plan(
     work, names = [], set[str]()
     for subject in subjects:
         known = {} if again else read_record(subject.folder).evaluations
-        asked = [(r, settings_of(r, config, library, positions=subject.positions, device=device)) for r in parse_requests(config.tasks)]
+        asked = [
+            (r, settings_of(r, config, library, positions=subject.positions, device=device))
+            for r in parse_requests(config.tasks)
+        ]
         names |= {settings.name for _, settings in asked}
         left = [(request, settings) for request, settings in asked if settings.key not in known]
         work += [Work(subject, left)] if left else []
@@ -80,7 +88,9 @@ def measure(
     work, _ = plan(subjects, config, library, device=device, again=again)
     loaded, failed = load_tasks(work, library), {}
     for number, item in enumerate(work, 1):
-        say(f"{number} of {len(work)}: {item.subject.folder.name}, {', '.join(str(request) for request, _ in item.left)}")
+        say(
+            f"{number} of {len(work)}: {item.subject.folder.name}, {', '.join(str(request) for request, _ in item.left)}"
+        )
         try:
             _measure(item, loaded, config, device=device)
         except (SuiteError, torch.cuda.OutOfMemoryError) as error:
@@ -89,8 +99,12 @@ def measure(
     return failed
 
 
-def _measure(item: Work, loaded: dict[Request, Loaded], config: LmEvalConfig, *, device: str) -> None:
+def _measure(
+    item: Work, loaded: dict[Request, Loaded], config: LmEvalConfig, *, device: str
+) -> None:
     opened = item.subject.open()
     for request, settings in item.left:
-        evaluation = evaluate(opened, loaded[request], settings, batch_size=config.batch_size, device=device)
+        evaluation = evaluate(
+            opened, loaded[request], settings, batch_size=config.batch_size, device=device
+        )
         add_evaluation(item.subject.folder, evaluation)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from suite.backbones.loading import Head, ResolvedBackbone, load_tokenizer
+from suite.config.arm import Arm
 from suite.config.hashing import short_hash
 from suite.data.objective import make_objective
 from suite.data.vocabulary import open_backbone
@@ -17,10 +18,10 @@ from suite.errors import IncompatibleError
 from suite.evaluation.harness import Opened
 from suite.petl import get_method
 from suite.petl.arm import build_arm
-from suite.train.cells import Cell, Trial
-from suite.train.folder import Home
+from suite.record.cells import Cell, Trial
+from suite.record.folder import Home
+from suite.record.spec import TrialSpec
 from suite.train.restore import open_trained, pretrained_weights, restore
-from suite.train.spec import Arm, TrialSpec
 
 UNTRAINED = "untrained"
 """Stands for the method of what was not trained."""
@@ -55,7 +56,11 @@ def confirmed_run(trial: Trial, home: Home) -> Subject:
     resolved, tokenizer = open_trained(spec, trial.result, home)
     check_writes(resolved)
     objective = make_objective(
-        spec.task, kind="decoder", tokenizer=tokenizer, training=spec.training, decoder_objective=spec.decoder_objective
+        spec.task,
+        kind="decoder",
+        tokenizer=tokenizer,
+        training=spec.training,
+        decoder_objective=spec.decoder_objective,
     )
     check_head(objective.head, spec.arm, spec.task.name)
 
@@ -72,7 +77,9 @@ def start_of(trial: Trial, home: Home, *, data_root: Path | None) -> Subject:
     return untrained(trial.spec.arm, home, data_root=data_root, spec=trial.spec)
 
 
-def untrained(arm: Arm, home: Home, *, data_root: Path | None = None, spec: TrialSpec | None = None) -> Subject:
+def untrained(
+    arm: Arm, home: Home, *, data_root: Path | None = None, spec: TrialSpec | None = None
+) -> Subject:
     """A backbone with an attention variant, as converted.
 
     Args:
@@ -88,38 +95,65 @@ def untrained(arm: Arm, home: Home, *, data_root: Path | None = None, spec: Tria
     resolved = open_backbone(arm.backbone, data_root=data_root, cache=home.cache)
     check_writes(resolved)
     bare = arm.model_copy(update={"method": "full", "architecture": {}})
-    seed = spec.stream("init") if spec is not None and resolved.origin == "random" else 0  # a checkpoint is the same for all seeds
-    parts = {**arm.model_dump(mode="json", include={"backbone", "attention", "pretrain"}), "seed": seed}
+    seed = (
+        spec.stream("init") if spec is not None and resolved.origin == "random" else 0
+    )  # a checkpoint is the same for all seeds
+    parts = {
+        **arm.model_dump(mode="json", include={"backbone", "attention", "pretrain"}),
+        "seed": seed,
+    }
 
     def load() -> Opened:
         weights = None if spec is None else pretrained_weights(spec, home)
         torch.manual_seed(seed)
         pretrained = weights is not None
-        head, choices = Head("text"), {"attention": arm.attention, "method": "full", "architecture": {}}
+        head, choices = (
+            Head("text"),
+            {"attention": arm.attention, "method": "full", "architecture": {}},
+        )
         model, _ = build_arm(resolved, head, pretrained=pretrained, weights=weights, **choices)  # type: ignore[arg-type]
         return Opened(model, load_tokenizer(resolved))
 
-    names = {**names_of(arm), "method": UNTRAINED, "architecture": {}, "arm": None, "sweep": None, "task": None, "seed": None}
-    return Subject(home.path / "lm-eval" / short_hash(parts), names, positions_of(resolved, bare), load)
+    names = {
+        **names_of(arm),
+        "method": UNTRAINED,
+        "architecture": {},
+        "arm": None,
+        "sweep": None,
+        "task": None,
+        "seed": None,
+    }
+    return Subject(
+        home.path / "lm-eval" / short_hash(parts), names, positions_of(resolved, bare), load
+    )
 
 
 def confirmed_trials(cells: Iterable[Cell]) -> list[Trial]:
     """Finished runs at each cell's best learning rate, those that its row counts."""
-    return [t for cell in cells for t in cell.confirmed() if t.result is not None and t.result.score is not None]
+    return [
+        t
+        for cell in cells
+        for t in cell.confirmed()
+        if t.result is not None and t.result.score is not None
+    ]
 
 
 def check_writes(resolved: ResolvedBackbone) -> None:
     """Raise IncompatibleError for a backbone that lm-eval cannot ask."""
     if resolved.family.kind != "decoder":
         what = f"backbone {resolved.choice.name} is an {resolved.family.kind}"
-        raise IncompatibleError(f"lm-eval needs a model that writes from left to right, but {what}; take one such as gpt2 or llama2-7b")
+        raise IncompatibleError(
+            f"lm-eval needs a model that writes from left to right, but {what}; take one such as gpt2 or llama2-7b"
+        )
 
 
 def check_head(head: Head, arm: Arm, task: str) -> None:
     """Raise IncompatibleError for a decoder that was trained with a head of its own."""
     if head.kind != "text":
         what = f"{arm.key} was trained on {task} with a {head.kind} head of its own"
-        raise IncompatibleError(f"lm-eval needs the language-model head, but {what}; run the sweep with decoder_objective: text")
+        raise IncompatibleError(
+            f"lm-eval needs the language-model head, but {what}; run the sweep with decoder_objective: text"
+        )
 
 
 def names_of(arm: Arm) -> dict[str, Any]:

@@ -36,7 +36,9 @@ def peft_config_of(restored: Restored) -> PeftConfig | None:
     return restored.method.peft_config(restored.model, restored.resolved.family)
 
 
-def write_adapter(restored: Restored, config: PeftConfig, description: Description, folder: Path) -> None:
+def write_adapter(
+    restored: Restored, config: PeftConfig, description: Description, folder: Path
+) -> None:
     """The adapter with the trained task head, and the base where it cannot be found by name.
 
     Raises:
@@ -51,20 +53,32 @@ def write_adapter(restored: Restored, config: PeftConfig, description: Descripti
         model = get_peft_model(base, config, autocast_adapter_dtype=False)
     _fill(model, restored.model)
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    save_file({name: tensor.detach().clone().contiguous() for name, tensor in state.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.detach().clone().contiguous() for name, tensor in state.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
     config.inference_mode = True
-    config.base_model_name_or_path = BASE if description.base == "copy" else base_name(restored)  # peft has put its own here
+    config.base_model_name_or_path = (
+        BASE if description.base == "copy" else base_name(restored)
+    )  # peft has put its own here
     config.revision = description.base_identity.get("commit")
     config.save_pretrained(str(folder))
 
 
 def load_adapter(description: Description, folder: Path) -> nn.Module:
     """What `write_adapter` wrote, as a `PeftModel`."""
-    base = build(open_base(description, folder), description.made_head).to(getattr(torch, description.dtype))
+    base = build(open_base(description, folder), description.made_head).to(
+        getattr(torch, description.dtype)
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
         model: PeftModel = PeftModel.from_pretrained(
-            base, str(folder), autocast_adapter_dtype=False, local_files_only=True, use_safetensors=True
+            base,
+            str(folder),
+            autocast_adapter_dtype=False,
+            local_files_only=True,
+            use_safetensors=True,
         )
     return model
 
@@ -75,7 +89,9 @@ def _complete(config: PeftConfig, base: PreTrainedModel, family: Family, head: H
     known: Any = config
     known.modules_to_save = heads or None
     if config.task_type is None and not heads:
-        config.task_type = TaskType.SEQ_2_SEQ_LM if family.kind == "encoder-decoder" else TaskType.CAUSAL_LM
+        config.task_type = (
+            TaskType.SEQ_2_SEQ_LM if family.kind == "encoder-decoder" else TaskType.CAUSAL_LM
+        )
 
 
 def _fill(model: PeftModel, trained: nn.Module) -> None:
@@ -90,11 +106,19 @@ def _fill(model: PeftModel, trained: nn.Module) -> None:
 def _source(name: str, ours: dict[str, Tensor], like: Tensor) -> Tensor:
     """Our tensor for one of peft's names: with its prefix or without, the head by its own name, the prompt wherever we keep it."""
     plain = name.replace(KEPT_HEAD, ".")
-    for candidate in (plain, plain.removeprefix("base_model.model."), plain.removeprefix("base_model.")):
+    for candidate in (
+        plain,
+        plain.removeprefix("base_model.model."),
+        plain.removeprefix("base_model."),
+    ):
         if candidate in ours and ours[candidate].shape == like.shape:
             return ours[candidate]
     inside = plain.removeprefix("prompt_encoder.default.")
-    prompts = [tensor for other, tensor in ours.items() if inside != plain and other.endswith(f".prompt.{inside}")]
+    prompts = [
+        tensor
+        for other, tensor in ours.items()
+        if inside != plain and other.endswith(f".prompt.{inside}")
+    ]
     if len(prompts) != 1 or prompts[0].shape != like.shape:
         raise NotPeftsError(f"peft's model has a tensor {name} that the trained one has not")
     return prompts[0]

@@ -47,7 +47,9 @@ def ready_to_save(model: nn.Module, dtype: torch.dtype) -> None:
     model.to(dtype)
     config: Any = model.config
     config.dtype = dtype
-    if config.num_labels == 1 and config.problem_type == "single_label_classification":  # a score for every choice
+    if (
+        config.num_labels == 1 and config.problem_type == "single_label_classification"
+    ):  # a score for every choice
         config.problem_type = None
 
 
@@ -68,7 +70,9 @@ def open_base(description: Description, folder: Path) -> ResolvedBackbone:
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of an exported folder."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
     return tokenizer
 
 
@@ -76,7 +80,11 @@ def _named(description: Description, folder: Path) -> ResolvedBackbone:
     choice, wanted = description.arm.backbone, description.base_identity
     revision = wanted.get("commit", choice.revision)
     own = choice.tokenizer in (None, "bytes")
-    resolved = resolve(choice.model_copy(update={"revision": revision, **({} if own else {"tokenizer": str(folder)})}))
+    resolved = resolve(
+        choice.model_copy(
+            update={"revision": revision, **({} if own else {"tokenizer": str(folder)})}
+        )
+    )
     found = identity(resolved)
     if found.get("sha256") != wanted.get("sha256"):
         raise BackboneError(
@@ -86,9 +94,13 @@ def _named(description: Description, folder: Path) -> ResolvedBackbone:
     return resolved
 
 
-def _described(description: Description, folder: Path, *, origin: Literal["folder", "random"]) -> ResolvedBackbone:
+def _described(
+    description: Description, folder: Path, *, origin: Literal["folder", "random"]
+) -> ResolvedBackbone:
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    return ResolvedBackbone(description.arm.backbone, _family(config.model_type), config, origin, str(folder))
+    return ResolvedBackbone(
+        description.arm.backbone, _family(config.model_type), config, origin, str(folder)
+    )
 
 
 def _family(model_type: str) -> Family:

@@ -50,7 +50,10 @@ class Facts:
 def write_card(restored: Restored, description: Description, facts: Facts, folder: Path) -> None:
     """`README.md`."""
     front = yaml.safe_dump(front_matter(restored, description), sort_keys=False, allow_unicode=True)
-    (folder / "README.md").write_text(f"---\n{front}---\n\n" + "\n".join(body(restored, description, facts)) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(
+        f"---\n{front}---\n\n" + "\n".join(body(restored, description, facts)) + "\n",
+        encoding="utf-8",
+    )
 
 
 def front_matter(restored: Restored, description: Description) -> dict[str, Any]:
@@ -85,8 +88,18 @@ def body(restored: Restored, description: Description, facts: Facts) -> Iterator
     yield f"{spec.task.description} ({spec.task.source})."
     if facts.admitted is False:
         yield f"\n**Not admitted to the leaderboard**: {'; '.join(facts.rejected)}."
-    yield from ("", "## Scores on test", "", "| of | " + " | ".join(result.scores) + " |", "| --- |" + " --- |" * len(result.scores))
-    yield f"| this model (seed {spec.seed}) | " + " | ".join(f"{value:.2f}" for value in result.scores.values()) + " |"
+    yield from (
+        "",
+        "## Scores on test",
+        "",
+        "| of | " + " | ".join(result.scores) + " |",
+        "| --- |" + " --- |" * len(result.scores),
+    )
+    yield (
+        f"| this model (seed {spec.seed}) | "
+        + " | ".join(f"{value:.2f}" for value in result.scores.values())
+        + " |"
+    )
     yield from _row_lines(facts)
     yield from ("", "## Cost and size", "", *_cost_lines(restored))
     yield from ("", "## How it was made", "", *_making_lines(restored, description))
@@ -101,7 +114,9 @@ def _row_lines(facts: Facts) -> Iterator[str]:
     interval = "interval unknown"
     if facts.interval is not None:
         low, high = facts.interval
-        interval = f"95% interval {low:.2f} to {high:.2f}" + (f" (over {facts.interval_of})" if facts.interval_of else "")
+        interval = f"95% interval {low:.2f} to {high:.2f}" + (
+            f" (over {facts.interval_of})" if facts.interval_of else ""
+        )
     seeds = ", ".join(sorted(facts.seed_scores, key=int))
     yield ""
     yield f"Over seeds {seeds}: {facts.score_mean:.2f}{spread}, {interval}. This seed was taken for its validation score, or by hand."
@@ -120,15 +135,26 @@ def _cost_lines(restored: Restored) -> Iterator[str]:
 
 def _making_lines(restored: Restored, description: Description) -> Iterator[str]:
     spec, result = restored.spec, restored.result
-    options = {**spec.arm.architecture, **({"attention": spec.arm.attention.options} if spec.arm.attention.options else {})}
-    yield f"- Base: {base_name(restored)}, " + ", ".join(f"{key} {value}" for key, value in description.base_identity.items())
-    yield f"- Attention {spec.arm.attention.name}, method {spec.arm.method}" + (f", {options}" if options else "")
+    options = {
+        **spec.arm.architecture,
+        **({"attention": spec.arm.attention.options} if spec.arm.attention.options else {}),
+    }
+    yield f"- Base: {base_name(restored)}, " + ", ".join(
+        f"{key} {value}" for key, value in description.base_identity.items()
+    )
+    yield f"- Attention {spec.arm.attention.name}, method {spec.arm.method}" + (
+        f", {options}" if options else ""
+    )
     yield f"- Learning rate {spec.learning_rate:.4g}, seed {spec.seed}, best of {len(result.epochs)} epochs: {result.best_epoch}"
     yield f"- Data: {_data(restored)}, rows {result.splits}, SHA-256 {result.data_hash[:16] or UNKNOWN}"
     git = result.provenance.get("git") or {}
     dirty = ", edited" if git.get("dirty") else ""
     yield f"- Trial {description.trial}; suite {version('petl-suite')}, revision {git.get('revision') or UNKNOWN}{dirty}"
-    kept = {k: v for k, v in (result.provenance.get("versions") or {}).items() if k in ("torch", "transformers", "peft") and v}
+    kept = {
+        k: v
+        for k, v in (result.provenance.get("versions") or {}).items()
+        if k in ("torch", "transformers", "peft") and v
+    }
     yield "- Versions: " + (", ".join(f"{key} {value}" for key, value in kept.items()) or UNKNOWN)
     if description.note:
         yield f"- Note: {description.note}"
@@ -143,16 +169,36 @@ def _data(restored: Restored) -> str:
 
 def loading_lines(restored: Restored, description: Description) -> Iterator[str]:
     """A snippet in the words of the format, and the one that always holds."""
-    yield from ("```python", "import suite", "", f'model, tokenizer = suite.load("{folder_name(description)}")', "```")
+    yield from (
+        "```python",
+        "import suite",
+        "",
+        f'model, tokenizer = suite.load("{folder_name(description)}")',
+        "```",
+    )
     known: Any = restored.model
     name = type(known.get_base_model() if hasattr(known, "get_base_model") else known).__name__
     if restored.objective.head.kind == "choice":
-        yield from ("", "Inputs are (rows, choices, tokens) there. Without the suite, every choice is scored as a text of its own.")
+        yield from (
+            "",
+            "Inputs are (rows, choices, tokens) there. Without the suite, every choice is scored as a text of its own.",
+        )
     if description.format == "transformers":
-        yield from ("", "or, without the suite,", "", "```python", f"from transformers import {name}", "")
+        yield from (
+            "",
+            "or, without the suite,",
+            "",
+            "```python",
+            f"from transformers import {name}",
+            "",
+        )
         yield from (f'model = {name}.from_pretrained("{folder_name(description)}")', "```")
     if description.format == "peft":
-        files = ["from importlib.resources import files", ""] if restored.resolved.origin == "package" else []
+        files = (
+            ["from importlib.resources import files", ""]
+            if restored.resolved.origin == "package"
+            else []
+        )
         yield from (
             "",
             "or, without the suite,",
@@ -171,7 +217,11 @@ def _base_lines(restored: Restored, description: Description, name: str) -> Iter
     """How the base is had; the head's size and the padding token are not in a checkpoint that was not made for this task."""
     config: Any = restored.model.config
     head = restored.objective.head
-    extra = f", num_labels={head.num_labels}, pad_token_id={config.pad_token_id}" if head.kind in ("classification", "regression") else ""
+    extra = (
+        f", num_labels={head.num_labels}, pad_token_id={config.pad_token_id}"
+        if head.kind in ("classification", "regression")
+        else ""
+    )
     if description.base == "copy":
         yield f'base = {name}.from_pretrained("{folder_name(description)}/{BASE}")'
         return
@@ -179,7 +229,11 @@ def _base_lines(restored: Restored, description: Description, name: str) -> Iter
     if restored.resolved.origin == "package":
         package, _, inside = base_name(restored).removeprefix("package:").partition("/")
         where = f'str(files("{package}") / "{inside}")'
-    yield f"base = {name}.from_pretrained({where}" + (f', revision="{revision}"' if revision else "") + f"{extra})"
+    yield (
+        f"base = {name}.from_pretrained({where}"
+        + (f', revision="{revision}"' if revision else "")
+        + f"{extra})"
+    )
 
 
 def _licence_lines(restored: Restored) -> Iterator[str]:

@@ -40,5 +40,7 @@ def load_model(description: Description, folder: Path) -> nn.Module:
     elif description.format == "peft":
         model = load_adapter(description, folder)
     else:
-        model = build(open_base(description, folder), description.made_head).to(getattr(torch, description.dtype))
+        model = build(open_base(description, folder), description.made_head).to(
+            getattr(torch, description.dtype)
+        )
     return model.eval()

@@ -61,9 +61,15 @@ def load_own(description: Description, folder: Path) -> nn.Module:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     lacking = [name for name, tensor in own.items() if tensor.requires_grad and name not in stored]
-    strange = [name for name, tensor in stored.items() if name not in own or own[name].shape != tensor.shape]
+    strange = [
+        name
+        for name, tensor in stored.items()
+        if name not in own or own[name].shape != tensor.shape
+    ]
     if lacking or strange:
-        raise CheckpointError(f"{path}: not the tensors of this model: lacks {lacking[:3]}, does not know {strange[:3]}")
+        raise CheckpointError(
+            f"{path}: not the tensors of this model: lacks {lacking[:3]}, does not know {strange[:3]}"
+        )
     with torch.no_grad():
         for name, tensor in stored.items():
             own[name].copy_(tensor)

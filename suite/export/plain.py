@@ -57,12 +57,19 @@ def as_plain(restored: Restored) -> Plain | None:
     for site in sites:
         _fuse(site)
     plain = _filled(restored, config, model)
-    return None if plain is None or not same(restored.model, plain, make_batch(plain, family, head)) else Plain(plain, note)
+    return (
+        None
+        if plain is None or not same(restored.model, plain, make_batch(plain, family, head))
+        else Plain(plain, note)
+    )
 
 
 def _like(model: nn.Module, shapes: nn.Module) -> bool:
     """Whether outside of attention its parameters are the backbone's own: cheap, before anything is copied."""
-    own, other = ({n for n, _ in m.named_parameters() if "ttention" not in n and "attn" not in n} for m in (model, shapes))
+    own, other = (
+        {n for n, _ in m.named_parameters() if "ttention" not in n and "attn" not in n}
+        for m in (model, shapes)
+    )
     return own == other
 
 
@@ -93,7 +100,9 @@ def _repeated(projection: nn.Module, site: AttentionSite, times: int) -> nn.Line
         return heads.repeat_interleave(times, dim=0).flatten(0, 1)
 
     assert isinstance(projection, nn.Linear)
-    return surgery.linear(rows(projection.weight), None if projection.bias is None else rows(projection.bias))
+    return surgery.linear(
+        rows(projection.weight), None if projection.bias is None else rows(projection.bias)
+    )
 
 
 def _fuse(site: AttentionSite) -> None:
@@ -110,10 +119,14 @@ def _fuse(site: AttentionSite) -> None:
         setattr(module, name, fused)
 
 
-def _filled(restored: Restored, config: PreTrainedConfig, model: PreTrainedModel) -> PreTrainedModel | None:
+def _filled(
+    restored: Restored, config: PreTrainedConfig, model: PreTrainedModel
+) -> PreTrainedModel | None:
     """A new model of the configuration with the weights of `model`; None where they are not its own."""
     with torch.random.fork_rng(devices=[]):
-        plain = build(replace(restored.resolved, config=config), restored.objective.head, random_start=True)
+        plain = build(
+            replace(restored.resolved, config=config), restored.objective.head, random_start=True
+        )
     own, weights = plain.state_dict(), model.state_dict()
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
         return None

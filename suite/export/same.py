@@ -29,14 +29,22 @@ def make_batch(model: nn.Module, family: Family, head: Head) -> Batch:
     if head.kind == "choice":
         return {"input_ids": ids[None], "attention_mask": mask[None]}  # (1, 2, T)
     batch = {"input_ids": ids, "attention_mask": mask}
-    return {**batch, "decoder_input_ids": ids[:, :UNPADDED]} if family.kind == "encoder-decoder" else batch
+    return (
+        {**batch, "decoder_input_ids": ids[:, :UNPADDED]}
+        if family.kind == "encoder-decoder"
+        else batch
+    )
 
 
 @torch.no_grad()
 def answers(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Every kind of logits that a model gives."""
     output = model.eval()(**batch)
-    return {name: value.float() for name, value in output.items() if name.endswith("logits") and isinstance(value, Tensor)}
+    return {
+        name: value.float()
+        for name, value in output.items()
+        if name.endswith("logits") and isinstance(value, Tensor)
+    }
 
 
 def difference(ours: nn.Module, theirs: nn.Module, batch: Batch) -> float:

@@ -14,6 +14,7 @@ import torch
 import transformers.utils.logging as hf_logging
 
 from suite.backbones.loading import Origin, identity
+from suite.config.arm import Arm
 from suite.errors import CheckpointError, ConfigError
 from suite.export.adapter import NotPeftsError, peft_config_of, write_adapter
 from suite.export.base import by_name
@@ -24,7 +25,6 @@ from suite.export.own import where_base, write_own
 from suite.export.plain import as_plain
 from suite.export.same import make_batch, same
 from suite.train.restore import Restored
-from suite.train.spec import Arm
 
 NOT_PEFTS = "peft's own format would not give the same answers, so it is in the suite's"
 
@@ -55,13 +55,19 @@ def export(restored: Restored, target: Path, facts: Facts) -> Exported:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target}: exists and is not empty; give a new folder")
     if restored.spec.arm.backbone.trust_remote_code:
-        raise ConfigError(f"{restored.folder.path}: its model is made by code of its checkpoint, which an exported folder never carries")
+        raise ConfigError(
+            f"{restored.folder.path}: its model is made by code of its checkpoint, which an exported folder never carries"
+        )
     with _replacing_folder(target) as folder, _no_bars():
         description = _write_model(restored, folder)
         restored.tokenizer.save_pretrained(str(folder))
         description.write(folder)
         write_card(restored, description, facts, folder)
-    return Exported(target, description, sum(path.stat().st_size for path in target.rglob("*") if path.is_file()))
+    return Exported(
+        target,
+        description,
+        sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
+    )
 
 
 def _write_model(restored: Restored, folder: Path) -> Description:
@@ -108,7 +114,9 @@ def _describe(restored: Restored, form: Format, base: Where, *, note: str = "") 
         base_identity=known,
         arm=arm,
         head=head_fields(restored.objective.head),
-        dtype="bfloat16" if next(restored.model.parameters()).dtype == torch.bfloat16 else "float32",
+        dtype="bfloat16"
+        if next(restored.model.parameters()).dtype == torch.bfloat16
+        else "float32",
         task=spec.task.name,
         trial=restored.folder.hash,
         seed=spec.seed,
@@ -128,7 +136,9 @@ def _without_paths(arm: Arm, origin: Origin) -> Arm:
 def _check(restored: Restored, description: Description, folder: Path) -> None:
     batch = make_batch(restored.model, restored.resolved.family, restored.objective.head)
     if not same(restored.model, load_model(description, folder), batch):
-        raise CheckpointError(f"{restored.folder.path}: what was exported does not give the trained model's answers; nothing was written")
+        raise CheckpointError(
+            f"{restored.folder.path}: what was exported does not give the trained model's answers; nothing was written"
+        )
 
 
 @contextmanager

@@ -58,7 +58,9 @@ class Integral:
         clock: Seconds, monotonic.
     """
 
-    def __init__(self, gauge: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, gauge: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._gauge, self._clock = gauge, clock
         self._lock = threading.Lock()
         self._last: tuple[float, float] | None = None

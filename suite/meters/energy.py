@@ -72,7 +72,9 @@ class CpuTime(EnergySource):
 
     def __init__(self, watts_per_core: float = WATTS_PER_CORE) -> None:
         self.watts_per_core = watts_per_core
-        self._device = f"process-{uuid.uuid4().hex[:12]}"  # pids repeat across containers of one host
+        self._device = (
+            f"process-{uuid.uuid4().hex[:12]}"  # pids repeat across containers of one host
+        )
         self._last_s = time.process_time()
 
     def collect(self) -> Reading:
@@ -84,7 +86,12 @@ class CpuTime(EnergySource):
 def host_busy_s() -> float:
     """Seconds that all processors of this host have worked since boot, whoever for."""
     times = psutil.cpu_times()
-    return float(sum(getattr(times, part, 0.0) for part in ("user", "nice", "system", "irq", "softirq", "steal")))
+    return float(
+        sum(
+            getattr(times, part, 0.0)
+            for part in ("user", "nice", "system", "irq", "softirq", "steal")
+        )
+    )
 
 
 class Rapl(EnergySource):
@@ -103,7 +110,9 @@ class Rapl(EnergySource):
     kind = "rapl"
     interval_s = 10.0  # a 65 kJ counter wraps in 3 minutes at 350 W; one wrap between two reads is all that can be seen
 
-    def __init__(self, root: Path = Path("/sys/class/powercap"), busy_s: Callable[[], float] = host_busy_s) -> None:
+    def __init__(
+        self, root: Path = Path("/sys/class/powercap"), busy_s: Callable[[], float] = host_busy_s
+    ) -> None:
         self._packages = [_Package(zone) for zone in _package_zones(root)]
         self._busy_s, self._host = busy_s, host_id()
         self._last_cpu_s = self._cpu_s()
@@ -122,7 +131,9 @@ class Rapl(EnergySource):
         self.tick()
         with self._lock:
             failure, self._failure = self._failure, None
-            joules = {f"{self._host}/{package.name}": package.take_j() for package in self._packages}
+            joules = {
+                f"{self._host}/{package.name}": package.take_j() for package in self._packages
+            }
         now = self._cpu_s()
         host_cpu_s = now[0] - self._last_cpu_s[0], now[1] - self._last_cpu_s[1]
         self._last_cpu_s = now
@@ -146,7 +157,9 @@ class _Package:
 
     def update(self) -> None:
         now_uj = int(_read(self._counter))
-        self._pending_uj += now_uj - self._last_uj + (self._range_uj if now_uj < self._last_uj else 0)
+        self._pending_uj += (
+            now_uj - self._last_uj + (self._range_uj if now_uj < self._last_uj else 0)
+        )
         self._last_uj = now_uj
 
     def take_j(self) -> float:
@@ -155,7 +168,11 @@ class _Package:
 
 
 def _package_zones(root: Path) -> list[Path]:
-    zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if _read(zone / "name").startswith("package")]
+    zones = [
+        zone
+        for zone in sorted(root.glob("intel-rapl:*"))
+        if _read(zone / "name").startswith("package")
+    ]
     if not zones:
         raise Unavailable(f"no RAPL package domain under {root}")
     return zones

@@ -31,7 +31,11 @@ def idle_watts(device: torch.device, *, seconds: float = 2.0) -> float:
     records, missing = combine([meter.local()])
     record = records["idle"]
     if record.energy_kwh is None or record.energy_source not in MEASURED:
-        absent = [why for kind, why in meter.describe()["energy_sources_absent"].items() if kind != READ]
-        reasons = dict.fromkeys([*absent, *(why for where, why in missing.items() if ".energy" in where)])
+        absent = [
+            why for kind, why in meter.describe()["energy_sources_absent"].items() if kind != READ
+        ]
+        reasons = dict.fromkeys(
+            [*absent, *(why for where, why in missing.items() if ".energy" in where)]
+        )
         raise Unavailable(f"no counter measures power here: {'; '.join(reasons)}")
     return record.energy_kwh * JOULES_PER_KWH / record.seconds

@@ -22,12 +22,19 @@ def of_attempt(state: Mapping[str, Any], number: int) -> dict[str, Any]:
     """
 
     def apart(by_device: Mapping[str, Any]) -> dict[str, Any]:
-        return {device if "@" in device else f"{device}@{number}": spent for device, spent in by_device.items()}
+        return {
+            device if "@" in device else f"{device}@{number}": spent
+            for device, spent in by_device.items()
+        }
 
     named = {}
     for name, phase in state.items():
         joules = {kind: apart(spent) for kind, spent in phase["joules"].items()}
-        named[name] = {**phase, "joules": joules, **{key: apart(phase[key]) for key in ("gpu_processes", "host_cpu_s")}}
+        named[name] = {
+            **phase,
+            "joules": joules,
+            **{key: apart(phase[key]) for key in ("gpu_processes", "host_cpu_s")},
+        }
     return named
 
 
@@ -79,7 +86,9 @@ class LocalPhase:
             self.add_peak(name, peak)
         self.missing = other.missing | self.missing
 
-    def _add_sharers(self, gpu_processes: Mapping[str, int], host_cpu_s: Mapping[str, Sequence[float]]) -> None:
+    def _add_sharers(
+        self, gpu_processes: Mapping[str, int], host_cpu_s: Mapping[str, Sequence[float]]
+    ) -> None:
         for gpu, count in gpu_processes.items():
             self.gpu_processes[gpu] = max(count, self.gpu_processes.get(gpu, 0))
         for host, (own_s, busy_s) in host_cpu_s.items():

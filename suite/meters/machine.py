@@ -47,15 +47,23 @@ def _gpus(api: Any) -> tuple[list[dict[str, Any]], str | None]:
     try:
         api.nvmlInit()
         driver = api.nvmlSystemGetDriverVersion()
-        handles = [api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())]
+        handles = [
+            api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())
+        ]
         return [_gpu(api, handle) | {"driver": driver} for handle in handles], None
     except api.NVMLError as error:
         return [], f"NVML: {error}"
 
 
 def _gpu(api: Any, handle: Any) -> dict[str, Any]:
-    facts = {"name": api.nvmlDeviceGetName(handle), "memory_bytes": api.nvmlDeviceGetMemoryInfo(handle).total}
-    for key, question in (("power_limit_w", "EnforcedPowerLimit"), ("tdp_w", "PowerManagementDefaultLimit")):
+    facts = {
+        "name": api.nvmlDeviceGetName(handle),
+        "memory_bytes": api.nvmlDeviceGetMemoryInfo(handle).total,
+    }
+    for key, question in (
+        ("power_limit_w", "EnforcedPowerLimit"),
+        ("tdp_w", "PowerManagementDefaultLimit"),
+    ):
         try:
             facts[key] = getattr(api, f"nvmlDeviceGet{question}")(handle) / 1e3
         except api.NVMLError:

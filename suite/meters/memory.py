@@ -157,7 +157,9 @@ def _live_tensors() -> Iterator[torch.Tensor]:
     """Every tensor Python knows of, and the gradients of leaves: those nobody has read have no Python object."""
     objects = gc.get_objects()
     kinds = set(_subclasses(torch.Tensor))
-    for tensor in compress(objects, map(kinds.__contains__, map(type, objects))):  # all in C: there are a million objects
+    for tensor in compress(
+        objects, map(kinds.__contains__, map(type, objects))
+    ):  # all in C: there are a million objects
         yield tensor
         if tensor.is_leaf and tensor.grad is not None:
             yield tensor.grad

@@ -61,11 +61,19 @@ class Meter:
         sources: Sequence[Sequence[EnergySource]] | None = None,
     ) -> None:
         if grid_g_per_kwh is not None and grid_g_per_kwh < 0:
-            raise ValueError(f"grid_g_per_kwh {grid_g_per_kwh}: expected grams of CO2e per kWh, 0 or more")
+            raise ValueError(
+                f"grid_g_per_kwh {grid_g_per_kwh}: expected grams of CO2e per kWh, 0 or more"
+            )
         self.devices = _devices(device)
         given: Sequence[Sequence[EnergySource] | None] = sources or [None] * len(self.devices)
         self._meters = [
-            PhaseMeter(each, watts_per_core=watts_per_core, sample_read_energy=read_energy, sources=own, watch_tensors=watch_tensors)
+            PhaseMeter(
+                each,
+                watts_per_core=watts_per_core,
+                sample_read_energy=read_energy,
+                sources=own,
+                watch_tensors=watch_tensors,
+            )
             for each, own in zip(self.devices, given, strict=True)
         ]
         self._idle_s, self._grid = idle_s, grid_g_per_kwh
@@ -79,12 +87,19 @@ class Meter:
 
     def __enter__(self) -> Self:
         if self._names:
-            raise RuntimeError("a Meter meters one block; make another for the next, or name phases inside it")
+            raise RuntimeError(
+                "a Meter meters one block; make another for the next, or name phases inside it"
+            )
         self._measure_idle()
         self._block.enter_context(self._inside(TOTAL))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._block.__exit__(kind, error, traceback)
         self._own = [meter.local() for meter in self._meters]
         _count_the_process_once(self._own)
@@ -94,7 +109,9 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """Meter what happens inside as `name`, within the phase that is open; may be entered again."""
         if not self._names or self._accounts is not None:
-            raise RuntimeError(f"phase {name!r}: only inside the Meter's block (`with Meter() as meter: ...`)")
+            raise RuntimeError(
+                f"phase {name!r}: only inside the Meter's block (`with Meter() as meter: ...`)"
+            )
         if not name or "/" in name:
             raise ValueError(f"phase {name!r}: expected a name without '/'")
         self._path.append(name)
@@ -115,7 +132,9 @@ class Meter:
             everyone: list[list[dict[str, LocalPhase]]] = [own] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(everyone, own)
             self._accounts = [account for accounts in everyone for account in accounts]
-            self._names = list(dict.fromkeys(name for account in self._accounts for name in account))
+            self._names = list(
+                dict.fromkeys(name for account in self._accounts for name in account)
+            )
         return self
 
     # ---- what it found --------------------------------------------------------------------------------------------
@@ -180,7 +199,10 @@ class Meter:
         rows = [("phase", "seconds", "Wh", "source", "peak allocated MiB")]
         rows += [_line(name, self[name]) for name in self._names]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
@@ -204,12 +226,16 @@ class Meter:
         if path not in self._names:
             raise KeyError(f"{path!r}; phases: {', '.join(name for name in self._names if name)}")
         records, missing = combine([{path: part} for part in parts if part is not None])
-        return records[path], {where.removeprefix(f"phases.{path}."): why for where, why in missing.items()}
+        return records[path], {
+            where.removeprefix(f"phases.{path}."): why for where, why in missing.items()
+        }
 
     def _measure_idle(self) -> None:
         if self._idle_s:
             try:
-                self.idle_watts = sum(idle_watts(device, seconds=self._idle_s) for device in self.devices)
+                self.idle_watts = sum(
+                    idle_watts(device, seconds=self._idle_s) for device in self.devices
+                )
             except Unavailable as why:
                 self.idle_watts_missing = str(why)
 
@@ -220,19 +246,27 @@ def _devices(given: Device | Sequence[Device] | None) -> list[torch.device]:
     several: Iterable[Device] = [given] if isinstance(given, (str, torch.device)) else given
     devices = [_numbered(torch.device(each)) for each in several]
     if not devices or len(set(devices)) < len(devices) or len({d.type for d in devices}) > 1:
-        raise ValueError(f"device {given!r}: expected one device, or several different ones of a kind")
+        raise ValueError(
+            f"device {given!r}: expected one device, or several different ones of a kind"
+        )
     return devices
 
 
 def _numbered(device: torch.device) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if device.type == "cuda" and device.index is None
+        else device
+    )
 
 
 def _count_the_process_once(accounts: Sequence[dict[str, LocalPhase]]) -> None:
     """All meters of a process read the same resident set, and reset its peak for one another: the largest belongs to the first."""
     for name, first in accounts[0].items():
         peaks = [account[name].memory.get("rss_bytes") for account in accounts]
-        if (known := [peak for peak in peaks if peak is not None]) and "rss_bytes" not in first.missing:
+        if (
+            known := [peak for peak in peaks if peak is not None]
+        ) and "rss_bytes" not in first.missing:
             first.memory["rss_bytes"] = max(known)
             for account in accounts[1:]:
                 account[name].memory["rss_bytes"] = 0
@@ -240,7 +274,11 @@ def _count_the_process_once(accounts: Sequence[dict[str, LocalPhase]]) -> None:
 
 def _with_inner(account: dict[str, LocalPhase], path: str) -> LocalPhase | None:
     """A phase's own account with those of all phases inside it."""
-    inside = [phase for name, phase in account.items() if path in (TOTAL, name) or name.startswith(f"{path}/")]
+    inside = [
+        phase
+        for name, phase in account.items()
+        if path in (TOTAL, name) or name.startswith(f"{path}/")
+    ]
     if not inside:
         return None
     whole = LocalPhase()

@@ -51,7 +51,9 @@ class Gpu:
 
     def reading(self, joules: float) -> Reading:
         """A reading of this board, with the number of processes that compute on it."""
-        return Reading({self.uuid: joules}, gpu_processes={self.uuid: len(self.ask("ComputeRunningProcesses"))})
+        return Reading(
+            {self.uuid: joules}, gpu_processes={self.uuid: len(self.ask("ComputeRunningProcesses"))}
+        )
 
     def _mig_is_on(self) -> bool:
         try:
@@ -120,7 +122,9 @@ class GpuUtilisation(EnergySource):
         return self._gpu.reading(self._percent_s.take() / 100 * self._tdp_w)
 
 
-def gpu_sources(open_gpu: Callable[[], Gpu], *, sample_read_energy: bool) -> tuple[list[EnergySource], dict[str, str]]:
+def gpu_sources(
+    open_gpu: Callable[[], Gpu], *, sample_read_energy: bool
+) -> tuple[list[EnergySource], dict[str, str]]:
     """A board's energy sources (the counter, or the power where there is none; READ's sampling), and for those it lacks: why.
 
     Args:
@@ -131,7 +135,11 @@ def gpu_sources(open_gpu: Callable[[], Gpu], *, sample_read_energy: bool) -> tup
         gpu = open_gpu()
     except Unavailable as why:
         return [], {"nvml": str(why), GpuUtilisation.kind: str(why)}
-    wanted: list[type[GpuCounter | GpuPower | GpuUtilisation]] = [GpuCounter, GpuPower, GpuUtilisation]
+    wanted: list[type[GpuCounter | GpuPower | GpuUtilisation]] = [
+        GpuCounter,
+        GpuPower,
+        GpuUtilisation,
+    ]
     sources: list[EnergySource] = []
     absent = {} if sample_read_energy else {GpuUtilisation.kind: "switched off"}
     for kind in wanted:
@@ -148,7 +156,10 @@ def why_no_energy(api: Any = pynvml) -> str | None:
     """Why the energy of a board of this host cannot be metered; None where every board's can. Makes no CUDA context."""
     try:
         api.nvmlInit()
-        names = [api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(index)) for index in range(api.nvmlDeviceGetCount())]
+        names = [
+            api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(index))
+            for index in range(api.nvmlDeviceGetCount())
+        ]
     except api.NVMLError as error:
         return f"NVML: {error}"
     for name in names:

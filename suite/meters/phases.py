@@ -46,10 +46,16 @@ class PhaseMeter:
         self.device = device
         self.watts_per_core = watts_per_core
         if sources is None:
-            self._sources, self._absent = _open_sources(device, watts_per_core, sample_read_energy=sample_read_energy)
+            self._sources, self._absent = _open_sources(
+                device, watts_per_core, sample_read_energy=sample_read_energy
+            )
         else:
             self._sources, self._absent = list(sources), {}
-        self._tickers = [Ticker(source.tick, source.interval_s) for source in self._sources if source.interval_s is not None]
+        self._tickers = [
+            Ticker(source.tick, source.interval_s)
+            for source in self._sources
+            if source.interval_s is not None
+        ]
         self._resident = ResidentPeak()
         self._cuda = CudaPeak(device) if device.type == "cuda" else None
         self._phases: dict[str, LocalPhase] = {}
@@ -109,7 +115,9 @@ class PhaseMeter:
         self._probing = True
         try:
             with self._tensors:
-                self._settle(to_nobody=True)  # finding the live tensors is our cost, not the phase's
+                self._settle(
+                    to_nobody=True
+                )  # finding the live tensors is our cost, not the phase's
                 yield True
         finally:
             self._probing = False
@@ -191,10 +199,14 @@ class PhaseMeter:
                 if phase is not None:
                     phase.missing.setdefault(source.kind, str(why))
 
-    def _account(self, source: EnergySource, reading: Reading, phase: LocalPhase | None, passed_s: float) -> None:
+    def _account(
+        self, source: EnergySource, reading: Reading, phase: LocalPhase | None, passed_s: float
+    ) -> None:
         """Give a reading to the phase; of a lagging counter, also to the stretches just before in which it stood still, by their time."""
         if phase is not None:
-            phase.add_reading(source.kind, Reading({}, reading.gpu_processes, reading.host_cpu_s), passed_s)
+            phase.add_reading(
+                source.kind, Reading({}, reading.gpu_processes, reading.host_cpu_s), passed_s
+            )
         stretches = self._still.setdefault(source.kind, [])
         moved = any(reading.joules.values())
         if phase is not None or moved:
@@ -207,7 +219,12 @@ class PhaseMeter:
             stretches.clear()
 
     def _wants_probe(self, size: int | None) -> bool:
-        if self.device.type != "cpu" or not self._open or self._probing or self._watched is not None:
+        if (
+            self.device.type != "cpu"
+            or not self._open
+            or self._probing
+            or self._watched is not None
+        ):
             return False
         name = self._open[-1]
         count, largest = self._probes.get(name, (0, 0))
@@ -222,11 +239,14 @@ class PhaseMeter:
             phase.missing.setdefault("reserved_bytes", "a CPU has no caching allocator")
             if "allocated_bytes" not in phase.memory:
                 phase.missing.setdefault(
-                    "allocated_bytes", "no step of this phase was watched (Meter(watch_tensors=True), PhaseMeter.probe)"
+                    "allocated_bytes",
+                    "no step of this phase was watched (Meter(watch_tensors=True), PhaseMeter.probe)",
                 )
 
 
-def _open_sources(device: torch.device, watts_per_core: float, *, sample_read_energy: bool) -> tuple[list[EnergySource], dict[str, str]]:
+def _open_sources(
+    device: torch.device, watts_per_core: float, *, sample_read_energy: bool
+) -> tuple[list[EnergySource], dict[str, str]]:
     """The device's energy sources, and for those that it should have: why not."""
     if device.type == "cuda":
         return gpu_sources(lambda: Gpu.of(device), sample_read_energy=sample_read_energy)

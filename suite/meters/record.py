@@ -27,6 +27,10 @@ class PhaseRecord(Record):
 
     seconds: float
     energy_kwh: float | None = None
-    energy_source: str | None = Field(None, description="nvml | nvml-sampled | rapl | cpu-time-estimate")
-    read_energy_kwh: float | None = Field(None, description="READ eq. 16: utilisation x TDP, sampled")
+    energy_source: str | None = Field(
+        None, description="nvml | nvml-sampled | rapl | cpu-time-estimate"
+    )
+    read_energy_kwh: float | None = Field(
+        None, description="READ eq. 16: utilisation x TDP, sampled"
+    )
     memory: MemoryPeak = MemoryPeak()

@@ -19,7 +19,9 @@ FOREIGN_CPU_FRAC, FOREIGN_CPU_S = 0.1, 0.5
 """Work of others that a host's RAPL counter may hold: share of the busy seconds, and an absolute slack for 10 ms ticks. Ours."""
 
 
-def combine(per_rank: Sequence[dict[str, LocalPhase]]) -> tuple[dict[str, PhaseRecord], dict[str, str]]:
+def combine(
+    per_rank: Sequence[dict[str, LocalPhase]],
+) -> tuple[dict[str, PhaseRecord], dict[str, str]]:
     """Phase records over all ranks.
 
     Seconds are the slowest rank's. Energy is the sum over devices, each counted once however many ranks share it (they all read the same
@@ -84,14 +86,18 @@ def _energy_kwh(kind: str, parts: Sequence[LocalPhase]) -> float:
     devices = {device for part in parts for device in part.joules[kind]}
     joules = sum(max(part.joules[kind].get(device, 0.0) for part in parts) for device in devices)
     if joules <= 0 and kind != READ:  # no use of the GPU is a reading; no joules at all is not
-        raise Unavailable(f"the counter did not move in {max(part.seconds for part in parts):.3g} s")
+        raise Unavailable(
+            f"the counter did not move in {max(part.seconds for part in parts):.3g} s"
+        )
     return joules / JOULES_PER_KWH
 
 
 def _check_covered(kind: str, part: LocalPhase) -> None:
     covered_s = part.covered_s.get(kind, 0.0)
     if kind not in part.joules or covered_s < part.seconds * (1 - 1e-6):
-        raise Unavailable(part.missing.get(kind, f"measured for {covered_s:.3g} of {part.seconds:.3g} s"))
+        raise Unavailable(
+            part.missing.get(kind, f"measured for {covered_s:.3g} of {part.seconds:.3g} s")
+        )
 
 
 def _check_gpus(parts: Sequence[LocalPhase]) -> None:
@@ -110,7 +116,9 @@ def _check_hosts(parts: Sequence[LocalPhase]) -> None:
         busy_s = max(busy_s for _, busy_s in shares)
         foreign_s = busy_s - sum(own_s for own_s, _ in shares)
         if foreign_s > max(FOREIGN_CPU_S, FOREIGN_CPU_FRAC * busy_s):
-            raise Unavailable(f"other work took {foreign_s / busy_s:.0%} of the host's busy processor time")
+            raise Unavailable(
+                f"other work took {foreign_s / busy_s:.0%} of the host's busy processor time"
+            )
 
 
 def _memory(parts: Sequence[LocalPhase]) -> tuple[MemoryPeak, dict[str, str]]:
@@ -120,7 +128,10 @@ def _memory(parts: Sequence[LocalPhase]) -> tuple[MemoryPeak, dict[str, str]]:
         peaks = [part.memory.get(name) for part in parts]
         stem = name.removesuffix("_bytes")
         if (reason := _first(part.missing.get(name) for part in parts)) or None in peaks:
-            missing |= {f"memory.{stem}_{how}_bytes": reason or "not measured on every rank" for how in ("max", "sum")}
+            missing |= {
+                f"memory.{stem}_{how}_bytes": reason or "not measured on every rank"
+                for how in ("max", "sum")
+            }
         else:
             known = [peak for peak in peaks if peak is not None]
             values |= {f"{stem}_max_bytes": max(known), f"{stem}_sum_bytes": sum(known)}

@@ -53,7 +53,9 @@ class AttentionMaps:
 
     def __init__(self, *, causal: bool) -> None:
         self.causal, self.inputs = causal, 0
-        self._padded = torch.zeros(0, 0)  # sum over inputs, (L, H, M, M), M the longest input so far
+        self._padded = torch.zeros(
+            0, 0
+        )  # sum over inputs, (L, H, M, M), M the longest input so far
         self._cosines: dict[str, tuple[Tensor, Tensor]] = {}
         self._variance = torch.zeros(())
 
@@ -83,10 +85,15 @@ class AttentionMaps:
             raise ValueError("got no attention maps, expected those of at least one input")
         by_head = {name: heads / self.inputs for name, (heads, _) in self._cosines.items()}
         head_mean = {name: mean / self.inputs for name, (_, mean) in self._cosines.items()}
-        by_head["padded"], head_mean["padded"] = cosines(self._padded.transpose(0, 1)), cosines(self._padded.mean(1))
+        by_head["padded"], head_mean["padded"] = (
+            cosines(self._padded.transpose(0, 1)),
+            cosines(self._padded.mean(1)),
+        )
         variance = self._variance / self.inputs
         sums = variance.mean(1).flip(0).cumsum(0).flip(0)  # (L,)
-        return MapStatistics(self.inputs, by_head, head_mean, variance, sums, sums / torch.arange(len(sums), 0, -1))
+        return MapStatistics(
+            self.inputs, by_head, head_mean, variance, sums, sums / torch.arange(len(sums), 0, -1)
+        )
 
     def _add_cosines(self, name: str, kept: Tensor) -> None:
         heads = cosines(kept.transpose(1, 2)).double().sum(0)  # (H, L, L)
@@ -125,5 +132,8 @@ def variances(maps: Tensor, valid: Tensor) -> Tensor:
 def sum_padded(one: Tensor, other: Tensor) -> Tensor:
     """Sum of maps of different sizes, the smaller one filled with zeros behind its last query and key."""
     size = max(one.shape[-1], other.shape[-1])
-    first, second = (torch.nn.functional.pad(maps, (0, size - maps.shape[-1], 0, size - maps.shape[-1])) for maps in (one, other))
+    first, second = (
+        torch.nn.functional.pad(maps, (0, size - maps.shape[-1], 0, size - maps.shape[-1]))
+        for maps in (one, other)
+    )
     return first + second

@@ -26,7 +26,9 @@ def prr(score: float, mha: float, *, higher_is_better: bool) -> float:
     return 100 * (score / mha if higher_is_better else 1 - (score - mha) / mha)
 
 
-def peop(score: float, sha: float, parameters: int, sha_parameters: int, *, higher_is_better: bool) -> float:
+def peop(
+    score: float, sha: float, parameters: int, sha_parameters: int, *, higher_is_better: bool
+) -> float:
     """Performance elasticity of parameters: percent of score gained over single-head attention per percent of parameters added.
 
     `(score / sha - 1) / (parameters / sha_parameters - 1)`, with the sign turned where less is better.
@@ -47,7 +49,9 @@ def peop(score: float, sha: float, parameters: int, sha_parameters: int, *, high
     """
     _check_baseline("single-head attention", sha)
     if sha_parameters <= 0 or parameters == sha_parameters:
-        raise ValueError(f"{parameters:,} attention parameters beside single-head attention's {sha_parameters:,}: no elasticity is defined")
+        raise ValueError(
+            f"{parameters:,} attention parameters beside single-head attention's {sha_parameters:,}: no elasticity is defined"
+        )
     gained = score / sha - 1 if higher_is_better else 1 - score / sha
     return gained / (parameters / sha_parameters - 1)
 

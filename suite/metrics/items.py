@@ -61,7 +61,9 @@ def unit_rows(statistic: Statistic, items: Items) -> Values:
 
 def shares(rows: Callable[[Items], Values]) -> Statistic:
     """A metric that is 100 x the mean over items of a number from 0 to 1."""
-    return Statistic(lambda items: with_ones(rows(items)), lambda sums: 100.0 * ratio(sums[..., 0], sums[..., 1]))
+    return Statistic(
+        lambda items: with_ones(rows(items)), lambda sums: 100.0 * ratio(sums[..., 0], sums[..., 1])
+    )
 
 
 def with_ones(values: Values) -> Values:
@@ -71,13 +73,17 @@ def with_ones(values: Values) -> Values:
 
 def ratio(top: Values, bottom: Values) -> Values:
     """`top / bottom`, 0 where the bottom is 0."""
-    found: Values = np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom != 0)
+    found: Values = np.divide(
+        top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom != 0
+    )
     return found
 
 
 def numbers(items: Items) -> tuple[Values, Values]:
     """Predictions and golds as float64."""
-    return np.asarray(items.predictions, dtype=np.float64), np.asarray(items.golds, dtype=np.float64)
+    return np.asarray(items.predictions, dtype=np.float64), np.asarray(
+        items.golds, dtype=np.float64
+    )
 
 
 def _right(items: Items) -> Values:
@@ -102,7 +108,12 @@ def _matthews_rows(items: Items) -> Values:
     predicted, gold = numbers(items)
     predicted = answered(predicted, gold)
     classes = np.union1d(predicted, gold)
-    counts = [np.ones(len(gold)), predicted == gold, *(predicted == c for c in classes), *(gold == c for c in classes)]
+    counts = [
+        np.ones(len(gold)),
+        predicted == gold,
+        *(predicted == c for c in classes),
+        *(gold == c for c in classes),
+    ]
     return np.stack(counts, axis=-1).astype(np.float64)
 
 
@@ -126,7 +137,9 @@ def _pearson(sums: Values) -> Values:
     """0 where a resample has no spread (its variance is below 1e-12 of the sample's: rounding)."""
     n, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
     spread = ratio(n * xx - x * x, n * n) * ratio(n * yy - y * y, n * n)
-    return 100.0 * ratio(ratio(n * xy - x * y, n * n), np.sqrt(np.where(spread > 1e-24, spread, 0.0)))
+    return 100.0 * ratio(
+        ratio(n * xy - x * y, n * n), np.sqrt(np.where(spread > 1e-24, spread, 0.0))
+    )
 
 
 def _bleu(sums: Values) -> Values:

@@ -13,7 +13,10 @@ Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def score(
-    metrics: Sequence[str], predictions: Sequence[float], golds: Sequence[float], groups: Sequence[str] | None = None
+    metrics: Sequence[str],
+    predictions: Sequence[float],
+    golds: Sequence[float],
+    groups: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """Every metric of a task over all rows at once.
 
@@ -30,10 +33,15 @@ def score(
         ValueError: No rows, not as many predictions (or groups) as golds, or no groups for a metric that needs them.
     """
     if len(predictions) != len(golds) or not len(golds):
-        raise ValueError(f"{len(predictions)} predictions for {len(golds)} golds; expected the same number, at least one")
+        raise ValueError(
+            f"{len(predictions)} predictions for {len(golds)} golds; expected the same number, at least one"
+        )
     predicted, gold = np.asarray(predictions, dtype=np.float64), np.asarray(golds, dtype=np.float64)
     own = {"group_em": lambda: _group_em(predicted, gold, groups)}
-    return {name: 100.0 * (own[name]() if name in own else _METRICS[name](predicted, gold)) for name in metrics}
+    return {
+        name: 100.0 * (own[name]() if name in own else _METRICS[name](predicted, gold))
+        for name in metrics
+    }
 
 
 def _accuracy(predicted: Values, gold: Values) -> float:
@@ -53,7 +61,9 @@ def _macro_f1(predicted: Values, gold: Values) -> float:
 def _group_em(predicted: Values, gold: Values, groups: Sequence[str] | None) -> float:
     """The share of groups whose rows are all answered rightly."""
     if groups is None or len(groups) != len(gold):
-        raise ValueError(f"group_em needs a group for each of {len(gold)} rows, got {groups and len(groups)}")
+        raise ValueError(
+            f"group_em needs a group for each of {len(gold)} rows, got {groups and len(groups)}"
+        )
     whole: dict[str, bool] = {}
     for group, right in zip(groups, predicted == gold, strict=True):
         whole[group] = whole.get(group, True) and bool(right)

@@ -53,14 +53,26 @@ def span_rows(metric: str, predictions: Sequence[str], golds: Sequence[Sequence[
         ValueError: No items, or not as many golds.
     """
     if len(predictions) != len(golds) or not len(golds):
-        raise ValueError(f"{len(predictions)} answers for {len(golds)} questions; expected the same number, at least one")
+        raise ValueError(
+            f"{len(predictions)} answers for {len(golds)} questions; expected the same number, at least one"
+        )
     of = SPAN_METRICS[metric]
-    return np.array([max(of(answer, gold) for gold in _accepted(texts)) for answer, texts in zip(predictions, golds, strict=True)])
+    return np.array(
+        [
+            max(of(answer, gold) for gold in _accepted(texts))
+            for answer, texts in zip(predictions, golds, strict=True)
+        ]
+    )
 
 
-def score_spans(metrics: Sequence[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]) -> dict[str, float]:
+def score_spans(
+    metrics: Sequence[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]
+) -> dict[str, float]:
     """Every metric over all questions at once, in percent (0 to 100); arguments and errors as `span_rows`."""
-    return {name: 100.0 * math.fsum(span_rows(name, predictions, golds)) / len(golds) for name in metrics}
+    return {
+        name: 100.0 * math.fsum(span_rows(name, predictions, golds)) / len(golds)
+        for name in metrics
+    }
 
 
 def _accepted(texts: Sequence[str]) -> Sequence[str]:

@@ -39,8 +39,14 @@ def traced(blocks: nn.ModuleList, attentions: Sequence[nn.Module] = ()) -> Itera
         trace.arguments.update(named_arguments(block, args, kwargs))
 
     handles = [blocks[0].register_forward_pre_hook(first_call, with_kwargs=True)]
-    handles += [b.register_forward_hook(lambda _m, _a, output: trace.states.append(hidden_of(output))) for b in blocks]
-    handles += [a.register_forward_hook(lambda _m, _a, output: trace.scores.append(output[-1])) for a in attentions]
+    handles += [
+        b.register_forward_hook(lambda _m, _a, output: trace.states.append(hidden_of(output)))
+        for b in blocks
+    ]
+    handles += [
+        a.register_forward_hook(lambda _m, _a, output: trace.scores.append(output[-1]))
+        for a in attentions
+    ]
     try:
         yield trace
     finally:
@@ -54,7 +60,9 @@ def hidden_of(output: Any) -> Tensor:
     return hidden
 
 
-def named_arguments(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named_arguments(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments of a call by parameter name; those of `**kwargs` keep theirs."""
     signature = inspect.signature(block.forward)
     named = dict(signature.bind(*args, **kwargs).arguments)

@@ -81,19 +81,35 @@ def plans(model: PreTrainedModel, family: Family, stack: Stack, layer: int) -> l
     """The sublayers of one block in the order of the forward pass; their norms come in the same order in every family."""
     block = stack.blocks[layer]
     names = {module: name for name, module in block.named_modules()}
-    sites = {site.kind: site for site in family.attention_sites(model) if (site.role, site.layer) == (stack.role, layer)}
+    sites = {
+        site.kind: site
+        for site in family.attention_sites(model)
+        if (site.role, site.layer) == (stack.role, layer)
+    }
     sublayers = [s for s in family.sublayers(model) if (s.role, s.layer) == (stack.role, layer)]
     norms = [names[norm] for _, norm in family.norms(model) if norm in names]
     attention: dict[str, tuple[Part, ...]] = {}
     for kind, site in sites.items():
         inside = names[site.module]
         attention[kind] = tuple(
-            Part(f"{inside}.{name}", i, 3) if site.fused else Part(f"{inside}.{name}") for i, name in enumerate((site.q, site.k, site.v))
+            Part(f"{inside}.{name}", i, 3) if site.fused else Part(f"{inside}.{name}")
+            for i, name in enumerate((site.q, site.k, site.v))
         )
-    taken = {part.name for parts in attention.values() for part in parts} | {names[s.output] for s in sublayers}
-    rest = tuple(Part(name) for module, name in names.items() if isinstance(module, (nn.Linear, Conv1D)) and name not in taken)
+    taken = {part.name for parts in attention.values() for part in parts} | {
+        names[s.output] for s in sublayers
+    }
+    rest = tuple(
+        Part(name)
+        for module, name in names.items()
+        if isinstance(module, (nn.Linear, Conv1D)) and name not in taken
+    )
     return [
-        Plan(s.kind, rest if s.kind == "feed-forward" else attention[s.kind], Part(names[s.output]), norm)
+        Plan(
+            s.kind,
+            rest if s.kind == "feed-forward" else attention[s.kind],
+            Part(names[s.output]),
+            norm,
+        )
         for s, norm in zip(sublayers, norms, strict=True)
     ]
 
@@ -106,7 +122,9 @@ class BlockPair:
     narrow: nn.Module
     importance: Importance
 
-    def prune(self, plan: Plan, stream: Tensor, memory: Tensor | None, *, norm_first: bool) -> Tensor:
+    def prune(
+        self, plan: Plan, stream: Tensor, memory: Tensor | None, *, norm_first: bool
+    ) -> Tensor:
         """Prune one sublayer.
 
         Args:
@@ -118,10 +136,17 @@ class BlockPair:
         Returns:
             Kept coordinates of the stream after it, (k,).
         """
-        columns = [memory if plan.kind == "cross" and i > 0 and memory is not None else stream for i in range(len(plan.inputs))]
+        columns = [
+            memory if plan.kind == "cross" and i > 0 and memory is not None else stream
+            for i in range(len(plan.inputs))
+        ]
         inner = self._prune_together(list(zip(plan.inputs, columns, strict=True)))
         after = self._prune_together([(plan.output, inner)])
-        slice_vectors(self.block.get_submodule(plan.norm), self.narrow.get_submodule(plan.norm), stream if norm_first else after)
+        slice_vectors(
+            self.block.get_submodule(plan.norm),
+            self.narrow.get_submodule(plan.norm),
+            stream if norm_first else after,
+        )
         return after
 
     def _prune_together(self, parts: Sequence[tuple[Part, Tensor]]) -> Tensor:
@@ -131,7 +156,10 @@ class BlockPair:
             groups.setdefault(self._height(self.block, part), []).append((part, columns))
         chosen = []
         for group in groups.values():
-            scores = math.prod((self._scores(part, columns) for part, columns in group[1:]), start=self._scores(*group[0]))
+            scores = math.prod(
+                (self._scores(part, columns) for part, columns in group[1:]),
+                start=self._scores(*group[0]),
+            )
             chosen.append(top(scores, self._height(self.narrow, group[0][0])))
             for part, columns in group:
                 self._copy(part, chosen[-1], columns)
@@ -150,7 +178,10 @@ class BlockPair:
     def _copy(self, part: Part, rows: Tensor, columns: Tensor) -> None:
         source, target = matrix(self.block, part), matrix(self.narrow, part)
         target[part.rows(target)] = source[part.rows(source)][rows][:, columns]
-        bias, narrow_bias = self.block.get_submodule(part.name).bias, self.narrow.get_submodule(part.name).bias
+        bias, narrow_bias = (
+            self.block.get_submodule(part.name).bias,
+            self.narrow.get_submodule(part.name).bias,
+        )
         if isinstance(bias, Tensor) and isinstance(narrow_bias, Tensor):
             narrow_bias[part.rows(narrow_bias)] = bias[part.rows(bias)][rows]
 
@@ -176,7 +207,9 @@ def top(scores: Tensor, count: int) -> Tensor:
     return scores.topk(count).indices.sort().values
 
 
-def squared_gradients(parameters: Sequence[nn.Parameter], losses: Iterable[Tensor]) -> dict[nn.Parameter, Tensor]:
+def squared_gradients(
+    parameters: Sequence[nn.Parameter], losses: Iterable[Tensor]
+) -> dict[nn.Parameter, Tensor]:
     """Fisher importance: the sum over examples of the squared gradient of each example's loss, in fp32.
 
     Args:

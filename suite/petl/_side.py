@@ -45,20 +45,39 @@ class SideNetwork(nn.Module):
         temperature: T in the gates sigmoid(alpha / T).
     """
 
-    def __init__(self, stack: Stack, side: Stack, *, kept: Sequence[int], to_head: bool, dropout_frac: float, temperature: float) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        side: Stack,
+        *,
+        kept: Sequence[int],
+        to_head: bool,
+        dropout_frac: float,
+        temperature: float,
+    ) -> None:
         super().__init__()
         like, d, k = next(stack.module.parameters()), stack.width, side.width
         options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
         self.kept, self.depth, self.temperature = tuple(kept), len(stack.blocks), temperature
-        self.alpha = nn.Parameter(torch.zeros(self.depth, **options))  # one a block, also of those without side block
+        self.alpha = nn.Parameter(
+            torch.zeros(self.depth, **options)
+        )  # one a block, also of those without side block
         self.down = nn.ModuleList(nn.Linear(d, k, **options) for _ in range(len(kept) + 1))
         self.blocks = _after(side.blocks.to(dtype=like.dtype), self.depth)
-        self.norm = nn.Identity() if side.final_norm is None else side.final_norm.to(dtype=like.dtype)
+        self.norm = (
+            nn.Identity() if side.final_norm is None else side.final_norm.to(dtype=like.dtype)
+        )
         self.rotary: nn.Module | None = getattr(side.module, "rotary_emb", None)
         self.dropout = nn.Dropout(dropout_frac)
         self.up = nn.Linear(k, d, **options) if to_head else None
 
-    def forward(self, embedded: Tensor, states: Sequence[Tensor], received: Tensor | None, arguments: Mapping[str, Any]) -> Tensor:
+    def forward(
+        self,
+        embedded: Tensor,
+        states: Sequence[Tensor],
+        received: Tensor | None,
+        arguments: Mapping[str, Any],
+    ) -> Tensor:
         """Climb the ladder.
 
         Args:
@@ -77,18 +96,24 @@ class SideNetwork(nn.Module):
             side = gates[layer] * side + (1 - gates[layer]) * down(states[layer])
             output = block(side, **handed)
             side = hidden_of(output)
-            if isinstance(output, tuple):  # T5: the first block computes the position biases, all others reuse them
+            if isinstance(
+                output, tuple
+            ):  # T5: the first block computes the position biases, all others reuse them
                 handed["position_bias"], handed["encoder_decoder_position_bias"] = output[1:3]
         side = self.dropout(self.norm(side))
         return side if self.up is None else cast(Tensor, self.up(side))
 
-    def _arguments(self, arguments: Mapping[str, Any], side: Tensor, received: Tensor | None) -> dict[str, Any]:
+    def _arguments(
+        self, arguments: Mapping[str, Any], side: Tensor, received: Tensor | None
+    ) -> dict[str, Any]:
         """The frozen block's arguments, with the side network's own encoder states, rotary angles and cache layers."""
         handed = {name: value for name, value in arguments.items() if name != "hidden_states"}
         if received is not None:
             handed["encoder_hidden_states"] = received
         if self.rotary is not None:
-            handed["position_embeddings"] = self.rotary(side, position_ids=arguments["position_ids"])
+            handed["position_embeddings"] = self.rotary(
+                side, position_ids=arguments["position_ids"]
+            )
         if handed.get("past_key_values") is not None:
             _grow(handed["past_key_values"], self.depth + len(self.blocks))
         return handed
@@ -104,14 +129,22 @@ def _after(blocks: nn.ModuleList, depth: int) -> nn.ModuleList:
 
 def _grow(cache: Any, layers: int) -> None:
     """Give a cache made for the backbone the layers of the side blocks."""
-    parts = (cache.self_attention_cache, cache.cross_attention_cache) if isinstance(cache, EncoderDecoderCache) else (cache,)
+    parts = (
+        (cache.self_attention_cache, cache.cross_attention_cache)
+        if isinstance(cache, EncoderDecoderCache)
+        else (cache,)
+    )
     for part in parts:
         if not isinstance(part, DynamicCache):
-            raise IncompatibleError(f"lst: got a {type(part).__name__}, expected a DynamicCache; leave `cache_implementation` unset")
+            raise IncompatibleError(
+                f"lst: got a {type(part).__name__}, expected a DynamicCache; leave `cache_implementation` unset"
+            )
         part.layers.extend(type(part.layers[0])() for _ in range(layers - len(part.layers)))
 
 
-def narrow_model(model: PreTrainedModel, family: Family, *, reduction: int, kept: Sequence[Sequence[int]]) -> PreTrainedModel:
+def narrow_model(
+    model: PreTrainedModel, family: Family, *, reduction: int, kept: Sequence[Sequence[int]]
+) -> PreTrainedModel:
     """A freshly initialised model of the backbone's own class at 1/`reduction` width with as many blocks a stack as are kept.
 
     Its embeddings are never used, hence one row.
@@ -142,7 +175,9 @@ def _climb(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any)
         return original(*args, **kwargs)
     received: Tensor | None = None
     if wiring.receives and kwargs.get("encoder_hidden_states") is not None:
-        kwargs["encoder_hidden_states"], received = split(kwargs["encoder_hidden_states"], wiring.stack.width)
+        kwargs["encoder_hidden_states"], received = split(
+            kwargs["encoder_hidden_states"], wiring.stack.width
+        )
     with torch.no_grad(), traced(wiring.stack.blocks) as trace:
         output = original(*args, **kwargs)
     states = module.side(trace.arguments["hidden_states"], trace.states, received, trace.arguments)

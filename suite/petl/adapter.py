@@ -28,11 +28,16 @@ from suite.petl.base import Architecture, Method, freeze
 class AdapterArchitecture(Architecture):
     """Hyperparameters of adapters."""
 
-    bottleneck: Annotated[int, Field(ge=1)] = Field(64, description="width of the bottleneck (READ table 8: 64)")
-    placement: Literal["block", "sublayer"] = Field(
-        "block", description="block: after feed-forward only (READ's count); sublayer: after self-attention too (Houlsby, LST's code)"
+    bottleneck: Annotated[int, Field(ge=1)] = Field(
+        64, description="width of the bottleneck (READ table 8: 64)"
     )
-    activation: Literal["relu", "gelu", "gelu_new", "silu"] = Field("relu", description="READ's code: relu; LST's code: gelu_new")
+    placement: Literal["block", "sublayer"] = Field(
+        "block",
+        description="block: after feed-forward only (READ's count); sublayer: after self-attention too (Houlsby, LST's code)",
+    )
+    activation: Literal["relu", "gelu", "gelu_new", "silu"] = Field(
+        "relu", description="READ's code: relu; LST's code: gelu_new"
+    )
     norms: bool = Field(False, description="train the backbone's norms too (Houlsby, LST's code)")
 
 
@@ -68,18 +73,29 @@ class Adapter(Method[AdapterArchitecture]):
         if self.config.norms:
             for _, norm in family.norms(model):
                 norm.requires_grad_(True)
-        width, like = family.stacks(model)[0].width, next(model.parameters())  # the output itself may be a token mixer's, without weights
+        width, like = (
+            family.stacks(model)[0].width,
+            next(model.parameters()),
+        )  # the output itself may be a token mixer's, without weights
         for sublayer in self._sublayers(model, family):
             with torch.device(like.device):
-                adapter = Bottleneck(width, self.config.bottleneck, self.config.activation).to(like.dtype)
-            sublayer.output.add_module("adapter", adapter)  # beside the weight that T5's code reads, and seen by ZeRO-3
+                adapter = Bottleneck(width, self.config.bottleneck, self.config.activation).to(
+                    like.dtype
+                )
+            sublayer.output.add_module(
+                "adapter", adapter
+            )  # beside the weight that T5's code reads, and seen by ZeRO-3
             sublayer.output.register_forward_hook(_adapt)
         return model
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
         """(2 d b + b + d) per adapter, and the norms if they train."""
         d, b = family.stacks(model)[0].width, self.config.bottleneck
-        norms = sum(p.numel() for _, norm in family.norms(model) for p in norm.parameters()) if self.config.norms else 0
+        norms = (
+            sum(p.numel() for _, norm in family.norms(model) for p in norm.parameters())
+            if self.config.norms
+            else 0
+        )
         return len(list(self._sublayers(model, family))) * (2 * d * b + b + d) + norms
 
     def _sublayers(self, model: PreTrainedModel, family: Family) -> Iterator[Sublayer]:

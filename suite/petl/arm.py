@@ -72,7 +72,9 @@ def build_arm(
     petl = get_method(method).configure(architecture)
     variant = variants.get(attention.name).configure(attention.options)
     check_family(resolved, "method", petl.name, petl.families)
-    check_family(resolved, "attention variant", variant.name, variant.families, why=variant.families_why)
+    check_family(
+        resolved, "attention variant", variant.name, variant.families, why=variant.families_why
+    )
     check_pair(resolved, variant, petl, pretrained=pretrained)
     model, family = build(resolved, head, meta=meta, random_start=random_start), resolved.family
     variant.convert(model, family)
@@ -88,7 +90,9 @@ def build_arm(
     return trained, petl
 
 
-def check_pair(resolved: ResolvedBackbone, variant: Variant[Any], petl: Method[Any], *, pretrained: bool) -> None:
+def check_pair(
+    resolved: ResolvedBackbone, variant: Variant[Any], petl: Method[Any], *, pretrained: bool
+) -> None:
     """Raise IncompatibleError for a variant without the weights it needs, or a method without the projections it needs."""
     if variant.start == "scratch" and resolved.origin != "random" and not pretrained:
         raise IncompatibleError(
@@ -111,7 +115,9 @@ def check_trained(variant: Variant[Any], petl: Method[Any], *, pretrained: bool)
         )
 
 
-def check_family(resolved: ResolvedBackbone, kind: str, name: str, families: Collection[str], *, why: str = "") -> None:
+def check_family(
+    resolved: ResolvedBackbone, kind: str, name: str, families: Collection[str], *, why: str = ""
+) -> None:
     """Raise IncompatibleError, which says `why`, unless `families` holds the backbone's."""
     if resolved.family.name not in families:
         known, reason = ", ".join(sorted(families)), f", {why}" if why else ""
@@ -136,10 +142,25 @@ def check_arm(
         pretrained: As in `build_arm`.
         max_length: Longest sequence in tokens, where it is known: it must fit the backbone's positions.
     """
-    _, petl = build_arm(resolved, head, attention=attention, method=method, architecture=architecture, meta=True, pretrained=pretrained)
-    positions, needed = getattr(resolved.config, "max_position_embeddings", None), (max_length or 0) + petl.extra_positions()
+    _, petl = build_arm(
+        resolved,
+        head,
+        attention=attention,
+        method=method,
+        architecture=architecture,
+        meta=True,
+        pretrained=pretrained,
+    )
+    positions, needed = (
+        getattr(resolved.config, "max_position_embeddings", None),
+        (max_length or 0) + petl.extra_positions(),
+    )
     if positions is not None and needed > positions:
-        extra = f" and the {petl.extra_positions()} positions of {petl.name}" if petl.extra_positions() else ""
+        extra = (
+            f" and the {petl.extra_positions()} positions of {petl.name}"
+            if petl.extra_positions()
+            else ""
+        )
         raise IncompatibleError(
             f"sequences of {max_length} tokens{extra} exceed the backbone's {positions} positions; set training.max_length "
             f"(where a decoder writes text: and training.target_max_length, together) to at most {positions - petl.extra_positions()}"
@@ -181,7 +202,15 @@ def count_arm(
     Raises:
         As `build_arm`.
     """
-    model, _ = build_arm(resolved, head, attention=attention, method=method, architecture=architecture, meta=True, pretrained=pretrained)
+    model, _ = build_arm(
+        resolved,
+        head,
+        attention=attention,
+        method=method,
+        architecture=architecture,
+        meta=True,
+        pretrained=pretrained,
+    )
     return count(model, task_head(model, resolved))
 
 
@@ -197,7 +226,11 @@ def trainable_names(model: nn.Module) -> list[str]:
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
     """The trained tensors by name, detached, shared tensors once: what a checkpoint of an unpartitioned arm holds."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -209,7 +242,9 @@ def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     own = trained_state(model)
     if own.keys() != state.keys():
         missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        raise ValueError(f"trained tensors differ from the arm's: missing {missing}, unknown {unknown}")
+        raise ValueError(
+            f"trained tensors differ from the arm's: missing {missing}, unknown {unknown}"
+        )
     wrong = [name for name in own if own[name].shape != state[name].shape]
     if wrong:
         raise ValueError(f"trained tensors of another shape than the arm's: {wrong}")
@@ -224,5 +259,7 @@ def full_architecture(method: str, architecture: Mapping[str, Any]) -> dict[str,
     Raises:
         ConfigError: As `Method.configure`.
     """
-    complete: dict[str, Any] = get_method(method).configure(architecture).config.model_dump(mode="json")
+    complete: dict[str, Any] = (
+        get_method(method).configure(architecture).config.model_dump(mode="json")
+    )
     return complete

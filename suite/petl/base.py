@@ -80,7 +80,13 @@ class Method(ABC, Generic[C]):
         """Positions that the method puts in front of the input, where the backbone has a table of them."""
         return 0
 
-    def prepare(self, model: nn.Module, family: Family, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], torch.Tensor]) -> None:
+    def prepare(
+        self,
+        model: nn.Module,
+        family: Family,
+        batches: Iterable[Batch],
+        loss: Callable[[nn.Module, Batch], torch.Tensor],
+    ) -> None:
         """Initialise from training data; only called when `needs_preparation` (same batches on every rank)."""
 
     def peft_config(self, model: nn.Module, family: Family) -> PeftConfig | None:
@@ -106,4 +112,12 @@ def head_parameters(model: nn.Module, family: Family) -> list[nn.Parameter]:
         family: The backbone's family, which finds it also inside a wrapper.
     """
     prefixes = tuple(f"{name}." for name in family.head_names(cast(PreTrainedModel, model)))
-    return [parameter for name, parameter in model.named_parameters() if f"{name}.".startswith(prefixes)] if prefixes else []
+    return (
+        [
+            parameter
+            for name, parameter in model.named_parameters()
+            if f"{name}.".startswith(prefixes)
+        ]
+        if prefixes
+        else []
+    )

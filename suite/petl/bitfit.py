@@ -31,7 +31,8 @@ class BitfitArchitecture(Architecture):
     """Hyperparameters of BitFit."""
 
     sites: Annotated[list[Site], Field(min_length=1)] = Field(
-        ["attention", "feed-forward", "norm", "head"], description="where biases train; the default is LST's code"
+        ["attention", "feed-forward", "norm", "head"],
+        description="where biases train; the default is LST's code",
     )
 
 
@@ -62,12 +63,23 @@ class Bitfit(Method[BitfitArchitecture]):
 def _biased(model: PreTrainedModel, family: Family) -> Iterator[tuple[Site, nn.Module]]:
     """Every module that has or can have a bias, with its site; the task head is left out."""
     sites = list(family.attention_sites(model))
-    attention = {id(m) for site in sites for m in (*site.module.modules(), getattr(site.owner, site.o))}
+    attention = {
+        id(m) for site in sites for m in (*site.module.modules(), getattr(site.owner, site.o))
+    }
     blocks = {id(m) for stack in family.stacks(model) for m in stack.blocks.modules()}
     head = tuple(f"{name}." for name in family.head_names(model))
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, Conv1D)) and not (head and f"{name}.".startswith(head)):
-            yield ("attention" if id(module) in attention else "feed-forward" if id(module) in blocks else "head"), module
+            yield (
+                (
+                    "attention"
+                    if id(module) in attention
+                    else "feed-forward"
+                    if id(module) in blocks
+                    else "head"
+                ),
+                module,
+            )
     for _, norm in family.norms(model):
         yield "norm", norm
 
@@ -80,9 +92,13 @@ def _features(module: nn.Module) -> int:
 
 def _add_bias(module: nn.Module) -> None:
     assert isinstance(module.weight, Tensor)
-    bias = nn.Parameter(torch.zeros(_features(module), dtype=module.weight.dtype, device=module.weight.device))
+    bias = nn.Parameter(
+        torch.zeros(_features(module), dtype=module.weight.dtype, device=module.weight.device)
+    )
     module.register_parameter("bias", bias)
-    if not isinstance(module, nn.Linear):  # a Linear adds its bias itself; an RMSNorm does not know of one
+    if not isinstance(
+        module, nn.Linear
+    ):  # a Linear adds its bias itself; an RMSNorm does not know of one
         module.register_forward_hook(_shift)
 
 

@@ -37,13 +37,18 @@ class LoraArchitecture(Architecture):
     """Hyperparameters of LoRA."""
 
     rank: Annotated[int, Field(ge=1)] = Field(32, description="r (READ table 8, LST's code: 32)")
-    alpha: Annotated[float, Field(gt=0)] = Field(32.0, description="the product is scaled by alpha / rank (LST's code: 32)")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="on the product's input (LST's code: 0.1)")
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        32.0, description="the product is scaled by alpha / rank (LST's code: 32)"
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.1, description="on the product's input (LST's code: 0.1)"
+    )
     targets: Annotated[list[Literal["q", "k", "v", "o"]], Field(min_length=1)] = Field(
         ["q", "v"], description="adapted projections (LST's code: q and v)"
     )
     sites: Annotated[list[Site], Field(min_length=1)] = Field(
-        ["encoder-self", "decoder-self", "decoder-cross"], description="adapted attentions, as far as the backbone has them"
+        ["encoder-self", "decoder-self", "decoder-cross"],
+        description="adapted attentions, as far as the backbone has them",
     )
 
 
@@ -79,7 +84,9 @@ class Lora(Method[LoraArchitecture]):
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
         """r (in + out) per adapted matrix."""
-        return sum(self.config.rank * sum(module.weight.shape) for module in self._targets(model, family))
+        return sum(
+            self.config.rank * sum(module.weight.shape) for module in self._targets(model, family)
+        )
 
     def _targets(self, model: PreTrainedModel, family: Family) -> Iterator[nn.Linear | Conv1D]:
         """The adapted modules, each once (a fused q, k, v is one).
@@ -87,15 +94,26 @@ class Lora(Method[LoraArchitecture]):
         Raises:
             IncompatibleError: No attention is chosen, or a projection is not a plain linear map.
         """
-        modules = {id(m): m for site in family.attention_sites(model) if site.site in self.config.sites for m in self._projections(site)}
+        modules = {
+            id(m): m
+            for site in family.attention_sites(model)
+            if site.site in self.config.sites
+            for m in self._projections(site)
+        }
         if not modules:
             has = sorted({site.site for site in family.attention_sites(model)})
             if not has:
-                raise IncompatibleError("lora: this attention variant left no attention projections to adapt; use another method")
-            raise IncompatibleError(f"lora: sites {self.config.sites} do not exist in a {family.name} backbone, which has {has}")
+                raise IncompatibleError(
+                    "lora: this attention variant left no attention projections to adapt; use another method"
+                )
+            raise IncompatibleError(
+                f"lora: sites {self.config.sites} do not exist in a {family.name} backbone, which has {has}"
+            )
         for module in modules.values():
             if not isinstance(module, (nn.Linear, Conv1D)):
-                raise IncompatibleError(f"lora: cannot adapt a {type(module).__name__}; leave this projection out of targets")
+                raise IncompatibleError(
+                    f"lora: cannot adapt a {type(module).__name__}; leave this projection out of targets"
+                )
             yield module
 
     def _projections(self, site: AttentionSite) -> Iterator[nn.Module]:

@@ -38,14 +38,25 @@ _RESIDUAL_DROPOUTS = ("dropout_rate", "hidden_dropout_prob", "resid_pdrop")
 class LstConfig(Architecture):
     """The official code's flags."""
 
-    reduction: Annotated[int, Field(ge=1, le=256)] = Field(8, description="r: side width is d / r; official code")
-    drop_every: Annotated[int, Field(ge=0, le=256)] = Field(
-        4, description="blocks 0, m, 2m, ... get no side block; 0: all do; official: 4 for base, 2 for large"
+    reduction: Annotated[int, Field(ge=1, le=256)] = Field(
+        8, description="r: side width is d / r; official code"
     )
-    layers: list[int] | None = Field(None, description="blocks that get a side block, in every stack; overrides drop_every")
-    temperature: Annotated[float, Field(gt=0, le=100)] = Field(0.1, description="T in the gates sigmoid(alpha / T); official code")
-    init: Literal["fisher", "magnitude", "random"] = Field("fisher", description="how side blocks start; official: fisher-v2")
-    fisher_examples: Annotated[int, Field(ge=1, le=1_000_000)] = Field(1024, description="examples for the importances; official code")
+    drop_every: Annotated[int, Field(ge=0, le=256)] = Field(
+        4,
+        description="blocks 0, m, 2m, ... get no side block; 0: all do; official: 4 for base, 2 for large",
+    )
+    layers: list[int] | None = Field(
+        None, description="blocks that get a side block, in every stack; overrides drop_every"
+    )
+    temperature: Annotated[float, Field(gt=0, le=100)] = Field(
+        0.1, description="T in the gates sigmoid(alpha / T); official code"
+    )
+    init: Literal["fisher", "magnitude", "random"] = Field(
+        "fisher", description="how side blocks start; official: fisher-v2"
+    )
+    fisher_examples: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        1024, description="examples for the importances; official code"
+    )
 
 
 class Lst(Method[LstConfig]):
@@ -60,11 +71,18 @@ class Lst(Method[LstConfig]):
         freeze(model)
         stacks = family.stacks(model)
         kept = [self._kept(stack) for stack in stacks]
-        narrow = family.stacks(narrow_model(model, family, reduction=self.config.reduction, kept=kept))
+        narrow = family.stacks(
+            narrow_model(model, family, reduction=self.config.reduction, kept=kept)
+        )
         for stack, side, layers in zip(stacks, narrow, kept, strict=True):
             last = stack is stacks[-1]
             network = SideNetwork(
-                stack, side, kept=layers, to_head=last, dropout_frac=_residual_dropout(model), temperature=self.config.temperature
+                stack,
+                side,
+                kept=layers,
+                to_head=last,
+                dropout_frac=_residual_dropout(model),
+                temperature=self.config.temperature,
             )
             place(stack, network, hands_on=not last, receives=last and len(stacks) > 1)
             _copy_position_table(stack, network)
@@ -72,7 +90,13 @@ class Lst(Method[LstConfig]):
             prune_into_side(model, family, magnitude)
         return model
 
-    def prepare(self, model: nn.Module, family: Family, batches: Iterable[Batch], loss: Callable[[nn.Module, Batch], Tensor]) -> None:
+    def prepare(
+        self,
+        model: nn.Module,
+        family: Family,
+        batches: Iterable[Batch],
+        loss: Callable[[nn.Module, Batch], Tensor],
+    ) -> None:
         """Prune by the squared gradients of the pre-trained model's own loss, example by example.
 
         Raises:
@@ -82,12 +106,20 @@ class Lst(Method[LstConfig]):
             return
         assert isinstance(model, PreTrainedModel)
         examples = islice(_single(batches), self.config.fisher_examples)
-        weights = list(dict.fromkeys([*model.get_input_embeddings().parameters(), *_kept_weights(family.stacks(model))]))
+        weights = list(
+            dict.fromkeys(
+                [*model.get_input_embeddings().parameters(), *_kept_weights(family.stacks(model))]
+            )
+        )
         with _as_pretrained(model, family, weights):
             first = next(examples, None)
             if first is None:
-                raise DataError("lst: got no training example, expected at least one for the Fisher importances (or set init: magnitude)")
-            importances = squared_gradients(weights, (loss(model, example) for example in chain([first], examples)))
+                raise DataError(
+                    "lst: got no training example, expected at least one for the Fisher importances (or set init: magnitude)"
+                )
+            importances = squared_gradients(
+                weights, (loss(model, example) for example in chain([first], examples))
+            )
         prune_into_side(model, family, importances.__getitem__)
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
@@ -100,9 +132,19 @@ class Lst(Method[LstConfig]):
         for stack in stacks:
             d, k, kept = stack.width, stack.width // r, self._kept(stack)
             for layer in kept:
-                total += sum(_narrow_size(w, r) for name, w in stack.blocks[layer].named_parameters() if _POSITION_TABLE not in name)
-            total += sum(w.numel() for name, w in stack.blocks.named_parameters() if _POSITION_TABLE in name)
-            total += sum(_narrow_size(w, r) for w in stack.final_norm.parameters()) if stack.final_norm is not None else 0
+                total += sum(
+                    _narrow_size(w, r)
+                    for name, w in stack.blocks[layer].named_parameters()
+                    if _POSITION_TABLE not in name
+                )
+            total += sum(
+                w.numel() for name, w in stack.blocks.named_parameters() if _POSITION_TABLE in name
+            )
+            total += (
+                sum(_narrow_size(w, r) for w in stack.final_norm.parameters())
+                if stack.final_norm is not None
+                else 0
+            )
             total += (len(kept) + 1) * (d * k + k) + len(stack.blocks)
         return total + k * d + d
 
@@ -116,11 +158,15 @@ class Lst(Method[LstConfig]):
         if self.config.layers is not None:
             kept = sorted(set(self.config.layers))
             if not kept or kept[0] < 0 or kept[-1] >= depth:
-                raise IncompatibleError(f"lst: layers {self.config.layers}: expected numbers from 0 to {depth - 1} for the {stack.role}")
+                raise IncompatibleError(
+                    f"lst: layers {self.config.layers}: expected numbers from 0 to {depth - 1} for the {stack.role}"
+                )
             return kept
         kept = [i for i in range(depth) if every == 0 or i % every]
         if not kept:
-            raise IncompatibleError(f"lst: drop_every {every} leaves none of the {stack.role}'s {depth} blocks; set drop_every: 0")
+            raise IncompatibleError(
+                f"lst: drop_every {every} leaves none of the {stack.role}'s {depth} blocks; set drop_every: 0"
+            )
         return kept
 
 
@@ -129,7 +175,14 @@ def _narrow_size(weight: Tensor, reduction: int) -> int:
 
 
 def _residual_dropout(model: PreTrainedModel) -> float:
-    return next((float(getattr(model.config, name)) for name in _RESIDUAL_DROPOUTS if hasattr(model.config, name)), 0.0)
+    return next(
+        (
+            float(getattr(model.config, name))
+            for name in _RESIDUAL_DROPOUTS
+            if hasattr(model.config, name)
+        ),
+        0.0,
+    )
 
 
 @torch.no_grad()
@@ -152,11 +205,15 @@ def _single(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Batches of one: squares of single gradients, not of their sums."""
     for batch in batches:
         rows = len(next(iter(batch.values())))
-        yield from ({name: values[i : i + 1] for name, values in batch.items()} for i in range(rows))
+        yield from (
+            {name: values[i : i + 1] for name, values in batch.items()} for i in range(rows)
+        )
 
 
 @contextmanager
-def _as_pretrained(model: PreTrainedModel, family: Family, weights: Iterable[nn.Parameter]) -> Iterator[None]:
+def _as_pretrained(
+    model: PreTrainedModel, family: Family, weights: Iterable[nn.Parameter]
+) -> Iterator[None]:
     """The model without its side networks, in evaluation mode, with gradients for `weights`; all is put back afterwards."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     wirings: list[Any] = [stack.module.side_wiring for stack in family.stacks(model)]

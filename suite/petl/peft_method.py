@@ -32,7 +32,16 @@ from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.petl.base import Architecture, Method, freeze, head_parameters
 
 OURS = frozenset(
-    {"peft_type", "task_type", "inference_mode", "base_model_name_or_path", "modules_to_save", "auto_mapping", "revision", "peft_version"}
+    {
+        "peft_type",
+        "task_type",
+        "inference_mode",
+        "base_model_name_or_path",
+        "modules_to_save",
+        "auto_mapping",
+        "revision",
+        "peft_version",
+    }
 )
 REQUIRED = frozenset({"num_virtual_tokens", "token_indices"})
 """Fields that peft leaves empty by default and misses only in training."""
@@ -57,7 +66,10 @@ class PeftArchitecture(Architecture):
 @cache
 def peft_types() -> dict[str, str]:
     """Name of a method here -> its type in peft: `peft:ln-tuning` -> `LN_TUNING`."""
-    return {f"peft:{kind.value.lower().replace('_', '-')}": kind.value for kind in PEFT_TYPE_TO_CONFIG_MAPPING}
+    return {
+        f"peft:{kind.value.lower().replace('_', '-')}": kind.value
+        for kind in PEFT_TYPE_TO_CONFIG_MAPPING
+    }
 
 
 @cache
@@ -72,7 +84,9 @@ def peft_method(name: str, *, where: str = "") -> type[Method[Any]]:
     if name not in types:
         raise UnknownNameError("method", name, types, where=where)
     if types[name] in UNUSABLE:
-        raise IncompatibleError(f"{where + ': ' if where else ''}{name} does not fit a sweep: {UNUSABLE[types[name]]}")
+        raise IncompatibleError(
+            f"{where + ': ' if where else ''}{name} does not fit a sweep: {UNUSABLE[types[name]]}"
+        )
     return _define(name, types[name])
 
 
@@ -84,11 +98,17 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
         description = f"{kind} of the peft library"
         source = f"peft's documentation of {config_class.__name__}"
         Config = PeftArchitecture
-        needs_projections = "its prefix is put into the cache as keys and values of their shape" if kind == "PREFIX_TUNING" else ""
+        needs_projections = (
+            "its prefix is put into the cache as keys and values of their shape"
+            if kind == "PREFIX_TUNING"
+            else ""
+        )
 
         @classmethod
         def configure(cls, architecture: Mapping[str, Any], *, where: str = "") -> Method[Any]:
-            given = _checked(config_class, architecture, where=where or f"architecture of {method_name}")
+            given = _checked(
+                config_class, architecture, where=where or f"architecture of {method_name}"
+            )
             return cls(PeftArchitecture.model_validate(given))
 
         def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
@@ -107,7 +127,9 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
     return FromPeft
 
 
-def _checked(config_class: type[PeftConfig], architecture: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+def _checked(
+    config_class: type[PeftConfig], architecture: Mapping[str, Any], *, where: str
+) -> dict[str, Any]:
     """The complete plain-data form of peft's configuration: what was given, and peft's defaults.
 
     Raises:
@@ -121,10 +143,14 @@ def _checked(config_class: type[PeftConfig], architecture: Mapping[str, Any], *,
     for key in REQUIRED & fields:
         if not getattr(config, key):
             raise ConfigError(f"{where}: key {key!r} is missing")
-    return {key: value for key in sorted(fields) if _is_plain(value := _plain(getattr(config, key)))}
+    return {
+        key: value for key in sorted(fields) if _is_plain(value := _plain(getattr(config, key)))
+    }
 
 
-def _peft_config(config_class: type[PeftConfig], options: dict[str, Any], *, where: str) -> PeftConfig:
+def _peft_config(
+    config_class: type[PeftConfig], options: dict[str, Any], *, where: str
+) -> PeftConfig:
     try:
         return config_class(**options)
     except (TypeError, ValueError) as error:
@@ -146,26 +172,49 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _attach(model: PreTrainedModel, family: Family, config_class: type[PeftConfig], options: dict[str, Any], *, name: str) -> nn.Module:
+def _attach(
+    model: PreTrainedModel,
+    family: Family,
+    config_class: type[PeftConfig],
+    options: dict[str, Any],
+    *,
+    name: str,
+) -> nn.Module:
     config = _peft_config(config_class, options, where=name)
     head = bool(family.head_names(model))
     if config.is_prompt_learning:
         if has_own_forward(model):
-            raise IncompatibleError(f"{name}: peft puts its vectors in front of one text with one answer only; use method prompt")
-        config.task_type = TaskType.SEQ_CLS if head else TaskType.SEQ_2_SEQ_LM if family.kind == "encoder-decoder" else TaskType.CAUSAL_LM
+            raise IncompatibleError(
+                f"{name}: peft puts its vectors in front of one text with one answer only; use method prompt"
+            )
+        config.task_type = (
+            TaskType.SEQ_CLS
+            if head
+            else TaskType.SEQ_2_SEQ_LM
+            if family.kind == "encoder-decoder"
+            else TaskType.CAUSAL_LM
+        )
         if head and family.kind == "decoder" and name != "peft:prefix-tuning":
-            raise IncompatibleError(f"{name}: with a classification head peft reads the wrong position of {family.name}; use method prompt")
+            raise IncompatibleError(
+                f"{name}: with a classification head peft reads the wrong position of {family.name}; use method prompt"
+            )
     freeze(model)
     try:
         wrapped = _wrap(model, config)
     except REFUSALS as error:
-        raise IncompatibleError(f"{name}: peft cannot attach it to this {family.name} backbone: {type(error).__name__}: {error}") from error
+        raise IncompatibleError(
+            f"{name}: peft cannot attach it to this {family.name} backbone: {type(error).__name__}: {error}"
+        ) from error
     for place, module in list(wrapped.named_modules()):
-        if isinstance(module, ModulesToSaveWrapper):  # peft's trained copy of the head; the suite trains the head itself
+        if isinstance(
+            module, ModulesToSaveWrapper
+        ):  # peft's trained copy of the head; the suite trains the head itself
             wrapped.set_submodule(place, module.original_module)
     _check_folded(wrapped, name=name)
     if not any(parameter.requires_grad for parameter in wrapped.parameters()):
-        raise IncompatibleError(f"{name}: nothing trains on this {family.name} backbone; it needs something peft does not get here")
+        raise IncompatibleError(
+            f"{name}: nothing trains on this {family.name} backbone; it needs something peft does not get here"
+        )
     return wrapped
 
 
@@ -174,19 +223,32 @@ def _check_folded(wrapped: nn.Module, *, name: str) -> None:
 
     Attention variants with learned weights over heads have such maps. Looked at in shapes only, as every arm is before it runs.
     """
-    layers: list[tuple[str, Any]] = [(place, module) for place, module in wrapped.named_modules() if isinstance(module, BaseTunerLayer)]
+    layers: list[tuple[str, Any]] = [
+        (place, module)
+        for place, module in wrapped.named_modules()
+        if isinstance(module, BaseTunerLayer)
+    ]
     for place, layer in layers:
         base = layer.get_base_layer()
-        if isinstance(base, nn.Linear) and base.weight.shape[0] != base.out_features and base.weight.is_meta and not _keeps_width(layer):
+        if (
+            isinstance(base, nn.Linear)
+            and base.weight.shape[0] != base.out_features
+            and base.weight.is_meta
+            and not _keeps_width(layer)
+        ):
             what = f"at {place} it computes with a weight of {base.weight.shape[0]} rows, which are folded to {base.out_features} features"
-            raise IncompatibleError(f"{name}: {what}; use a method that leaves the weight alone (lora, peft:ia3), or attention gqa")
+            raise IncompatibleError(
+                f"{name}: {what}; use a method that leaves the weight alone (lora, peft:ia3), or attention gqa"
+            )
 
 
 def _keeps_width(layer: Any) -> bool:
     """Whether a layer of peft's gives as many features as the map inside of it; True where shapes alone do not tell."""
     base = layer.get_base_layer()
     try:
-        return bool(layer(torch.empty(1, 1, base.in_features, device="meta")).shape[-1] == base.out_features)
+        return bool(
+            layer(torch.empty(1, 1, base.in_features, device="meta")).shape[-1] == base.out_features
+        )
     except NotImplementedError:
         return True
     except REFUSALS:
@@ -211,6 +273,9 @@ def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
 
 def _meta_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of `model` in shapes only: deepcopy finds every tensor's stand-in in its memo."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad) for p in model.parameters()}
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
     memo |= {id(b): b.to("meta") for b in model.buffers()}
     return copy.deepcopy(model, memo)

@@ -32,8 +32,12 @@ from suite.petl.base import Architecture, Method, freeze
 class PromptArchitecture(Architecture):
     """Hyperparameters of prompt tuning."""
 
-    length: Annotated[int, Field(ge=1)] = Field(20, description="vectors in front of the input (READ table 8: 20)")
-    init: Literal["vocab", "random"] = Field("vocab", description="first rows of the vocabulary (LST's code), or standard normal (peft)")
+    length: Annotated[int, Field(ge=1)] = Field(
+        20, description="vectors in front of the input (READ table 8: 20)"
+    )
+    init: Literal["vocab", "random"] = Field(
+        "vocab", description="first rows of the vocabulary (LST's code), or standard normal (peft)"
+    )
 
 
 class Prompt(Method[PromptArchitecture]):
@@ -52,7 +56,9 @@ class Prompt(Method[PromptArchitecture]):
         elif family.kind == "decoder":
             first.module.register_forward_hook(_strip_stack, with_kwargs=True)
         for stack in rest:
-            stack.module.register_forward_pre_hook(_WidenCrossMask(self.config.length), with_kwargs=True)
+            stack.module.register_forward_pre_hook(
+                _WidenCrossMask(self.config.length), with_kwargs=True
+            )
         return model
 
     def extra_positions(self) -> int:
@@ -64,7 +70,9 @@ class Prompt(Method[PromptArchitecture]):
         if family.kind == "encoder" or family.head_names(known):
             return None
         task = TaskType.SEQ_2_SEQ_LM if family.kind == "encoder-decoder" else TaskType.CAUSAL_LM
-        return PromptTuningConfig(task_type=task, num_virtual_tokens=self.config.length, num_transformer_submodules=1)
+        return PromptTuningConfig(
+            task_type=task, num_virtual_tokens=self.config.length, num_transformer_submodules=1
+        )
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
         """length x d."""
@@ -73,20 +81,27 @@ class Prompt(Method[PromptArchitecture]):
     def _prompt(self, stack: Stack) -> nn.Module:
         words = stack.module.get_input_embeddings()  # type: ignore[operator]
         config = PromptTuningConfig(
-            num_virtual_tokens=self.config.length, token_dim=stack.width, num_transformer_submodules=1, prompt_tuning_init="RANDOM"
+            num_virtual_tokens=self.config.length,
+            token_dim=stack.width,
+            num_transformer_submodules=1,
+            prompt_tuning_init="RANDOM",
         )
         with torch.device(words.weight.device):
             prompt: Any = PromptEmbedding(config, words)
         prompt.to(words.weight.dtype)
         if self.config.init == "vocab":
             if words.num_embeddings < self.config.length:
-                raise IncompatibleError(f"prompt: length {self.config.length} exceeds the vocabulary's {words.num_embeddings} rows")
+                raise IncompatibleError(
+                    f"prompt: length {self.config.length} exceeds the vocabulary's {words.num_embeddings} rows"
+                )
             prompt.embedding.weight.data.copy_(words.weight.data[: self.config.length])
         module: nn.Module = prompt
         return module
 
 
-def _prepend(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _prepend(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace the input ids by the prompt and their embeddings; in cached generation only in the first call."""
     assert len(args) <= 1, "stacks take everything but input_ids by name"
     kwargs = {**kwargs, **({"input_ids": args[0]} if args else {})}
@@ -96,18 +111,27 @@ def _prepend(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if kwargs.get("position_ids") is not None:
         kwargs["position_ids"] = kwargs["position_ids"] + length
     cache = kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:  # the prompt's keys and values are in the cache
+    if (
+        cache is not None and cache.get_seq_length() > 0
+    ):  # the prompt's keys and values are in the cache
         return (), kwargs
     words = kwargs.get("inputs_embeds")
-    words = module.get_input_embeddings()(kwargs.pop("input_ids")) if words is None else words  # (B, T, d)
+    words = (
+        module.get_input_embeddings()(kwargs.pop("input_ids")) if words is None else words
+    )  # (B, T, d)
     _check_room(module, length, words.shape[1])
     prompt = module.prompt(torch.arange(length, device=words.device)).to(words.dtype)  # (L, d)
-    kwargs["inputs_embeds"] = torch.cat([prompt.expand(len(words), -1, -1), words], dim=1)  # (B, L + T, d)
+    kwargs["inputs_embeds"] = torch.cat(
+        [prompt.expand(len(words), -1, -1), words], dim=1
+    )  # (B, L + T, d)
     if kwargs.get("position_ids") is not None:
         own = torch.arange(length, device=words.device).expand(len(kwargs["position_ids"]), -1)
         kwargs["position_ids"] = torch.cat([own, kwargs["position_ids"]], dim=1)
     if kwargs.get("token_type_ids") is not None:
-        kwargs["token_type_ids"] = torch.cat([kwargs["token_type_ids"].new_zeros(len(words), length), kwargs["token_type_ids"]], dim=1)
+        kwargs["token_type_ids"] = torch.cat(
+            [kwargs["token_type_ids"].new_zeros(len(words), length), kwargs["token_type_ids"]],
+            dim=1,
+        )
     return (), kwargs
 
 
@@ -128,7 +152,9 @@ def _check_room(module: Any, length: int, tokens: int) -> None:
 def _strip_stack(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Drop the prompt's positions from a decoder's output, if this call had them (`_prepend` then passes embeddings)."""
     if kwargs.get("inputs_embeds") is not None:
-        output.last_hidden_state = output.last_hidden_state[:, module.prompt.embedding.num_embeddings :]
+        output.last_hidden_state = output.last_hidden_state[
+            :, module.prompt.embedding.num_embeddings :
+        ]
     return output
 
 
@@ -148,6 +174,11 @@ class _WidenCrossMask:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def __call__(
+        self, module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         mask = kwargs.get("encoder_attention_mask")
-        return args, kwargs if mask is None else {**kwargs, "encoder_attention_mask": _widened(mask, self.length)}
+        return args, kwargs if mask is None else {
+            **kwargs,
+            "encoder_attention_mask": _widened(mask, self.length),
+        }

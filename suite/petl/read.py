@@ -38,18 +38,30 @@ class ReadConfig(Architecture):
     """READ, table 8 and Algorithm 1."""
 
     cell: Literal["gru", "lstm", "rnn"] = Field("gru", description="recurrent cell; Table 8")
-    hidden: Annotated[int, Field(ge=1, le=8192)] = Field(256, description="width h of the recurrent state; Table 8")
+    hidden: Annotated[int, Field(ge=1, le=8192)] = Field(
+        256, description="width h of the recurrent state; Table 8"
+    )
     recurrent: bool = Field(True, description="false: one complete network per layer; Table 2")
-    merge: Literal["before", "after"] = Field("before", description="add before the final norm (Algorithm 1) or after it (authors' code)")
-    state: Literal["last", "mean"] = Field("last", description="state that is projected: the last (Algorithm 1), or their mean (code)")
-    zero_init: bool = Field(False, description="start with a correction of exactly 0; authors: false")
-    output_scale: Annotated[float, Field(gt=0, le=100)] = Field(1.0, description="factor on the correction; authors' code: 1")
+    merge: Literal["before", "after"] = Field(
+        "before", description="add before the final norm (Algorithm 1) or after it (authors' code)"
+    )
+    state: Literal["last", "mean"] = Field(
+        "last", description="state that is projected: the last (Algorithm 1), or their mean (code)"
+    )
+    zero_init: bool = Field(
+        False, description="start with a correction of exactly 0; authors: false"
+    )
+    output_scale: Annotated[float, Field(gt=0, le=100)] = Field(
+        1.0, description="factor on the correction; authors' code: 1"
+    )
 
 
 class DepthNetwork(nn.Module):
     """RMSNorm(d), one recurrent cell d -> h that walks through the layers, Linear(h -> d): every token is a sequence of its own."""
 
-    def __init__(self, width: int, config: ReadConfig, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, width: int, config: ReadConfig, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.state = config.state
         self.norm = nn.RMSNorm(width, eps=1e-6, device=device, dtype=dtype)
@@ -75,7 +87,10 @@ class Correction(nn.Module):
         super().__init__()
         like = next(stack.module.parameters())
         count = 1 if config.recurrent else len(stack.blocks)
-        self.networks = nn.ModuleList(DepthNetwork(stack.width, config, device=like.device, dtype=like.dtype) for _ in range(count))
+        self.networks = nn.ModuleList(
+            DepthNetwork(stack.width, config, device=like.device, dtype=like.dtype)
+            for _ in range(count)
+        )
         self.scale = config.output_scale
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
@@ -108,13 +123,19 @@ class Read(Method[ReadConfig]):
         *encoders, last = family.stacks(model)
         for stack in encoders:
             self._wire(stack, _encode)
-        crosses = tuple(site.module for site in family.attention_sites(model) if site.kind == "cross") if encoders else ()
+        crosses = (
+            tuple(site.module for site in family.attention_sites(model) if site.kind == "cross")
+            if encoders
+            else ()
+        )
         for attention in crosses:
             observe(attention)
         self._wire(last, _correct, crosses)
         return model
 
-    def _wire(self, stack: Stack, forward: Callable[..., Any], crosses: tuple[nn.Module, ...] = ()) -> None:
+    def _wire(
+        self, stack: Stack, forward: Callable[..., Any], crosses: tuple[nn.Module, ...] = ()
+    ) -> None:
         module: Any = stack.module
         module.read = Correction(stack, self.config)
         module.read_wiring = Wiring(stack, self.config.merge, crosses)
@@ -144,8 +165,13 @@ def _correct(original: Callable[..., Any], module: Any, *args: Any, **kwargs: An
     wiring: Wiring = module.read_wiring
     received: Tensor | None = None
     if wiring.crosses and kwargs.get("encoder_hidden_states") is not None:
-        kwargs["encoder_hidden_states"], received = split(kwargs["encoder_hidden_states"], wiring.stack.width)
-    norm, with_graph = wiring.stack.final_norm if wiring.merge == "before" else None, torch.is_grad_enabled()
+        kwargs["encoder_hidden_states"], received = split(
+            kwargs["encoder_hidden_states"], wiring.stack.width
+        )
+    norm, with_graph = (
+        wiring.stack.final_norm if wiring.merge == "before" else None,
+        torch.is_grad_enabled(),
+    )
     with torch.no_grad(), traced(wiring.stack.blocks, wiring.crosses) as trace:
 
         def correction() -> Tensor:
@@ -159,7 +185,9 @@ def _correct(original: Callable[..., Any], module: Any, *args: Any, **kwargs: An
 
 
 @contextmanager
-def _added_before(norm: nn.Module, correction: Callable[[], Tensor], *, with_graph: bool) -> Iterator[None]:
+def _added_before(
+    norm: nn.Module, correction: Callable[[], Tensor], *, with_graph: bool
+) -> Iterator[None]:
     """Add a correction to what `norm` receives; from there to the end of the stack (its dropout) the graph is kept."""
 
     def add(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
@@ -182,4 +210,7 @@ def cell_inputs(trace: Trace, received: Tensor | None) -> list[Tensor]:
     """
     if received is None:
         return trace.states
-    return [phi + sigma.mean(1) @ received for phi, sigma in zip(trace.states, trace.scores, strict=True)]
+    return [
+        phi + sigma.mean(1) @ received
+        for phi, sigma in zip(trace.states, trace.scores, strict=True)
+    ]

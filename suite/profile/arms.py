@@ -38,7 +38,11 @@ class ArmChoice:
 
     def resolve(self) -> ResolvedBackbone:
         """The backbone's shape, to be filled with random weights."""
-        return resolve(BackboneChoice(name=self.backbone, config=dict(self.shape)), where="--backbone", only_shape=True)
+        return resolve(
+            BackboneChoice(name=self.backbone, config=dict(self.shape)),
+            where="--backbone",
+            only_shape=True,
+        )
 
     def extra_positions(self) -> int:
         """Positions that the method puts in front of the input."""
@@ -47,7 +51,11 @@ class ArmChoice:
     def too_long(self, tokens: int) -> str | None:
         """Why sequences of so many tokens do not fit; None where they do."""
         resolved = self.resolve()
-        positions = None if resolved.family.kind == "encoder-decoder" else getattr(resolved.config, "max_position_embeddings", None)
+        positions = (
+            None
+            if resolved.family.kind == "encoder-decoder"
+            else getattr(resolved.config, "max_position_embeddings", None)
+        )
         extra = self.extra_positions()
         if positions is None or tokens + extra <= positions:
             return None
@@ -62,13 +70,21 @@ class ArmChoice:
     @property
     def _options(self) -> dict[str, Any]:
         choice = AttentionChoice(name=self.attention)
-        return {"attention": choice, "method": self.method, "architecture": self.architecture, "pretrained": True}
+        return {
+            "attention": choice,
+            "method": self.method,
+            "architecture": self.architecture,
+            "pretrained": True,
+        }
 
     def counted(self, *, dtype: Dtype) -> ArmProfile:
         """Names and parameter counts; shapes only."""
         resolved = self.resolve()
         head, options = head_of(resolved.family), self._options
-        counted, inside = count_arm(resolved, head, **options), count_attention(resolved, head, options["attention"], dtype=dtype)
+        counted, inside = (
+            count_arm(resolved, head, **options),
+            count_attention(resolved, head, options["attention"], dtype=dtype),
+        )
         return replace_record(
             self.named(),
             total_parameters=counted.total,
@@ -79,12 +95,19 @@ class ArmChoice:
 
     def named(self) -> ArmProfile:
         """A record that has nothing but names."""
-        return ArmProfile(backbone=self.backbone, attention=self.attention, method=self.method, architecture=dict(self.architecture))
+        return ArmProfile(
+            backbone=self.backbone,
+            attention=self.attention,
+            method=self.method,
+            architecture=dict(self.architecture),
+        )
 
 
 def replace_record(record: ArmProfile, **changes: Any) -> ArmProfile:
     """A checked copy with some fields changed."""
-    return ArmProfile.model_validate({**{name: getattr(record, name) for name in ArmProfile.model_fields}, **changes})
+    return ArmProfile.model_validate(
+        {**{name: getattr(record, name) for name in ArmProfile.model_fields}, **changes}
+    )
 
 
 def choose(
@@ -107,7 +130,15 @@ def choose(
     """
     given = architectures or {}
     found = [
-        checked(ArmChoice(backbone, attention, method, full_architecture(method, given.get(method, {})), shape or {}))
+        checked(
+            ArmChoice(
+                backbone,
+                attention,
+                method,
+                full_architecture(method, given.get(method, {})),
+                shape or {},
+            )
+        )
         for backbone in backbones
         for attention in attentions
         for method in methods

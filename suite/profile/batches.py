@@ -23,7 +23,9 @@ def random_ids(vocabulary: int, *shape: int, seed: int = 0) -> Tensor:
     return torch.randint(min(SMALLEST_ID, vocabulary - 1), vocabulary, shape, generator=generator)
 
 
-def training_batch(family: Family, vocabulary: int, *, rows: int, tokens: int, target: int, seed: int = 0) -> dict[str, Tensor]:
+def training_batch(
+    family: Family, vocabulary: int, *, rows: int, tokens: int, target: int, seed: int = 0
+) -> dict[str, Tensor]:
     """Inputs of one forward pass with labels, on the CPU: (rows, tokens), targets (rows, target) or (rows,)."""
     ids = random_ids(vocabulary, rows, tokens, seed=seed)
     if family.kind == "encoder-decoder":

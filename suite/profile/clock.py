@@ -19,11 +19,21 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began_s
 
 
-def repeated(run: Callable[[], object], device: torch.device, *, budget_s: float, least: int = 5, most: int = 200) -> list[float]:
+def repeated(
+    run: Callable[[], object],
+    device: torch.device,
+    *,
+    budget_s: float,
+    least: int = 5,
+    most: int = 200,
+) -> list[float]:
     """Seconds of as many calls as fit into the budget, after two that are not counted."""
     run()
     one_s = seconds_of(run, device)
-    return [seconds_of(run, device) for _ in range(min(most, max(least, round(budget_s / max(one_s, 1e-6)))))]
+    return [
+        seconds_of(run, device)
+        for _ in range(min(most, max(least, round(budget_s / max(one_s, 1e-6)))))
+    ]
 
 
 class LiveBytes:
@@ -38,7 +48,9 @@ class LiveBytes:
         self._before = 0
         if device.type == "cuda":
             one = torch.ones(8, 8, device=device, requires_grad=True)
-            (one @ one).sum().backward()  # cuBLAS keeps a workspace for each thread, which is no arm's
+            (
+                one @ one
+            ).sum().backward()  # cuBLAS keeps a workspace for each thread, which is no arm's
             del one
         release_memory()  # what an earlier arm leaves to the collector would count here, and be missing later
         with self:
@@ -58,10 +70,18 @@ class LiveBytes:
 
     def now(self) -> int:
         """To be asked inside the block."""
-        held = torch.cuda.memory_allocated(self._device) if self._watch is None else self._watch.live_bytes
+        held = (
+            torch.cuda.memory_allocated(self._device)
+            if self._watch is None
+            else self._watch.live_bytes
+        )
         return held - self._before
 
     def peak(self) -> int:
         """Since it was last entered."""
-        most = torch.cuda.max_memory_allocated(self._device) if self._watch is None else self._watch.peak_bytes
+        most = (
+            torch.cuda.max_memory_allocated(self._device)
+            if self._watch is None
+            else self._watch.peak_bytes
+        )
         return most - self._before

@@ -40,14 +40,30 @@ class Ratio:
 def ratios(first: ArmProfile, second: ArmProfile) -> list[Ratio]:
     """Every quantity that both arms have and that is above 0, noisy ones first."""
     rounds = [*first.rounds, *second.rounds]
-    names = [name for name in first.rounds[0] if all(name in each for each in rounds)] if first.rounds and second.rounds else []
+    names = (
+        [name for name in first.rounds[0] if all(name in each for each in rounds)]
+        if first.rounds and second.rounds
+        else []
+    )
     if first.energy_source != second.energy_source:
-        names = [name for name in names if not name.startswith("energy")]  # measured joules over estimated ones mean nothing
-    noisy = [_of_rounds(name, [r[name] for r in first.rounds], [r[name] for r in second.rounds]) for name in names]
+        names = [
+            name for name in names if not name.startswith("energy")
+        ]  # measured joules over estimated ones mean nothing
+    noisy = [
+        _of_rounds(name, [r[name] for r in first.rounds], [r[name] for r in second.rounds])
+        for name in names
+    ]
     estimates = _exact(first, estimated=True), _exact(second, estimated=True)
     ones, others = _exact(first), _exact(second)
     exact = [
-        Ratio(name, ones[name], others[name], ones[name] / others[name], exact=True, estimated=_estimated(name, *estimates))
+        Ratio(
+            name,
+            ones[name],
+            others[name],
+            ones[name] / others[name],
+            exact=True,
+            estimated=_estimated(name, *estimates),
+        )
         for name in ones
         if others.get(name)
     ]
@@ -57,17 +73,30 @@ def ratios(first: ArmProfile, second: ArmProfile) -> list[Ratio]:
 def _of_rounds(name: str, ones: Sequence[float], others: Sequence[float]) -> Ratio:
     logs = [math.log(one / other) for one, other in zip(ones, others, strict=False)]
     middle, n = fmean(logs), len(logs)
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * stdev(logs) / math.sqrt(n) if n > 1 else None
+    half = (
+        float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * stdev(logs) / math.sqrt(n) if n > 1 else None
+    )
     ends = (None, None) if half is None else (math.exp(middle - half), math.exp(middle + half))
     return Ratio(name, median(ones), median(others), math.exp(middle), False, *ends)
 
 
 def _exact(arm: ArmProfile, *, estimated: bool = False) -> dict[str, float]:
     """What repeats exactly: bytes, parameters, operations. Bytes are the estimate's if `estimated`, and where nothing was measured."""
-    memory = arm.estimate.memory if (estimated or arm.memory is None) and arm.estimate is not None else arm.memory
-    found: dict[str, float | None] = {} if memory is None else {f"memory.{name}": value for name, value in memory.model_dump().items()}
+    memory = (
+        arm.estimate.memory
+        if (estimated or arm.memory is None) and arm.estimate is not None
+        else arm.memory
+    )
+    found: dict[str, float | None] = (
+        {}
+        if memory is None
+        else {f"memory.{name}": value for name, value in memory.model_dump().items()}
+    )
     if not estimated:
-        found |= {"trainable_parameters": arm.trainable_parameters, "step_flops": arm.estimate.step_flops if arm.estimate else None}
+        found |= {
+            "trainable_parameters": arm.trainable_parameters,
+            "step_flops": arm.estimate.step_flops if arm.estimate else None,
+        }
         found |= {f"inference_peak_bytes[{item.batch}]": item.peak_bytes for item in arm.inference}
         found |= {f"kv_bytes[{item.context_tokens}]": item.kv_bytes for item in arm.decoding}
     return {name: value for name, value in found.items() if value}

@@ -68,7 +68,13 @@ def estimate(arm: ArmChoice, setting: Setting) -> Estimate:
         with torch.utils._python_dispatch._disable_current_modes():
             shapes = arm.build(resolved, meta=True)
         model = without_numbers(shapes, DTYPES[setting.dtype])
-        batch = training_batch(resolved.family, vocabulary_of(model), rows=setting.micro, tokens=setting.seq, target=setting.target)
+        batch = training_batch(
+            resolved.family,
+            vocabulary_of(model),
+            rows=setting.micro,
+            tokens=setting.seq,
+            target=setting.target,
+        )
         with ExitStack() as patches:
             if setting.zero == 3:
                 patches.enter_context(patched("linear", _LinearOfStage3.apply))
@@ -103,7 +109,11 @@ def without_numbers(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     empty = torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
-    return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return (
+        nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else empty
+    )
 
 
 def step_on_shapes(model: nn.Module, batch: dict[str, Tensor], options: dict[str, bool]) -> Step:
@@ -112,7 +122,11 @@ def step_on_shapes(model: nn.Module, batch: dict[str, Tensor], options: dict[str
     with _gradients_let_go(model), _saved(model) as weights:
         _, without = _pass(model, batch, options)
     plain = patched("scaled_dot_product_attention", torch._C._nn.scaled_dot_product_attention)
-    with plain, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # of fused attention the counter knows less
+    with (
+        plain,
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):  # of fused attention the counter knows less
         loss = model(**batch, **options).loss
         forward = counter.get_total_flops()
         loss.backward()
@@ -155,7 +169,9 @@ def _gradients_let_go(model: nn.Module) -> Iterator[None]:
     def let_go(parameter: Tensor) -> None:
         parameter.grad = None
 
-    handles = [p.register_post_accumulate_grad_hook(let_go) for p in model.parameters() if p.requires_grad]
+    handles = [
+        p.register_post_accumulate_grad_hook(let_go) for p in model.parameters() if p.requires_grad
+    ]
     try:
         yield
     finally:
@@ -172,11 +188,17 @@ class _LinearOfStage3(torch.autograd.Function):
         return x @ weight.t() if bias is None else x @ weight.t() + bias
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (g,), (x, weight, bias) = gradients, ctx.saved_tensors
         of_x = g @ weight if ctx.needs_input_grad[0] else None
         of_weight = g.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, g.flatten(0, -2).sum(0) if bias is not None and ctx.needs_input_grad[2] else None
+        return (
+            of_x,
+            of_weight,
+            g.flatten(0, -2).sum(0) if bias is not None and ctx.needs_input_grad[2] else None,
+        )
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -191,10 +213,15 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors[:4]
-        return tuple(torch.empty_like(x) if needed else None for x, needed in zip(inputs, ctx.needs_input_grad, strict=True))
+        return tuple(
+            torch.empty_like(x) if needed else None
+            for x, needed in zip(inputs, ctx.needs_input_grad, strict=True)
+        )
 
 
-def _fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_options: Any) -> Tensor:
+def _fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_options: Any
+) -> Tensor:
     out: Tensor = _FusedAttention.apply(  # type: ignore[no-untyped-call]
         query, key, value, attn_mask
     )
@@ -215,17 +242,30 @@ def patched(name: str, function: Any) -> Iterator[None]:
 def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
     """The table of the module's docstring."""
     parameters = list(model.parameters())
-    trained, whole = sum(p.numel() for p in parameters if p.requires_grad), sum(map(_bytes, parameters))
+    trained, whole = (
+        sum(p.numel() for p in parameters if p.requires_grad),
+        sum(map(_bytes, parameters)),
+    )
     width, n = DTYPES[setting.dtype].itemsize, setting.ranks
     copied = setting.zero > 0 or setting.dtype == "bf16"
-    optimizer = trained * (MOMENTS_BYTES + (COPY_BYTES if copied else 0)) // (n if setting.zero else 1)
+    optimizer = (
+        trained * (MOMENTS_BYTES + (COPY_BYTES if copied else 0)) // (n if setting.zero else 1)
+    )
     if setting.zero == 0:
         gradients = trained * (width + (COPY_BYTES if copied else 0))
-        beside, held, gathered = max(step.peak + (gradients if setting.accumulation > 1 else 0), gradients), whole + optimizer, 0
+        beside, held, gathered = (
+            max(step.peak + (gradients if setting.accumulation > 1 else 0), gradients),
+            whole + optimizer,
+            0,
+        )
     else:
         gradients = trained * width // n
-        beside, gathered = _under_zero(step, setting, whole=whole, largest=max(map(_bytes, parameters)), gradients=gradients)
-        beside = max(beside, trained * COPY_BYTES // n)  # in the update they are flattened into a copy
+        beside, gathered = _under_zero(
+            step, setting, whole=whole, largest=max(map(_bytes, parameters)), gradients=gradients
+        )
+        beside = max(
+            beside, trained * COPY_BYTES // n
+        )  # in the update they are flattened into a copy
         held = whole // n + optimizer + gradients if setting.zero == 3 else whole + optimizer
     return Memory(
         peak_bytes=held + beside,
@@ -236,7 +276,9 @@ def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
     )
 
 
-def _under_zero(step: Step, setting: Setting, *, whole: int, largest: int, gradients: int) -> tuple[int, int]:
+def _under_zero(
+    step: Step, setting: Setting, *, whole: int, largest: int, gradients: int
+) -> tuple[int, int]:
     """Bytes beside the partitioned states: most at once, and of that the weights still gathered after the forward pass.
 
     One rank owns every weight and gathers nothing. Of several, each holds the weights that the backward pass needs, and what is
@@ -249,7 +291,9 @@ def _under_zero(step: Step, setting: Setting, *, whole: int, largest: int, gradi
     width, n = DTYPES[setting.dtype].itemsize, setting.ranks
     gathered = min(step.weights_kept, LIVE_ELEMENTS * width)
     prefetched = min(whole, setting.training.reduce_bucket_elements * width)
-    return max(gathered + step.peak_without_gradients, largest + largest // n) + prefetched, gathered
+    return max(
+        gathered + step.peak_without_gradients, largest + largest // n
+    ) + prefetched, gathered
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from suite.files import replacing
 from suite.profile.record import ArmProfile, Profile
-from suite.train.folder import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,9 @@ def draw(found: Profile, folder: Path) -> list[Path]:
     made = {
         "cost-against-full": against_full(found),
         "memory-by-size": by_size(found, memory_of, "peak training memory, GiB"),
-        "trainable-by-size": by_size(found, lambda arm: arm.trainable_parameters, "trainable parameters", log=True),
+        "trainable-by-size": by_size(
+            found, lambda arm: arm.trainable_parameters, "trainable parameters", log=True
+        ),
         "latency-by-size": by_size(found, latency_of, "forward pass, batch 1, ms"),
         "cache-by-context": cache(found),
         "attention-parameters": attention_parameters(),
@@ -90,10 +92,17 @@ def latency_of(arm: ArmProfile) -> float | None:
 def against_full(found: Profile) -> Figure | None:
     """READ's figure 1: energy of a sample and peak memory, each over full fine-tuning of the same backbone and attention, in percent."""
     full = {(arm.backbone, arm.attention): arm for arm in found.arms if arm.method == "full"}
-    rows = [(arm, base) for arm in found.arms if (base := full.get((arm.backbone, arm.attention))) is not None]
+    rows = [
+        (arm, base)
+        for arm in found.arms
+        if (base := full.get((arm.backbone, arm.attention))) is not None
+    ]
     estimated = any(arm.energy_source == "cpu-time-estimate" for arm in found.arms)
     panels = [
-        ("estimated energy per sample" if estimated else "energy per sample", lambda arm: arm.energy_kwh_per_1000),
+        (
+            "estimated energy per sample" if estimated else "energy per sample",
+            lambda arm: arm.energy_kwh_per_1000,
+        ),
         ("peak training memory", memory_of),
         ("seconds per step", lambda arm: None if arm.time is None else arm.time.step_s.median),
     ]
@@ -107,14 +116,22 @@ def against_full(found: Profile) -> Figure | None:
     return figure
 
 
-def _percent(rows: Iterable[tuple[ArmProfile, ArmProfile]], of: Callable[[ArmProfile], float | None]) -> list[tuple[str, float]]:
+def _percent(
+    rows: Iterable[tuple[ArmProfile, ArmProfile]], of: Callable[[ArmProfile], float | None]
+) -> list[tuple[str, float]]:
     found = [(arm.name, of(arm), of(base)) for arm, base in rows]
     return [(name, 100 * value / base) for name, value, base in found if value is not None and base]
 
 
 def _bars(axes: Axes, bars: Sequence[tuple[str, float]], title: str) -> None:
     positions = range(len(bars))
-    drawn = axes.barh(list(positions), [value for _, value in bars], color=COLOURS[0], edgecolor="black", linewidth=0.5)
+    drawn = axes.barh(
+        list(positions),
+        [value for _, value in bars],
+        color=COLOURS[0],
+        edgecolor="black",
+        linewidth=0.5,
+    )
     axes.bar_label(drawn, fmt="%.0f", padding=3)
     axes.set_yticks(list(positions), [name for name, _ in bars])
     axes.axvline(100, color="black", linewidth=0.8, linestyle="--")
@@ -123,25 +140,36 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, float]], title: str) -> None:
     axes.margins(x=0.15)
 
 
-def by_size(found: Profile, of: Callable[[ArmProfile], float | None], title: str, *, log: bool = False) -> Figure | None:
+def by_size(
+    found: Profile, of: Callable[[ArmProfile], float | None], title: str, *, log: bool = False
+) -> Figure | None:
     """READ's figures 4 and 5: a quantity by the backbone's parameters, a line for each method and attention; None for one backbone."""
     lines: dict[str, list[tuple[float, float]]] = {}
     sizes: dict[str, int] = {}
-    for arm in sorted(found.arms, key=lambda arm: (arm.method != "full", arm.attention != "pretrained")):
+    for arm in sorted(
+        found.arms, key=lambda arm: (arm.method != "full", arm.attention != "pretrained")
+    ):
         if arm.total_parameters:
             sizes.setdefault(arm.backbone, arm.total_parameters)
     for arm in found.arms:
         value, size = of(arm), sizes.get(arm.backbone)
         if value is not None and size:
-            lines.setdefault(arm.method if arm.attention == "pretrained" else f"{arm.attention}/{arm.method}", []).append(
-                (size / 1e6, value)
-            )
+            lines.setdefault(
+                arm.method if arm.attention == "pretrained" else f"{arm.attention}/{arm.method}", []
+            ).append((size / 1e6, value))
     if len(sizes) < 2 or not lines:
         return None
     figure, (axes,) = new_figure(width=6.4)
     for i, (name, points) in enumerate(lines.items()):
         xs, ys = zip(*sorted(points), strict=True)
-        axes.plot(xs, ys, label=name, color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], linewidth=1.2)
+        axes.plot(
+            xs,
+            ys,
+            label=name,
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            linewidth=1.2,
+        )
     axes.set_xscale("log")
     axes.set_yscale("log" if log else "linear")
     axes.set_xlabel("parameters of the backbone, millions")
@@ -153,7 +181,9 @@ def by_size(found: Profile, of: Callable[[ArmProfile], float | None], title: str
 def cache(found: Profile) -> Figure | None:
     """Bytes of the cache by context, a line for each backbone and attention; None where nothing decodes."""
     lines: dict[str, list[tuple[int, float]]] = {}
-    for arm in sorted(found.arms, key=lambda arm: arm.method != "full"):  # a method may cache more than the variant does
+    for arm in sorted(
+        found.arms, key=lambda arm: arm.method != "full"
+    ):  # a method may cache more than the variant does
         name = f"{arm.backbone}, {arm.attention}"
         if arm.decoding and name not in lines:
             lines[name] = [(item.context_tokens, item.kv_bytes / MIB) for item in arm.decoding]
@@ -162,7 +192,14 @@ def cache(found: Profile) -> Figure | None:
     figure, (axes,) = new_figure(width=6.4)
     for i, (name, points) in enumerate(lines.items()):
         xs, ys = zip(*points, strict=True)
-        axes.plot(xs, ys, label=name, color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], linewidth=1.2)
+        axes.plot(
+            xs,
+            ys,
+            label=name,
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            linewidth=1.2,
+        )
     axes.set_xlabel("tokens in the cache")
     axes.set_title("cache of one sequence, MiB", fontsize=10)
     axes.legend(fontsize=8, frameon=False)
@@ -175,9 +212,16 @@ def attention_parameters() -> Figure:
     figure, (by_heads, by_layers) = new_figure(2)
     layers = range(12, 97, 12)
     for i, (name, weights) in enumerate(ATTENTION_WEIGHTS.items()):
-        style: dict[str, Any] = {"label": name, "color": COLOURS[i], "marker": MARKERS[i], "linewidth": 1.2}
+        style: dict[str, Any] = {
+            "label": name,
+            "color": COLOURS[i],
+            "marker": MARKERS[i],
+            "linewidth": 1.2,
+        }
         by_heads.plot(HEADS, [weights(n, HEAD_DIM) / 1e6 for n in HEADS], **style)
-        by_layers.plot(layers, [weights(GPT3_HEADS, GPT3_DIM) * count / 1e9 for count in layers], **style)
+        by_layers.plot(
+            layers, [weights(GPT3_HEADS, GPT3_DIM) * count / 1e9 for count in layers], **style
+        )
     by_heads.set_yscale("log")
     by_layers.set_yscale("log")
     by_heads.set_xlabel(f"heads of width {HEAD_DIM}")

@@ -62,13 +62,21 @@ def look(setting: Setting) -> Machine:
 
 
 def _look(setting: Setting) -> Machine:
-    boards = [torch.device("cuda", i) for i in range(setting.ranks)] if setting.device == "cuda" else [torch.device("cpu")]
+    boards = (
+        [torch.device("cuda", i) for i in range(setting.ranks)]
+        if setting.device == "cuda"
+        else [torch.device("cpu")]
+    )
     watts, why = None, None
     try:
         watts = sum(idle_watts(board) for board in boards)
     except Unavailable as unavailable:
         why = str(unavailable)
-    name = torch.cuda.get_device_name() if setting.device == "cuda" else str(hardware()["cpu_model"] or "CPU")
+    name = (
+        torch.cuda.get_device_name()
+        if setting.device == "cuda"
+        else str(hardware()["cpu_model"] or "CPU")
+    )
     flops, source = peak_flops(setting, name)
     return Machine(free_bytes(setting), name, flops, source, watts, why)
 
@@ -76,7 +84,9 @@ def _look(setting: Setting) -> Machine:
 def free_bytes(setting: Setting) -> int:
     """Memory that one rank may fill."""
     if setting.device == "cuda":
-        return int(min(torch.cuda.mem_get_info(board)[0] for board in range(setting.ranks)) * USABLE_FRAC)
+        return int(
+            min(torch.cuda.mem_get_info(board)[0] for board in range(setting.ranks)) * USABLE_FRAC
+        )
     return int(psutil.virtual_memory().available * USABLE_FRAC) // setting.ranks
 
 
@@ -88,7 +98,9 @@ def peak_flops(setting: Setting, name: str) -> tuple[float, str]:
                 return flops, f"NVIDIA's data sheet, {part}, dense BF16"
     side = SIDES[setting.device]
     threads = f", {setting.rank_threads} threads" if setting.device == "cpu" else ""
-    return measured_flops(setting, side), f"fastest product of two {side} x {side} matrices here, {setting.dtype}{threads}"
+    return measured_flops(
+        setting, side
+    ), f"fastest product of two {side} x {side} matrices here, {setting.dtype}{threads}"
 
 
 def measured_flops(setting: Setting, side: int) -> float:

@@ -24,7 +24,11 @@ class Spread(Record):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        low, median, high = (
+            statistics.quantiles(values, n=4, method="inclusive")
+            if len(values) > 1
+            else [values[0]] * 3
+        )
         return cls(median=median, low=low, high=high, count=len(values))
 
 
@@ -105,13 +109,19 @@ class ArmProfile(Record):
     flops_utilisation: float | None = None
     inference: list[Inference] = Field(default_factory=list)
     decoding: list[Decoding] = Field(default_factory=list)
-    rounds: list[dict[str, float]] = Field(default_factory=list, description="medians by round, for ratios")
+    rounds: list[dict[str, float]] = Field(
+        default_factory=list, description="medians by round, for ratios"
+    )
     missing: dict[str, str] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """`backbone/attention/method`, without the attention where it is the backbone's own."""
-        parts = (self.backbone, *([] if self.attention == "pretrained" else [self.attention]), self.method)
+        parts = (
+            self.backbone,
+            *([] if self.attention == "pretrained" else [self.attention]),
+            self.method,
+        )
         return "/".join(parts)
 
 
@@ -123,7 +133,9 @@ class Profile(Record):
     device_name: str
     peak_flops: float | None = None
     peak_flops_source: str | None = None
-    idle_watts: float | None = Field(None, description="of all boards that were used, together, before anything ran")
+    idle_watts: float | None = Field(
+        None, description="of all boards that were used, together, before anything ran"
+    )
     idle_watts_missing: str | None = None
     hardware: dict[str, Any]
     versions: dict[str, str]

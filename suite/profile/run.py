@@ -20,7 +20,15 @@ from suite.meters import hardware
 from suite.profile import peak
 from suite.profile.arms import ArmChoice, replace_record
 from suite.profile.estimate import estimate
-from suite.profile.record import ArmProfile, Decoding, Inference, Memory, Profile, Spread, TrainingTime
+from suite.profile.record import (
+    ArmProfile,
+    Decoding,
+    Inference,
+    Memory,
+    Profile,
+    Spread,
+    TrainingTime,
+)
 from suite.profile.setting import Setting
 from suite.profile.worker import rank_main, told
 from suite.train.engine import free_port
@@ -46,12 +54,16 @@ class Findings:
         self.record = replace_record(self.record, status=status, reason=reason)
 
 
-def estimate_only(arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda line: None) -> Profile:
+def estimate_only(
+    arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda line: None
+) -> Profile:
     """Counts and estimates of all arms; nothing is trained, and nothing of a model's size is allocated."""
     return _profile([_estimated(arm, setting, tell) for arm in arms], setting, None)
 
 
-def measure(arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda line: None) -> Profile:
+def measure(
+    arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda line: None
+) -> Profile:
     """Measure all arms that fit. Ctrl-C ends it with what was measured until then.
 
     Args:
@@ -90,8 +102,14 @@ def _estimated(arm: ArmChoice, setting: Setting, tell: Tell) -> ArmProfile:
         return replace_record(arm.named(), status="incompatible", reason=why)
     tell(f"estimate {arm.named().name}")
     try:
-        return replace_record(arm.counted(dtype=setting.dtype), status="estimated", estimate=estimate(arm, setting))
-    except (RuntimeError, ValueError, SuiteError) as error:  # one arm that cannot run is no reason to leave out the others
+        return replace_record(
+            arm.counted(dtype=setting.dtype), status="estimated", estimate=estimate(arm, setting)
+        )
+    except (
+        RuntimeError,
+        ValueError,
+        SuiteError,
+    ) as error:  # one arm that cannot run is no reason to leave out the others
         return replace_record(arm.named(), status="failed", reason=f"estimate: {told(error)}")
 
 
@@ -104,10 +122,16 @@ def _refuse_too_large(each: Findings, setting: Setting, free: int) -> None:
     if expected is None or total is None:
         return
     memory = expected.memory
-    states = max(memory.parameters_bytes + memory.optimizer_bytes + memory.gradients_bytes, total * (2 if setting.dtype == "bf16" else 4))
+    states = max(
+        memory.parameters_bytes + memory.optimizer_bytes + memory.gradients_bytes,
+        total * (2 if setting.dtype == "bf16" else 4),
+    )
     needed = states if setting.device == "cuda" else max(memory.peak_bytes, total * 4)
     if needed > free:
-        each.end("oom", f"{_needs(each.record)}, {_gib(free)} are free; try a smaller --micro-batch, or more --ranks")
+        each.end(
+            "oom",
+            f"{_needs(each.record)}, {_gib(free)} are free; try a smaller --micro-batch, or more --ranks",
+        )
 
 
 def _needs(record: ArmProfile) -> str:
@@ -119,20 +143,41 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.3g} GiB"
 
 
-def _order(arms: Sequence[ArmChoice], found: Sequence[Findings], rounds: int) -> list[tuple[int, bool, ArmChoice]]:
+def _order(
+    arms: Sequence[ArmChoice], found: Sequence[Findings], rounds: int
+) -> list[tuple[int, bool, ArmChoice]]:
     """Every arm that fits once a round, every second round backwards, so that a drift of the machine meets all alike."""
-    fitting = [(number, arm) for number, arm in enumerate(arms) if found[number].record.status == "estimated"]
-    return [(number, i == 0, arm) for i in range(rounds) for number, arm in (fitting if i % 2 == 0 else reversed(fitting))]
+    fitting = [
+        (number, arm)
+        for number, arm in enumerate(arms)
+        if found[number].record.status == "estimated"
+    ]
+    return [
+        (number, i == 0, arm)
+        for i in range(rounds)
+        for number, arm in (fitting if i % 2 == 0 else reversed(fitting))
+    ]
 
 
-def _one_group(waiting: deque[tuple[int, bool, ArmChoice]], found: Sequence[Findings], setting: Setting, tell: Tell) -> None:
+def _one_group(
+    waiting: deque[tuple[int, bool, ArmChoice]],
+    found: Sequence[Findings],
+    setting: Setting,
+    tell: Tell,
+) -> None:
     """Start the ranks on all that waits; returns when they are done or one has died, with that arm's remaining rounds dropped."""
     context, port = mp.get_context("spawn"), free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(setting.ranks)]
     ranks: list[Any] = []
     try:
         for rank, (_, far_end) in enumerate(pipes):
-            ranks.append(context.Process(target=rank_main, args=(rank, port, setting, list(waiting), far_end), daemon=True))
+            ranks.append(
+                context.Process(
+                    target=rank_main,
+                    args=(rank, port, setting, list(waiting), far_end),
+                    daemon=True,
+                )
+            )
             ranks[-1].start()
             far_end.close()
         ended = _listen([near_end for near_end, _ in pipes], ranks, waiting, found, tell)
@@ -145,13 +190,20 @@ def _one_group(waiting: deque[tuple[int, bool, ArmChoice]], found: Sequence[Find
         _drop(ended, waiting, found, tell)
 
 
-def _drop(ended: tuple[int, str, str], waiting: deque[tuple[int, bool, ArmChoice]], found: Sequence[Findings], tell: Tell) -> None:
+def _drop(
+    ended: tuple[int, str, str],
+    waiting: deque[tuple[int, bool, ArmChoice]],
+    found: Sequence[Findings],
+    tell: Tell,
+) -> None:
     """End an arm that had no result, or none of this round."""
     number, status, reason = ended
     if status == "start":
         raise ResourceError(f"the ranks could not start: {reason}")
     each = found[number]
-    each.end(status, f"{reason}; {_needs(each.record)} by the estimate" if status == "oom" else reason)
+    each.end(
+        status, f"{reason}; {_needs(each.record)} by the estimate" if status == "oom" else reason
+    )
     tell(f"{each.record.name}: {status}: {reason}")
     rest = [other for other in waiting if other[0] != number]
     waiting.clear()
@@ -159,7 +211,11 @@ def _drop(ended: tuple[int, str, str], waiting: deque[tuple[int, bool, ArmChoice
 
 
 def _listen(
-    pipes: Sequence[Connection], ranks: Sequence[Any], waiting: deque[tuple[int, bool, ArmChoice]], found: Sequence[Findings], tell: Tell
+    pipes: Sequence[Connection],
+    ranks: Sequence[Any],
+    waiting: deque[tuple[int, bool, ArmChoice]],
+    found: Sequence[Findings],
+    tell: Tell,
 ) -> tuple[int, str, str] | None:
     """Take in what the ranks measure; returns how an arm ended that had no result."""
     talking = list(pipes)
@@ -214,8 +270,14 @@ def _ended(each: Findings, setting: Setting) -> ArmProfile:
         energy_source=source,
         memory=Memory(**first["memory"]),
         flops_per_s=each.record.estimate.step_flops / time.step_s.median,
-        inference=[Inference(**item | _again(by_round, f"inference_s[{item['batch']}]", "seconds")) for item in served["inference"]],
-        decoding=[Decoding(**item | _again(by_round, f"token_s[{item['context_tokens']}]", "token_s")) for item in served["decoding"]],
+        inference=[
+            Inference(**item | _again(by_round, f"inference_s[{item['batch']}]", "seconds"))
+            for item in served["inference"]
+        ],
+        decoding=[
+            Decoding(**item | _again(by_round, f"token_s[{item['context_tokens']}]", "token_s"))
+            for item in served["decoding"]
+        ],
         rounds=by_round,
         missing=missing | served["missing"],
     )
@@ -234,7 +296,9 @@ def _energy(rounds: Sequence[dict[str, Any]]) -> tuple[float | None, str | None,
         missing |= each["missing"]
     sources = {each["energy_source"] for each in rounds}
     if len(sources) > 1:
-        missing["energy_kwh_per_1000"] = f"the rounds' sources differ: {', '.join(sorted(map(str, sources)))}"
+        missing["energy_kwh_per_1000"] = (
+            f"the rounds' sources differ: {', '.join(sorted(map(str, sources)))}"
+        )
     if len(sources) > 1 or None in sources:
         return None, None, missing
     return median(each["energy_kwh_per_1000"] for each in rounds), sources.pop(), missing
@@ -253,16 +317,32 @@ def _medians(measured: dict[str, Any], source: str | None) -> dict[str, float]:
     times = {name: measured["time"][name]["median"] for name in PARTS}
     energy = {} if source is None else {"energy_kwh_per_1000": measured["energy_kwh_per_1000"]}
     served = measured.get("served", {"inference": [], "decoding": []})
-    inference = {f"inference_s[{item['batch']}]": item["seconds"]["median"] for item in served["inference"]}
-    decoding = {f"token_s[{item['context_tokens']}]": item["token_s"]["median"] for item in served["decoding"]}
+    inference = {
+        f"inference_s[{item['batch']}]": item["seconds"]["median"] for item in served["inference"]
+    }
+    decoding = {
+        f"token_s[{item['context_tokens']}]": item["token_s"]["median"]
+        for item in served["decoding"]
+    }
     return times | energy | inference | decoding
 
 
-def _profile(arms: Sequence[ArmProfile], setting: Setting, machine: peak.Machine | None, *, stopped: bool = False) -> Profile:
+def _profile(
+    arms: Sequence[ArmProfile],
+    setting: Setting,
+    machine: peak.Machine | None,
+    *,
+    stopped: bool = False,
+) -> Profile:
     """The table, with what it was measured on."""
     if machine is not None:
         whole = machine.peak_flops * setting.ranks
-        arms = [replace_record(arm, flops_utilisation=arm.flops_per_s / whole) if arm.flops_per_s else arm for arm in arms]
+        arms = [
+            replace_record(arm, flops_utilisation=arm.flops_per_s / whole)
+            if arm.flops_per_s
+            else arm
+            for arm in arms
+        ]
     return Profile(
         setting=setting.model_dump(mode="json"),
         device_name="nothing ran" if machine is None else machine.name,

@@ -33,7 +33,9 @@ class Serving:
         torch.manual_seed(0)
         resolved = arm.resolve()
         self.family = resolved.family
-        self.model = _folded(arm.build(resolved), self.family, arm).eval().to(device, DTYPES[setting.dtype])
+        self.model = (
+            _folded(arm.build(resolved), self.family, arm).eval().to(device, DTYPES[setting.dtype])
+        )
         self.vocabulary, self._extra = vocabulary_of(self.model), arm.extra_positions()
 
     @torch.no_grad()
@@ -41,7 +43,9 @@ class Serving:
         """One forward pass of `batch` examples."""
         shape = {"rows": batch, "tokens": self.setting.seq, "target": 1}
         made = training_batch(self.family, self.vocabulary, **shape)
-        inputs: dict[str, Any] = {name: tensor.to(self.device) for name, tensor in made.items() if name != "labels"}
+        inputs: dict[str, Any] = {
+            name: tensor.to(self.device) for name, tensor in made.items() if name != "labels"
+        }
         if self.family.kind == "encoder-decoder":
             inputs["decoder_input_ids"] = made["labels"].to(self.device)
         inputs |= forward_options(self.family)
@@ -61,7 +65,9 @@ class Serving:
 
         def one() -> None:
             nonlocal output
-            output = self.model(**token, past_key_values=output.past_key_values, use_cache=True, **fixed)
+            output = self.model(
+                **token, past_key_values=output.past_key_values, use_cache=True, **fixed
+            )
 
         times = repeated(one, self.device, budget_s=0.0, least=self.setting.decoded)
         return Decoding(context_tokens=context, token_s=Spread.of(times), kv_bytes=held)
@@ -71,9 +77,17 @@ class Serving:
         if self.family.kind == "encoder":
             return NO_DECODING
         config: Any = self.model.config
-        positions = getattr(config, "max_position_embeddings", None) if self.family.kind == "decoder" else None
+        positions = (
+            getattr(config, "max_position_embeddings", None)
+            if self.family.kind == "decoder"
+            else None
+        )
         needed = context + self._extra + self.setting.decoded + 2
-        return None if positions is None or needed <= positions else f"{needed} tokens exceed the backbone's {positions} positions"
+        return (
+            None
+            if positions is None or needed <= positions
+            else f"{needed} tokens exceed the backbone's {positions} positions"
+        )
 
     @property
     def _budget_s(self) -> float:
@@ -87,7 +101,11 @@ class Serving:
         if self.family.kind != "encoder-decoder":
             return {}
         encoder: Any = self.model.get_encoder()  # type: ignore[operator]
-        return {"encoder_outputs": encoder(input_ids=random_ids(self.vocabulary, 1, length, seed=1).to(self.device))}
+        return {
+            "encoder_outputs": encoder(
+                input_ids=random_ids(self.vocabulary, 1, length, seed=1).to(self.device)
+            )
+        }
 
 
 def _folded(model: nn.Module, family: Family, arm: ArmChoice) -> nn.Module:

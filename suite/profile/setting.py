@@ -17,24 +17,45 @@ class Setting(Strict):
     """Shapes, precision, ranks and how long to measure; equal for all arms of a table."""
 
     batch: Positive = Field(96, description="examples per optimizer step over all ranks (READ: 96)")
-    micro_batch: Positive | None = Field(None, description="examples per rank and forward pass; null = batch / ranks")
+    micro_batch: Positive | None = Field(
+        None, description="examples per rank and forward pass; null = batch / ranks"
+    )
     seq: Positive = Field(128, description="tokens of every example; none is padding")
-    target: Positive = Field(8, description="tokens of a text target, encoder-decoders only (GLUE's label words are shorter)")
+    target: Positive = Field(
+        8,
+        description="tokens of a text target, encoder-decoders only (GLUE's label words are shorter)",
+    )
     ranks: Positive = Field(1, description="processes that train together, a GPU each")
-    zero: Annotated[int, Field(ge=0, le=3)] = Field(3, description="DeepSpeed ZeRO stage, as in a sweep")
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="of the forward weights and activations; Adam keeps fp32 in any case")
+    zero: Annotated[int, Field(ge=0, le=3)] = Field(
+        3, description="DeepSpeed ZeRO stage, as in a sweep"
+    )
+    dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="of the forward weights and activations; Adam keeps fp32 in any case"
+    )
     device: Literal["cpu", "cuda"] = "cpu"
-    rounds: Positive = Field(3, description="visits to every arm, in alternating order; ratios are taken within a round")
-    seconds: Annotated[float, Field(gt=0)] = Field(3.0, description="of timed training steps per arm and round; never fewer than 5 steps")
-    inference_batches: tuple[Positive, ...] = Field((1, 32), description="examples of a forward pass without gradients")
-    contexts: tuple[Positive, ...] = Field((128, 512), description="tokens in the cache when decoding is timed")
+    rounds: Positive = Field(
+        3, description="visits to every arm, in alternating order; ratios are taken within a round"
+    )
+    seconds: Annotated[float, Field(gt=0)] = Field(
+        3.0, description="of timed training steps per arm and round; never fewer than 5 steps"
+    )
+    inference_batches: tuple[Positive, ...] = Field(
+        (1, 32), description="examples of a forward pass without gradients"
+    )
+    contexts: tuple[Positive, ...] = Field(
+        (128, 512), description="tokens in the cache when decoding is timed"
+    )
     decoded: Positive = Field(16, description="tokens decoded per timing")
-    threads: Positive | None = Field(None, description="CPU threads of a rank; null = the usable cores / ranks")
+    threads: Positive | None = Field(
+        None, description="CPU threads of a rank; null = the usable cores / ranks"
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> Setting:
         if self.batch % self.ranks or (self.batch // self.ranks) % (self.micro_batch or 1):
-            raise ValueError(f"batch {self.batch} cannot be cut into equal parts for {self.ranks} ranks and micro_batch {self.micro_batch}")
+            raise ValueError(
+                f"batch {self.batch} cannot be cut into equal parts for {self.ranks} ranks and micro_batch {self.micro_batch}"
+            )
         return self
 
     @property
@@ -55,4 +76,9 @@ class Setting(Strict):
     @property
     def training(self) -> TrainingConfig:
         """The same for DeepSpeed's engine: everything else as a sweep has it by default."""
-        return TrainingConfig(batch_size=self.batch, micro_batch_size=self.micro, precision=self.dtype, zero_stage=self.zero)
+        return TrainingConfig(
+            batch_size=self.batch,
+            micro_batch_size=self.micro,
+            precision=self.dtype,
+            zero_stage=self.zero,
+        )

@@ -33,13 +33,17 @@ class Training:
         rank: Its batch differs from the others'.
     """
 
-    def __init__(self, arm: ArmChoice, setting: Setting, device: torch.device, *, rank: int) -> None:
+    def __init__(
+        self, arm: ArmChoice, setting: Setting, device: torch.device, *, rank: int
+    ) -> None:
         self.setting, self.device = setting, device
         self._bytes = LiveBytes(device)
         torch.manual_seed(0)
         resolved = arm.resolve()
         model = arm.build(resolved).train()
-        self._batches = _micro_batches(resolved.family, vocabulary_of(model), setting, device, rank=rank)
+        self._batches = _micro_batches(
+            resolved.family, vocabulary_of(model), setting, device, rank=rank
+        )
         self._engine = Engine(model, setting.training, world_size=setting.ranks, device=device.type)
 
     def close(self) -> None:
@@ -80,7 +84,10 @@ class Training:
         parts = [self._parted() for _ in range(PARTED_STEPS)]
         per_rank = gather_objects((whole, parts))
         slowest = [max(times) for times in zip(*(ranks for ranks, _ in per_rank), strict=True)]
-        split = {name: Spread.of([max(r[1][i][name] for r in per_rank) for i in range(PARTED_STEPS)]) for name in PARTS}
+        split = {
+            name: Spread.of([max(r[1][i][name] for r in per_rank) for i in range(PARTED_STEPS)])
+            for name in PARTS
+        }
         records, missing = combine(gather_objects(meter.local()))
         energy_kwh = records["train"].energy_kwh
         return (
@@ -93,7 +100,11 @@ class Training:
             ),
             None if energy_kwh is None else energy_kwh * 1000 / (steps * self.setting.batch),
             records["train"].energy_source,
-            {key.removeprefix("phases.train."): why for key, why in missing.items() if "energy" in key and "read" not in key},
+            {
+                key.removeprefix("phases.train."): why
+                for key, why in missing.items()
+                if "energy" in key and "read" not in key
+            },
         )
 
     def _timed(self) -> float:
@@ -124,7 +135,15 @@ class Training:
         return max(LEAST_STEPS, min(MOST_STEPS, int(gather_objects(wanted)[0])))
 
 
-def _micro_batches(family: Family, vocabulary: int, setting: Setting, device: torch.device, *, rank: int) -> list[Any]:
+def _micro_batches(
+    family: Family, vocabulary: int, setting: Setting, device: torch.device, *, rank: int
+) -> list[Any]:
     shape = {"rows": setting.micro, "tokens": setting.seq, "target": setting.target}
-    made = [training_batch(family, vocabulary, **shape, seed=rank * setting.accumulation + i) for i in range(setting.accumulation)]
-    return [({name: t.to(device) for name, t in batch.items()} | forward_options(family), 1.0) for batch in made]
+    made = [
+        training_batch(family, vocabulary, **shape, seed=rank * setting.accumulation + i)
+        for i in range(setting.accumulation)
+    ]
+    return [
+        ({name: t.to(device) for name, t in batch.items()} | forward_options(family), 1.0)
+        for batch in made
+    ]

@@ -29,7 +29,11 @@ Message = tuple[str, int, str]
 
 
 def rank_main(
-    rank: int, port: int, setting: Setting, arms: Sequence[tuple[int, bool, ArmChoice]], to_parent: connection.Connection
+    rank: int,
+    port: int,
+    setting: Setting,
+    arms: Sequence[tuple[int, bool, ArmChoice]],
+    to_parent: connection.Connection,
 ) -> None:
     """Measure arms in the order given.
 
@@ -43,7 +47,13 @@ def rank_main(
     _live_with_the_parent()
     torch.set_num_threads(setting.rank_threads)
     device = torch.device(setting.device, rank) if setting.device == "cuda" else torch.device("cpu")
-    place: dict[str, Any] = {"rank": rank, "world_size": setting.ranks, "local_rank": rank, "address": "127.0.0.1", "port": port}
+    place: dict[str, Any] = {
+        "rank": rank,
+        "world_size": setting.ranks,
+        "local_rank": rank,
+        "address": "127.0.0.1",
+        "port": port,
+    }
     try:
         if setting.device == "cuda":
             torch.cuda.set_device(device)
@@ -61,7 +71,14 @@ def rank_main(
 
 
 def measure_arm(
-    arm: ArmChoice, number: int, setting: Setting, device: torch.device, *, rank: int, wholly: bool, to_parent: connection.Connection
+    arm: ArmChoice,
+    number: int,
+    setting: Setting,
+    device: torch.device,
+    *,
+    rank: int,
+    wholly: bool,
+    to_parent: connection.Connection,
 ) -> None:
     """Tell the parent what training costs, then what use does; what is in use cannot take back what training gave. Collective.
 
@@ -75,7 +92,9 @@ def measure_arm(
     gather_objects(None)  # nobody builds the next arm beside the first rank's timing
 
 
-def measured_training(arm: ArmChoice, setting: Setting, device: torch.device, *, rank: int, wholly: bool) -> dict[str, Any]:
+def measured_training(
+    arm: ArmChoice, setting: Setting, device: torch.device, *, rank: int, wholly: bool
+) -> dict[str, Any]:
     """Time, energy and memory as JSON. Collective."""
     training = Training(arm, setting, device, rank=rank)
     try:
@@ -83,7 +102,12 @@ def measured_training(arm: ArmChoice, setting: Setting, device: torch.device, *,
         time, energy_kwh, source, missing = training.time()
     finally:
         training.close()
-    found: dict[str, Any] = {"time": time.model_dump(), "energy_kwh_per_1000": energy_kwh, "energy_source": source, "missing": missing}
+    found: dict[str, Any] = {
+        "time": time.model_dump(),
+        "energy_kwh_per_1000": energy_kwh,
+        "energy_source": source,
+        "missing": missing,
+    }
     return found if memory is None else {**found, "memory": memory.model_dump()}
 
 
@@ -112,7 +136,11 @@ def how_it_ended(error: BaseException) -> str:
     if isinstance(error, SuiteError):
         return "incompatible"
     words = str(error).lower()
-    return "oom" if "can't allocate memory" in words or "alloc_failed" in words else status_of(error).value
+    return (
+        "oom"
+        if "can't allocate memory" in words or "alloc_failed" in words
+        else status_of(error).value
+    )
 
 
 def told(error: BaseException) -> str:

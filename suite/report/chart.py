@@ -14,7 +14,17 @@ from suite.report.table import Table
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 """Okabe and Ito's colours, which colour-blind readers tell apart, but black and yellow: one of them vanishes on dark, one on light
 ground. Source: https://jfly.uni-koeln.de/color/ (Color Universal Design)."""
-SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "pentagon", "star", "hexagon")
+SHAPES = (
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "triangle-down",
+    "cross",
+    "pentagon",
+    "star",
+    "hexagon",
+)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 HATCHES = ("", "/", ".", "x", "-", "\\")
 """Colours, shapes and dashes have lengths without a common divisor: 315 arms look different from each other, also without colour."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:
+    from suite.record.folder import Home
     from suite.report.data import Report
-    from suite.train.folder import Home
 
 
 class Form(StrEnum):
@@ -26,7 +26,13 @@ FOLDER = "report"
 """In the home, where nothing else was asked for."""
 
 
-def build(home: Home | Path | str, sweep: str | None = None, *, out: Path | None = None, tracking_uri: str | None = None) -> Path:
+def build(
+    home: Home | Path | str,
+    sweep: str | None = None,
+    *,
+    out: Path | None = None,
+    tracking_uri: str | None = None,
+) -> Path:
     """Write the page of one sweep, from the home's files and its MLflow store as they are now.
 
     Args:
@@ -62,12 +68,14 @@ def write(report: Report, out: Path, form: Form) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
         return _WRITERS[form](report, out)
     except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be written: {error.strerror or error}; give another folder") from error
+        raise ConfigError(
+            f"--out {out}: cannot be written: {error.strerror or error}; give another folder"
+        ) from error
 
 
 def _html(report: Report, out: Path) -> list[Path]:
+    from suite.files import write_atomic
     from suite.report.page import page
-    from suite.train.folder import write_atomic
 
     path = out / f"{report.sweep}.html"
     write_atomic(path, page(report).encode())
@@ -75,8 +83,8 @@ def _html(report: Report, out: Path) -> list[Path]:
 
 
 def _markdown(report: Report, out: Path) -> list[Path]:
+    from suite.files import write_atomic
     from suite.report.document import document, draw
-    from suite.train.folder import write_atomic
 
     pictures = draw(report, out, f"{report.sweep}-")
     path = out / f"{report.sweep}.md"
@@ -91,9 +99,9 @@ def _pictures(report: Report, out: Path) -> list[Path]:
 
 
 def _tables(report: Report, out: Path) -> list[Path]:
+    from suite.files import write_atomic
     from suite.report.content import content
     from suite.report.tables import everything
-    from suite.train.folder import write_atomic
 
     paths = []
     for table in everything(report, content(report, whole=True).figures):

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from suite.leaderboard.row import CellSummary
 from suite.report import values
 from suite.report.chart import Axis, Chart, Mark, Points, Span
 from suite.report.charts import ARM_COLUMNS, score_axis
 from suite.report.data import Report
 from suite.report.names import distinct
 from suite.report.table import Table
-from suite.tracking.summary import CellSummary
 
 MOST_NAMES = 24
 """A legend of more would take more room than the lines; pointing at one tells its arm."""
@@ -40,9 +40,17 @@ def learning_rate_curve(cell: CellSummary, label: str, limits: Limits | None = N
     failed = sorted(rate for rate, score, _ in cell.curve if score is None)
     best = [(rate, score) for rate, score in scored if rate == cell.learning_rate]
     marks: list[Mark] = []
-    if cell.learning_rate_low is not None and cell.learning_rate_high is not None and cell.learning_rate_low < cell.learning_rate_high:
+    if (
+        cell.learning_rate_low is not None
+        and cell.learning_rate_high is not None
+        and cell.learning_rate_low < cell.learning_rate_high
+    ):
         marks.append(Span(cell.learning_rate_low, cell.learning_rate_high))
-    marks.append(Points("tried", [r for r, _ in scored], [s for _, s in scored], 0, line=True, shape="circle"))
+    marks.append(
+        Points(
+            "tried", [r for r, _ in scored], [s for _, s in scored], 0, line=True, shape="circle"
+        )
+    )
     marks.append(Points("chosen", [r for r, _ in best], [s for _, s in best], 1, ring=True))
     if failed:
         floor = limits[0] if limits is not None else min((s for _, s in scored), default=0.0)
@@ -52,16 +60,29 @@ def learning_rate_curve(cell: CellSummary, label: str, limits: Limits | None = N
         "learning-rates",
         "Learning rates tried",
         ARM_COLUMNS | RATE_COLUMNS,
-        [{**names, **dict(zip(RATE_COLUMNS, (*point, point[0] == cell.learning_rate), strict=True))} for point in cell.curve],
+        [
+            {
+                **names,
+                **dict(zip(RATE_COLUMNS, (*point, point[0] == cell.learning_rate), strict=True)),
+            }
+            for point in cell.curve
+        ],
     )
     title = f"{label} / {cell.task}{' (edge)' if cell.edge else ''}"
-    y = Axis("validation score" + ("" if cell.higher_is_better is not False else " (less is better)"), limits=limits)
+    y = Axis(
+        "validation score" + ("" if cell.higher_is_better is not False else " (less is better)"),
+        limits=limits,
+    )
     said, x = _told(cell, len(scored), len(failed)), Axis("learning rate", log=True)
-    return Chart(f"learning-rate-{cell.arm}-{cell.task}", title, said, x, y, marks, table, 230, legend=False)
+    return Chart(
+        f"learning-rate-{cell.arm}-{cell.task}", title, said, x, y, marks, table, 230, legend=False
+    )
 
 
 def _told(cell: CellSummary, scored: int, failed: int) -> str:
-    said = f"{scored + failed} learning rates tried" + (f", {failed} of them without a score (crosses)" if failed else "")
+    said = f"{scored + failed} learning rates tried" + (
+        f", {failed} of them without a score (crosses)" if failed else ""
+    )
     if cell.learning_rate is not None:
         said += f"; chosen (ringed) {values.brief(cell.learning_rate)} with {values.score(cell.validation_score)} on validation"
     if cell.edge:
@@ -71,7 +92,9 @@ def _told(cell: CellSummary, scored: int, failed: int) -> str:
     return said + "."
 
 
-def learning_rate_curves(report: Report, task: str | None = None, *, chosen: bool | None = None) -> list[Chart]:
+def learning_rate_curves(
+    report: Report, task: str | None = None, *, chosen: bool | None = None
+) -> list[Chart]:
     """One per cell that was searched, by task and then by arm.
 
     Args:
@@ -80,10 +103,16 @@ def learning_rate_curves(report: Report, task: str | None = None, *, chosen: boo
         chosen: True leaves out the architectures that lost their contest, False all others; None = all.
     """
     tasks = report.tasks if task is None else [task]
-    cells = [(arm, report.cells.get((arm.key, name))) for name in tasks for arm in report.arms.values()]
+    cells = [
+        (arm, report.cells.get((arm.key, name))) for name in tasks for arm in report.arms.values()
+    ]
     searched = [(arm, cell) for arm, cell in cells if cell is not None and cell.curve]
-    limits = {name: score_limits([cell for _, cell in searched if cell.task == name]) for name in tasks}
-    wanted = [(arm, cell) for arm, cell in searched if chosen in (None, cell.status != "not chosen")]
+    limits = {
+        name: score_limits([cell for _, cell in searched if cell.task == name]) for name in tasks
+    }
+    wanted = [
+        (arm, cell) for arm, cell in searched if chosen in (None, cell.status != "not chosen")
+    ]
     return [learning_rate_curve(cell, arm.label, limits[cell.task]) for arm, cell in wanted]
 
 
@@ -98,9 +127,17 @@ def score_limits(cells: Sequence[CellSummary]) -> Limits | None:
 
 def of_cells(cells: Sequence[CellSummary]) -> list[Chart]:
     """One per cell, of whatever sweeps they are; what all have in common is not in their titles."""
-    labels = distinct([(cell.backbone, cell.attention, cell.method, cell.architecture) for cell in cells])
-    limits = {task: score_limits([cell for cell in cells if cell.task == task]) for task in {cell.task for cell in cells}}
-    return [learning_rate_curve(cell, label, limits[cell.task]) for cell, label in zip(cells, labels, strict=True)]
+    labels = distinct(
+        [(cell.backbone, cell.attention, cell.method, cell.architecture) for cell in cells]
+    )
+    limits = {
+        task: score_limits([cell for cell in cells if cell.task == task])
+        for task in {cell.task for cell in cells}
+    }
+    return [
+        learning_rate_curve(cell, label, limits[cell.task])
+        for cell, label in zip(cells, labels, strict=True)
+    ]
 
 
 def training_curves(report: Report, task: str) -> list[Chart]:
@@ -111,12 +148,31 @@ def training_curves(report: Report, task: str) -> list[Chart]:
             runs[trial["arm"]].append(trial["epochs"])
     if not runs:
         return []
-    loss = _curve(report, task, runs, 1, "training loss", "train_loss", Axis(f"training loss, {task}"))
-    return [loss, _curve(report, task, runs, 2, "validation score", "validation_score", score_axis(report, task, "validation score"))]
+    loss = _curve(
+        report, task, runs, 1, "training loss", "train_loss", Axis(f"training loss, {task}")
+    )
+    return [
+        loss,
+        _curve(
+            report,
+            task,
+            runs,
+            2,
+            "validation score",
+            "validation_score",
+            score_axis(report, task, "validation score"),
+        ),
+    ]
 
 
 def _curve(
-    report: Report, task: str, runs: dict[str, list[list[tuple[int, float, float]]]], at: int, what: str, key: str, y: Axis
+    report: Report,
+    task: str,
+    runs: dict[str, list[list[tuple[int, float, float]]]],
+    at: int,
+    what: str,
+    key: str,
+    y: Axis,
 ) -> Chart:
     rows: list[dict[str, Any]] = []
     found = []
@@ -129,7 +185,16 @@ def _curve(
         mean, low, high = ([of(by_epoch[e]) for e in epochs] for of in (fmean, min, max))
         found.append((arm, epochs, mean, low, high))
         rows += [
-            {"arm": arm.key, "label": arm.label, "task": task, "epoch": e, key: m, "lowest": lo, "highest": hi, "seeds": len(by_epoch[e])}
+            {
+                "arm": arm.key,
+                "label": arm.label,
+                "task": task,
+                "epoch": e,
+                key: m,
+                "lowest": lo,
+                "highest": hi,
+                "seeds": len(by_epoch[e]),
+            }
             for e, m, lo, hi in zip(epochs, mean, low, high, strict=True)
         ]
     meanings = ARM_COLUMNS | {
@@ -145,8 +210,33 @@ def _curve(
     said += "mean over seeds, bars from the lowest to the highest."
     title = f"{what.capitalize()}, {task}"
     if count > 1:
-        lines = [Points(a.label, epochs, mean, a.style, line=True, low=low, high=high) for a, epochs, mean, low, high in found]
-        return Chart(f"{table.key}-{task}", title, said, Axis("epoch", whole=True), y, lines, table, legend=len(lines) <= MOST_NAMES)
+        lines = [
+            Points(a.label, epochs, mean, a.style, line=True, low=low, high=high)
+            for a, epochs, mean, low, high in found
+        ]
+        return Chart(
+            f"{table.key}-{task}",
+            title,
+            said,
+            Axis("epoch", whole=True),
+            y,
+            lines,
+            table,
+            legend=len(lines) <= MOST_NAMES,
+        )
     names = tuple(arm.label for arm, *_ in found)
-    points = [Points(a.label, mean, [a.label], a.style, low=low, high=high, along="x") for a, _, mean, low, high in found]
-    return Chart(f"{table.key}-{task}", title, said, y, Axis("", categories=names), points, table, 110 + 26 * len(names), legend=False)
+    points = [
+        Points(a.label, mean, [a.label], a.style, low=low, high=high, along="x")
+        for a, _, mean, low, high in found
+    ]
+    return Chart(
+        f"{table.key}-{task}",
+        title,
+        said,
+        y,
+        Axis("", categories=names),
+        points,
+        table,
+        110 + 26 * len(names),
+        legend=False,
+    )

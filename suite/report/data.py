@@ -13,14 +13,14 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
+from suite.leaderboard.row import CellSummary, Definition, read_definition
+from suite.leaderboard.table import SORTS, leaderboard, read_rows, to_rows
+from suite.record.cells import Trial
+from suite.record.folder import Home
+from suite.record.result import Status
 from suite.redact import redact
 from suite.report.names import Arm, arms_of
 from suite.report.values import ESTIMATE
-from suite.tracking.summary import CellSummary, Definition, read_definition
-from suite.tracking.table import SORTS, leaderboard, read_rows, to_rows
-from suite.train.cells import Trial
-from suite.train.folder import Home
-from suite.train.result import Status
 
 Row = dict[str, Any]
 MOST_TRIALS = 20_000
@@ -67,14 +67,26 @@ class Report:
 
     def scored(self, task: str) -> list[Row]:
         """Rows of a task, or of the mean, that have a test score; without architectures that another one has beaten since."""
-        return [r for r in self.rows if r["task"] == task and r["score_mean"] is not None and r["status"] != "not chosen"]
+        return [
+            r
+            for r in self.rows
+            if r["task"] == task and r["score_mean"] is not None and r["status"] != "not chosen"
+        ]
 
     @cached_property
     def confirm_runs(self) -> list[Row]:
         """Confirm trials at the learning rates that are chosen now; an earlier choice may have left others."""
         rates = {key: cell.learning_rate for key, cell in self.cells.items()}
-        confirm = [trial for trial in self.trials if trial["phase"] == "confirm" and trial["arm"] in self.arms]
-        return [trial for trial in confirm if rates.get((trial["arm"], trial["task"])) in (None, trial["learning_rate"])]
+        confirm = [
+            trial
+            for trial in self.trials
+            if trial["phase"] == "confirm" and trial["arm"] in self.arms
+        ]
+        return [
+            trial
+            for trial in confirm
+            if rates.get((trial["arm"], trial["task"])) in (None, trial["learning_rate"])
+        ]
 
     def higher_is_better(self, task: str) -> bool:
         return all(row["higher_is_better"] is not False for row in self.rows if row["task"] == task)
@@ -103,7 +115,11 @@ class Report:
         count = sum(row["status"] == Status.PRUNED.value for row in self.trials)
         if not count:
             return ""
-        return "The search ended 1 trial early (pruned)." if count == 1 else f"The search ended {count} trials early (pruned)."
+        return (
+            "The search ended 1 trial early (pruned)."
+            if count == 1
+            else f"The search ended {count} trials early (pruned)."
+        )
 
     @cached_property
     def missing(self) -> list[str]:
@@ -111,30 +127,48 @@ class Report:
         cells = [row for row in self.rows if row["task"] != MEAN]
         states = Counter(row["status"] for row in cells)
         found = []
-        if self.definition is not None and (absent := sorted(self.definition.cells.keys() - {f"{a}/{t}" for a, t in self.cells})):
-            shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-            found.append(f"{len(absent)} of {len(self.definition.cells)} planned cells have no ended trial yet: {shown}.")
+        if self.definition is not None and (
+            absent := sorted(self.definition.cells.keys() - {f"{a}/{t}" for a, t in self.cells})
+        ):
+            shown = ", ".join(absent[:5]) + (
+                f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+            )
+            found.append(
+                f"{len(absent)} of {len(self.definition.cells)} planned cells have no ended trial yet: {shown}."
+            )
         meanings = {
             "searching": "are still searched",
             "partial": "lack confirm runs, or some of their seeds",
             "failed": "failed: no seed can get a score",
         }
-        found += [f"{states[state]} of {len(cells)} cells {meaning}." for state, meaning in meanings.items() if states[state]]
+        found += [
+            f"{states[state]} of {len(cells)} cells {meaning}."
+            for state, meaning in meanings.items()
+            if states[state]
+        ]
         if running := sum(row["status"] == "unfinished" for row in self.trials):
             found.append(f"{running} trials were handed out and have not ended.")
         if self.unread_trials:
-            found.append(f"{self.unread_trials} trial folders were not read (a report reads {MOST_TRIALS:,}); the leaderboard is whole.")
+            found.append(
+                f"{self.unread_trials} trial folders were not read (a report reads {MOST_TRIALS:,}); the leaderboard is whole."
+            )
         return found
 
 
-def read(home: Path | str, sweep: str | None = None, *, tracking_uri: str | None = None, sort: str = "score") -> Report:
+def read(
+    home: Path | str,
+    sweep: str | None = None,
+    *,
+    tracking_uri: str | None = None,
+    sort: str = "score",
+) -> Report:
     """Read one sweep for its report.
 
     Args:
         home: As `suite run --home`.
         sweep: Its name; may be left out where the home has one.
         tracking_uri: MLflow store; None = `MLFLOW_TRACKING_URI`, else the home's own.
-        sort: Order of the leaderboard's rows, `suite.tracking.table.SORTS`.
+        sort: Order of the leaderboard's rows, `suite.leaderboard.table.SORTS`.
 
     Raises:
         TrackingError: No results, or none of this sweep, or written by a newer version.
@@ -152,9 +186,15 @@ def read(home: Path | str, sweep: str | None = None, *, tracking_uri: str | None
     name = sweep if sweep is not None else _only([*open_store(uri, create=False).experiments()])
     rows = to_rows(leaderboard(uri, sweep=name, rejected=True, sort=sort))
     own = _own_id(place)
-    own = own if any(row["home"] == own for row in rows) else None  # a store without rows of this home: then all of them are meant
+    own = (
+        own if any(row["home"] == own for row in rows) else None
+    )  # a store without rows of this home: then all of them are meant
     rows = [row for row in rows if own in (None, row["home"])]
-    cells = {(cell.arm, cell.task): cell for cell, id_ in read_rows(open_store(uri, create=False), name) if own in (None, id_)}
+    cells = {
+        (cell.arm, cell.task): cell
+        for cell, id_ in read_rows(open_store(uri, create=False), name)
+        if own in (None, id_)
+    }
     definition = read_definition(place, name)
     trials, unread = read_trials(place, name, definition)
     return Report(
@@ -177,16 +217,22 @@ def sweeps(home: Path | str, tracking_uri: str | None = None) -> list[str]:
     """
     from suite.tracking.store import open_store, resolve_uri
 
-    found = sorted(open_store(resolve_uri(Home(Path(home)), tracking_uri), create=False).experiments())
+    found = sorted(
+        open_store(resolve_uri(Home(Path(home)), tracking_uri), create=False).experiments()
+    )
     if not found:
-        raise TrackingError(f"{home}: no results yet; start with: suite run SWEEP.yaml, or suite sync for trials that MLflow does not have")
+        raise TrackingError(
+            f"{home}: no results yet; start with: suite run SWEEP.yaml, or suite sync for trials that MLflow does not have"
+        )
     return found
 
 
 def _only(names: Sequence[str]) -> str:
     if len(names) != 1:
         what = (
-            f"holds {len(names)} sweeps: {', '.join(sorted(names))}; name one" if names else "holds no results yet; start with: suite run"
+            f"holds {len(names)} sweeps: {', '.join(sorted(names))}; name one"
+            if names
+            else "holds no results yet; start with: suite run"
         )
         raise ConfigError(f"sweep: the store {what}")
     return names[0]
@@ -210,9 +256,15 @@ def read_trials(home: Home, sweep: str, definition: Definition | None) -> tuple[
     trials = []
     for folder in islice(folders, MOST_TRIALS):
         spec = folder.spec()
-        if spec is not None and spec.sweep == sweep and (definition is None or definition.includes(spec)):
+        if (
+            spec is not None
+            and spec.sweep == sweep
+            and (definition is None or definition.includes(spec))
+        ):
             trials.append(Trial(folder, spec, folder.result()))
-    trials.sort(key=lambda t: (t.spec.arm.key, t.spec.task.name, t.spec.phase, t.spec.number, t.spec.seed))
+    trials.sort(
+        key=lambda t: (t.spec.arm.key, t.spec.task.name, t.spec.phase, t.spec.number, t.spec.seed)
+    )
     return trials, sum(1 for _ in folders)
 
 
@@ -236,29 +288,58 @@ def trial_row(trial: Trial) -> Row:
         "energy_kwh": None if train is None else train.energy_kwh,
         "energy_source": None if train is None else train.energy_source,
         "peak_memory_bytes": None if train is None else train.memory.allocated_max_bytes,
-        "samples_per_s": None if result is None or result.timing is None else result.timing.samples_per_s,
+        "samples_per_s": None
+        if result is None or result.timing is None
+        else result.timing.samples_per_s,
         "started_at": None if result is None else result.started_at,
         "finished_at": None if result is None else result.finished_at,
-        "phases": {} if result is None else {name: (p.seconds, p.energy_kwh) for name, p in result.phases.items()},
-        "epochs": [] if result is None else [(e.epoch, e.train_loss, e.validation_score) for e in result.epochs],
+        "phases": {}
+        if result is None
+        else {name: (p.seconds, p.energy_kwh) for name, p in result.phases.items()},
+        "epochs": []
+        if result is None
+        else [(e.epoch, e.train_loss, e.validation_score) for e in result.epochs],
     }
 
 
 def failure_rows(trial: Trial) -> list[Row]:
     """A row per attempt that ended without a result, and one where the trial itself ended without a score."""
     spec = trial.spec
-    names: Row = {"trial": trial.folder.hash, "arm": spec.arm.key, "task": spec.task.name, "phase": spec.phase.value}
+    names: Row = {
+        "trial": trial.folder.hash,
+        "arm": spec.arm.key,
+        "task": spec.task.name,
+        "phase": spec.phase.value,
+    }
     names |= {"number": spec.number, "seed": spec.seed, "learning_rate": spec.learning_rate}
     rows = [
-        {**names, "status": "attempt", "type": f.type, "message": redact(f.message), "log": _log(f.log_path)}
+        {
+            **names,
+            "status": "attempt",
+            "type": f.type,
+            "message": redact(f.message),
+            "log": _log(f.log_path),
+        }
         for f in trial.folder.failures()
     ]
     result = trial.result
     if result is not None and result.status not in (Status.COMPLETED, Status.PRUNED):
         failure = result.failure
         why = failure.message if failure is not None else result.missing.get("score", "")
-        kind, log = (failure.type, _log(failure.log_path)) if failure is not None else (result.status.value, "")
-        rows.append({**names, "status": result.status.value, "type": kind, "message": redact(why), "log": log})
+        kind, log = (
+            (failure.type, _log(failure.log_path))
+            if failure is not None
+            else (result.status.value, "")
+        )
+        rows.append(
+            {
+                **names,
+                "status": result.status.value,
+                "type": kind,
+                "message": redact(why),
+                "log": log,
+            }
+        )
     return rows
 
 

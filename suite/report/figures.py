@@ -23,7 +23,9 @@ Backend = Literal["plotly", "matplotlib"]
 _DRAWERS = {"plotly": "suite.report.interactive", "matplotlib": "suite.report.static"}
 
 
-def score_against_energy(report: Report, task: str | None = None, *, backend: Backend = "plotly") -> Any:
+def score_against_energy(
+    report: Report, task: str | None = None, *, backend: Backend = "plotly"
+) -> Any:
     """Test score over the energy of a training run, with 95% intervals and the Pareto front.
 
     Args:
@@ -31,12 +33,22 @@ def score_against_energy(report: Report, task: str | None = None, *, backend: Ba
         task: A task, or "mean"; None = the mean where there is one, else the first task.
         backend: "plotly" or "matplotlib".
     """
-    return drawn([charts.score_against_energy(report, _place(report, task))], backend, "no arm has a test score and a known energy yet")
+    return drawn(
+        [charts.score_against_energy(report, _place(report, task))],
+        backend,
+        "no arm has a test score and a known energy yet",
+    )
 
 
-def score_against_memory(report: Report, task: str | None = None, *, backend: Backend = "plotly") -> Any:
+def score_against_memory(
+    report: Report, task: str | None = None, *, backend: Backend = "plotly"
+) -> Any:
     """Test score over peak memory in training; arguments as `score_against_energy`."""
-    return drawn([charts.score_against_memory(report, _place(report, task))], backend, "no arm has a test score and a known memory yet")
+    return drawn(
+        [charts.score_against_memory(report, _place(report, task))],
+        backend,
+        "no arm has a test score and a known memory yet",
+    )
 
 
 def score_heat_map(report: Report, *, backend: Backend = "plotly") -> Any:
@@ -46,7 +58,11 @@ def score_heat_map(report: Report, *, backend: Backend = "plotly") -> Any:
 
 def energy_by_phase(report: Report, *, backend: Backend = "plotly") -> Any:
     """Energy of a confirm run of every arm, by phase."""
-    return drawn([charts.energy_by_phase(report)], backend, "no confirm run has ended whose energy is known in all phases")
+    return drawn(
+        [charts.energy_by_phase(report)],
+        backend,
+        "no confirm run has ended whose energy is known in all phases",
+    )
 
 
 def search_cost(report: Report, *, backend: Backend = "plotly") -> Any:
@@ -59,7 +75,9 @@ def beside_the_paper(report: Report, *, backend: Backend = "plotly") -> Any:
     return drawn([charts.beside_the_paper(report)], backend, "the sweep carries no printed numbers")
 
 
-def learning_rate_curves(report: Report, task: str | None = None, *, backend: Backend = "plotly") -> Any:
+def learning_rate_curves(
+    report: Report, task: str | None = None, *, backend: Backend = "plotly"
+) -> Any:
     """Validation score by learning rate, a panel per cell: the chosen one ringed, the searched range shaded, failures as crosses.
 
     Args:
@@ -68,13 +86,19 @@ def learning_rate_curves(report: Report, task: str | None = None, *, backend: Ba
         backend: "plotly" or "matplotlib".
     """
     chosen = None if task is None else _place(report, task)
-    return drawn(curves.learning_rate_curves(report, chosen), backend, "no search trial has ended yet")
+    return drawn(
+        curves.learning_rate_curves(report, chosen), backend, "no search trial has ended yet"
+    )
 
 
 def training_curves(report: Report, task: str | None = None, *, backend: Backend = "plotly") -> Any:
     """Training loss and validation score by epoch of the confirm runs; arguments as `learning_rate_curves`."""
     tasks = report.tasks if task is None else [_place(report, task)]
-    return drawn([c for name in tasks for c in curves.training_curves(report, name)], backend, "no confirm run has ended yet")
+    return drawn(
+        [c for name in tasks for c in curves.training_curves(report, name)],
+        backend,
+        "no confirm run has ended yet",
+    )
 
 
 def drawn(found: Sequence[Chart | None], backend: str, missing: str) -> Any:

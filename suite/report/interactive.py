@@ -19,7 +19,19 @@ from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 from plotly.utils import PlotlyJSONEncoder
 
-from suite.report.chart import COLOURS, DASHES, HATCHES, SHAPES, Axis, Bars, Chart, Heat, Mark, Points, Span
+from suite.report.chart import (
+    COLOURS,
+    DASHES,
+    HATCHES,
+    SHAPES,
+    Axis,
+    Bars,
+    Chart,
+    Heat,
+    Mark,
+    Points,
+    Span,
+)
 from suite.report.table import clean
 
 GREY = "#8a8a8a"
@@ -44,13 +56,19 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
     width = min(len(charts), columns)
     height = -(-len(charts) // width)
     figure = make_subplots(
-        height, width, subplot_titles=[plain(c.title) for c in charts], vertical_spacing=0.4 / height, horizontal_spacing=0.18 / width
+        height,
+        width,
+        subplot_titles=[plain(c.title) for c in charts],
+        vertical_spacing=0.4 / height,
+        horizontal_spacing=0.18 / width,
     )
     named: set[str] = set()
     for place, chart in enumerate(charts):
         row, column = place // width + 1, place % width + 1
         for trace in traces(chart):
-            trace.showlegend = bool(chart.legend and trace.showlegend is not False and trace.name not in named)
+            trace.showlegend = bool(
+                chart.legend and trace.showlegend is not False and trace.name not in named
+            )
             named.add(str(trace.name))
             trace.legendgroup = trace.name
             figure.add_trace(trace, row, column)
@@ -58,7 +76,12 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
             figure.add_vrect(**_span(span), row=row, col=column)
         figure.update_xaxes(_axis(chart.x), row=row, col=column)
         figure.update_yaxes(_axis(chart.y, vertical=True), row=row, col=column)
-    return figure.update_layout(height=260 * height + 80, font={"family": FONT, "size": 11}, template="plotly_white", barmode="stack")
+    return figure.update_layout(
+        height=260 * height + 80,
+        font={"family": FONT, "size": 11},
+        template="plotly_white",
+        barmode="stack",
+    )
 
 
 def single(chart: Chart) -> go.Figure:
@@ -75,7 +98,14 @@ def single(chart: Chart) -> go.Figure:
         barmode="stack",
         bargap=0.35,
         hovermode="closest",
-        legend={"orientation": "h", "x": 0, "yanchor": "top", "font": {"size": 11}, "traceorder": "normal"} | _below(chart),
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "yanchor": "top",
+            "font": {"size": 11},
+            "traceorder": "normal",
+        }
+        | _below(chart),
     )
 
 
@@ -100,7 +130,11 @@ def _below(chart: Chart) -> dict[str, Any]:
 def traces(chart: Chart) -> list[Any]:
     """Plotly's traces of a chart's marks; names beside points lie above and below in turns, so that neighbours do not meet."""
     above = cycle(("top center", "bottom center"))
-    marks = sorted(chart.marks, key=_left) if any(isinstance(m, Points) and m.labels for m in chart.marks) else chart.marks
+    marks = (
+        sorted(chart.marks, key=_left)
+        if any(isinstance(m, Points) and m.labels for m in chart.marks)
+        else chart.marks
+    )
     found = [_trace(mark, chart) for mark in marks if not isinstance(mark, Span)]
     for trace in found:
         if getattr(trace, "text", None) and trace.type == "scatter":
@@ -122,7 +156,15 @@ def _trace(mark: Any, chart: Chart) -> Any:
 
 @_trace.register
 def _points(mark: Points, chart: Chart) -> Any:
-    modes = [word for word, wanted in (("lines", mark.line), ("markers", mark.marker), ("text", bool(mark.labels))) if wanted]
+    modes = [
+        word
+        for word, wanted in (
+            ("lines", mark.line),
+            ("markers", mark.marker),
+            ("text", bool(mark.labels)),
+        )
+        if wanted
+    ]
     style = mark.style
     colour = GREY if style is None else COLOURS[style % len(COLOURS)]
     shape = mark.shape or ("circle" if mark.ring else SHAPES[(style or 0) % len(SHAPES)])
@@ -139,7 +181,11 @@ def _points(mark: Points, chart: Chart) -> Any:
         name=plain(mark.name),
         mode="+".join(modes),
         marker=marker,
-        line={"color": colour, "width": 1.6, "dash": "dot" if style is None else DASHES[style % len(DASHES)]},
+        line={
+            "color": colour,
+            "width": 1.6,
+            "dash": "dot" if style is None else DASHES[style % len(DASHES)],
+        },
         text=_plain(mark.labels) or None,
         textfont={"size": 11},
         hovertext=_plain(mark.details) or None,
@@ -157,16 +203,37 @@ def _error_bars(mark: Points, colour: str) -> dict[str, Any]:
     ends = [(lo, float(c), hi) for lo, c, hi in zip(mark.low, centre, mark.high, strict=True)]
     below = [0.0 if lo is None else c - lo for lo, c, _ in ends]
     above = [0.0 if hi is None else hi - c for _, c, hi in ends]
-    bar = {"type": "data", "array": above, "arrayminus": below, "symmetric": False, "color": colour, "thickness": 1.1, "width": 3}
+    bar = {
+        "type": "data",
+        "array": above,
+        "arrayminus": below,
+        "symmetric": False,
+        "color": colour,
+        "thickness": 1.1,
+        "width": 3,
+    }
     return {f"error_{mark.along}": bar}
 
 
 @_trace.register
 def _bars(mark: Bars, chart: Chart) -> Any:
-    pattern = {"shape": HATCHES[mark.style % len(HATCHES)], "fillmode": "overlay", "fgcolor": "#ffffff", "size": 7, "solidity": 0.28}
+    pattern = {
+        "shape": HATCHES[mark.style % len(HATCHES)],
+        "fillmode": "overlay",
+        "fgcolor": "#ffffff",
+        "size": 7,
+        "solidity": 0.28,
+    }
     marker = {"color": COLOURS[mark.style % len(COLOURS)], "pattern": pattern}
     hover = "%{y}<br>" + plain(mark.name) + ": %{x:.3g}<extra></extra>"
-    return go.Bar(x=_plain(mark.x), y=_plain(mark.y), name=plain(mark.name), orientation="h", marker=marker, hovertemplate=hover)
+    return go.Bar(
+        x=_plain(mark.x),
+        y=_plain(mark.y),
+        name=plain(mark.name),
+        orientation="h",
+        marker=marker,
+        hovertemplate=hover,
+    )
 
 
 @_trace.register
@@ -189,18 +256,39 @@ def _heat(mark: Heat, chart: Chart) -> Any:
 
 
 def _span(mark: Span) -> dict[str, Any]:
-    return {"x0": mark.low, "x1": mark.high, "fillcolor": "#888888", "opacity": 0.12, "line_width": 0, "layer": "below"}
+    return {
+        "x0": mark.low,
+        "x1": mark.high,
+        "fillcolor": "#888888",
+        "opacity": 0.12,
+        "line_width": 0,
+        "layer": "below",
+    }
 
 
 def _axis(axis: Axis, *, vertical: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = {"title": {"text": plain(axis.title), "standoff": 8}, "automargin": True, "zeroline": False}
+    found: dict[str, Any] = {
+        "title": {"text": plain(axis.title), "standoff": 8},
+        "automargin": True,
+        "zeroline": False,
+    }
     if axis.log:
-        found |= {"type": "log", "dtick": 1, "exponentformat": "power", "minor": {"ticks": "outside"}}
+        found |= {
+            "type": "log",
+            "dtick": 1,
+            "exponentformat": "power",
+            "minor": {"ticks": "outside"},
+        }
     if axis.whole:
         found |= {"tickformat": "d", "nticks": 10}
     if axis.limits is not None:
         found["range"] = [math.log10(end) for end in axis.limits] if axis.log else list(axis.limits)
     if axis.categories:
-        found |= {"type": "category", "categoryorder": "array", "categoryarray": _plain(axis.categories), "showgrid": False}
+        found |= {
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": _plain(axis.categories),
+            "showgrid": False,
+        }
         found |= {"autorange": "reversed"} if vertical else {"side": "top"}
     return found

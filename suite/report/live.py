@@ -14,10 +14,10 @@ from threading import Lock
 from urllib.parse import unquote, urlsplit
 
 from suite.errors import ConfigError, SuiteError, UnknownNameError
+from suite.record.folder import Home
 from suite.report.data import read, sweeps
 from suite.report.page import page, waiting_page
 from suite.tracking.store import open_store, resolve_uri
-from suite.train.folder import Home
 
 HOST = "127.0.0.1"
 WATCHED = ("result.json", "spec.json")
@@ -32,7 +32,14 @@ class Source:
         tracking_uri, sort: As `suite.report.read`.
     """
 
-    def __init__(self, home: Path, sweep: str | None = None, *, tracking_uri: str | None = None, sort: str = "score") -> None:
+    def __init__(
+        self,
+        home: Path,
+        sweep: str | None = None,
+        *,
+        tracking_uri: str | None = None,
+        sort: str = "score",
+    ) -> None:
         self.home, self.sweep, self.tracking_uri, self.sort = home, sweep, tracking_uri, sort
         self._pages: dict[str, tuple[str, str]] = {}
         self._lock = Lock()
@@ -41,11 +48,20 @@ class Source:
         """Changes when a trial is handed out or ends, and when a row of the leaderboard does."""
         digest = hashlib.sha256()
         for folder in Home(self.home).trials():
-            failed = sum(1 for _ in folder.path.glob("failure-*.json"))  # not read: one may be half written, or of another version
-            digest.update(f"{folder.hash}{[_stamp(folder.path / name) for name in WATCHED]}{failed}".encode())
+            failed = sum(
+                1 for _ in folder.path.glob("failure-*.json")
+            )  # not read: one may be half written, or of another version
+            digest.update(
+                f"{folder.hash}{[_stamp(folder.path / name) for name in WATCHED]}{failed}".encode()
+            )
         try:
             store = open_store(resolve_uri(Home(self.home), self.tracking_uri), create=False)
-            for run in store.runs([*store.experiments().values()], {}, having="suite.digest", only=("suite.digest", "suite.revision")):
+            for run in store.runs(
+                [*store.experiments().values()],
+                {},
+                having="suite.digest",
+                only=("suite.digest", "suite.revision"),
+            ):
                 digest.update(f"{run.id}{sorted(run.tags.items())}".encode())
         except SuiteError as error:  # not there yet, or away: the page says so
             digest.update(str(error).encode())
@@ -95,7 +111,9 @@ def make_server(source: Source, port: int = 0) -> ThreadingHTTPServer:
     try:
         server = ThreadingHTTPServer((HOST, port), _handler(source))
     except OSError as error:
-        raise ConfigError(f"--port {port}: {os.strerror(error.errno or 0)}; give another, or 0 for any that is free") from error
+        raise ConfigError(
+            f"--port {port}: {os.strerror(error.errno or 0)}; give another, or 0 for any that is free"
+        ) from error
     server.daemon_threads = True
     return server
 
@@ -111,9 +129,13 @@ def _handler(source: Source) -> type[BaseHTTPRequestHandler]:
             try:
                 if address.query == "version":
                     return self._send(200, "text/plain", source.version())
-                return self._send(200, "text/html", source.page(unquote(address.path).strip("/") or None))
+                return self._send(
+                    200, "text/html", source.page(unquote(address.path).strip("/") or None)
+                )
             except Exception as error:  # noqa: BLE001 - a sweep that is being written can be read in any state; the page looks again
-                return self._send(500, "text/html", waiting_page(f"{type(error).__name__}: {error}"))
+                return self._send(
+                    500, "text/html", waiting_page(f"{type(error).__name__}: {error}")
+                )
 
         def _send(self, status: int, kind: str, text: str) -> None:
             body = text.encode()
@@ -125,7 +147,10 @@ def _handler(source: Source) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             try:
                 self.wfile.write(body)
-            except (BrokenPipeError, ConnectionResetError):  # the page was closed, or reloaded, meanwhile
+            except (
+                BrokenPipeError,
+                ConnectionResetError,
+            ):  # the page was closed, or reloaded, meanwhile
                 self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:
@@ -136,4 +161,6 @@ def _handler(source: Source) -> type[BaseHTTPRequestHandler]:
 
 def addresses(server: ThreadingHTTPServer, names: Sequence[str]) -> list[str]:
     """What to open, one per sweep."""
-    return [f"http://{HOST}:{server.server_port}/{name}" for name in names] or [f"http://{HOST}:{server.server_port}/"]
+    return [f"http://{HOST}:{server.server_port}/{name}" for name in names] or [
+        f"http://{HOST}:{server.server_port}/"
+    ]

@@ -47,17 +47,29 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
         first.setdefault(row["arm"], row)
     names = [_parts(row) for row in first.values()]
     whole = dict(zip(first, distinct(names), strict=True))
-    alone = dict(zip(first, differing([" ".join(name[:3]) for name in names], [name[3] for name in names]), strict=True))
+    alone = dict(
+        zip(
+            first,
+            differing([" ".join(name[:3]) for name in names], [name[3] for name in names]),
+            strict=True,
+        )
+    )
     winners = {key: _parts(row) for key, row in first.items() if row["status"] != "not chosen"}
     short = dict(zip(winners, distinct([*winners.values()], among=names), strict=True))
     labels = _unlike({key: short.get(key, whole[key]) for key in first})
-    return {key: Arm(key, labels[key], " ".join(alone[key]), style, row) for style, (key, row) in enumerate(first.items())}
+    return {
+        key: Arm(key, labels[key], " ".join(alone[key]), style, row)
+        for style, (key, row) in enumerate(first.items())
+    }
 
 
 def _unlike(labels: Mapping[str, str]) -> dict[str, str]:
     """The end of the key behind labels that several arms have: they differ in something that is in no name."""
     many = Counter(labels.values())
-    return {key: f"{label} {key[-KEY_SHOWN:]}" if many[label] > 1 else label for key, label in labels.items()}
+    return {
+        key: f"{label} {key[-KEY_SHOWN:]}" if many[label] > 1 else label
+        for key, label in labels.items()
+    }
 
 
 def _merit(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
@@ -67,7 +79,12 @@ def _merit(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
 
 
 def _parts(row: Mapping[str, Any]) -> Names:
-    return values.backbone(row), values.attention(row), str(row["method"]), row["architecture"] or {}
+    return (
+        values.backbone(row),
+        values.attention(row),
+        str(row["method"]),
+        row["architecture"] or {},
+    )
 
 
 Names = tuple[str, str, str, Mapping[str, Any]]
@@ -81,7 +98,10 @@ def distinct(arms: Sequence[Names], *, among: Sequence[Names] = ()) -> list[str]
     """
     shown = [n for n in (0, 1) if len({arm[n] for arm in among or arms}) > 1]
     names = [" ".join([*(str(arm[n]) for n in shown), arm[2]]) for arm in arms]
-    return [" ".join([name, *own]) for name, own in zip(names, differing(names, [arm[3] for arm in arms]), strict=True)]
+    return [
+        " ".join([name, *own])
+        for name, own in zip(names, differing(names, [arm[3] for arm in arms]), strict=True)
+    ]
 
 
 def differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -100,4 +120,6 @@ def listed(items: Iterable[str], *, most: int = 8) -> str:
     found = list(items)
     if len(found) > most:
         found = [*found[:most], f"{len(found) - most} more"]
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else ""
+    return (
+        found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else ""
+    )

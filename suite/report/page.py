@@ -53,10 +53,20 @@ def page(report: Report, *, live: str = "") -> str:
             intervals=_intervals(report, rows),
             board_csv=tables.leaderboard(report),
             first_place=next((place for place in report.places if report.scored(place)), ""),
-            places=[place for place in (MEAN, *report.tasks) if any(row["task"] == place for row in rows)],
-            trials_of=lambda arm: _table(tables.trial_columns(report), [t for t in report.trials if t["arm"] == arm.key], report),
+            places=[
+                place
+                for place in (MEAN, *report.tasks)
+                if any(row["task"] == place for row in rows)
+            ],
+            trials_of=lambda arm: _table(
+                tables.trial_columns(report),
+                [t for t in report.trials if t["arm"] == arm.key],
+                report,
+            ),
             rows_of=lambda arm: _table(
-                [c for c in columns if c.head not in ("arm", "architecture")], [r for r in report.rows if r["arm"] == arm.key], report
+                [c for c in columns if c.head not in ("arm", "architecture")],
+                [r for r in report.rows if r["arm"] == arm.key],
+                report,
             ),
             failures=_table(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
             rejected=_table(tables.rejected_columns(report), tables.rejected_rows(report), report),
@@ -69,10 +79,18 @@ def page(report: Report, *, live: str = "") -> str:
 @functools.cache
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("suite.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("suite.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters |= {"data_link": data_link, "clean": clean}
-    made.filters |= {"backbone": values.backbone, "attention": values.attention, "settings": values.settings}
+    made.filters |= {
+        "backbone": values.backbone,
+        "attention": values.attention,
+        "settings": values.settings,
+    }
     made.globals["colours"] = COLOURS
     return made
 
@@ -92,7 +110,14 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> di
     """What the template's table needs: heads, and of every row its arm and its cells as text and as what they are sorted by."""
     return {
         "columns": columns,
-        "rows": [{"row": row, "arm": _arm(row, report), "cells": [(_shown(c, row), _key(c.value(row))) for c in columns]} for row in rows],
+        "rows": [
+            {
+                "row": row,
+                "arm": _arm(row, report),
+                "cells": [(_shown(c, row), _key(c.value(row))) for c in columns],
+            }
+            for row in rows
+        ],
     }
 
 
@@ -109,18 +134,27 @@ def _key(value: float | str | None) -> str:
     return "" if value is None else clean(value) if isinstance(value, str) else repr(float(value))
 
 
-def _intervals(report: Report, rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, float | str]]:
+def _intervals(
+    report: Report, rows: Sequence[Row]
+) -> dict[tuple[str, str], dict[str, float | str]]:
     """By arm and task, where a row's score and its interval lie on the scale of its task: pixels of a small picture."""
     found: dict[tuple[str, str], dict[str, float | str]] = {}
     for task in (MEAN, *report.tasks):
         scored = [row for row in rows if row["task"] == task and row["score_mean"] is not None]
-        ends = [value for row in scored for value in (row["score_mean"], row["ci_low"], row["ci_high"]) if value is not None]
+        ends = [
+            value
+            for row in scored
+            for value in (row["score_mean"], row["ci_low"], row["ci_high"])
+            if value is not None
+        ]
         if not ends or min(ends) == max(ends):
             continue
         low, width = min(ends), max(ends) - min(ends)
         for row in scored:
             at = {
-                key: 5 + (PLOT_WIDTH - 10) * (row[key] - low) / width for key in ("score_mean", "ci_low", "ci_high") if row[key] is not None
+                key: 5 + (PLOT_WIDTH - 10) * (row[key] - low) / width
+                for key in ("score_mean", "ci_low", "ci_high")
+                if row[key] is not None
             }
             colour = COLOURS[report.arms[row["arm"]].style % len(COLOURS)]
             found[row["arm"], task] = {**at, "colour": colour}

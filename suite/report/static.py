@@ -13,9 +13,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from suite.report.chart import COLOURS, DASHES, HATCHES, SHAPES, Axis, Bars, Chart, Heat, Points, Span
+from suite.files import replacing
+from suite.report.chart import (
+    COLOURS,
+    DASHES,
+    HATCHES,
+    SHAPES,
+    Axis,
+    Bars,
+    Chart,
+    Heat,
+    Points,
+    Span,
+)
 from suite.report.table import clean
-from suite.train.folder import replacing
 
 DPI = 120
 GREY = "0.55"
@@ -29,7 +40,11 @@ def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
     width = min(len(charts), columns)
     height = -(-len(charts) // width)
     many = len(charts) > 2
-    size = (3.2 * width + 0.4, 2.6 * height + 0.3) if many else (7.2 * width, max(c.height for c in charts) / 88 + 0.4)
+    size = (
+        (3.2 * width + 0.4, 2.6 * height + 0.3)
+        if many
+        else (7.2 * width, max(c.height for c in charts) / 88 + 0.4)
+    )
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(height, width, squeeze=False)
     for place, axis in enumerate(axes.flat):
@@ -61,11 +76,21 @@ def _panel(axes: Axes, chart: Chart, *, small: bool) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if chart.legend:
-        axes.legend(frameon=False, fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
+        axes.legend(
+            frameon=False,
+            fontsize="x-small",
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            ncols=4,
+        )
 
 
 def _scale(axes: Axes, axis: Axis, which: str) -> None:
-    title, scale, ticks = (axes.set_xlabel, axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_ylabel, axes.set_yscale, axes.yaxis)
+    title, scale, ticks = (
+        (axes.set_xlabel, axes.set_xscale, axes.xaxis)
+        if which == "x"
+        else (axes.set_ylabel, axes.set_yscale, axes.yaxis)
+    )
     title(plain(axis.title), fontsize="small")
     if axis.log:
         scale("log")
@@ -74,7 +99,9 @@ def _scale(axes: Axes, axis: Axis, which: str) -> None:
     if axis.limits is not None:
         (axes.set_xlim if which == "x" else axes.set_ylim)(*axis.limits)
     if axis.categories:
-        (axes.set_xticks if which == "x" else axes.set_yticks)(range(len(axis.categories)), [plain(name) for name in axis.categories])
+        (axes.set_xticks if which == "x" else axes.set_yticks)(
+            range(len(axis.categories)), [plain(name) for name in axis.categories]
+        )
         if which == "y":
             axes.set_ylim(len(axis.categories) - 0.5, -0.5)
         else:
@@ -96,8 +123,15 @@ def _draw(mark: Any, axes: Axes, chart: Chart) -> None:
 def _points(mark: Points, axes: Axes, chart: Chart) -> None:
     x, y, style = _placed(mark.x, chart.x), _placed(mark.y, chart.y), mark.style
     colour = GREY if style is None else COLOURS[style % len(COLOURS)]
-    drawn: dict[str, Any] = {"color": colour, "label": plain(mark.name) if mark.legend else None, "linewidth": 1.2, "zorder": 3}
-    drawn["linestyle"] = "none" if not mark.line else LINES["dot" if style is None else DASHES[style % len(DASHES)]]
+    drawn: dict[str, Any] = {
+        "color": colour,
+        "label": plain(mark.name) if mark.legend else None,
+        "linewidth": 1.2,
+        "zorder": 3,
+    }
+    drawn["linestyle"] = (
+        "none" if not mark.line else LINES["dot" if style is None else DASHES[style % len(DASHES)]]
+    )
     if mark.marker:
         shape = mark.shape or ("circle" if mark.ring else SHAPES[(style or 0) % len(SHAPES)])
         drawn |= {"marker": MARKERS[shape], "markersize": 9 if mark.ring else 4 if mark.line else 7}
@@ -108,11 +142,19 @@ def _points(mark: Points, axes: Axes, chart: Chart) -> None:
     for at, label in enumerate(mark.labels):
         higher = next(above) if len(mark.labels) > 1 else (6 if (style or 0) % 2 == 0 else -12)
         axes.annotate(
-            plain(label), (x[at], y[at]), xytext=(0, higher), textcoords="offset points", ha="center", fontsize="x-small", zorder=4
+            plain(label),
+            (x[at], y[at]),
+            xytext=(0, higher),
+            textcoords="offset points",
+            ha="center",
+            fontsize="x-small",
+            zorder=4,
         )
 
 
-def _error_bars(mark: Points, x: Sequence[float], y: Sequence[float], axes: Axes, colour: str) -> None:
+def _error_bars(
+    mark: Points, x: Sequence[float], y: Sequence[float], axes: Axes, colour: str
+) -> None:
     centre = y if mark.along == "y" else x
     known = [n for n, end in enumerate(mark.low) if end is not None and mark.high[n] is not None]
     if not known:
@@ -122,7 +164,16 @@ def _error_bars(mark: Points, x: Sequence[float], y: Sequence[float], axes: Axes
         [max(float(mark.high[n] or 0.0) - centre[n], 0.0) for n in known],
     ]
     bars: dict[str, Any] = {f"{mark.along}err": ends}
-    axes.errorbar([x[n] for n in known], [y[n] for n in known], fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.7, **bars)
+    axes.errorbar(
+        [x[n] for n in known],
+        [y[n] for n in known],
+        fmt="none",
+        ecolor=colour,
+        elinewidth=0.8,
+        capsize=2,
+        alpha=0.7,
+        **bars,
+    )
 
 
 @_draw.register
@@ -137,7 +188,15 @@ def _bars(mark: Bars, axes: Axes, chart: Chart) -> None:
     colour, hatch = COLOURS[mark.style % len(COLOURS)], HATCHES[mark.style % len(HATCHES)] * 3
     places = _placed(mark.y, chart.y)
     axes.barh(
-        places, list(mark.x), left=before, height=0.62, label=plain(mark.name), color=colour, hatch=hatch, edgecolor="white", linewidth=0.4
+        places,
+        list(mark.x),
+        left=before,
+        height=0.62,
+        label=plain(mark.name),
+        color=colour,
+        hatch=hatch,
+        edgecolor="white",
+        linewidth=0.4,
     )
 
 
@@ -149,7 +208,15 @@ def _heat(mark: Heat, axes: Axes, chart: Chart) -> None:
     for row, line in enumerate(mark.texts):
         for column, text in enumerate(line):
             dark = (mark.shade[row][column] or 0.0) > 0.55
-            axes.text(column, row, plain(text), ha="center", va="center", fontsize="small", color="white" if dark else "black")
+            axes.text(
+                column,
+                row,
+                plain(text),
+                ha="center",
+                va="center",
+                fontsize="small",
+                color="white" if dark else "black",
+            )
 
 
 @_draw.register

@@ -52,7 +52,9 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     shown = clean(value)
-    return f"'{shown}" if shown[:1] in ("=", "@", "+", "-", "\t", "\r") else shown  # a spreadsheet would run it
+    return (
+        f"'{shown}" if shown[:1] in ("=", "@", "+", "-", "\t", "\r") else shown
+    )  # a spreadsheet would run it
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,14 @@ def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 def escaped(text: str) -> str:
     """A text of others' in Markdown: one line, no tags, no table borders, no secrets."""
     shown = clean(" ".join(text.split()))
-    for character, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("`", "\\`"), ("[", "\\["), ("*", "\\*")):
+    for character, instead in (
+        ("&", "&amp;"),
+        ("<", "&lt;"),
+        (">", "&gt;"),
+        ("|", "\\|"),
+        ("`", "\\`"),
+        ("[", "\\["),
+        ("*", "\\*"),
+    ):
         shown = shown.replace(character, instead)
     return shown

@@ -73,7 +73,10 @@ TRIALS = {
     "samples_per_s": "training, 1/s",
 }
 FAILURES = {
-    **{key: TRIALS[key] for key in ("trial", "arm", "task", "phase", "number", "seed", "learning_rate")},
+    **{
+        key: TRIALS[key]
+        for key in ("trial", "arm", "task", "phase", "number", "seed", "learning_rate")
+    },
     "status": "how the trial ended; attempt = it was tried again",
     "type": "of the error",
     "message": "what it said",
@@ -83,7 +86,12 @@ FAILURES = {
 
 def leaderboard(report: Report) -> Table:
     rows = [{**row, "label": report.arms[row["arm"]].label} for row in report.rows]
-    return Table("leaderboard", "All rows, rejected ones and architectures that were not chosen included", LEADERBOARD, rows)
+    return Table(
+        "leaderboard",
+        "All rows, rejected ones and architectures that were not chosen included",
+        LEADERBOARD,
+        rows,
+    )
 
 
 def trials(report: Report) -> Table:
@@ -91,21 +99,43 @@ def trials(report: Report) -> Table:
 
 
 def failures(report: Report) -> Table:
-    return Table("failures", "Attempts that ended without a result, and trials without a score", FAILURES, report.failures)
+    return Table(
+        "failures",
+        "Attempts that ended without a result, and trials without a score",
+        FAILURES,
+        report.failures,
+    )
 
 
 def dictionary(tables: Sequence[Table]) -> Table:
     """What every column of every file means."""
-    rows = [{"file": f"{t.key}.csv", "column": key, "meaning": meaning} for t in tables for key, meaning in t.columns.items()]
-    return Table("columns", "What the columns of the other files mean", {"file": "", "column": "", "meaning": "with its unit"}, rows)
+    rows = [
+        {"file": f"{t.key}.csv", "column": key, "meaning": meaning}
+        for t in tables
+        for key, meaning in t.columns.items()
+    ]
+    return Table(
+        "columns",
+        "What the columns of the other files mean",
+        {"file": "", "column": "", "meaning": "with its unit"},
+        rows,
+    )
 
 
 def everything(report: Report, charts: Sequence[Chart]) -> list[Table]:
     """All tables, those of one kind of figure as one, the dictionary last."""
     parts: dict[str, list[Table]] = {}
-    for table in (leaderboard(report), trials(report), failures(report), *(chart.table for chart in charts)):
+    for table in (
+        leaderboard(report),
+        trials(report),
+        failures(report),
+        *(chart.table for chart in charts),
+    ):
         parts.setdefault(table.key, []).append(table)
-    found = [replace(tables[0], rows=[row for table in tables for row in table.rows]) for tables in parts.values()]
+    found = [
+        replace(tables[0], rows=[row for table in tables for row in table.rows])
+        for tables in parts.values()
+    ]
     return [*found, dictionary(found)]
 
 
@@ -117,31 +147,104 @@ def shown_rows(report: Report) -> list[dict[str, Any]]:
 def leaderboard_columns(report: Report) -> list[Column]:
     """What is the same or unknown in every row is left out."""
     rows = shown_rows(report)
-    any_of = {key: any(row[key] is not None for row in rows) for key in ("rank", "ci_low", "reference_score", "kv_bytes_per_token")}
+    any_of = {
+        key: any(row[key] is not None for row in rows)
+        for key in ("rank", "ci_low", "reference_score", "kv_bytes_per_token")
+    }
     note = report.energy_note
-    paper = [number("reference_score", "paper", values.score, "as printed"), number("difference", "ours - paper", _signed)]
-    ratios = [number("prr", "PRR", values.score, "share of multi-head attention's score, percent"), number("peop", "PEoP", values.brief)]
-    mixed, competed = note == ", partly estimated", any(arm.settings for arm in report.arms.values())
+    paper = [
+        number("reference_score", "paper", values.score, "as printed"),
+        number("difference", "ours - paper", _signed),
+    ]
+    ratios = [
+        number("prr", "PRR", values.score, "share of multi-head attention's score, percent"),
+        number("peop", "PEoP", values.brief),
+    ]
+    mixed, competed = (
+        note == ", partly estimated",
+        any(arm.settings for arm in report.arms.values()),
+    )
     return [
         words("arm", lambda row: report.arms[row["arm"]].label),
-        *([Column("rank", _rank, _rank_value, "arms that a paired test cannot tell apart share ranks")] if any_of["rank"] else []),
+        *(
+            [
+                Column(
+                    "rank",
+                    _rank,
+                    _rank_value,
+                    "arms that a paired test cannot tell apart share ranks",
+                )
+            ]
+            if any_of["rank"]
+            else []
+        ),
         words("task", lambda row: row["task"]),
-        Column("score", _score, lambda row: row["score_mean"], "test score, mean over seeds ± standard deviation; ↓ = less is better"),
-        *([Column("95% interval", _interval, lambda row: row["ci_low"], "over seeds and test items")] if any_of["ci_low"] else []),
-        *([number("constant_score", "same answer", values.score, CONSTANT)] if any(beats_constant(row) is False for row in rows) else []),
+        Column(
+            "score",
+            _score,
+            lambda row: row["score_mean"],
+            "test score, mean over seeds ± standard deviation; ↓ = less is better",
+        ),
+        *(
+            [
+                Column(
+                    "95% interval",
+                    _interval,
+                    lambda row: row["ci_low"],
+                    "over seeds and test items",
+                )
+            ]
+            if any_of["ci_low"]
+            else []
+        ),
+        *(
+            [number("constant_score", "same answer", values.score, CONSTANT)]
+            if any(beats_constant(row) is False for row in rows)
+            else []
+        ),
         *(paper if any_of["reference_score"] else []),
-        Column(f"energy{note}", _energy if mixed else _plain_energy, lambda row: row["energy_kwh"], "training phase of one run"),
-        number("peak_memory_bytes", "memory", values.size, "peak allocated in training, largest rank"),
+        Column(
+            f"energy{note}",
+            _energy if mixed else _plain_energy,
+            lambda row: row["energy_kwh"],
+            "training phase of one run",
+        ),
+        number(
+            "peak_memory_bytes", "memory", values.size, "peak allocated in training, largest rank"
+        ),
         number("trainable_parameters", "trained", values.count, "parameters, head included"),
         *(ratios if len({row["attention"] for row in rows}) > 1 else []),
-        *([number("kv_bytes_per_token", "KV/token", values.size, "cached per token, fp16")] if any_of["kv_bytes_per_token"] else []),
+        *(
+            [number("kv_bytes_per_token", "KV/token", values.size, "cached per token, fp16")]
+            if any_of["kv_bytes_per_token"]
+            else []
+        ),
         number("train_s", "train time", values.duration, "training phase of one run"),
         number("seeds", "seeds", values.count, "confirm runs"),
-        *([words("architecture", lambda row: report.arms[row["arm"]].settings or values.MISSING, "as chosen")] if competed else []),
-        Column("learning rate", _learning_rate, lambda row: row["learning_rate"], "chosen; edge = at the end of the searched range"),
+        *(
+            [
+                words(
+                    "architecture",
+                    lambda row: report.arms[row["arm"]].settings or values.MISSING,
+                    "as chosen",
+                )
+            ]
+            if competed
+            else []
+        ),
+        Column(
+            "learning rate",
+            _learning_rate,
+            lambda row: row["learning_rate"],
+            "chosen; edge = at the end of the searched range",
+        ),
         number("validation_score", "validation", values.score, "best of the search"),
         number("search_trials", "trials", values.count, "of its search"),
-        Column(f"search energy{note}", lambda row: values.energy(row["search_energy_kwh"]), lambda row: row["search_energy_kwh"]),
+        Column(
+            f"search energy{note}",
+            lambda row: values.energy(row["search_energy_kwh"]),
+            lambda row: row["search_energy_kwh"],
+        ),
         words("status", _status),
     ]
 
@@ -159,8 +262,14 @@ def _rank_value(row: Row) -> float | None:
 
 
 def _score(row: Row) -> str:
-    shown = values.score(row["score_mean"]) + (f" ± {values.score(row['score_std'])}" if row["score_std"] is not None else "")
-    return f"{shown} ↓" if row["score_mean"] is not None and row["higher_is_better"] is False else shown
+    shown = values.score(row["score_mean"]) + (
+        f" ± {values.score(row['score_std'])}" if row["score_std"] is not None else ""
+    )
+    return (
+        f"{shown} ↓"
+        if row["score_mean"] is not None and row["higher_is_better"] is False
+        else shown
+    )
 
 
 def _interval(row: Row) -> str:
@@ -212,11 +321,19 @@ def trial_columns(report: Report) -> list[Column]:
 
 def failure_columns(report: Report) -> list[Column]:
     return [
-        words("arm", lambda row: report.arms[row["arm"]].label if row["arm"] in report.arms else row["arm"]),
+        words(
+            "arm",
+            lambda row: report.arms[row["arm"]].label if row["arm"] in report.arms else row["arm"],
+        ),
         words("task", lambda row: row["task"]),
         words("phase", lambda row: row["phase"]),
         number("learning_rate", "learning rate", values.brief),
-        words("what", lambda row: f"{row['status']}: {row['type']}" if row["type"] != row["status"] else row["status"]),
+        words(
+            "what",
+            lambda row: (
+                f"{row['status']}: {row['type']}" if row["type"] != row["status"] else row["status"]
+            ),
+        ),
         words("message", lambda row: row["message"]),
         words("trial", lambda row: row["trial"]),
     ]

@@ -13,7 +13,10 @@ ESTIMATE = "cpu-time-estimate"
 def text(value: Any) -> str:
     """A value as it stands; absent ones as a dash, lists joined."""
     if isinstance(value, (list, tuple, set, frozenset)):
-        return ", ".join(map(str, sorted(value) if isinstance(value, (set, frozenset)) else value)) or MISSING
+        return (
+            ", ".join(map(str, sorted(value) if isinstance(value, (set, frozenset)) else value))
+            or MISSING
+        )
     return MISSING if value is None or value == "" else str(value)
 
 
@@ -21,7 +24,9 @@ def settings(value: object) -> str:
     """`rank=8 dropout=0.1`; settings inside settings in parentheses; a dash for none."""
     if not isinstance(value, dict) or not value:
         return text(value or None)
-    return " ".join(f"{k}=({settings(v)})" if isinstance(v, dict) else f"{k}={v}" for k, v in value.items())
+    return " ".join(
+        f"{k}=({settings(v)})" if isinstance(v, dict) else f"{k}={v}" for k, v in value.items()
+    )
 
 
 def backbone(row: Mapping[str, Any]) -> str:
@@ -31,7 +36,12 @@ def backbone(row: Mapping[str, Any]) -> str:
 
 def attention(row: Mapping[str, Any]) -> str:
     """A variant with its options, as `gqa kv_heads=2`, from a row with `attention` and `attention_options`."""
-    return " ".join([row["attention"], *([settings(row["attention_options"])] if row["attention_options"] else [])])
+    return " ".join(
+        [
+            row["attention"],
+            *([settings(row["attention_options"])] if row["attention_options"] else []),
+        ]
+    )
 
 
 def count(value: float | None) -> str:
@@ -53,7 +63,9 @@ def size(value: float | None) -> str:
     if value is None:
         return MISSING
     unit = max(u for u in range(5) if u == 0 or abs(value) >= 1024**u)
-    return f"{value / 1024**unit:.{0 if unit == 0 else 1}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+    return (
+        f"{value / 1024**unit:.{0 if unit == 0 else 1}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+    )
 
 
 def duration(value: float | None) -> str:
@@ -63,7 +75,11 @@ def duration(value: float | None) -> str:
     if value < 60:
         return f"{value:.1f} s"
     minutes, seconds = divmod(round(value), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return (
+        f"{minutes} min {seconds:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )
 
 
 def energy(value: float | None) -> str:

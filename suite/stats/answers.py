@@ -13,7 +13,7 @@ from suite.config.task import TaskConfig
 from suite.config.task_files import own_score
 from suite.errors import StatisticsError
 from suite.metrics.items import Items, Statistic, statistic_of
-from suite.train.cells import Trial
+from suite.record.cells import Trial
 
 SCORE_TOLERANCE = 1e-6
 """Relative; sums over items in another order, and sacreBLEU's and rouge_score's own arithmetic, differ by far less."""
@@ -36,7 +36,9 @@ class Answers:
 
     def of(self, seeds: Sequence[int]) -> Answers:
         """Of these seeds only, in this order."""
-        return replace(self, runs={s: self.runs[s] for s in seeds}, scores={s: self.scores[s] for s in seeds})
+        return replace(
+            self, runs={s: self.runs[s] for s in seeds}, scores={s: self.scores[s] for s in seeds}
+        )
 
     @property
     def items(self) -> Items:
@@ -56,7 +58,9 @@ def read_answers(confirmed: Sequence[Trial]) -> Answers:
         StatisticsError: There is none; a file is absent or unreadable; the runs were asked different items, or the answers
             do not give the score that a run recorded.
     """
-    runs = {t.spec.seed: t for t in confirmed if t.result is not None and t.result.score is not None}
+    runs = {
+        t.spec.seed: t for t in confirmed if t.result is not None and t.result.score is not None
+    }
     if not runs:
         raise StatisticsError("no confirm run has a score")
     task = next(iter(runs.values())).spec.task
@@ -65,7 +69,12 @@ def read_answers(confirmed: Sequence[Trial]) -> Answers:
     for seed, (other, found) in rest:
         if (index, items.golds, items.groups) != (other, found.golds, found.groups):
             raise StatisticsError(f"seeds {first} and {seed} were tested on different items")
-    answers = Answers(task, index, {seed: found for seed, (_, found) in read.items()}, {s: _score(t) for s, t in runs.items()})
+    answers = Answers(
+        task,
+        index,
+        {seed: found for seed, (_, found) in read.items()},
+        {s: _score(t) for s, t in runs.items()},
+    )
     _check_scores(answers)
     return answers.of(sorted(runs))
 
@@ -81,8 +90,12 @@ def _read(trial: Trial) -> tuple[tuple[str, ...], Items]:
         table = pq.read_table(path)
         gold, prediction = (name for name in table.column_names if name not in ("index", "group"))
     except (OSError, pa.ArrowException, ValueError) as error:
-        reason = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise StatisticsError(f"seed {trial.spec.seed}: {trial.folder.hash}/{path.name} {reason}") from None
+        reason = (
+            "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        )
+        raise StatisticsError(
+            f"seed {trial.spec.seed}: {trial.folder.hash}/{path.name} {reason}"
+        ) from None
     columns = {name: table[name].to_pylist() for name in table.column_names}
     return tuple(columns["index"]), Items(columns[prediction], columns[gold], columns.get("group"))
 
@@ -91,7 +104,9 @@ def _check_scores(answers: Answers) -> None:
     for seed, items in answers.runs.items():
         found, recorded = score_of(answers.task, items), answers.scores[seed]
         if not math.isclose(found, recorded, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE):
-            raise StatisticsError(f"seed {seed}: its answers score {found:.6g}, but its record says {recorded:.6g}")
+            raise StatisticsError(
+                f"seed {seed}: its answers score {found:.6g}, but its record says {recorded:.6g}"
+            )
 
 
 def score_of(task: TaskConfig, items: Items) -> float:
@@ -111,5 +126,7 @@ def statistics(task: TaskConfig) -> list[Statistic]:
     """
     found = {name: statistic_of(task, name) for name in headline_metrics(task)}
     if None in found.values():
-        raise StatisticsError(f"metrics {', '.join(name for name, s in found.items() if s is None)}: not known as sums over items")
+        raise StatisticsError(
+            f"metrics {', '.join(name for name, s in found.items() if s is None)}: not known as sums over items"
+        )
     return [statistic for statistic in found.values() if statistic is not None]

@@ -49,7 +49,9 @@ def item_covariance(arms: Sequence[Answers], *, resamples: int | None = None) ->
         scores = _anew(arms, _counts(rng, units, OWN_RESAMPLES if resamples is None else resamples))
     if not np.isfinite(scores).all():
         raise StatisticsError("a resample of the items has no finite score")
-    of_runs = np.atleast_2d(np.cov(scores, rowvar=False)) * units / (units - 1)  # the plug-in variance is (n - 1) / n too small
+    of_runs = (
+        np.atleast_2d(np.cov(scores, rowvar=False)) * units / (units - 1)
+    )  # the plug-in variance is (n - 1) / n too small
     return _between_seeds(of_runs, len(arms))
 
 
@@ -74,12 +76,18 @@ def _counts(rng: np.random.Generator, units: int, resamples: int) -> Iterator[Va
     for start in range(0, resamples, step):
         size = min(step, resamples - start)
         drawn = rng.integers(0, units, (size, units)) + units * np.arange(size)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=size * units).reshape(size, units).astype(np.float64)
+        yield (
+            np.bincount(drawn.ravel(), minlength=size * units)
+            .reshape(size, units)
+            .astype(np.float64)
+        )
 
 
 def _by_sums(arms: Sequence[Answers], counts: Iterator[Values]) -> Values:
     """Scores of every run on every resample, (resamples, A·S): one product of matrices for all sums of all runs."""
-    rows, scorers = zip(*(_sums(arm.task, items) for arm in arms for items in arm.runs.values()), strict=True)
+    rows, scorers = zip(
+        *(_sums(arm.task, items) for arm in arms for items in arm.runs.values()), strict=True
+    )
     joined, ends = np.concatenate(rows, axis=1), np.cumsum([r.shape[1] for r in rows])[:-1]
 
     def score(drawn: Values) -> Values:
@@ -97,7 +105,9 @@ def _sums(task: TaskConfig, items: Items) -> tuple[Values, Callable[[Values], Va
 
     def score(sums: Values) -> Values:
         parts = np.split(sums, ends, axis=-1)
-        found: Values = np.mean([s.score(part) for s, part in zip(known, parts, strict=True)], axis=0)
+        found: Values = np.mean(
+            [s.score(part) for s, part in zip(known, parts, strict=True)], axis=0
+        )
         return found
 
     return np.concatenate(rows, axis=1), score
@@ -111,7 +121,9 @@ def _anew(arms: Sequence[Answers], counts: Iterator[Values]) -> Values:
 
     def score(items: Items, drawn: Values) -> float:
         chosen = [i for unit, times in enumerate(drawn.astype(int)) for i in members[unit] * times]
-        return task.score_of(own([items.predictions[i] for i in chosen], [items.golds[i] for i in chosen]))
+        return task.score_of(
+            own([items.predictions[i] for i in chosen], [items.golds[i] for i in chosen])
+        )
 
     runs = [items for arm in arms for items in arm.runs.values()]
     return np.array([[score(items, drawn) for items in runs] for part in counts for drawn in part])
@@ -120,6 +132,8 @@ def _anew(arms: Sequence[Answers], counts: Iterator[Values]) -> Values:
 def _members(items: Items) -> list[list[int]]:
     """Items of each unit, in the order of `unit_rows`."""
     groups: dict[str, list[int]] = {}
-    for i, group in enumerate(map(str, range(len(items.golds))) if items.groups is None else items.groups):
+    for i, group in enumerate(
+        map(str, range(len(items.golds))) if items.groups is None else items.groups
+    ):
         groups.setdefault(group, []).append(i)
     return list(groups.values())

@@ -68,11 +68,18 @@ def gather(arms: Sequence[Answers]) -> Evidence:
         check_same(first, other)
     seeds = sorted(set(first.runs).intersection(*(arm.runs for arm in arms)))
     if not seeds:
-        raise StatisticsError(f"no seed in common: {'; '.join(', '.join(map(str, arm.runs)) for arm in arms)}")
+        raise StatisticsError(
+            f"no seed in common: {'; '.join(', '.join(map(str, arm.runs)) for arm in arms)}"
+        )
     matched = [arm.of(seeds) for arm in arms]
     scores = np.array([[arm.scores[seed] for seed in seeds] for arm in matched])
     groups = first.items.groups
-    return Evidence(tuple(seeds), scores, item_covariance(matched), len(first.index) if groups is None else len(set(groups)))
+    return Evidence(
+        tuple(seeds),
+        scores,
+        item_covariance(matched),
+        len(first.index) if groups is None else len(set(groups)),
+    )
 
 
 def check_same(first: Answers, second: Answers) -> None:
@@ -82,7 +89,9 @@ def check_same(first: Answers, second: Answers) -> None:
         StatisticsError: They are not; says how many agree.
     """
     task = first.task.name
-    if first.task.model_dump(include={"metrics", "headline"}) != second.task.model_dump(include={"metrics", "headline"}):
+    if first.task.model_dump(include={"metrics", "headline"}) != second.task.model_dump(
+        include={"metrics", "headline"}
+    ):
         raise StatisticsError(f"task {task}: not the same metrics")
     if first.index != second.index:
         sizes = len(first.index), len(second.index), len(set(first.index) & set(second.index))
@@ -91,13 +100,23 @@ def check_same(first: Answers, second: Answers) -> None:
     one, other = first.items, second.items
     if one.groups != other.groups or one.golds != other.golds:
         differ = sum(a != b for a, b in zip(one.golds, other.golds, strict=True))
-        what = "tokens (another tokenizer)" if first.task.item_score else "gold answers (another version of the data)"
-        raise StatisticsError(f"task {task}: the same items, but {differ} of {len(one.golds)} differ in their {what}")
+        what = (
+            "tokens (another tokenizer)"
+            if first.task.item_score
+            else "gold answers (another version of the data)"
+        )
+        raise StatisticsError(
+            f"task {task}: the same items, but {differ} of {len(one.golds)} differ in their {what}"
+        )
 
 
 def of_arms(evidence: Evidence, arms: Sequence[int]) -> Evidence:
     """The same of some arms only, in this order."""
-    return replace(evidence, scores=evidence.scores[list(arms)], items=evidence.items[np.ix_(list(arms), list(arms))])
+    return replace(
+        evidence,
+        scores=evidence.scores[list(arms)],
+        items=evidence.items[np.ix_(list(arms), list(arms))],
+    )
 
 
 def over_tasks(tasks: Sequence[Evidence]) -> Evidence:
@@ -151,7 +170,9 @@ def difference(evidence: Evidence, noise: Values | None = None) -> Difference:
     width = half_width(float(items[0, 1]), float(seeds[0, 1]), df)
     found = first - second
     p = float(two_sided(found, items[0, 1], seeds[0, 1], df))
-    return Difference(first, second, found, found - width, found + width, p, _hedges_g(evidence.scores))
+    return Difference(
+        first, second, found, found - width, found + width, p, _hedges_g(evidence.scores)
+    )
 
 
 def _hedges_g(scores: Values) -> float | None:

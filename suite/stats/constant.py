@@ -26,10 +26,17 @@ def best_constant(answers: Answers) -> Answers:
     if not isinstance(task, LabelTask):
         raise StatisticsError("answers are texts: none of them fits all items")
     constants = [fmean(items.golds)] if task.is_regression else sorted(set(items.golds))
-    runs = {constant: replace(items, predictions=[constant] * len(items.golds)) for constant in constants}
+    runs = {
+        constant: replace(items, predictions=[constant] * len(items.golds))
+        for constant in constants
+    }
     scores = {constant: score_of(task, run) for constant, run in runs.items()}
     best = (max if task.higher_is_better else min)(scores, key=scores.__getitem__)
-    return replace(answers, runs=dict.fromkeys(answers.runs, runs[best]), scores=dict.fromkeys(answers.scores, scores[best]))
+    return replace(
+        answers,
+        runs=dict.fromkeys(answers.runs, runs[best]),
+        scores=dict.fromkeys(answers.scores, scores[best]),
+    )
 
 
 def beats_constant(row: Mapping[str, Any]) -> bool | None:
@@ -40,4 +47,7 @@ def beats_constant(row: Mapping[str, Any]) -> bool | None:
     if row["constant_p"] is None or row["score_mean"] is None:
         return None
     gain = row["score_mean"] - row["constant_score"]
-    return bool(row["constant_p"] < 1 - LEVEL and (gain < 0 if row["higher_is_better"] is False else gain > 0))
+    return bool(
+        row["constant_p"] < 1 - LEVEL
+        and (gain < 0 if row["higher_is_better"] is False else gain > 0)
+    )

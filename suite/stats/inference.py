@@ -29,10 +29,14 @@ def _mixture(df: float) -> tuple[Values, Values]:
     """
     x, weights = np.polynomial.legendre.leggauss(NODES)
     root = (x + 1) / 2
-    return df / (2 * special.gammaincinv(df / 2, root**POWER)), weights / 2 * POWER * root ** (POWER - 1)
+    return df / (2 * special.gammaincinv(df / 2, root**POWER)), weights / 2 * POWER * root ** (
+        POWER - 1
+    )
 
 
-def two_sided(difference: Values | float, items: Values | float, seeds: Values | float, df: float) -> Values:
+def two_sided(
+    difference: Values | float, items: Values | float, seeds: Values | float, df: float
+) -> Values:
     """P of an error at least as large as `difference`.
 
     Args:
@@ -49,7 +53,9 @@ def two_sided(difference: Values | float, items: Values | float, seeds: Values |
     deviation = np.sqrt(items[..., None] + seeds[..., None] * scales)
     with np.errstate(divide="ignore", invalid="ignore"):
         far = difference[..., None] / deviation
-    found: Values = np.where(difference == 0, 1.0, np.clip((2 * special.ndtr(-far) * weights).sum(-1), 0.0, 1.0))
+    found: Values = np.where(
+        difference == 0, 1.0, np.clip((2 * special.ndtr(-far) * weights).sum(-1), 0.0, 1.0)
+    )
     return found
 
 
@@ -58,7 +64,14 @@ def half_width(items: float, seeds: float, df: float, *, level: float = LEVEL) -
     total = float(np.sqrt(items + seeds))
     if total == 0:
         return 0.0
-    return total * float(optimize.brentq(lambda h: float(two_sided(h * total, items, seeds, df)) - (1 - level), 0.0, 1e4, xtol=1e-10))
+    return total * float(
+        optimize.brentq(
+            lambda h: float(two_sided(h * total, items, seeds, df)) - (1 - level),
+            0.0,
+            1e4,
+            xtol=1e-10,
+        )
+    )
 
 
 def holm(p: Values) -> Values:

@@ -55,7 +55,11 @@ def cell_interval(answers: Answers) -> Interval:
     Raises:
         StatisticsError: As `item_covariance` and `mean_interval`.
     """
-    return mean_interval(list(answers.scores.values()), max(float(item_covariance([answers])[0, 0]), 0.0), [answers.task])
+    return mean_interval(
+        list(answers.scores.values()),
+        max(float(item_covariance([answers])[0, 0]), 0.0),
+        [answers.task],
+    )
 
 
 def mean_interval(scores: Sequence[float], items: float, tasks: Sequence[TaskConfig]) -> Interval:
@@ -74,7 +78,9 @@ def mean_interval(scores: Sequence[float], items: float, tasks: Sequence[TaskCon
         raise StatisticsError("neither seeds nor resamples of the items change the score")
     ends = [ends_of(task) for task in tasks]
     joint = Ends(min(e.least for e in ends), max(e.greatest for e in ends))
-    return make_interval(fmean(scores), half_width(items, seeds, len(scores) - 1), joint, seeds=len(scores))
+    return make_interval(
+        fmean(scores), half_width(items, seeds, len(scores) - 1), joint, seeds=len(scores)
+    )
 
 
 def ends_of(task: TaskConfig) -> Ends:
@@ -91,7 +97,9 @@ def make_interval(mean: float, width: float, ends: Ends, *, seeds: int) -> Inter
     """`mean` ± `width`, laid out on the scale of `ends`."""
     of = "seeds x items" if seeds > 1 else "items"
     if not ends.least < mean < ends.greatest:
-        raise StatisticsError(f"a mean score of {mean:g} is as extreme as can be: its error cannot be told from the answers")
+        raise StatisticsError(
+            f"a mean score of {mean:g} is as extreme as can be: its error cannot be told from the answers"
+        )
     forth, back, slope = _scale(ends)
     centre, reach = forth(mean), width * slope(mean)
     if abs(centre) + reach > MAX_EXPONENT:
@@ -99,13 +107,19 @@ def make_interval(mean: float, width: float, ends: Ends, *, seeds: int) -> Inter
     return Interval(back(centre - reach), back(centre + reach), of)
 
 
-def _scale(ends: Ends) -> tuple[Callable[[float], float], Callable[[float], float], Callable[[float], float]]:
+def _scale(
+    ends: Ends,
+) -> tuple[Callable[[float], float], Callable[[float], float], Callable[[float], float]]:
     """A scale without ends: to it, from it, and how much a unit of the score is on it."""
     least, span = ends.least, ends.greatest - ends.least
     if math.isinf(least):
         return (lambda x: x), (lambda y: y), (lambda x: 1.0)
     if math.isinf(span):
-        return (lambda x: math.log(x - least)), (lambda y: least + math.exp(y)), (lambda x: 1 / (x - least))
+        return (
+            (lambda x: math.log(x - least)),
+            (lambda y: least + math.exp(y)),
+            (lambda x: 1 / (x - least)),
+        )
     return (
         lambda x: float(logit((x - least) / span)),
         lambda y: least + span * float(expit(y)),

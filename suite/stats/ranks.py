@@ -17,7 +17,9 @@ Rank = tuple[int, int]
 """The best and the worst place, from 1."""
 
 
-def rank_groups(evidence: Evidence, *, higher_is_better: bool, noise: Values | None = None) -> list[Rank]:
+def rank_groups(
+    evidence: Evidence, *, higher_is_better: bool, noise: Values | None = None
+) -> list[Rank]:
     """The rank of every arm, in the order of the evidence; `noise` as of `compare.variances`."""
     count = len(evidence.scores)
     upper = np.triu_indices(count, 1)

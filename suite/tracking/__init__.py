@@ -9,12 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from suite.leaderboard.table import COLUMNS, leaderboard, to_rows
     from suite.tracking.listener import TrackingListener
     from suite.tracking.store import open_store, resolve_uri
-    from suite.tracking.table import COLUMNS, leaderboard, to_rows
     from suite.tracking.writer import SyncReport, sync
 
-__all__ = ["COLUMNS", "SyncReport", "TrackingListener", "leaderboard", "open_store", "resolve_uri", "sync", "to_rows"]
+__all__ = [
+    "COLUMNS",
+    "SyncReport",
+    "TrackingListener",
+    "leaderboard",
+    "open_store",
+    "resolve_uri",
+    "sync",
+    "to_rows",
+]
 
 _HOMES = {
     "COLUMNS": "table",

@@ -11,18 +11,25 @@ from filelock import FileLock, Timeout
 
 from suite.config.hashing import short_hash
 from suite.errors import TrackingError
+from suite.record.folder import Home
+from suite.storage.identity import home_id
 from suite.tracking.notes import NOTE
 from suite.tracking.store import Store, StoredRun, open_store
 from suite.tracking.writer import LOCK_TIMEOUT_S
-from suite.train.folder import Home
-from suite.train.identity import home_id
 
 KIND = "report"
 Build = Callable[[Home, str, Path], Path]
 """Writes the report of a home's sweep into a folder; returns its page."""
 
 
-def attach_reports(home: Home, tracking_uri: str, build: Build, *, sweep: str | None = None, unless: Collection[str] = ()) -> list[str]:
+def attach_reports(
+    home: Home,
+    tracking_uri: str,
+    build: Build,
+    *,
+    sweep: str | None = None,
+    unless: Collection[str] = (),
+) -> list[str]:
     """Attach the report of every sweep of a home that has changed since its report was attached.
 
     Whether a sweep has ended, its cells in MLflow do not tell (some may have no trial yet): the caller knows.
@@ -48,7 +55,9 @@ def attach_reports(home: Home, tracking_uri: str, build: Build, *, sweep: str | 
         with FileLock(home.path / "tracking.lock", timeout=LOCK_TIMEOUT_S):
             return [name for name in names if _attach(store, known[name], home, name, build)]
     except Timeout as error:
-        raise TrackingError(f"{home.path}/tracking.lock: another process has been writing for {LOCK_TIMEOUT_S:.0f} s") from error
+        raise TrackingError(
+            f"{home.path}/tracking.lock: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
+        ) from error
 
 
 def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build) -> bool:
@@ -70,5 +79,10 @@ def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build)
 
 
 def _create(store: Store, experiment: str, sweep: str, of_home: dict[str, str]) -> StoredRun:
-    tags = {"sweep": sweep, "suite.kind": KIND, **of_home, NOTE: f"The report of the sweep **{sweep}**, under Artifacts."}
+    tags = {
+        "sweep": sweep,
+        "suite.kind": KIND,
+        **of_home,
+        NOTE: f"The report of the sweep **{sweep}**, under Artifacts.",
+    }
     return store.create_run(experiment, name=KIND, start_s=time.time(), tags=tags)

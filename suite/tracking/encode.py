@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.hashing import canonical_json, short_hash
+from suite.record.result import Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
 from suite.tracking.store import Point
-from suite.train.result import Status, TrialResult
-from suite.train.spec import Phase, TrialSpec
 
 NUMBERS = {
     *("score", "scores", "validation_score", "test_score", "best_epoch"),
@@ -37,12 +37,16 @@ def _curve(result: TrialResult) -> Iterator[Point]:
         elapsed_s += record.seconds
         for key, value in flatten(record.model_dump(mode="json", exclude={"epoch"})):
             if is_number(value):
-                yield Point(f"epoch.{key}", float(value), result.started_at + elapsed_s, record.epoch)
+                yield Point(
+                    f"epoch.{key}", float(value), result.started_at + elapsed_s, record.epoch
+                )
 
 
 def trial_params(spec: TrialSpec) -> dict[str, str]:
     """What was chosen: learning rate, replicate, architecture, training settings, limits."""
-    chosen = spec.model_dump(mode="json", include={"learning_rate", "seed", "number", "world_size", "training", "limit"})
+    chosen = spec.model_dump(
+        mode="json", include={"learning_rate", "seed", "number", "world_size", "training", "limit"}
+    )
     chosen["architecture"] = spec.arm.architecture
     if spec.arm.attention.options:
         chosen["attention"] = spec.arm.attention.options
@@ -80,7 +84,11 @@ def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, 
     if result.pretrain is not None:
         tags["pretrain.checkpoint"] = result.pretrain.checkpoint
     if result.failure is not None:
-        tags |= {"failure.type": result.failure.type, "failure.message": result.failure.message, "failure.log": result.failure.log_path}
+        tags |= {
+            "failure.type": result.failure.type,
+            "failure.message": result.failure.message,
+            "failure.log": result.failure.log_path,
+        }
     return tags
 
 

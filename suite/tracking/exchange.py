@@ -20,11 +20,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from suite.errors import TrackingError, UnknownNameError
-from suite.tracking.ranks import KIND as RANKS
+from suite.files import replacing
+from suite.leaderboard.ranks import KIND as RANKS
+from suite.leaderboard.row import FIELDS, NAMES, ROW, CellSummary, from_tags
+from suite.leaderboard.table import leaderboard, to_rows
 from suite.tracking.store import Point, Store, StoredRun, open_store, without_password
-from suite.tracking.summary import FIELDS, NAMES, ROW, CellSummary, from_tags
-from suite.tracking.table import leaderboard, to_rows
-from suite.train.folder import replacing
 
 SCHEMA_VERSION = 1
 """Of the file; raised when its meaning changes."""
@@ -68,7 +68,8 @@ class ResultsFile(BaseModel):
     homes: list[str] = Field(description="where the sweeps were run")
     runs: list[ExchangedRun]
     leaderboard: list[dict[str, Any]] = Field(
-        default=[], description="as `suite leaderboard --format json` prints it; not read by an import"
+        default=[],
+        description="as `suite leaderboard --format json` prints it; not read by an import",
     )
 
 
@@ -106,14 +107,21 @@ def export_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     frame = leaderboard(tracking_uri, sweep=sweep, rejected=True)
     store = open_store(tracking_uri, create=False)
     experiments = [id_ for name, id_ in store.experiments().items() if sweep in (None, name)]
-    found = [run for kind in (CELL, RANKS) for run in store.runs(experiments, {"suite.kind": kind}) if "suite.digest" in run.tags]
+    found = [
+        run
+        for kind in (CELL, RANKS)
+        for run in store.runs(experiments, {"suite.kind": kind})
+        if "suite.digest" in run.tags
+    ]
     runs = [ExchangedRun(tags=_own_tags(run.tags), started_at=run.start_ms / 1000) for run in found]
     homes = sorted({run.tags["suite.home"] for run in runs})
     content = ResultsFile(suite_version=__version__, homes=homes, runs=runs)
     with replacing(path) as temporary:
         if path.suffix == ".json":
             whole = content.model_copy(update={"leaderboard": to_rows(frame)})
-            temporary.write_text(json.dumps(whole.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+            temporary.write_text(
+                json.dumps(whole.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+            )
         else:
             _write_parquet(temporary, frame, content)
     return sum(run.tags["suite.kind"] == CELL for run in runs)
@@ -121,7 +129,11 @@ def export_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
 
 def _own_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Without those that MLflow sets itself, and the row, which is made of the others."""
-    return {key: value for key, value in sorted(tags.items()) if not key.startswith("mlflow.") and key != ROW}
+    return {
+        key: value
+        for key, value in sorted(tags.items())
+        if not key.startswith("mlflow.") and key != ROW
+    }
 
 
 def _write_parquet(path: Path, frame: Any, content: ResultsFile) -> None:
@@ -130,7 +142,9 @@ def _write_parquet(path: Path, frame: Any, content: ResultsFile) -> None:
 
     table = pa.Table.from_pandas(frame, preserve_index=False)
     rest = content.model_dump_json(exclude={"leaderboard"})
-    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), FORMAT: rest}), path)
+    pq.write_table(
+        table.replace_schema_metadata({**(table.schema.metadata or {}), FORMAT: rest}), path
+    )
 
 
 def read_results(path: Path) -> ResultsFile:
@@ -147,11 +161,15 @@ def read_results(path: Path) -> ResultsFile:
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         made = f"schema version {version}, written by suite {data.get('suite_version', '?')}"
-        raise TrackingError(f"{path}: got {made}, expected {SCHEMA_VERSION}; export it again with the version of the suite that is here")
+        raise TrackingError(
+            f"{path}: got {made}, expected {SCHEMA_VERSION}; export it again with the version of the suite that is here"
+        )
     try:
         content = ResultsFile.model_validate(data)
     except ValidationError as error:
-        raise TrackingError(f"{path}: not what suite export-results writes: {_first(error)}") from None
+        raise TrackingError(
+            f"{path}: not what suite export-results writes: {_first(error)}"
+        ) from None
     for number, run in enumerate(content.runs):
         _check_run(run, where=f"{path}: runs[{number}]")
     return content
@@ -159,7 +177,9 @@ def read_results(path: Path) -> ResultsFile:
 
 def _check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
-        raise TrackingError(f"{path}: got a name that ends in {path.suffix or 'nothing'!r}, expected {' or '.join(SUFFIXES)}")
+        raise TrackingError(
+            f"{path}: got a name that ends in {path.suffix or 'nothing'!r}, expected {' or '.join(SUFFIXES)}"
+        )
 
 
 def _check_size(path: Path) -> None:
@@ -171,7 +191,9 @@ def _check_size(path: Path) -> None:
     except OSError as error:
         raise TrackingError(f"{path}: cannot be read: {error}") from None
     if size > MAX_BYTES:
-        raise TrackingError(f"{path}: got {size:,} bytes, expected at most {MAX_BYTES:,}; export the sweeps one by one (--sweep)")
+        raise TrackingError(
+            f"{path}: got {size:,} bytes, expected at most {MAX_BYTES:,}; export the sweeps one by one (--sweep)"
+        )
 
 
 def _read_json(path: Path) -> Any:
@@ -189,7 +211,9 @@ def _read_parquet(path: Path) -> Any:
         metadata = pq.read_schema(path).metadata or {}
         return json.loads(metadata.get(FORMAT.encode(), b"null"))
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
-        raise TrackingError(f"{path}: not whole parquet: {str(error).splitlines()[0]}; was it cut in a transfer?") from None
+        raise TrackingError(
+            f"{path}: not whole parquet: {str(error).splitlines()[0]}; was it cut in a transfer?"
+        ) from None
 
 
 def _check_run(run: ExchangedRun, *, where: str) -> None:
@@ -198,14 +222,20 @@ def _check_run(run: ExchangedRun, *, where: str) -> None:
         raise TrackingError(f"{where}: got a run of kind {kind!r}, expected {CELL} or {RANKS}")
     if ROW in run.tags:
         raise TrackingError(f"{where}: got the tag {ROW}, which no file has")
-    needed = {"suite.home", "suite.digest", *(("sweep", "backbone", "task") if kind == RANKS else ("suite.cell", *NAMES))}
+    needed = {
+        "suite.home",
+        "suite.digest",
+        *(("sweep", "backbone", "task") if kind == RANKS else ("suite.cell", *NAMES)),
+    }
     if lacking := sorted(needed - run.tags.keys()):
         raise TrackingError(f"{where}: lacks the tags {', '.join(lacking)}")
     if kind == CELL:
         try:
             TypeAdapter(CellSummary).validate_python(_fields(from_tags(run.tags)))
         except ValidationError as error:
-            raise TrackingError(f"{where}: cell {run.tags['suite.cell']}: {_first(error)}") from None
+            raise TrackingError(
+                f"{where}: cell {run.tags['suite.cell']}: {_first(error)}"
+            ) from None
         except TrackingError as error:
             raise TrackingError(f"{where}: {error}") from None
 
@@ -237,17 +267,23 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     known = {run.tags["sweep"] for run in content.runs}
     if sweep is not None and sweep not in known:
         raise TrackingError(str(UnknownNameError("sweep", sweep, known, where=str(path))))
-    chosen = sorted((r for r in content.runs if sweep in (None, r.tags["sweep"])), key=lambda r: r.tags["sweep"])
+    chosen = sorted(
+        (r for r in content.runs if sweep in (None, r.tags["sweep"])), key=lambda r: r.tags["sweep"]
+    )
     store, report = open_store(tracking_uri), ImportReport()
     for name, runs in groupby(chosen, key=lambda run: run.tags["sweep"]):
         report = _import_sweep(store, name, list(runs), report)
     return report
 
 
-def _import_sweep(store: Store, sweep: str, runs: Sequence[ExchangedRun], report: ImportReport) -> ImportReport:
+def _import_sweep(
+    store: Store, sweep: str, runs: Sequence[ExchangedRun], report: ImportReport
+) -> ImportReport:
     """Cells first; the ranks of a home come with its cells, as they are of no use beside others."""
     experiment = store.experiment(sweep)
-    here = _by_place(run for kind in (CELL, RANKS) for run in store.runs([experiment], {"suite.kind": kind}))
+    here = _by_place(
+        run for kind in (CELL, RANKS) for run in store.runs([experiment], {"suite.kind": kind})
+    )
     changed: set[str] = set()
     for run in (r for r in runs if r.tags["suite.kind"] == CELL):
         verdict = _verdict(run, here.get(run.place))
@@ -269,7 +305,9 @@ def _by_place(runs: Iterable[StoredRun]) -> dict[tuple[str, ...], StoredRun]:
     return found
 
 
-def _verdict(run: ExchangedRun, known: StoredRun | None) -> Literal["new", "replaced", "already", "older"]:
+def _verdict(
+    run: ExchangedRun, known: StoredRun | None
+) -> Literal["new", "replaced", "already", "older"]:
     if known is None:
         return "new"
     if known.tags.get("suite.digest") == run.tags["suite.digest"]:
@@ -282,13 +320,23 @@ def _write(store: Store, experiment: str, run: ExchangedRun, known: StoredRun | 
     tags = run.tags
     if known is None:
         begun = {key: value for key, value in tags.items() if key not in LAST}
-        known = store.create_run(experiment, name=tags.get("suite.cell", f"ranks {tags['task']}"), start_s=run.started_at, tags=begun)
+        known = store.create_run(
+            experiment,
+            name=tags.get("suite.cell", f"ranks {tags['task']}"),
+            start_s=run.started_at,
+            tags=begun,
+        )
     points: list[Point] = []
     if tags["suite.kind"] == CELL:
         summary = from_tags(tags)
-        revision = max(int(known.tags.get("suite.revision", 0)), int(tags.get("suite.revision", 0))) + 1
+        revision = (
+            max(int(known.tags.get("suite.revision", 0)), int(tags.get("suite.revision", 0))) + 1
+        )
         tags = {**tags, "suite.revision": str(revision), **summary.row(tags["suite.home"])}
-        points = [Point(key, value, summary.ended_at or run.started_at, revision) for key, value in summary.metrics().items()]
+        points = [
+            Point(key, value, summary.ended_at or run.started_at, revision)
+            for key, value in summary.metrics().items()
+        ]
         status = {"done": "FINISHED", "failed": "FAILED"}.get(summary.status, "SCHEDULED")
         store.finish(known.id, status, summary.ended_at or run.started_at)
     store.log(known.id, metrics=points, tags=tags)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from suite.errors import SuiteError
+from suite.record.folder import Home
+from suite.tracking.follower import Follower
 from suite.tracking.store import load_mlflow, open_store
 from suite.tracking.writer import Syncer
-from suite.train.folder import Home
-from suite.train.follower import Follower
 
 
 class TrackingListener(Follower):

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from suite.errors import TrackingError
-from suite.train.databases import check_local
+from suite.storage.databases import check_local
 
 LOCK_TIMEOUT_S = 120.0
 
@@ -32,7 +32,9 @@ def sqlite_schema(path: Path) -> Iterator[None]:
             _forget_if_replaced(path)
             yield
     except Timeout:
-        raise TrackingError(f"{path}.lock: held by another process for {LOCK_TIMEOUT_S:.0f} s; is a migration still running?") from None
+        raise TrackingError(
+            f"{path}.lock: held by another process for {LOCK_TIMEOUT_S:.0f} s; is a migration still running?"
+        ) from None
     except OSError as error:
         raise TrackingError(f"{path}: cannot be opened: {error}") from error
 
@@ -73,12 +75,16 @@ def _schema(path: Path) -> str | None:
     try:
         with closing(sqlite3.connect(path, timeout=20)) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
+            if not connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
+            ).fetchone():
                 return None
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
             return None if row is None else str(row[0])
     except sqlite3.Error as error:
-        raise TrackingError(f"{path}: not a usable sqlite database: {error}; move it away, then suite sync rebuilds it") from error
+        raise TrackingError(
+            f"{path}: not a usable sqlite database: {error}; move it away, then suite sync rebuilds it"
+        ) from error
 
 
 @functools.cache
@@ -93,12 +99,17 @@ def _migrate(path: Path) -> None:
     from alembic.util import CommandError
     from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine_with_retry
 
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(f"{path}.before-migration")) as copy:
+    with (
+        closing(sqlite3.connect(path)) as source,
+        closing(sqlite3.connect(f"{path}.before-migration")) as copy,
+    ):
         source.backup(copy)
     engine = create_sqlalchemy_engine_with_retry(f"sqlite:///{path}")
     try:
         _upgrade_db(engine)
     except CommandError as error:
-        raise TrackingError(f"{path}: schema of another MLflow: {error}; move it away, then suite sync rebuilds it") from error
+        raise TrackingError(
+            f"{path}: schema of another MLflow: {error}; move it away, then suite sync rebuilds it"
+        ) from error
     finally:
         engine.dispose()

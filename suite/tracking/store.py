@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from suite.errors import TrackingError
+from suite.record.folder import Home
 from suite.redact import redact
+from suite.storage.databases import check_local, with_deadlines, with_driver
 from suite.tracking.notes import NOTE, sweep_note
-from suite.train.databases import check_local, with_deadlines, with_driver
-from suite.train.folder import Home
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -92,7 +92,9 @@ def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = Fa
     """
     chosen = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
     if urlsplit(chosen).scheme in ("", "file"):
-        raise TrackingError(f"tracking store {chosen!r}: MLflow no longer writes folders; give sqlite:///PATH.db or http(s)://HOST:PORT")
+        raise TrackingError(
+            f"tracking store {chosen!r}: MLflow no longer writes folders; give sqlite:///PATH.db or http(s)://HOST:PORT"
+        )
     path = sqlite_path(chosen)
     if path is not None and write:
         check_local(path)
@@ -109,7 +111,9 @@ def sqlite_path(uri: str) -> Path | None:
         return None
     name = uri.removeprefix("sqlite:///")
     if name in ("", ":memory:") or name.startswith("sqlite:"):
-        raise TrackingError(f"tracking store {uri!r}: expected sqlite:///PATH.db, a database with a file")
+        raise TrackingError(
+            f"tracking store {uri!r}: expected sqlite:///PATH.db, a database with a file"
+        )
     return Path(name).resolve()
 
 
@@ -129,12 +133,21 @@ def open_store(tracking_uri: str, *, create: bool = True, page_size: int = PAGE_
 
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    for name in ("mlflow.store.db.utils", "alembic"):  # chatter about the schema, and a traceback for each locked database
+    for name in (
+        "mlflow.store.db.utils",
+        "alembic",
+    ):  # chatter about the schema, and a traceback for each locked database
         logging.getLogger(name).setLevel(logging.CRITICAL)
     uri, path = with_deadlines(tracking_uri), sqlite_path(tracking_uri)
-    store = SqlStore(uri, page_size) if path is not None or uri.startswith("postgresql") else Store(None, uri, page_size)
+    store = (
+        SqlStore(uri, page_size)
+        if path is not None or uri.startswith("postgresql")
+        else Store(None, uri, page_size)
+    )
     if path is not None and not create and not path.exists():
-        raise TrackingError(f"no results yet: {path} does not exist; start with: suite run SWEEP.yaml, or suite sync for an existing home")
+        raise TrackingError(
+            f"no results yet: {path} does not exist; start with: suite run SWEEP.yaml, or suite sync for an existing home"
+        )
     if create and path is not None:
         with sqlite_schema(path):
             store.connect()
@@ -203,12 +216,21 @@ class Store:
         """What the store raised, in one line that names the store and holds no password."""
         shown = without_password(self.uri)
         lines = redact(str(error)).strip().splitlines() or [type(error).__name__]
-        if urlsplit(self.uri).scheme in ("http", "https") and ("Max retries" in lines[0] or "timed out" in lines[0].lower()):
-            return TrackingError(f"tracking server {shown} does not answer; start it, or name another with --tracking-uri")
+        if urlsplit(self.uri).scheme in ("http", "https") and (
+            "Max retries" in lines[0] or "timed out" in lines[0].lower()
+        ):
+            return TrackingError(
+                f"tracking server {shown} does not answer; start it, or name another with --tracking-uri"
+            )
         if "error code 401" in lines[0]:
             give = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            return TrackingError(f"tracking server {shown} does not know this user, or this password; give them by {give}")
-        for secret in filter(None, {self.uri, urlsplit(self.uri).password, unquote(urlsplit(self.uri).password or "")}):
+            return TrackingError(
+                f"tracking server {shown} does not know this user, or this password; give them by {give}"
+            )
+        for secret in filter(
+            None,
+            {self.uri, urlsplit(self.uri).password, unquote(urlsplit(self.uri).password or "")},
+        ):
             lines[0] = lines[0].replace(secret, "***")
         return TrackingError(f"tracking store {shown}: {lines[0][:300]}")
 
@@ -231,7 +253,11 @@ class Store:
         """Experiment id by sweep name, for every sweep in the store."""
         found, token = {}, None
         while True:
-            page = self.client.search_experiments(filter_string="tags.`suite.kind` = 'sweep'", max_results=self.page_size, page_token=token)
+            page = self.client.search_experiments(
+                filter_string="tags.`suite.kind` = 'sweep'",
+                max_results=self.page_size,
+                page_token=token,
+            )
             found.update({e.name: e.experiment_id for e in page})
             token = page.token
             if not token:
@@ -260,7 +286,9 @@ class Store:
 
         tags = {"suite.kind": "sweep", NOTE: sweep_note(name)}
         try:
-            return str(self.client.create_experiment(name, self._artifact_location(artifacts), tags))
+            return str(
+                self.client.create_experiment(name, self._artifact_location(artifacts), tags)
+            )
         except MlflowException:
             known = self.client.get_experiment_by_name(name)
             if known is None:
@@ -274,7 +302,9 @@ class Store:
         path = sqlite_path(self.uri)
         if path is not None:
             return (path.parent / "mlartifacts").as_uri()
-        return os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT") or (None if asked is None else asked.resolve().as_uri())
+        return os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT") or (
+            None if asked is None else asked.resolve().as_uri()
+        )
 
     @_explained
     def add_files(self, run_id: str, paths: Sequence[Path]) -> None:
@@ -284,7 +314,12 @@ class Store:
 
     @_explained
     def runs(
-        self, experiments: Sequence[str], tags: Mapping[str, str], *, having: str | None = None, only: Sequence[str] = ()
+        self,
+        experiments: Sequence[str],
+        tags: Mapping[str, str],
+        *,
+        having: str | None = None,
+        only: Sequence[str] = (),
     ) -> list[StoredRun]:
         """Every run with these tags, oldest first, over all pages.
 
@@ -299,15 +334,27 @@ class Store:
         found: list[StoredRun] = []
         token = None
         while True:
-            page = self.client.search_runs(list(experiments), query, max_results=self.page_size, page_token=token)
-            found += [StoredRun(r.info.run_id, r.info.status, r.info.start_time, dict(r.data.tags)) for r in page]
+            page = self.client.search_runs(
+                list(experiments), query, max_results=self.page_size, page_token=token
+            )
+            found += [
+                StoredRun(r.info.run_id, r.info.status, r.info.start_time, dict(r.data.tags))
+                for r in page
+            ]
             token = page.token
             if not token:
                 return sorted(found, key=lambda run: (run.start_ms, run.id))
 
     @_explained
-    def create_run(self, experiment: str, *, name: str, start_s: float, tags: Mapping[str, str]) -> StoredRun:
-        run = self.client.create_run(experiment, start_time=int(start_s * 1000), tags=clip(tags, MAX_TAG_CHARS), run_name=name)
+    def create_run(
+        self, experiment: str, *, name: str, start_s: float, tags: Mapping[str, str]
+    ) -> StoredRun:
+        run = self.client.create_run(
+            experiment,
+            start_time=int(start_s * 1000),
+            tags=clip(tags, MAX_TAG_CHARS),
+            run_name=name,
+        )
         return StoredRun(run.info.run_id, run.info.status, run.info.start_time, dict(run.data.tags))
 
     def write_runs(self, experiment: str, records: Sequence[RunRecord]) -> list[StoredRun]:
@@ -317,10 +364,14 @@ class Store:
         """
         return [self.write_run(experiment, record) for record in records]
 
-    def write_run(self, experiment: str, record: RunRecord, known: StoredRun | None = None) -> StoredRun:
+    def write_run(
+        self, experiment: str, record: RunRecord, known: StoredRun | None = None
+    ) -> StoredRun:
         """Write a run, or what an interrupted writer left out of a `known` one."""
         begun = {key: value for key, value in record.tags.items() if key != COMPLETE}
-        run = known or self.create_run(experiment, name=record.name, start_s=record.start_s, tags=begun)
+        run = known or self.create_run(
+            experiment, name=record.name, start_s=record.start_s, tags=begun
+        )
         self.log(run.id, metrics=record.metrics, params=record.params)
         if record.end_s is not None:
             self.finish(run.id, record.status, record.end_s)
@@ -330,7 +381,12 @@ class Store:
 
     @_explained
     def log(
-        self, run_id: str, *, metrics: Sequence[Point] = (), params: Mapping[str, str] | None = None, tags: Mapping[str, str] | None = None
+        self,
+        run_id: str,
+        *,
+        metrics: Sequence[Point] = (),
+        params: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         """Metrics and parameters first, tags last: a tag that says "complete" is never there before what it speaks of."""
         from mlflow.entities import Metric, Param, RunTag
@@ -338,9 +394,13 @@ class Store:
         values = [Metric(key_name(p.key), p.value, int(p.time_s * 1000), p.step) for p in metrics]
         texts = [Param(key_name(k), v) for k, v in clip(params or {}, MAX_PARAM_CHARS).items()]
         for start in range(0, max(len(values), 1), METRICS_PER_BATCH):
-            self.client.log_batch(run_id, values[start : start + METRICS_PER_BATCH], texts if start == 0 else ())
+            self.client.log_batch(
+                run_id, values[start : start + METRICS_PER_BATCH], texts if start == 0 else ()
+            )
         if tags:
-            self.client.log_batch(run_id, tags=[RunTag(k, v) for k, v in clip(tags, MAX_TAG_CHARS).items()])
+            self.client.log_batch(
+                run_id, tags=[RunTag(k, v) for k, v in clip(tags, MAX_TAG_CHARS).items()]
+            )
 
     @_explained
     def finish(self, run_id: str, status: str, end_s: float) -> None:
@@ -362,5 +422,11 @@ def key_name(text: str) -> str:
 
 def clip(texts: Mapping[str, Any], limit: int) -> dict[str, str]:
     """Values cut to what MLflow stores, visibly; MLflow itself cuts them without a word. What no database holds is replaced."""
-    whole = {key: text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode() for key, text in texts.items()}
-    return {key: text if len(text) <= limit else text[: limit - 3] + "..." for key, text in whole.items()}
+    whole = {
+        key: text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+        for key, text in texts.items()
+    }
+    return {
+        key: text if len(text) <= limit else text[: limit - 3] + "..."
+        for key, text in whole.items()
+    }

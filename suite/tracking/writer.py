@@ -19,22 +19,40 @@ from filelock import FileLock, Timeout
 
 from suite.config.hashing import short_hash
 from suite.errors import SuiteError, TrackingError, UnknownNameError
-from suite.evaluation.record import FILE as LM_EVAL
-from suite.evaluation.record import as_metrics, over_seeds, read_record
-from suite.tracking.encode import identity_tags, result_digest, run_status, trial_metrics, trial_name, trial_params, trial_tags
+from suite.leaderboard.ranks import RankWriter
+from suite.leaderboard.row import CellSummary, Definition, read_definition, summarise
+from suite.record.cells import Cell, Trial, group_cells
+from suite.record.folder import Home, TrialFolder
+from suite.record.lm_eval import FILE as LM_EVAL
+from suite.record.lm_eval import as_metrics, over_seeds, read_record
+from suite.record.spec import TrialSpec
+from suite.storage.identity import home_id
+from suite.tracking.encode import (
+    identity_tags,
+    result_digest,
+    run_status,
+    trial_metrics,
+    trial_name,
+    trial_params,
+    trial_tags,
+)
 from suite.tracking.notes import NOTE, cell_note, trial_note
-from suite.tracking.ranks import RankWriter
 from suite.tracking.store import COMPLETE, Point, RunRecord, Store, StoredRun, open_store
-from suite.tracking.summary import CellSummary, Definition, read_definition, summarise
-from suite.train.cells import Cell, Trial, group_cells
-from suite.train.folder import Home, TrialFolder
-from suite.train.identity import home_id
-from suite.train.spec import TrialSpec
 
 FORMAT = 4
 """Raised when what is written changes: every cell is then written again at the next sync."""
 LOCK_TIMEOUT_S = 60.0
-READ_TAGS = (*("suite.cell", "suite.trial", "suite.result", COMPLETE, "suite.lm_eval", "suite.artifacts", "mlflow.parentRunId"),)
+READ_TAGS = (
+    *(
+        "suite.cell",
+        "suite.trial",
+        "suite.result",
+        COMPLETE,
+        "suite.lm_eval",
+        "suite.artifacts",
+        "mlflow.parentRunId",
+    ),
+)
 """Of a trial's run: what the writer looks at."""
 ARTIFACTS = ("spec.json", "result.json", "predictions-*.parquet", LM_EVAL)
 MAX_ARTIFACT_BYTES = 10 * 2**20
@@ -58,11 +76,16 @@ class SyncReport:
 
     def __add__(self, other: SyncReport) -> SyncReport:
         return SyncReport(
-            self.written + other.written, self.already + other.already, self.cells + other.cells, self.unreachable or other.unreachable
+            self.written + other.written,
+            self.already + other.already,
+            self.cells + other.cells,
+            self.unreachable or other.unreachable,
         )
 
 
-def sync(home: Home, *, tracking_uri: str, sweep: str | None = None, verify: bool = False) -> SyncReport:
+def sync(
+    home: Home, *, tracking_uri: str, sweep: str | None = None, verify: bool = False
+) -> SyncReport:
     """Bring MLflow up to date with the trial folders of a home.
 
     Args:
@@ -75,7 +98,9 @@ def sync(home: Home, *, tracking_uri: str, sweep: str | None = None, verify: boo
         TrackingError: There is no such home, or no such sweep in it.
     """
     if not (home.path / "trials").is_dir():
-        raise TrackingError(f"{home.path}: no trials here; is this the --home that suite run was given?")
+        raise TrackingError(
+            f"{home.path}: no trials here; is this the --home that suite run was given?"
+        )
     if sweep is not None:
         known = {spec.sweep for folder in home.trials() if (spec := folder.spec()) is not None}
         if sweep not in known:
@@ -108,7 +133,11 @@ class _Found:
     @property
     def marks(self) -> list[str | int | None]:
         """What changes when there is something new to write of a trial that has ended."""
-        return [self.folder.hash, self.stamp, *([] if (measured := _modified(self.folder.path / LM_EVAL)) is None else [measured])]
+        return [
+            self.folder.hash,
+            self.stamp,
+            *([] if (measured := _modified(self.folder.path / LM_EVAL)) is None else [measured]),
+        ]
 
 
 class Syncer:
@@ -140,7 +169,8 @@ class Syncer:
                     self._sync_ranks(name, scanned)
         except Timeout:
             return replace(
-                report, unreachable=f"{self.home.path}/tracking.lock: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
+                report,
+                unreachable=f"{self.home.path}/tracking.lock: another process has been writing for {LOCK_TIMEOUT_S:.0f} s",
             )
         except SuiteError as error:  # the store's, or a file of the home that cannot be read
             return replace(report, unreachable=str(error))
@@ -178,15 +208,28 @@ class Syncer:
         ended = [t for t in trials if t.result is not None]
         cell = self._cell_runs(spec.sweep).get(spec.cell) or self._create_cell(spec, ended)
         written = self._write_trials(cell, ended)
-        self._write_summary(cell, summarise(group_cells(trials)[spec.cell], self._definition(spec.sweep)), ended, digest)
+        self._write_summary(
+            cell,
+            summarise(group_cells(trials)[spec.cell], self._definition(spec.sweep)),
+            ended,
+            digest,
+        )
         return SyncReport(written=written, already=len(ended) - written, cells=1)
 
     def _sync_ranks(self, sweep: str, scanned: dict[tuple[str, str], list[_Found]]) -> None:
         def read(cell: str) -> Cell:
             known, found = self._definition(sweep), scanned[sweep, cell]
-            return group_cells(Trial(f.folder, f.spec, f.folder.result()) for f in found if known is None or known.includes(f.spec))[cell]
+            return group_cells(
+                Trial(f.folder, f.spec, f.folder.result())
+                for f in found
+                if known is None or known.includes(f.spec)
+            )[cell]
 
-        tags = {cell: known.run.tags for cell, known in self._cell_runs(sweep).items() if (sweep, cell) in scanned}
+        tags = {
+            cell: known.run.tags
+            for cell, known in self._cell_runs(sweep).items()
+            if (sweep, cell) in scanned
+        }
         self._ranks.sync(self._experiments[sweep], sweep, tags, read)
 
     def _definition(self, sweep: str) -> Definition | None:
@@ -196,9 +239,15 @@ class Syncer:
 
     def _cell_runs(self, sweep: str) -> dict[str, _CellRun]:
         if sweep not in self._runs:
-            self._experiments[sweep] = self.store.experiment(sweep, artifacts=self.home.path / "mlartifacts")
-            runs = self.store.runs([self._experiments[sweep]], {"suite.kind": "cell", "suite.home": self._home_id})
-            self._runs[sweep] = {cell: _CellRun(run) for cell, run in self._one_each(runs, "suite.cell").items()}
+            self._experiments[sweep] = self.store.experiment(
+                sweep, artifacts=self.home.path / "mlartifacts"
+            )
+            runs = self.store.runs(
+                [self._experiments[sweep]], {"suite.kind": "cell", "suite.home": self._home_id}
+            )
+            self._runs[sweep] = {
+                cell: _CellRun(run) for cell, run in self._one_each(runs, "suite.cell").items()
+            }
         return self._runs[sweep]
 
     def _children(self, cell: _CellRun) -> dict[str, StoredRun]:
@@ -206,7 +255,9 @@ class Syncer:
         sweep, key = cell.run.tags["sweep"], cell.run.tags["suite.cell"]
         if sweep not in self._trials:
             tags = {"suite.kind": "trial", "suite.home": self._home_id}
-            found = self._one_each(self.store.runs([self._experiments[sweep]], tags, only=READ_TAGS), "suite.trial")
+            found = self._one_each(
+                self.store.runs([self._experiments[sweep]], tags, only=READ_TAGS), "suite.trial"
+            )
             self._trials[sweep] = defaultdict(dict)
             for name, run in found.items():
                 self._trials[sweep][run.tags["suite.cell"]][name] = run
@@ -214,7 +265,9 @@ class Syncer:
         for name, child in children.items():
             if child.tags.get("mlflow.parentRunId") != cell.run.id:
                 self.store.log(child.id, tags={"mlflow.parentRunId": cell.run.id})
-                children[name] = replace(child, tags={**child.tags, "mlflow.parentRunId": cell.run.id})
+                children[name] = replace(
+                    child, tags={**child.tags, "mlflow.parentRunId": cell.run.id}
+                )
         return children
 
     def _one_each(self, runs: Iterable[StoredRun], key: str) -> dict[str, StoredRun]:
@@ -226,9 +279,20 @@ class Syncer:
         return kept
 
     def _create_cell(self, spec: TrialSpec, ended: Sequence[Trial]) -> _CellRun:
-        tags = {**identity_tags(spec), "suite.kind": "cell", "suite.home": self._home_id, NOTE: cell_note(spec)}
-        start_s = min((t.result.started_at for t in ended if t.result is not None), default=time.time())
-        created = _CellRun(self.store.create_run(self._experiments[spec.sweep], name=spec.cell, start_s=start_s, tags=tags))
+        tags = {
+            **identity_tags(spec),
+            "suite.kind": "cell",
+            "suite.home": self._home_id,
+            NOTE: cell_note(spec),
+        }
+        start_s = min(
+            (t.result.started_at for t in ended if t.result is not None), default=time.time()
+        )
+        created = _CellRun(
+            self.store.create_run(
+                self._experiments[spec.sweep], name=spec.cell, start_s=start_s, tags=tags
+            )
+        )
         self._runs[spec.sweep][spec.cell] = created
         return created
 
@@ -240,7 +304,9 @@ class Syncer:
         for trial in ended:
             record = self._record(trial, cell.run.id)
             run = children.get(trial.folder.hash)
-            if run is not None and run.tags.get("suite.result") != record.tags["suite.result"]:  # run again: metrics cannot be replaced
+            if (
+                run is not None and run.tags.get("suite.result") != record.tags["suite.result"]
+            ):  # run again: metrics cannot be replaced
                 self.store.delete_run(run.id)
                 run = None
             if run is None:
@@ -250,13 +316,20 @@ class Syncer:
                 completed += 1
         children |= {run.tags["suite.trial"]: run for run in self.store.write_runs(experiment, new)}
         for trial in ended:
-            children[trial.folder.hash] = self._add_artifacts(self._add_lm_eval(children[trial.folder.hash], trial.folder), trial)
+            children[trial.folder.hash] = self._add_artifacts(
+                self._add_lm_eval(children[trial.folder.hash], trial.folder), trial
+            )
         return completed + len(new)
 
     def _record(self, trial: Trial, parent: str) -> RunRecord:
         spec, result = trial.spec, trial.result
         assert result is not None
-        own = {"suite.kind": "trial", "suite.home": self._home_id, "suite.result": result_digest(result), "mlflow.parentRunId": parent}
+        own = {
+            "suite.kind": "trial",
+            "suite.home": self._home_id,
+            "suite.result": result_digest(result),
+            "mlflow.parentRunId": parent,
+        }
         own[NOTE] = trial_note(spec)
         return RunRecord(
             trial_name(spec),
@@ -274,7 +347,9 @@ class Syncer:
         if definition is None or not definition.config.tracking.artifacts:
             return run
         files = small_files(trial.folder)
-        digest = short_hash([[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files])
+        digest = short_hash(
+            [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
+        )
         if run.tags.get("suite.artifacts") == digest:
             return run
         self.store.add_files(run.id, files)
@@ -288,14 +363,20 @@ class Syncer:
         if not record.evaluations or run.tags.get("suite.lm_eval") == digest:
             return run
         end_s = max(evaluation.finished_at for evaluation in record.evaluations.values())
-        points = [Point(key, value, end_s) for key, value in as_metrics(over_seeds([record])).items()]
+        points = [
+            Point(key, value, end_s) for key, value in as_metrics(over_seeds([record])).items()
+        ]
         self.store.log(run.id, metrics=points, tags={"suite.lm_eval": digest})
         return replace(run, tags={**run.tags, "suite.lm_eval": digest})
 
-    def _write_summary(self, cell: _CellRun, summary: CellSummary, trials: Sequence[Trial], digest: str) -> None:
+    def _write_summary(
+        self, cell: _CellRun, summary: CellSummary, trials: Sequence[Trial], digest: str
+    ) -> None:
         """The cell's numbers with a step higher than before, so that MLflow takes them for the latest; the digest last."""
         revision = int(cell.run.tags.get("suite.revision", 0)) + 1
-        end_s = max((t.result.finished_at for t in trials if t.result is not None), default=time.time())
+        end_s = max(
+            (t.result.finished_at for t in trials if t.result is not None), default=time.time()
+        )
         points = [Point(key, value, end_s, revision) for key, value in summary.metrics().items()]
         tags = {
             **summary.tags(),
@@ -304,7 +385,11 @@ class Syncer:
             "suite.written": repr(time.time()),
             "suite.digest": digest,
         }
-        self.store.finish(cell.run.id, {"done": "FINISHED", "failed": "FAILED"}.get(summary.status, "SCHEDULED"), end_s)
+        self.store.finish(
+            cell.run.id,
+            {"done": "FINISHED", "failed": "FAILED"}.get(summary.status, "SCHEDULED"),
+            end_s,
+        )
         self.store.log(cell.run.id, metrics=points, tags=tags)
         cell.run = replace(cell.run, tags={**cell.run.tags, **tags})
 
@@ -331,4 +416,8 @@ def _digest(found: Iterable[_Found], definition: Definition | None, cell: str) -
 def small_files(folder: TrialFolder) -> list[Path]:
     """What is worth a look beside a trial's numbers, and not too large for a tracking server; weights and logs are neither."""
     found = [path for pattern in ARTIFACTS for path in sorted(folder.path.glob(pattern))]
-    return [path for path in found if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_ARTIFACT_BYTES]
+    return [
+        path
+        for path in found
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_ARTIFACT_BYTES
+    ]

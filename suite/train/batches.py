@@ -75,14 +75,24 @@ class TrainBatches:
             batch = order[place * self.batch_size : (place + 1) * self.batch_size]
             yield self._parts(batch, pass_seed), self.lengths[batch]
 
-    def _parts(self, batch: np.ndarray[Any, Any], pass_seed: int) -> list[tuple[dict[str, torch.Tensor], float]]:
+    def _parts(
+        self, batch: np.ndarray[Any, Any], pass_seed: int
+    ) -> list[tuple[dict[str, torch.Tensor], float]]:
         mine = batch[self.rank :: self.world_size]
-        parts = [mine[i : i + self.micro_batch_size] for i in range(0, len(mine), self.micro_batch_size)]
+        parts = [
+            mine[i : i + self.micro_batch_size] for i in range(0, len(mine), self.micro_batch_size)
+        ]
         mean_units = self.units[batch].sum() / (len(parts) * self.world_size)
-        return [(self.collate(self._drawn(part, pass_seed)), float(self.units[part].sum() / mean_units)) for part in parts]
+        return [
+            (self.collate(self._drawn(part, pass_seed)), float(self.units[part].sum() / mean_units))
+            for part in parts
+        ]
 
     def _drawn(self, part: np.ndarray[Any, Any], pass_seed: int) -> list[dict[str, Any]]:
-        return [{**row, "draw": derive_seed(pass_seed, int(i))} for i, row in zip(part, _rows(self.data, part), strict=True)]
+        return [
+            {**row, "draw": derive_seed(pass_seed, int(i))}
+            for i, row in zip(part, _rows(self.data, part), strict=True)
+        ]
 
 
 def eval_batches(
@@ -103,4 +113,6 @@ def eval_batches(
 
 def _rows(data: Dataset, indices: Sequence[int] | np.ndarray[Any, Any]) -> list[dict[str, Any]]:
     columns = data[[int(i) for i in indices]]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]

@@ -12,11 +12,16 @@ from suite.backbones.heads import Head
 from suite.backbones.loading import ResolvedBackbone
 from suite.petl.arm import build_arm
 from suite.petl.base import Method
-from suite.train.spec import Phase, TrialSpec
+from suite.record.spec import Phase, TrialSpec
 
 
 def build_model(
-    spec: TrialSpec, resolved: ResolvedBackbone, head: Head, *, weights: Path | None, meta: bool = False
+    spec: TrialSpec,
+    resolved: ResolvedBackbone,
+    head: Head,
+    *,
+    weights: Path | None,
+    meta: bool = False,
 ) -> tuple[nn.Module, Method[Any]]:
     """Load, convert, attach and initialise the arm of a trial, whole and on the CPU; what it draws depends on the trial's seed alone.
 

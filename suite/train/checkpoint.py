@@ -24,10 +24,10 @@ from safetensors.torch import save_file
 
 from suite.config.hashing import canonical_json
 from suite.errors import CheckpointError, StorageError
+from suite.files import replacing, sha256, write_json
+from suite.storage.fence import Fence
+from suite.storage.mirror import Mirror, epochs_of
 from suite.train.engine import Engine, all_agree, gather_objects
-from suite.train.fence import Fence
-from suite.train.folder import replacing, sha256, write_json
-from suite.train.mirror import Mirror, epochs_of
 from suite.train.shards import FORMAT
 
 log = logging.getLogger(__name__)
@@ -67,10 +67,17 @@ class Checkpoints:
         path = engine.save(target)
         if self.mirror is not None:
             self.mirror.push_file(path)
-        files = dict(gather_objects((path.name, {"bytes": path.stat().st_size, "sha256": sha256(path)})))
+        files = dict(
+            gather_objects((path.name, {"bytes": path.stat().st_size, "sha256": sha256(path)}))
+        )
         frozen = engine.frozen_fingerprint
         if dist.get_rank() == 0:
-            about = {"format": FORMAT, "epoch": epoch, "world_size": engine.world_size, "frozen": frozen}
+            about = {
+                "format": FORMAT,
+                "epoch": epoch,
+                "world_size": engine.world_size,
+                "frozen": frozen,
+            }
             self._check_fence()
             write_json(target / MARKER, sealed({**about, "files": files, "state": state}))
             if self.mirror is not None:
@@ -78,7 +85,9 @@ class Checkpoints:
         dist.barrier()  # an older generation goes when this one is committed, not before
         if _first_of_host():
             epochs = self._epochs()
-            for old in set(epochs) - set([e for e in epochs if e <= epoch][-GENERATIONS:]):  # later ones were left out when we loaded
+            for old in set(epochs) - set(
+                [e for e in epochs if e <= epoch][-GENERATIONS:]
+            ):  # later ones were left out when we loaded
                 shutil.rmtree(self.folder / f"epoch-{old}", ignore_errors=True)
         if dist.get_rank() == 0 and self.mirror is not None:
             self._prune_stored(self.mirror, epoch)
@@ -180,7 +189,9 @@ def read_marker(folder: Path, epoch: int) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UnusableError(f"{MARKER} cannot be read: {error}") from error
     if not isinstance(marker, dict) or marker.get("format") != FORMAT:
-        raise UnusableError(f"{MARKER} is not of the format {FORMAT} (another version of the suite wrote it)")
+        raise UnusableError(
+            f"{MARKER} is not of the format {FORMAT} (another version of the suite wrote it)"
+        )
     if sealed({key: value for key, value in marker.items() if key != "seal"}) != marker:
         raise UnusableError(f"{MARKER} was changed since it was written")
     if marker["epoch"] != epoch:

@@ -26,17 +26,40 @@ from torch import nn
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError, IncompatibleError
 from suite.train.fingerprint import place_sum, together
-from suite.train.pieces import adam_of, held_bytes, masters_of, pieces_of, publish, set_steps, steps_of
+from suite.train.pieces import (
+    adam_of,
+    held_bytes,
+    masters_of,
+    pieces_of,
+    publish,
+    set_steps,
+    steps_of,
+)
 from suite.train.shards import Shards, shard_name, write_shard
 
 LocalBatch = tuple[Mapping[str, torch.Tensor], float]
 
 
-def init_process_group(*, rank: int, world_size: int, local_rank: int, address: str, port: int, device: str, timeout_s: float) -> None:
+def init_process_group(
+    *,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    address: str,
+    port: int,
+    device: str,
+    timeout_s: float,
+) -> None:
     """Join the group's own rendezvous; every later collective has the deadline `timeout_s`."""
     import deepspeed  # noqa: F401  before there is a group: it takes the one it finds for a default argument, which is then never freed
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank), MASTER_ADDR=address, MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK=str(local_rank),
+        MASTER_ADDR=address,
+        MASTER_PORT=str(port),
+    )
     backend, timeout = "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout_s)
     store = _rendezvous(address, port, rank=rank, world_size=world_size, timeout=timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -49,8 +72,12 @@ def _rendezvous(address: str, port: int, *, rank: int, world_size: int, timeout:
     listening: int | None = None
     if rank == 0:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listening = socket.create_server((address, port), family=family, backlog=world_size + 8).detach()
-    return untyped.TCPStore(address, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listening)
+        listening = socket.create_server(
+            (address, port), family=family, backlog=world_size + 8
+        ).detach()
+    return untyped.TCPStore(
+        address, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listening
+    )
 
 
 def adopt_process_group(backend: str, *, timeout_s: float) -> None:
@@ -64,8 +91,15 @@ def adopt_process_group(backend: str, *, timeout_s: float) -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # torch 2.13 renamed collectives that DeepSpeed 0.19.8 still calls by their old names, thousands of times an epoch
-    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout_s))
+    warnings.filterwarnings(
+        "ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
+    )
+    deepspeed.init_distributed(
+        dist_backend=backend,
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
 
 
 def free_port() -> int:
@@ -95,7 +129,9 @@ def all_agree(ok: bool) -> bool:
 
 def lowest(*values: float) -> list[float]:
     """The lowest of each value over the ranks, in single precision. Collective."""
-    found = torch.tensor(values, dtype=torch.float32, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    found = torch.tensor(
+        values, dtype=torch.float32, device="cuda" if dist.get_backend() == "nccl" else "cpu"
+    )
     dist.all_reduce(found, op=dist.ReduceOp.MIN)
     lows: list[float] = found.tolist()
     return lows
@@ -179,7 +215,9 @@ class Engine:
         device: "cuda" or "cpu".
     """
 
-    def __init__(self, model: nn.Module, training: TrainingConfig, *, world_size: int, device: str) -> None:
+    def __init__(
+        self, model: nn.Module, training: TrainingConfig, *, world_size: int, device: str
+    ) -> None:
         import deepspeed
 
         self.training, self.world_size, self.device = training, world_size, device
@@ -187,11 +225,15 @@ class Engine:
         self.trained_names = [name for name, p in model.named_parameters() if p.requires_grad]
         trained = [p for p in model.parameters() if p.requires_grad]
         betas = (training.adam_beta1, training.adam_beta2)
-        optimizer = _adamw(trained, training, betas, offloaded=device == "cuda" and training.offload != "none")
+        optimizer = _adamw(
+            trained, training, betas, offloaded=device == "cuda" and training.offload != "none"
+        )
         # before ZeRO copies the parameters: its flat buffers take their dtype from them
         model.to(torch.bfloat16 if uses_bf16(training, device) else torch.float32)
         self._linear = torch.nn.functional.linear
-        self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=self.config, dist_init_required=False)
+        self._engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=self.config, dist_init_required=False
+        )
         self._frozen: str | None = None
         if self._engine.gradient_clipping() != training.gradient_clipping:
             raise AssertionError("DeepSpeed did not take the gradient clipping it was given")
@@ -202,7 +244,13 @@ class Engine:
         module: nn.Module = self._engine.module
         return module
 
-    def step(self, batches: Sequence[LocalBatch], learning_rate: float, *, mark: Callable[[str], None] | None = None) -> torch.Tensor:
+    def step(
+        self,
+        batches: Sequence[LocalBatch],
+        learning_rate: float,
+        *,
+        mark: Callable[[str], None] | None = None,
+    ) -> torch.Tensor:
         """One optimizer step over this rank's micro-batches. Collective.
 
         Args:
@@ -241,11 +289,20 @@ class Engine:
         rank, optimizer = dist.get_rank(), self._engine.optimizer
         adam, pieces = adam_of(optimizer), pieces_of(self.module, optimizer, rank=rank)
         if not alone:
-            pieces = [piece.share(rank, self.world_size) if piece.everywhere else piece for piece in pieces]
+            pieces = [
+                piece.share(rank, self.world_size) if piece.everywhere else piece
+                for piece in pieces
+            ]
         path = folder / shard_name(rank)
         buffers = self._buffers() if alone or rank == 0 else {}
         about = {"rank": rank, "world_size": self.world_size, "buffers": buffers}
-        write_shard(path, [piece for piece in pieces if piece.length > 0], adam.state, steps=steps_of(adam), **about)
+        write_shard(
+            path,
+            [piece for piece in pieces if piece.length > 0],
+            adam.state,
+            steps=steps_of(adam),
+            **about,
+        )
         return path
 
     def load(self, folder: Path, *, written_by: int | None = None, alone: bool = False) -> None:
@@ -264,12 +321,16 @@ class Engine:
         try:
             with Shards([folder / shard_name(rank) for rank in ranks]) as shards:
                 if not alone:
-                    shards.check({name: whole_numel(parameter) for name, parameter in self._trained()})
+                    shards.check(
+                        {name: whole_numel(parameter) for name, parameter in self._trained()}
+                    )
                 self._take(shards)
         except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
             cause = error
         if not all_agree(cause is None):
-            raise CheckpointError(f"{folder}: could not be loaded on every rank" + (f": {cause}" if cause else "")) from cause
+            raise CheckpointError(
+                f"{folder}: could not be loaded on every rank" + (f": {cause}" if cause else "")
+            ) from cause
         publish(self._engine.optimizer)
         self._leave_partitioned(False)
 
@@ -327,7 +388,9 @@ class Engine:
 
     def fingerprint(self, *, trained: bool) -> str:
         """Of the trained or the frozen forward weights, the same on any number of ranks (`suite.train.fingerprint`). Collective."""
-        chosen = {name: p for name, p in self.module.named_parameters() if p.requires_grad == trained}
+        chosen = {
+            name: p for name, p in self.module.named_parameters() if p.requires_grad == trained
+        }
         sums: dict[str, int] = {}
         for name, parameter in chosen.items():
             local, start = _local_run(parameter)
@@ -344,7 +407,9 @@ class Engine:
 
     def numel(self, *, trained_only: bool = False) -> int:
         """Parameters counted whole, each shared one once."""
-        return sum(whole_numel(p) for p in self.module.parameters() if p.requires_grad or not trained_only)
+        return sum(
+            whole_numel(p) for p in self.module.parameters() if p.requires_grad or not trained_only
+        )
 
     def held_bytes(self) -> tuple[int, int]:
         """What this rank holds between two steps: forward weights, whole or its share of them; and Adam's moments and fp32 copies."""
@@ -360,10 +425,14 @@ class Engine:
     def release(self) -> None:
         """Free the engine. `destroy()` alone leaks every ZeRO-3 engine through two of DeepSpeed's globals."""
         from deepspeed.runtime.zero import parameter_offload
-        from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+        from deepspeed.runtime.zero.partitioned_param_coordinator import (
+            PartitionedParameterCoordinator,
+        )
 
         self._engine.destroy()
-        torch.nn.functional.linear = self._linear  # ZeRO-3 leaves its own there, for the whole process
+        torch.nn.functional.linear = (
+            self._linear
+        )  # ZeRO-3 leaves its own there, for the whole process
         parameter_offload.FWD_MODULE_STACK.clear()
         _clear_caches(PartitionedParameterCoordinator)
         del self._engine
@@ -373,10 +442,14 @@ class Engine:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
     @contextmanager
-    def _gathered(self, parameters: Iterable[nn.Parameter], modifier_rank: int | None = None) -> Iterator[None]:
+    def _gathered(
+        self, parameters: Iterable[nn.Parameter], modifier_rank: int | None = None
+    ) -> Iterator[None]:
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=modifier_rank, enabled=self.training.zero_stage == 3):
+        with deepspeed.zero.GatheredParameters(
+            list(parameters), modifier_rank=modifier_rank, enabled=self.training.zero_stage == 3
+        ):
             yield
 
 
@@ -398,9 +471,20 @@ def _local_run(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
     return local.detach().reshape(-1)[: max(0, whole_numel(parameter) - start)], start
 
 
-def _adamw(parameters: list[nn.Parameter], training: TrainingConfig, betas: tuple[float, float], *, offloaded: bool) -> Any:
+def _adamw(
+    parameters: list[nn.Parameter],
+    training: TrainingConfig,
+    betas: tuple[float, float],
+    *,
+    offloaded: bool,
+) -> Any:
     """AdamW, fused (one pass over each tensor); with the optimizer on the CPU beside a GPU, DeepSpeed's own vectorised one."""
-    options: dict[str, Any] = {"lr": 1.0, "betas": betas, "eps": training.adam_eps, "weight_decay": training.weight_decay}
+    options: dict[str, Any] = {
+        "lr": 1.0,
+        "betas": betas,
+        "eps": training.adam_eps,
+        "weight_decay": training.weight_decay,
+    }
     if offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -411,6 +495,9 @@ def _adamw(parameters: list[nn.Parameter], training: TrainingConfig, betas: tupl
 def _clear_caches(cls: type) -> None:
     """Empty every `lru_cache` of a class, also one hidden in a decorator's closure."""
     for function in vars(cls).values():
-        for candidate in (function, *(cell.cell_contents for cell in getattr(function, "__closure__", None) or ())):
+        for candidate in (
+            function,
+            *(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()),
+        ):
             if hasattr(candidate, "cache_clear"):
                 candidate.cache_clear()

@@ -10,14 +10,19 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from suite.train.attempts import PreemptedError
+from suite.record.attempts import PreemptedError
 from suite.train.engine import gather_objects
 from suite.train.midway import Midway, Pace
 from suite.train.run import UNSCORED_STEPS, Run
 
 
 def train_epoch(
-    run: Run, number: int, *, midway: Midway | None, spent: tuple[float, float | None], leaving: Callable[[], bool]
+    run: Run,
+    number: int,
+    *,
+    midway: Midway | None,
+    spent: tuple[float, float | None],
+    leaving: Callable[[], bool],
 ) -> float | None:
     """Train one epoch, or the rest of one. Collective.
 
@@ -36,21 +41,35 @@ def train_epoch(
     engine, batches = run.warm.engine, run.batches
     engine.check_mask()
     engine.module.train()
-    first, sums = (0, (0.0, 0.0)) if midway is None else (midway.step, midway.sums(dist.get_rank(), engine.world_size))
+    first, sums = (
+        (0, (0.0, 0.0))
+        if midway is None
+        else (midway.step, midway.sums(dist.get_rank(), engine.world_size))
+    )
     total, half = (torch.tensor(value, device=engine.device) for value in sums)
     step, half_steps = (number - 1) * len(batches), len(batches) // 2
     if midway is not None:
         midway.resume_streams(dist.get_rank(), engine.world_size)
     pace = Pace(first)
-    for i, (parts, lengths) in enumerate(batches.epoch(number, partial(run.spec.stream, "order"), first=first), first):
+    for i, (parts, lengths) in enumerate(
+        batches.epoch(number, partial(run.spec.stream, "order"), first=first), first
+    ):
         if pace.is_due(i):
             finite, stay = pace.vote(i, finite=bool(torch.isfinite(total)), stay=not leaving())
             if not finite:
                 return None
             if not stay:
-                _leave(run, number, Midway.gather(i, total, half, before_s=spent[0], before_kwh=spent[1]), new=i > first)
+                _leave(
+                    run,
+                    number,
+                    Midway.gather(i, total, half, before_s=spent[0], before_kwh=spent[1]),
+                    new=i > first,
+                )
         began = _now(engine.device)
-        inputs = [({name: t.to(engine.device, non_blocking=True) for name, t in part.items()}, weight) for part, weight in parts]
+        inputs = [
+            ({name: t.to(engine.device, non_blocking=True) for name, t in part.items()}, weight)
+            for part, weight in parts
+        ]
         with run.meter.probe(int(lengths.max())) as watched:
             total += engine.step(inputs, run.learning_rate(step + i))
         if i + 1 == half_steps:
@@ -61,7 +80,9 @@ def train_epoch(
     return _mean(run, number, total, half, half_steps)
 
 
-def _mean(run: Run, number: int, total: torch.Tensor, half: torch.Tensor, half_steps: int) -> float | None:
+def _mean(
+    run: Run, number: int, total: torch.Tensor, half: torch.Tensor, half_steps: int
+) -> float | None:
     """The epoch's mean loss; that of the first epoch's first half is noted."""
     world_size = run.warm.engine.world_size
     if number == 1 and half_steps:
@@ -79,7 +100,9 @@ def _leave(run: Run, number: int, midway: Midway, *, new: bool) -> None:
         progress.meters |= {str(rank): state for rank, state in enumerate(states)}
         progress.midway = midway.to_json()
         run.checkpoints.save(run.warm.engine, number, progress.to_json())
-    raise PreemptedError(f"left after step {midway.step} of {len(run.batches)} of epoch {number}, as asked; a checkpoint is committed")
+    raise PreemptedError(
+        f"left after step {midway.step} of {len(run.batches)} of epoch {number}, as asked; a checkpoint is committed"
+    )
 
 
 def _now(device: str) -> float:

@@ -42,24 +42,40 @@ class Evaluation:
     def to_parquet(self) -> bytes:
         """One row per item: `index`, `gold`, `prediction` (running text: `tokens`, `nll`), `group`; the input of paired tests."""
         buffer = io.BytesIO()
-        columns = {"index": self.index, **dict(zip(self.columns, (self.gold, self.prediction), strict=True))}
-        pq.write_table(pa.table(columns if self.group is None else {**columns, "group": self.group}), buffer)
+        columns = {
+            "index": self.index,
+            **dict(zip(self.columns, (self.gold, self.prediction), strict=True)),
+        }
+        pq.write_table(
+            pa.table(columns if self.group is None else {**columns, "group": self.group}), buffer
+        )
         return buffer.getvalue()
 
 
 def evaluate(
-    engine: Engine, objective: Objective, data: Dataset, meter: PhaseMeter, *, rank: int, world_size: int, batch_size: int
+    engine: Engine,
+    objective: Objective,
+    data: Dataset,
+    meter: PhaseMeter,
+    *,
+    rank: int,
+    world_size: int,
+    batch_size: int,
 ) -> Evaluation:
     """Predict every row of `data` once. Collective: every rank runs the same number of batches."""
     model, mine = engine.module, dict[int, Any]()
     model.eval()
     synced = world_size > 1 and engine.training.zero_stage == 3
     with torch.no_grad():
-        for batch, rows in eval_batches(data, objective.collate_eval, batch_size=batch_size, rank=rank, world_size=world_size):
+        for batch, rows in eval_batches(
+            data, objective.collate_eval, batch_size=batch_size, rank=rank, world_size=world_size
+        ):
             inputs = {name: tensor.to(engine.device) for name, tensor in batch.items()}
             with meter.probe(inputs["input_ids"].numel()):
                 predictions = objective.predict(model, inputs, synced=synced)
-            mine.update({row: p for row, p in zip(rows, predictions, strict=True) if row is not None})
+            mine.update(
+                {row: p for row, p in zip(rows, predictions, strict=True) if row is not None}
+            )
     merged = {row: p for part in gather_objects(mine) for row, p in part.items()}
     found = objective.merge(data, [merged[row] for row in range(len(data))])
     scores = objective.scores(found.predictions, found.golds, found.groups)

@@ -31,7 +31,9 @@ def place_sum(values: torch.Tensor, start: int) -> int:
         block, place = divmod(at, BLOCK)
         size = min(BLOCK - place, end - at)
         weights = _weights(str(bits.device))[place : place + size]
-        total += int((bits[at - start : at - start + size].to(torch.int64) * weights).sum()) * (_mixed(block) | 1)
+        total += int((bits[at - start : at - start + size].to(torch.int64) * weights).sum()) * (
+            _mixed(block) | 1
+        )
         at += size
     return total % _MODULUS
 
@@ -39,13 +41,17 @@ def place_sum(values: torch.Tensor, start: int) -> int:
 def together(parts: list[dict[str, int]], sizes: Mapping[str, int]) -> str:
     """The fingerprint of all: the ranks' sums by name, added up."""
     sums = {name: sum(part.get(name, 0) for part in parts) % _MODULUS for name in sizes}
-    return hashlib.sha256(json.dumps([[name, sizes[name], sums[name]] for name in sizes]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([[name, sizes[name], sums[name]] for name in sizes]).encode()
+    ).hexdigest()
 
 
 @functools.cache
 def _weights(device: str) -> torch.Tensor:
     odd = [_mixed(-1 - i) | 1 for i in range(BLOCK)]
-    return torch.tensor([w - _MODULUS if w >= _MODULUS // 2 else w for w in odd], dtype=torch.int64, device=device)
+    return torch.tensor(
+        [w - _MODULUS if w >= _MODULUS // 2 else w for w in odd], dtype=torch.int64, device=device
+    )
 
 
 def _mixed(number: int) -> int:

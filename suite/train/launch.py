@@ -8,11 +8,11 @@ import torch
 import torch.multiprocessing as mp
 
 from suite.errors import ResourceError
+from suite.record.result import TrialResult
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train.engine import free_port
-from suite.train.folder import Workspace
 from suite.train.loop import Trainer, TrialEndedError
-from suite.train.result import TrialResult
-from suite.train.spec import TrialSpec
 
 
 def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
@@ -31,7 +31,9 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
         return done
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and torch.cuda.device_count() < spec.world_size:
-        raise ResourceError(f"--ranks {spec.world_size}: this machine has {torch.cuda.device_count()} GPUs")
+        raise ResourceError(
+            f"--ranks {spec.world_size}: this machine has {torch.cuda.device_count()} GPUs"
+        )
     port = free_port()
     if spec.world_size == 1:
         _rank(0, spec, workspace, port, device)
@@ -49,7 +51,14 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
 
 
 def _rank(rank: int, spec: TrialSpec, workspace: Workspace, port: int, device: str) -> None:
-    trainer = Trainer(workspace, rank=rank, world_size=spec.world_size, local_rank=rank, master_port=port, device=device)
+    trainer = Trainer(
+        workspace,
+        rank=rank,
+        world_size=spec.world_size,
+        local_rank=rank,
+        master_port=port,
+        device=device,
+    )
     try:
         trainer.start(spec)
         while not trainer.epoch().done:

@@ -28,22 +28,30 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from suite.errors import CheckpointError
+from suite.files import sha256, write_atomic
 from suite.meters import PhaseMeter, baseline_bytes, of_attempt
+from suite.record.folder import TrialFolder
+from suite.record.result import EpochRecord, Status, TrialResult, ValidityRecord
+from suite.record.spec import Phase, TrialSpec
 from suite.redact import redact
+from suite.storage.mirror import Mirror, digest
+from suite.storage.workspace import Workspace
 from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints, write_tensors
-from suite.train.engine import all_agree, close_process_group, gather_objects, init_process_group, micro_batching
+from suite.train.engine import (
+    all_agree,
+    close_process_group,
+    gather_objects,
+    init_process_group,
+    micro_batching,
+)
 from suite.train.epoch import train_epoch
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
-from suite.train.folder import TrialFolder, Workspace, sha256, write_atomic
 from suite.train.midway import Midway
-from suite.train.mirror import Mirror, digest
 from suite.train.probe import probe
 from suite.train.record import build_result
-from suite.train.result import EpochRecord, Status, TrialResult, ValidityRecord
 from suite.train.run import Progress, Run
-from suite.train.spec import Phase, TrialSpec
 from suite.train.validity import validity_of
 from suite.train.warm import Warm, build_warm
 
@@ -88,7 +96,12 @@ class Trainer:
         master_port: int,
         device: str = "cpu",
     ) -> None:
-        self.workspace, self.rank, self.world_size, self.device = workspace, rank, world_size, device
+        self.workspace, self.rank, self.world_size, self.device = (
+            workspace,
+            rank,
+            world_size,
+            device,
+        )
         if device == "cuda":
             torch.cuda.set_device(local_rank)
         init_process_group(
@@ -137,8 +150,12 @@ class Trainer:
             progress = self._progress(state, meter)
             progress.started_at = min(progress.started_at, started_at)
             progress.world_sizes.append(self.world_size)
-            self._run = Run(spec, folder, warm, self._train_batches(spec, warm), meter, checkpoints, progress)
-            self._log(f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, seed {spec.seed}, {spec.phase}, pid {os.getpid()}")
+            self._run = Run(
+                spec, folder, warm, self._train_batches(spec, warm), meter, checkpoints, progress
+            )
+            self._log(
+                f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, seed {spec.seed}, {spec.phase}, pid {os.getpid()}"
+            )
             return progress.epoch
         raise AssertionError("unreachable: the boundary raises")
 
@@ -150,11 +167,17 @@ class Trainer:
                 return EpochReport(None, True, run.status)
             number = run.progress.epoch + 1
             midway = None if run.progress.midway is None else Midway(**run.progress.midway)
-            spent = (run.meter.seconds("train"), self._train_energy_kwh(run)) if midway is None else (midway.before_s, midway.before_kwh)
+            spent = (
+                (run.meter.seconds("train"), self._train_energy_kwh(run))
+                if midway is None
+                else (midway.before_s, midway.before_kwh)
+            )
             before_s, before_kwh = spent
             self._seed(run.spec, epoch=number)
             with run.meter.phase("train"):
-                loss = train_epoch(run, number, midway=midway, spent=spent, leaving=lambda: self._leaving)
+                loss = train_epoch(
+                    run, number, midway=midway, spent=spent, leaving=lambda: self._leaving
+                )
             if loss is None:
                 return self._diverged(run, f"epoch {number}: loss is not finite")
             with run.meter.phase("eval"):
@@ -187,7 +210,9 @@ class Trainer:
         with self._boundary(run.folder, run.progress.started_at):
             if pruned:
                 run.status = Status.PRUNED
-            test = self._test(run) if run.spec.phase is Phase.CONFIRM and run.status is None else None
+            test = (
+                self._test(run) if run.spec.phase is Phase.CONFIRM and run.status is None else None
+            )
             if test is not None and not math.isfinite(test.score):
                 self._diverged(run, "the test score is not finite")
             if run.spec.phase is Phase.PRETRAIN and run.status is None:
@@ -252,7 +277,9 @@ class Trainer:
             return Progress()
         progress = Progress.from_json(state)
         attempt = len(progress.world_sizes)
-        progress.meters = {rank: of_attempt(accounts, attempt) for rank, accounts in progress.meters.items()}
+        progress.meters = {
+            rank: of_attempt(accounts, attempt) for rank, accounts in progress.meters.items()
+        }
         meter.load_state(progress.meters.get(str(self.rank), {}))
         progress.resumed_from.append(progress.epoch)
         return progress
@@ -278,7 +305,15 @@ class Trainer:
         spec, warm = run.spec, run.warm
         data = warm.data.split(split, confirm=spec.phase is Phase.CONFIRM)
         size = spec.training.eval_batch_size
-        return evaluate(warm.engine, warm.objective, data, run.meter, rank=self.rank, world_size=self.world_size, batch_size=size)
+        return evaluate(
+            warm.engine,
+            warm.objective,
+            data,
+            run.meter,
+            rank=self.rank,
+            world_size=self.world_size,
+            batch_size=size,
+        )
 
     def _keep(self, run: Run, record: EpochRecord, evaluation: Evaluation) -> None:
         """Note the epoch; keep the best weights for the test; commit a checkpoint unless the trial ends here."""
@@ -288,7 +323,11 @@ class Trainer:
         progress.midway = None
         progress.epochs.append(record.model_dump(mode="json"))
         if run.improves(record.validation_score):
-            progress.best_epoch, progress.best_score, progress.best = record.epoch, record.validation_score, evaluation.scores
+            progress.best_epoch, progress.best_score, progress.best = (
+                record.epoch,
+                record.validation_score,
+                evaluation.scores,
+            )
             if self.rank == 0:
                 write_atomic(run.folder.predictions("validation"), evaluation.to_parquet())
             if run.spec.phase is Phase.CONFIRM:
@@ -296,13 +335,17 @@ class Trainer:
         if self.rank == 0:
             with (run.folder.path / "epochs.jsonl").open("a") as file:
                 file.write(json.dumps(progress.epochs[-1]) + "\n")
-        self._log(f"epoch {record.epoch}: loss {record.train_loss:.4f}, validation {record.validation_score:.2f}")
+        self._log(
+            f"epoch {record.epoch}: loss {record.train_loss:.4f}, validation {record.validation_score:.2f}"
+        )
         if not run.done:
             if self.rank == 0:
                 self._mirror.push(run.folder)
             states = gather_objects(run.meter.state())
             progress.meters |= {str(rank): state for rank, state in enumerate(states)}
-            progress.checkpoint_bytes = run.checkpoints.save(run.warm.engine, record.epoch, progress.to_json())
+            progress.checkpoint_bytes = run.checkpoints.save(
+                run.warm.engine, record.epoch, progress.to_json()
+            )
 
     def _save_tensors(self, run: Run, path: Path) -> str:
         """Write the trained tensors, whole; returns the file's SHA-256 on every rank. Collective."""
@@ -335,7 +378,9 @@ class Trainer:
         if not all_agree(self.rank != 0 or digest(best) == run.progress.best_sha256):
             if self._leads:
                 run.checkpoints.clear()
-            raise CheckpointError(f"{best}: not the weights of epoch {run.progress.best_epoch}; the trial is trained anew")
+            raise CheckpointError(
+                f"{best}: not the weights of epoch {run.progress.best_epoch}; the trial is trained anew"
+            )
         run.warm.engine.load_trained(load_file(best) if self.rank == 0 else {})
 
     def _validity(self, run: Run) -> ValidityRecord:

@@ -39,7 +39,15 @@ class Midway:
     before_kwh: float | None
 
     @classmethod
-    def gather(cls, step: int, total: torch.Tensor, half: torch.Tensor, *, before_s: float, before_kwh: float | None) -> Midway:
+    def gather(
+        cls,
+        step: int,
+        total: torch.Tensor,
+        half: torch.Tensor,
+        *,
+        before_s: float,
+        before_kwh: float | None,
+    ) -> Midway:
         """As things stand on all ranks. Collective."""
         found = gather_objects((float(total), float(half), streams()))
         totals, halves, states = map(list, zip(*found, strict=True))
@@ -64,7 +72,11 @@ def streams() -> dict[str, Any]:
     """The state of this process's random streams, JSON-able."""
     version, numbers, gauss = random.getstate()
     legacy: Any = np.random.get_state()
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    cuda = (
+        torch.cuda.get_rng_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized()
+        else None
+    )
     return {
         "python": [version, list(numbers), gauss],
         "numpy": [legacy[0], legacy[1].tolist(), *legacy[2:]],

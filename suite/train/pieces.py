@@ -45,7 +45,12 @@ class Piece:
         """What a rank is to write of a piece that all ranks hold."""
         part = -(-self.length // world_size)
         first = min(rank * part, self.length)
-        return replace(self, start=self.start + first, length=min(part, self.length - first), offset=self.offset + first)
+        return replace(
+            self,
+            start=self.start + first,
+            length=min(part, self.length - first),
+            offset=self.offset + first,
+        )
 
 
 def pieces_of(module: nn.Module, optimizer: Any, *, rank: int) -> list[Piece]:
@@ -71,7 +76,14 @@ def _slices(trained: list[tuple[str, nn.Parameter]], optimizer: Any, rank: int) 
     for name, parameter in trained:
         group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
         whole, start = int(parameter.ds_numel), rank * size  # type: ignore[attr-defined]
-        yield Piece(name, start, min(size, whole - start), whole, optimizer.fp32_partitioned_groups_flat[group], offset)
+        yield Piece(
+            name,
+            start,
+            min(size, whole - start),
+            whole,
+            optimizer.fp32_partitioned_groups_flat[group],
+            offset,
+        )
 
 
 def _fragments(trained: list[tuple[str, nn.Parameter]], optimizer: Any) -> Iterator[Piece]:
@@ -86,10 +98,22 @@ def _fragments(trained: list[tuple[str, nn.Parameter]], optimizer: Any) -> Itera
 
 def _wholes(trained: list[tuple[str, nn.Parameter]], optimizer: Any) -> Iterator[Piece]:
     """ZeRO 0: the parameter itself, or its fp32 copy."""
-    groups = zip(getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=True)
-    copies = {id(low): high for lows, highs in groups for low, high in zip(lows, highs, strict=True)}
+    groups = zip(
+        getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=True
+    )
+    copies = {
+        id(low): high for lows, highs in groups for low, high in zip(lows, highs, strict=True)
+    }
     for name, parameter in trained:
-        yield Piece(name, 0, parameter.numel(), parameter.numel(), copies.get(id(parameter), parameter), 0, everywhere=True)
+        yield Piece(
+            name,
+            0,
+            parameter.numel(),
+            parameter.numel(),
+            copies.get(id(parameter), parameter),
+            0,
+            everywhere=True,
+        )
 
 
 def publish(optimizer: Any) -> None:
@@ -100,7 +124,11 @@ def publish(optimizer: Any) -> None:
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer.update_lp_params()
     else:
-        for lows, highs in zip(getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=True):
+        for lows, highs in zip(
+            getattr(optimizer, "fp16_groups", ()),
+            getattr(optimizer, "fp32_groups", ()),
+            strict=True,
+        ):
             for low, high in zip(lows, highs, strict=True):
                 low.data.copy_(high.data)
 
@@ -122,8 +150,17 @@ def adam_of(optimizer: Any) -> torch.optim.Optimizer:
 
 def held_bytes(module: nn.Module, optimizer: Any) -> tuple[int, int]:
     """Bytes on this rank of the forward weights, whole or its share, and of Adam's moments with the fp32 copies; shared memory once."""
-    weights = {_storage(tensor) for p in module.parameters() for tensor in (p.data, getattr(p, "ds_tensor", p.data))}
-    moments = [tensor for state in adam_of(optimizer).state.values() for tensor in state.values() if torch.is_tensor(tensor)]
+    weights = {
+        _storage(tensor)
+        for p in module.parameters()
+        for tensor in (p.data, getattr(p, "ds_tensor", p.data))
+    }
+    moments = [
+        tensor
+        for state in adam_of(optimizer).state.values()
+        for tensor in state.values()
+        if torch.is_tensor(tensor)
+    ]
     copies = {_storage(tensor) for tensor in (*moments, *masters_of(module, optimizer))} - weights
     return sum(size for _, size in weights), sum(size for _, size in copies)
 
@@ -137,7 +174,9 @@ def _storage(tensor: torch.Tensor) -> tuple[int, int]:
 def steps_of(adam: torch.optim.Optimizer) -> int:
     """Adam's step count; 0 before the first step, when it has no state."""
     counts = {int(state["step"]) for state in adam.state.values() if "step" in state}
-    assert len(counts) <= 1, f"Adam counts its steps differently for different parameters: {sorted(counts)}"
+    assert len(counts) <= 1, (
+        f"Adam counts its steps differently for different parameters: {sorted(counts)}"
+    )
     return counts.pop() if counts else 0
 
 
@@ -152,4 +191,8 @@ def set_steps(adam: torch.optim.Optimizer, masters: list[torch.Tensor], steps: i
             if key not in state:
                 state[key] = torch.zeros_like(master, requires_grad=False)
         plain = not isinstance(adam, torch.optim.AdamW)  # DeepSpeed's CPU Adam counts in Python
-        state["step"] = steps if plain else torch.tensor(float(steps), dtype=torch.float32, device=master.device)
+        state["step"] = (
+            steps
+            if plain
+            else torch.tensor(float(steps), dtype=torch.float32, device=master.device)
+        )

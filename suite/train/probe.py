@@ -14,9 +14,9 @@ from datasets import Dataset
 from suite.backbones.heads import Head
 from suite.backbones.loading import ResolvedBackbone, weights_folder
 from suite.data.objective import Objective
+from suite.record.spec import TrialSpec
 from suite.train.build import build_model
 from suite.train.engine import Engine, gather_objects, whole_numel
-from suite.train.spec import TrialSpec
 
 PROBE_ROWS = 2
 
@@ -44,7 +44,12 @@ def probe(engine: Engine, objective: Objective, data: Dataset) -> Probe:
     """
     batch = objective.collate([data[i] for i in range(min(PROBE_ROWS, len(data)))])
     model = engine.module.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[torch.cuda.current_device()] if engine.device == "cuda" else []):
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(
+            devices=[torch.cuda.current_device()] if engine.device == "cuda" else []
+        ),
+    ):
         output = model(**{name: tensor.to(engine.device) for name, tensor in batch.items()})
     found: Probe = gather_objects(digest_of(output))[0]
     return found
@@ -62,11 +67,19 @@ def digest_of(output: Mapping[str, Any]) -> Probe:
     return Probe(sha.hexdigest(), finite)
 
 
-def strays(engine: Engine, spec: TrialSpec, resolved: ResolvedBackbone, head: Head, *, weights: Path | None) -> list[str]:
+def strays(
+    engine: Engine, spec: TrialSpec, resolved: ResolvedBackbone, head: Head, *, weights: Path | None
+) -> list[str]:
     """Parameters that train on the engine and not in a fresh build of the arm in shapes, or the other way round, or of another size."""
-    if resolved.origin == "hub":  # in shapes only, a checkpoint of the hub is not looked at: a pooler that it lacks is part of the head
+    if (
+        resolved.origin == "hub"
+    ):  # in shapes only, a checkpoint of the hub is not looked at: a pooler that it lacks is part of the head
         resolved = replace(resolved, origin="folder", path=str(weights_folder(resolved)))
     shapes, _ = build_model(spec, resolved, head, weights=weights, meta=True)
     wanted = {name: p.numel() for name, p in shapes.named_parameters() if p.requires_grad}
-    trained = {name: whole_numel(p) for name, p in engine.module.named_parameters() if p.requires_grad}
-    return sorted(name for name in wanted.keys() | trained.keys() if wanted.get(name) != trained.get(name))
+    trained = {
+        name: whole_numel(p) for name, p in engine.module.named_parameters() if p.requires_grad
+    }
+    return sorted(
+        name for name in wanted.keys() | trained.keys() if wanted.get(name) != trained.get(name)
+    )

@@ -10,9 +10,16 @@ import torch
 
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.meters import hardware
+from suite.record.provenance import git_state, versions
+from suite.record.result import (
+    EpochRecord,
+    ParameterCount,
+    Status,
+    StepTiming,
+    TrialResult,
+    ValidityRecord,
+)
 from suite.train.evaluate import Evaluation
-from suite.train.provenance import git_state, versions
-from suite.train.result import EpochRecord, ParameterCount, Status, StepTiming, TrialResult, ValidityRecord
 from suite.train.run import UNSCORED_STEPS, Run
 from suite.train.warm import Warm
 
@@ -34,7 +41,9 @@ def build_result(run: Run, test: Evaluation | None, validity: ValidityRecord | N
     phases, missing = run.accounts()
     timing = _timing(run)
     if timing.p50_s is None:
-        missing["timing"] = f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
+        missing["timing"] = (
+            f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
+        )
     if run.status is not None:
         missing["score"] = why_no_score(run.status, progress.epoch)
     return TrialResult(
@@ -71,11 +80,21 @@ def why_no_score(status: Status, epochs: int) -> str:
 def _scores(run: Run, test: Evaluation | None) -> dict[str, Any]:
     """The headline is the test score where there is one, else the best validation score; a diverged trial has none."""
     if run.status is not None:
-        return {"score": None, "validation_score": run.progress.best_score if run.status is Status.PRUNED else None}
+        return {
+            "score": None,
+            "validation_score": run.progress.best_score if run.status is Status.PRUNED else None,
+        }
     progress = run.progress
-    shown = (progress.best_score, dict(progress.best)) if test is None else (test.score, test.scores)
+    shown = (
+        (progress.best_score, dict(progress.best)) if test is None else (test.score, test.scores)
+    )
     test_score = None if test is None else test.score
-    return {"score": shown[0], "scores": shown[1], "validation_score": progress.best_score, "test_score": test_score}
+    return {
+        "score": shown[0],
+        "scores": shown[1],
+        "validation_score": progress.best_score,
+        "test_score": test_score,
+    }
 
 
 def _timing(run: Run) -> StepTiming:

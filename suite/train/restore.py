@@ -23,13 +23,14 @@ from suite.backbones.loading import ResolvedBackbone, load_tokenizer, resolve
 from suite.data.objective import Objective, make_objective
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.errors import CheckpointError, ConfigError
+from suite.files import sha256
 from suite.petl.arm import load_trained_state
 from suite.petl.base import Method
+from suite.record.folder import Home, TrialFolder
+from suite.record.result import TrialResult
+from suite.record.spec import Phase, TrialSpec
 from suite.train.build import build_model
 from suite.train.engine import uses_bf16
-from suite.train.folder import Home, TrialFolder, sha256
-from suite.train.result import TrialResult
-from suite.train.spec import Phase, TrialSpec
 from suite.train.warm import read_pretrain
 
 
@@ -55,7 +56,9 @@ class Restored:
         return self.objective.tokenizer
 
 
-def restore(folder: TrialFolder, home: Home, *, device: str = "cpu", start_of: str | None = None) -> Restored:
+def restore(
+    folder: TrialFolder, home: Home, *, device: str = "cpu", start_of: str | None = None
+) -> Restored:
     """The model of a confirm trial's best epoch, or of a pretrain run's end.
 
     Args:
@@ -72,18 +75,32 @@ def restore(folder: TrialFolder, home: Home, *, device: str = "cpu", start_of: s
     spec, result, tensors = _ended(folder)
     resolved, tokenizer = open_trained(spec, result, home)
     objective = make_objective(
-        spec.task, kind=resolved.family.kind, tokenizer=tokenizer, training=spec.training, decoder_objective=spec.decoder_objective
+        spec.task,
+        kind=resolved.family.kind,
+        tokenizer=tokenizer,
+        training=spec.training,
+        decoder_objective=spec.decoder_objective,
     )
-    model, method = build_model(spec, resolved, objective.head, weights=pretrained_weights(spec, home))
+    model, method = build_model(
+        spec, resolved, objective.head, weights=pretrained_weights(spec, home)
+    )
     if uses_bf16(spec.training, result.provenance.get("device", "cpu")):
         model.to(torch.bfloat16)
-    start = {n: p.detach().clone() for n, p in model.named_parameters() if start_of is not None and n.endswith(start_of)}
+    start = {
+        n: p.detach().clone()
+        for n, p in model.named_parameters()
+        if start_of is not None and n.endswith(start_of)
+    }
     _check_frozen(model, spec, result, folder)
     try:
         load_trained_state(model, load_file(tensors))
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{tensors}: not the trained tensors of this trial: {error}") from error
-    return Restored(folder, spec, result, resolved, objective, model.to(device).eval(), method, start)
+        raise CheckpointError(
+            f"{tensors}: not the trained tensors of this trial: {error}"
+        ) from error
+    return Restored(
+        folder, spec, result, resolved, objective, model.to(device).eval(), method, start
+    )
 
 
 def pretrained_weights(spec: TrialSpec, home: Home) -> Path | None:
@@ -99,7 +116,9 @@ def pretrained_weights(spec: TrialSpec, home: Home) -> Path | None:
     return folder.weights
 
 
-def open_trained(spec: TrialSpec, result: TrialResult, home: Home) -> tuple[ResolvedBackbone, PreTrainedTokenizerBase]:
+def open_trained(
+    spec: TrialSpec, result: TrialResult, home: Home
+) -> tuple[ResolvedBackbone, PreTrainedTokenizerBase]:
     """The backbone and the tokenizer that a trial had; a tokenizer trained for it is found in the home's cache.
 
     Raises:
@@ -107,7 +126,11 @@ def open_trained(spec: TrialSpec, result: TrialResult, home: Home) -> tuple[Reso
     """
     choice, wanted = spec.arm.backbone, result.provenance.get("tokenizer_sha256")
     bpe = parse_bpe(choice.tokenizer)
-    folders = [None] if bpe is None else sorted((home.cache / "tokenizers").glob(f"bpe-{bpe.size}-{bpe.task}-*"))
+    folders = (
+        [None]
+        if bpe is None
+        else sorted((home.cache / "tokenizers").glob(f"bpe-{bpe.size}-{bpe.task}-*"))
+    )
     for folder in folders:
         resolved = resolve(choice, tokenizer=folder)
         tokenizer = load_tokenizer(resolved)
@@ -146,10 +169,16 @@ def _lacks(spec: TrialSpec | None, result: TrialResult | None) -> str:
         return "no trial"
     if result is None:
         return f"a {spec.phase} trial that has not ended"
-    return f"a {spec.phase} trial without weights" if result.status.has_score else f"a trial that ended {result.status}"
+    return (
+        f"a {spec.phase} trial without weights"
+        if result.status.has_score
+        else f"a trial that ended {result.status}"
+    )
 
 
-def _check_frozen(model: nn.Module, spec: TrialSpec, result: TrialResult, folder: TrialFolder) -> None:
+def _check_frozen(
+    model: nn.Module, spec: TrialSpec, result: TrialResult, folder: TrialFolder
+) -> None:
     ranks = result.provenance.get("world_size", spec.world_size)  # of the last attempt
     found = frozen_digest(model, parts=ranks if spec.training.zero_stage == 3 else 1, ranks=ranks)
     if result.frozen_sha256 is None or found is None or found == result.frozen_sha256:
@@ -180,9 +209,15 @@ def _part_digest(model: nn.Module, part: int, parts: int) -> str:
     for name, flat in _frozen(model):
         size = len(flat) // parts
         sha.update(name.encode())
-        sha.update(flat[part * size : (part + 1) * size].contiguous().view(torch.uint8).numpy().tobytes())
+        sha.update(
+            flat[part * size : (part + 1) * size].contiguous().view(torch.uint8).numpy().tobytes()
+        )
     return sha.hexdigest()
 
 
 def _frozen(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, p.detach().cpu().reshape(-1)) for name, p in model.named_parameters() if not p.requires_grad)
+    return (
+        (name, p.detach().cpu().reshape(-1))
+        for name, p in model.named_parameters()
+        if not p.requires_grad
+    )

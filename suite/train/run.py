@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from suite.config.training import TrainingConfig
 from suite.meters import LocalPhase, PhaseMeter, PhaseRecord, combine
+from suite.record.folder import TrialFolder
+from suite.record.result import Status
+from suite.record.spec import Phase, TrialSpec
 from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints
 from suite.train.engine import gather_objects
-from suite.train.folder import TrialFolder
-from suite.train.result import Status
-from suite.train.spec import Phase, TrialSpec
+from suite.train.lr_schedule import lr_multiplier
 from suite.train.warm import Warm
 
 UNSCORED_STEPS = 3
@@ -79,7 +78,12 @@ class Run:
 
     def accounts(self) -> tuple[dict[str, PhaseRecord], dict[str, str]]:
         """What the trial has cost so far, as `combine`: on these ranks, and on those that only earlier attempts had. Collective."""
-        return combine([*gather_objects(self.meter.local()), *self.progress.retired(self.warm.engine.world_size)])
+        return combine(
+            [
+                *gather_objects(self.meter.local()),
+                *self.progress.retired(self.warm.engine.world_size),
+            ]
+        )
 
     @property
     def total_steps(self) -> int:
@@ -92,7 +96,11 @@ class Run:
     def improves(self, score: float) -> bool:
         """Whether a validation score is better than all before it; of a pretrain run the last weights count."""
         best, task = self.progress.best_score, self.spec.task
-        return self.spec.phase is Phase.PRETRAIN or best is None or task.utility(score) > task.utility(best)
+        return (
+            self.spec.phase is Phase.PRETRAIN
+            or best is None
+            or task.utility(score) > task.utility(best)
+        )
 
     @property
     def out_of_patience(self) -> bool:
@@ -101,15 +109,8 @@ class Run:
 
     @property
     def done(self) -> bool:
-        return self.status is not None or self.progress.epoch >= self.spec.training.epochs or self.out_of_patience
-
-
-def lr_multiplier(training: TrainingConfig, step: int, total_steps: int) -> float:
-    """Factor on the learning rate at a 0-based step: linear warm-up from 0, then the schedule down to 0 at `total_steps`."""
-    warmup = math.ceil(training.warmup_frac * total_steps)
-    if step < warmup:
-        return step / warmup
-    if training.schedule == "constant":
-        return 1.0
-    progress = (step - warmup) / max(1, total_steps - warmup)
-    return 0.5 * (1.0 + math.cos(math.pi * progress)) if training.schedule == "cosine" else 1.0 - progress
+        return (
+            self.status is not None
+            or self.progress.epoch >= self.spec.training.epochs
+            or self.out_of_patience
+        )

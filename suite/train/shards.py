@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from suite.train.folder import replacing
+from suite.files import replacing
 from suite.train.pieces import MOMENTS, Piece
 
 FORMAT = "suite-shard-1"
@@ -30,7 +30,14 @@ def shard_name(rank: int) -> str:
     return f"shard-{rank}.safetensors"
 
 
-def write_shard(path: Path, pieces: Sequence[Piece], state: Mapping[torch.Tensor, Mapping[str, Any]], *, steps: int, **about: Any) -> None:
+def write_shard(
+    path: Path,
+    pieces: Sequence[Piece],
+    state: Mapping[torch.Tensor, Mapping[str, Any]],
+    *,
+    steps: int,
+    **about: Any,
+) -> None:
     """Write one rank's pieces, whole or not at all.
 
     Args:
@@ -39,13 +46,21 @@ def write_shard(path: Path, pieces: Sequence[Piece], state: Mapping[torch.Tensor
         steps: Adam's step count; at 0 there are no moments.
         about: `rank`, `world_size`; `buffers`: name -> tensor.
     """
-    tensors = {BUFFER + name: tensor.detach().cpu().contiguous() for name, tensor in about.pop("buffers", {}).items()}
+    tensors = {
+        BUFFER + name: tensor.detach().cpu().contiguous()
+        for name, tensor in about.pop("buffers", {}).items()
+    }
     for piece in pieces:
         tensors[f"{WEIGHT}/{piece.name}"] = piece.of(piece.master)
         for key in MOMENTS if steps else ():
             tensors[f"{key}/{piece.name}"] = piece.of(state[piece.master][key])
     runs = {piece.name: [piece.start, piece.length, piece.whole] for piece in pieces}
-    metadata = {"format": FORMAT, "steps": str(steps), "runs": json.dumps(runs), **{key: str(value) for key, value in about.items()}}
+    metadata = {
+        "format": FORMAT,
+        "steps": str(steps),
+        "runs": json.dumps(runs),
+        **{key: str(value) for key, value in about.items()},
+    }
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata)
 
@@ -91,7 +106,11 @@ class Shards:
             raise ValueError(f"{path}: format {metadata.get('format')!r}, expected {FORMAT}")
         for name, (start, length, whole) in json.loads(metadata["runs"]).items():
             self.runs.setdefault(name, []).append(_Run(file, start, length, whole))
-        self.buffers |= {key.removeprefix(BUFFER): file.get_tensor(key) for key in file.keys() if key.startswith(BUFFER)}  # noqa: SIM118
+        self.buffers |= {
+            key.removeprefix(BUFFER): file.get_tensor(key)
+            for key in file.keys()  # noqa: SIM118
+            if key.startswith(BUFFER)
+        }
         return int(metadata["steps"])
 
     def __enter__(self) -> Shards:
@@ -110,14 +129,23 @@ class Shards:
             ValueError: What they hold instead.
         """
         if self.runs.keys() != wholes.keys():
-            raise ValueError(f"other parameters than those that train: {sorted(self.runs.keys() ^ wholes.keys())[:5]}")
+            raise ValueError(
+                f"other parameters than those that train: {sorted(self.runs.keys() ^ wholes.keys())[:5]}"
+            )
         for name, runs in self.runs.items():
             ends = sorted((run.start, run.start + run.length) for run in runs)
-            covered = all(left[1] == right[0] for left, right in zip([(0, 0), *ends], [*ends, (wholes[name], 0)], strict=True))
+            covered = all(
+                left[1] == right[0]
+                for left, right in zip([(0, 0), *ends], [*ends, (wholes[name], 0)], strict=True)
+            )
             if not covered or any(run.whole != wholes[name] for run in runs):
-                raise ValueError(f"{name}: {runs[0].whole} elements in runs {ends}, expected {wholes[name]} without a gap")
+                raise ValueError(
+                    f"{name}: {runs[0].whole} elements in runs {ends}, expected {wholes[name]} without a gap"
+                )
 
-    def read(self, pieces: Iterable[Piece], state: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
+    def read(
+        self, pieces: Iterable[Piece], state: Mapping[torch.Tensor, Mapping[str, Any]]
+    ) -> None:
         """Copy what the pieces cover into the fp32 weights and, after step 0, into the optimizer's moments.
 
         Raises:
@@ -131,10 +159,17 @@ class Shards:
     def _fill(self, piece: Piece, key: str, target: torch.Tensor) -> None:
         filled = 0
         for run in self.runs.get(piece.name, ()):
-            low, high = max(piece.start, run.start), min(piece.start + piece.length, run.start + run.length)
+            low, high = (
+                max(piece.start, run.start),
+                min(piece.start + piece.length, run.start + run.length),
+            )
             if low < high:
-                values = run.file.get_slice(f"{key}/{piece.name}")[low - run.start : high - run.start]
+                values = run.file.get_slice(f"{key}/{piece.name}")[
+                    low - run.start : high - run.start
+                ]
                 target[low - piece.start : high - piece.start].copy_(values)
                 filled += high - low
         if filled != piece.length:
-            raise ValueError(f"{piece.name}: {filled} of the {piece.length} elements from {piece.start} on")
+            raise ValueError(
+                f"{piece.name}: {filled} of the {piece.length} elements from {piece.start} on"
+            )

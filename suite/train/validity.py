@@ -5,8 +5,8 @@ The frozen weights are checked too (`suite.train.record`): a trial that changed 
 
 from __future__ import annotations
 
+from suite.record.result import ValidityRecord
 from suite.train.probe import Probe
-from suite.train.result import ValidityRecord
 from suite.train.run import Progress, Run
 
 SHOWN = 5
@@ -42,4 +42,6 @@ def compared_losses(progress: Progress, epoch_steps: int) -> tuple[float, float]
     if progress.first_half_loss is None or epoch_steps < HALVED_STEPS:
         return None
     half = epoch_steps // 2
-    return progress.first_half_loss, (first * epoch_steps - progress.first_half_loss * half) / (epoch_steps - half)
+    return progress.first_half_loss, (first * epoch_steps - progress.first_half_loss * half) / (
+        epoch_steps - half
+    )

@@ -18,14 +18,16 @@ from suite.data.objective import Objective, make_objective
 from suite.data.prepare import Prepared, prepare
 from suite.data.vocabulary import open_backbone
 from suite.errors import CheckpointError
+from suite.files import sha256
 from suite.meters import release_memory
 from suite.petl.arm import task_head
+from suite.record.folder import TrialFolder
+from suite.record.result import PretrainRecord
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train.build import build_model
 from suite.train.engine import Engine, gather_objects
-from suite.train.folder import TrialFolder, Workspace, sha256
 from suite.train.probe import Probe, probe, strays
-from suite.train.result import PretrainRecord
-from suite.train.spec import TrialSpec
 
 
 @dataclass(slots=True)
@@ -79,7 +81,9 @@ class Warm:
 
 def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
     """Load, convert, attach, initialise and partition the arm of a trial. Collective."""
-    resolved = open_backbone(spec.arm.backbone, data_root=workspace.data_root, cache=workspace.home.cache)
+    resolved = open_backbone(
+        spec.arm.backbone, data_root=workspace.data_root, cache=workspace.home.cache
+    )
     objective = make_objective(
         spec.task,
         kind=resolved.family.kind,
@@ -87,10 +91,18 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         training=spec.training,
         decoder_objective=spec.decoder_objective,
     )
-    data = prepare(spec.task, objective, limit=spec.limit, data_root=workspace.data_root, cache=workspace.home.cache)
+    data = prepare(
+        spec.task,
+        objective,
+        limit=spec.limit,
+        data_root=workspace.data_root,
+        cache=workspace.home.cache,
+    )
     arm = spec.arm
     attention = count_attention(resolved, objective.head, arm.attention)
-    pretrain = None if arm.pretrain is None else read_pretrain(workspace.home.pretrained(arm.pretrain))
+    pretrain = (
+        None if arm.pretrain is None else read_pretrain(workspace.home.pretrained(arm.pretrain))
+    )
     weights = None if arm.pretrain is None else workspace.home.pretrained(arm.pretrain).weights
     model, method = build_model(spec, resolved, objective.head, weights=weights)
     if method.needs_preparation:
@@ -127,9 +139,13 @@ def read_pretrain(folder: TrialFolder) -> PretrainRecord:
     """
     result = folder.result()
     if result is None or result.weights_sha256 is None:
-        raise CheckpointError(f"{folder.path}: this pretrain run has no weights; suite run trains them before its cells")
+        raise CheckpointError(
+            f"{folder.path}: this pretrain run has no weights; suite run trains them before its cells"
+        )
     if not folder.weights.is_file() or sha256(folder.weights) != result.weights_sha256:
-        raise CheckpointError(f"{folder.weights}: lost or changed since it was written; remove {folder.path} to train it again")
+        raise CheckpointError(
+            f"{folder.weights}: lost or changed since it was written; remove {folder.path} to train it again"
+        )
     train = result.phases["train"]
     return PretrainRecord(
         checkpoint=folder.hash,
@@ -141,10 +157,14 @@ def read_pretrain(folder: TrialFolder) -> PretrainRecord:
     )
 
 
-def _single_rows(data: Prepared, objective: Objective, spec: TrialSpec, device: str) -> Iterator[dict[str, torch.Tensor]]:
+def _single_rows(
+    data: Prepared, objective: Objective, spec: TrialSpec, device: str
+) -> Iterator[dict[str, torch.Tensor]]:
     """Training examples one by one in a seeded order, the same on every rank (Fisher importance is per example)."""
     rows = data.split("train", confirm=False)
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(spec.stream("preparation")))
+    order = torch.randperm(
+        len(rows), generator=torch.Generator().manual_seed(spec.stream("preparation"))
+    )
     for index in order.tolist():
         yield {name: tensor.to(device) for name, tensor in objective.collate([rows[index]]).items()}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from suite.train.attempts import OUT_OF_MEMORY, PREEMPTED
-from suite.train.result import FailureRecord
+from suite.record.attempts import OUT_OF_MEMORY, PREEMPTED
+from suite.record.result import FailureRecord
 
 LOSSES = ("RankDied", "TrialProcessDied", PREEMPTED, OUT_OF_MEMORY)
 """A host takes several trials with it, and the next ones run elsewhere."""
@@ -46,6 +46,9 @@ class Breaker:
 
 def signature(record: FailureRecord) -> str | None:
     """What makes two failures alike: their kind and words without numbers and paths. None of a loss, or of a hang in the middle."""
-    if record.type in LOSSES or (record.type == "Timeout" and record.message.startswith(("epoch", "finish", "ping", "baseline"))):
+    if record.type in LOSSES or (
+        record.type == "Timeout"
+        and record.message.startswith(("epoch", "finish", "ping", "baseline"))
+    ):
         return None
     return f"{record.type}: {_PARTICULARS.sub('#', record.message.partition(chr(10))[0])}"

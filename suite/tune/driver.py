@@ -15,29 +15,31 @@ from ray import tune
 from ray.tune.error import TuneError
 from ray.tune.experiment import Trial as TuneTrial
 
+from suite.cluster.access import ray_says_nothing, tune_keeps_secrets
+from suite.cluster.session import check_interface, cluster, environment, free_nodes
+from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
 from suite.errors import ResourceError, StorageError
-from suite.train.attempts import asked_again
-from suite.train.folder import Home, Workspace
-from suite.train.mirror import Mirror
-from suite.tune import notice
-from suite.tune.access import ray_says_nothing, tune_keeps_secrets
-from suite.tune.cluster import check_interface, cluster, environment, free_nodes
-from suite.tune.definition import check_definition, known_plan, only_driver, store_definition
+from suite.plan.cell_state import read_states
+from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
+from suite.plan.events import Listener, Listeners, Outcome
+from suite.plan.plan import Plan, make_plan, objectives, pretrain_objective
+from suite.plan.pruning import Pruning
+from suite.plan.queue import Schedule
+from suite.plan.resources import Layout, lay_out
+from suite.plan.second_objective import check_measurable
+from suite.plan.status import cell_status
+from suite.plan.studies import store_studies
+from suite.record.attempts import asked_again
+from suite.record.folder import Home
+from suite.storage.lease import Lease
+from suite.storage.mirror import Mirror
+from suite.storage.workspace import Workspace
+from suite.tune import leave_notice as notice
 from suite.tune.elastic import Elastic, Sizes, request
-from suite.tune.events import Listener, Listeners, Outcome
-from suite.tune.front import check_measurable
 from suite.tune.group import TRAINER, Settings, is_full_disk
-from suite.tune.lease import Lease
 from suite.tune.measure import anything_left, check_lm_eval, measure_confirmed
-from suite.tune.plan import Plan, make_plan, objectives, pretrain_objective
-from suite.tune.pruning import Pruning
-from suite.tune.resources import Layout, lay_out
-from suite.tune.schedule import Schedule, read_states
 from suite.tune.searcher import SweepSearcher
-from suite.tune.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
-from suite.tune.status import cell_status
-from suite.tune.studies import store_studies
 from suite.tune.trainable import TrialTrainable
 from suite.tune.watch import MIN_FREE_BYTES, HaltError, Watch, full
 
@@ -81,24 +83,39 @@ def run_sweep(
         SuiteError: Something is wrong with the sweep, its data, the home or the resources; no worker has started.
     """
     _check_owner(home)
-    home, data_root = Home(home.path.resolve()), data_root.resolve() if data_root is not None else None
+    home, data_root = (
+        Home(home.path.resolve()),
+        data_root.resolve() if data_root is not None else None,
+    )
     with only_driver(home, config.name, storage=storage) as lease:
         mirror = open_mirror(home, storage, patience_s=config.timeouts.collective_s / 2)
         known = known_plan(home, config.name)
-        plan = make_plan(config, where=where, world_size=config.resources.workers or (known.world_size if known else None))
+        plan = make_plan(
+            config,
+            where=where,
+            world_size=config.resources.workers or (known.world_size if known else None),
+        )
         check_definition(plan, home)
         _check_disk(home)
         if retry_given_up:
             _try_again(plan, mirror)
         told = Listeners(listeners, muted=lambda: bool(lease.loss()))
-        if known is not None and all(s.progress.is_over for s in read_states(plan, home).values()) and not _to_measure(plan, home):
+        if (
+            known is not None
+            and all(s.progress.is_over for s in read_states(plan, home).values())
+            and not _to_measure(plan, home)
+        ):
             store_definition(plan, home)
             mirror.push_definition(config.name)
             return _nothing_left(plan, home, told)
         preflight(plan, home=home, data_root=data_root)
         mirror.push_tokenizers()
         check_lm_eval(plan, home=home, data_root=data_root)
-        with cluster(address, threads=config.training.threads_per_worker or max(1, int(config.resources.cpus_per_worker))) as nodes:
+        with cluster(
+            address,
+            threads=config.training.threads_per_worker
+            or max(1, int(config.resources.cpus_per_worker)),
+        ) as nodes:
             layout = lay_out(config.resources, nodes, workers=known.world_size if known else None)
             if layout.workers != plan.world_size:
                 plan = make_plan(config, where=where, world_size=layout.workers)
@@ -108,10 +125,19 @@ def run_sweep(
             store_definition(plan, home)
             mirror.push_definition(config.name)
             scratch = home.path / ".tune" / config.name
-            workspace = Workspace(home, data_root, config.timeouts.collective_s, scratch, storage, lease.fence)
+            workspace = Workspace(
+                home, data_root, config.timeouts.collective_s, scratch, storage, lease.fence
+            )
             if address is None:
                 check_measurable(config.search.second, layout.device, where=where)
-            return _run(plan, Settings(workspace, layout, config.timeouts, trainer, _pruning(config), config.failures), told, lease)
+            return _run(
+                plan,
+                Settings(
+                    workspace, layout, config.timeouts, trainer, _pruning(config), config.failures
+                ),
+                told,
+                lease,
+            )
 
 
 def preflight(plan: Plan, *, home: Home, data_root: Path | None) -> None:
@@ -121,24 +147,48 @@ def preflight(plan: Plan, *, home: Home, data_root: Path | None) -> None:
         DataError: Data that is absent, unreadable, not what the task says, or too few for one batch.
         BackboneError: A backbone or tokenizer that cannot be read.
     """
-    from suite.data.prepare import check_batch_fits, prepare  # torch is imported where data are checked, not to show a status
+    from suite.data.prepare import (  # torch is imported where data are checked, not to show a status
+        check_batch_fits,
+        prepare,
+    )
 
     tasks = {cell.task.name: cell.task for cell in plan.cells}
-    for _, objective in objectives(plan.config, tasks.values(), where=plan.config.name, cache=home.cache, data_root=data_root):
-        data = prepare(objective.task, objective, limit=plan.config.limit, data_root=data_root, cache=home.cache)
-        check_batch_fits(data.sizes["train"], plan.config.training.batch_size, where=f"{plan.config.name}: task {objective.task.name}")
+    for _, objective in objectives(
+        plan.config, tasks.values(), where=plan.config.name, cache=home.cache, data_root=data_root
+    ):
+        data = prepare(
+            objective.task,
+            objective,
+            limit=plan.config.limit,
+            data_root=data_root,
+            cache=home.cache,
+        )
+        check_batch_fits(
+            data.sizes["train"],
+            plan.config.training.batch_size,
+            where=f"{plan.config.name}: task {objective.task.name}",
+        )
     for spec in plan.pretrains:
         _, objective = pretrain_objective(spec, cache=home.cache, data_root=data_root)
-        data = prepare(spec.task, objective, limit=spec.limit, data_root=data_root, cache=home.cache)
+        data = prepare(
+            spec.task, objective, limit=spec.limit, data_root=data_root, cache=home.cache
+        )
         where = f"{plan.config.name}: corpus {spec.task.name}, in blocks of {spec.training.max_length} tokens"
-        check_batch_fits(data.sizes["train"], spec.training.batch_size, where=where, key="pretrain.batch_size")
+        check_batch_fits(
+            data.sizes["train"], spec.training.batch_size, where=where, key="pretrain.batch_size"
+        )
 
 
 def _try_again(plan: Plan, mirror: Mirror) -> None:
     states = read_states(plan, mirror.home).values()
-    pretrains = {state.pretrain.spec.hash: state.pretrain for state in states if state.pretrain is not None}
+    pretrains = {
+        state.pretrain.spec.hash: state.pretrain for state in states if state.pretrain is not None
+    }
     folders = [mirror.home.trial(name) for state in states for name in state.given_up]
-    for folder in (*folders, *(pretrain.folder for pretrain in pretrains.values() if pretrain.given_up)):
+    for folder in (
+        *folders,
+        *(pretrain.folder for pretrain in pretrains.values() if pretrain.given_up),
+    ):
         mirror.add_failure(folder, asked_again())
 
 
@@ -163,7 +213,12 @@ def _nothing_left(plan: Plan, home: Home, told: Listeners) -> Outcome:
 
 def _run(plan: Plan, settings: Settings, told: Listeners, lease: Lease) -> Outcome:
     resources, layout = plan.config.resources, settings.layout
-    schedule = Schedule(plan, settings.workspace.home, slots=resources.concurrent_trials or sys.maxsize, capacity=layout.capacity)
+    schedule = Schedule(
+        plan,
+        settings.workspace.home,
+        slots=resources.concurrent_trials or sys.maxsize,
+        capacity=layout.capacity,
+    )
     searcher = SweepSearcher(schedule)
     watch = Watch(searcher, settings, told, lease)
     searcher.stopped, schedule.fetch = watch.must_stop, watch.fetch
@@ -175,7 +230,14 @@ def _run(plan: Plan, settings: Settings, told: Listeners, lease: Lease) -> Outco
     not_measured = {} if reason else measure_confirmed(plan, schedule.states, settings)
     cells = tuple(cell_status(state) for state in schedule.states.values())
     failed = () if reason else tuple(c.key for c in cells if not c.progress.is_complete)
-    outcome = Outcome(watch.finished, cells, failed, interrupted=bool(reason), reason=reason, not_measured=not_measured)
+    outcome = Outcome(
+        watch.finished,
+        cells,
+        failed,
+        interrupted=bool(reason),
+        reason=reason,
+        not_measured=not_measured,
+    )
     told.on_end(outcome)
     if not lease.loss():
         with suppress(StorageError):  # a view, which the next run writes again
@@ -186,14 +248,23 @@ def _run(plan: Plan, settings: Settings, told: Listeners, lease: Lease) -> Outco
 def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) -> str:
     """Run Tune until the schedule is empty; returns why it ended earlier, or nothing."""
     home, layout = settings.workspace.home, settings.layout
-    scratch = settings.workspace.scratch  # in the home, which every node shares; we are the sweep's only driver
+    scratch = (
+        settings.workspace.scratch
+    )  # in the home, which every node shares; we are the sweep's only driver
     assert scratch is not None
     shutil.rmtree(scratch, ignore_errors=True)
     notice.take_down(str(scratch))
     try:
-        with environment(TUNE_ENVIRONMENT), tune_keeps_secrets(), ray_says_nothing(), _stoppable(watch):
+        with (
+            environment(TUNE_ENVIRONMENT),
+            tune_keeps_secrets(),
+            ray_says_nothing(),
+            _stoppable(watch),
+        ):
             tune.Tuner(
-                tune.with_resources(TrialTrainable, lambda trial: request(layout, trial["workers"])),
+                tune.with_resources(
+                    TrialTrainable, lambda trial: request(layout, trial["workers"])
+                ),
                 param_space={"settings": settings},
                 tune_config=tune.TuneConfig(
                     search_alg=searcher,
@@ -208,8 +279,12 @@ def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) 
                     storage_path=str(scratch),
                     callbacks=[watch],
                     verbose=0,
-                    checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
-                    failure_config=tune.FailureConfig(max_failures=-1),  # `suite.train.attempts` counts them
+                    checkpoint_config=tune.CheckpointConfig(
+                        checkpoint_frequency=0, checkpoint_at_end=False
+                    ),
+                    failure_config=tune.FailureConfig(
+                        max_failures=-1
+                    ),  # `suite.record.attempts` counts them
                 ),
             ).fit()
     except HaltError:
@@ -222,7 +297,11 @@ def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) 
         if not watch.lease.loss():  # else it is the next driver's by now
             _remove_scratch(settings.workspace, scratch)
     schedule = searcher.schedule
-    return watch.reason if schedule.waiting or any(not state.progress.is_over for state in schedule.states.values()) else ""
+    return (
+        watch.reason
+        if schedule.waiting or any(not state.progress.is_over for state in schedule.states.values())
+        else ""
+    )
 
 
 def _remove_scratch(workspace: Workspace, scratch: Path) -> None:
@@ -238,7 +317,9 @@ def _scheduler(plan: Plan, layout: Layout, searcher: SweepSearcher) -> Sizes | N
     resources = plan.config.resources
     if resources.min_workers is None:
         return Sizes() if len({plan.workers(cell) for cell in plan.cells}) > 1 else None
-    return Elastic(resources, layout, searcher.schedule, searcher.specs, lambda: layout.room_on(free_nodes()))
+    return Elastic(
+        resources, layout, searcher.schedule, searcher.specs, lambda: layout.room_on(free_nodes())
+    )
 
 
 def _directory(trial: TuneTrial) -> str:
@@ -250,7 +331,9 @@ def _check_owner(home: Home) -> None:
     home.path.mkdir(parents=True, exist_ok=True)
     owner, everybodys = home.path.lstat().st_uid, home.path.parent.stat().st_mode & 0o002
     if everybodys and owner not in (os.getuid(), 0):
-        raise ResourceError(f"{home.path}: belongs to user {owner}, in a folder in which everybody may write; choose another --home")
+        raise ResourceError(
+            f"{home.path}: belongs to user {owner}, in a folder in which everybody may write; choose another --home"
+        )
 
 
 def _check_disk(home: Home) -> None:
@@ -275,7 +358,10 @@ def _stoppable(watch: Watch) -> Iterator[None]:
             signal.signal(number, handler)
 
     def stop(number: int, frame: object) -> None:
-        watch.reason, watch.in_order = ("stopped by Ctrl-C" if number == signal.SIGINT else "stopped by SIGTERM"), True
+        watch.reason, watch.in_order = (
+            ("stopped by Ctrl-C" if number == signal.SIGINT else "stopped by SIGTERM"),
+            True,
+        )
         restore()
 
     for number in before:

@@ -12,9 +12,9 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler
 
 from suite.config.sweep import ResourceConfig
-from suite.train.spec import TrialSpec
-from suite.tune.resources import Capacity, Layout
-from suite.tune.schedule import Schedule
+from suite.plan.queue import Schedule
+from suite.plan.resources import Capacity, Layout
+from suite.record.spec import TrialSpec
 
 LOOK_EVERY_S = 1.0
 
@@ -42,7 +42,9 @@ class Sizes(FIFOScheduler):
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept: list[Any] = []
 
-    def on_trial_complete(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> None:
+    def on_trial_complete(
+        self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]
+    ) -> None:
         self._kept.append(trial.placement_group_factory)
         tune_controller._actor_cache.increase_max(trial.placement_group_factory)
 
@@ -65,7 +67,12 @@ class Elastic(Sizes):
     """
 
     def __init__(
-        self, config: ResourceConfig, layout: Layout, schedule: Schedule, specs: Mapping[str, TrialSpec], free: Callable[[], Capacity]
+        self,
+        config: ResourceConfig,
+        layout: Layout,
+        schedule: Schedule,
+        specs: Mapping[str, TrialSpec],
+        free: Callable[[], Capacity],
     ) -> None:
         super().__init__()
         assert config.min_workers is not None
@@ -87,8 +94,12 @@ class Elastic(Sizes):
         return super().choose_trial_to_run(tune_controller)
 
     def _look(self, controller: Any, now: float) -> None:
-        pending = [trial for trial in controller.get_live_trials() if trial.status == TuneTrial.PENDING]
-        self._since = {t.trial_id: self._since[t.trial_id] for t in pending if t.trial_id in self._since}
+        pending = [
+            trial for trial in controller.get_live_trials() if trial.status == TuneTrial.PENDING
+        ]
+        self._since = {
+            t.trial_id: self._since[t.trial_id] for t in pending if t.trial_id in self._since
+        }
         for trial in pending:
             spec = self.specs[trial.trial_id]
             if trial.trial_id not in self._since:
@@ -109,7 +120,9 @@ class Elastic(Sizes):
     def _fit_in(self, controller: Any, trial: TuneTrial, spec: TrialSpec, now: float) -> None:
         request_now: Any = trial.placement_group_factory  # which Tune declares to be None
         free, asked = self.free().most, len(request_now.bundles)
-        workers = spec.world_size if free >= spec.world_size else fewer(spec, free, least=self.least)
+        workers = (
+            spec.world_size if free >= spec.world_size else fewer(spec, free, least=self.least)
+        )
         if workers is not None and (workers < asked or asked < workers == spec.world_size):
             self._since[trial.trial_id] = now
             self._resize(controller, trial, workers)
@@ -118,7 +131,9 @@ class Elastic(Sizes):
         """Queue a trial anew with another number of workers. Tune's own call serves trials that ran and were paused only."""
         old, new = trial.placement_group_factory, request(self.layout, workers)
         actor, manager = controller._trial_to_actor.get(trial), controller._actor_manager
-        if old == new or (actor is not None and manager.is_actor_started(actor)):  # or it found its room this very moment
+        if old == new or (
+            actor is not None and manager.is_actor_started(actor)
+        ):  # or it found its room this very moment
             return
         if actor is not None:
             del controller._trial_to_actor[trial], controller._actor_to_trial[actor]

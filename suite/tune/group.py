@@ -22,19 +22,20 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from suite.cluster import network
+from suite.cluster.host import Process, killed_for_memory, look_at, tell
 from suite.config.sweep import FailureConfig, TimeoutConfig
+from suite.plan.resources import Layout
+from suite.record.folder import TrialFolder
+from suite.record.result import FailureRecord, TrialResult
+from suite.record.spec import TrialSpec
 from suite.redact import redact
-from suite.train.folder import TrialFolder, Workspace
-from suite.train.result import FailureRecord, TrialResult
-from suite.train.spec import TrialSpec
-from suite.tune import network
-from suite.tune.host import Process, killed_for_memory, look_at, tell
-from suite.tune.notice import Notice
+from suite.storage.workspace import Workspace
+from suite.tune.leave_notice import Notice
 from suite.tune.rank import Place, Rank, Report
-from suite.tune.resources import Layout
 
 if TYPE_CHECKING:
-    from suite.tune.pruning import Pruning
+    from suite.plan.pruning import Pruning
 
 TRAINER = "suite.train.loop:Trainer"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -97,9 +98,19 @@ class Group:
     """
 
     def __init__(
-        self, settings: Settings, placement: PlacementGroup | None, *, max_trials: int = MAX_TRIALS, notice: Notice | None = None
+        self,
+        settings: Settings,
+        placement: PlacementGroup | None,
+        *,
+        max_trials: int = MAX_TRIALS,
+        notice: Notice | None = None,
     ) -> None:
-        self.settings, self.placement, self.max_trials, self.notice = settings, placement, max_trials, notice
+        self.settings, self.placement, self.max_trials, self.notice = (
+            settings,
+            placement,
+            max_trials,
+            notice,
+        )
         self.workers = settings.layout.workers if placement is None else placement.bundle_count
         self._ranks: list[ActorHandle[Rank]] = []
         self._processes: list[Process] = []
@@ -124,9 +135,17 @@ class Group:
         self._retire_unfit()
         if not self._ranks:
             self._build()
-        epochs = self._call("start", self.settings.timeouts.setup_s, [(spec.model_dump_json(), str(self._log(i))) for i in self._indices()])
+        epochs = self._call(
+            "start",
+            self.settings.timeouts.setup_s,
+            [(spec.model_dump_json(), str(self._log(i))) for i in self._indices()],
+        )
         if len(set(epochs)) > 1:
-            raise self._failed(FailureRecord(type="RanksDisagree", message=f"ranks resumed at different epochs: {epochs}"))
+            raise self._failed(
+                FailureRecord(
+                    type="RanksDisagree", message=f"ranks resumed at different epochs: {epochs}"
+                )
+            )
         self._trials += 1
         self._watch_memory(spec.cell)
         return int(epochs[0])
@@ -139,7 +158,9 @@ class Group:
 
     def finish(self, *, pruned: bool = False) -> TrialResult:
         """Test (confirm phase) and write the result, of a trial that is ended early if `pruned`. Raises as `start`."""
-        result = self._call("finish", self.settings.timeouts.epoch_s, [(pruned,) for _ in self._indices()])[0]
+        result = self._call(
+            "finish", self.settings.timeouts.epoch_s, [(pruned,) for _ in self._indices()]
+        )[0]
         assert isinstance(result, TrialResult)
         return result
 
@@ -147,7 +168,11 @@ class Group:
         """End the ranks in order; whoever does not answer is killed."""
         if self._ranks:
             with contextlib.suppress(RayError):
-                ray.wait([r.close.remote() for r in self._ranks], num_returns=len(self._ranks), timeout=CLOSE_S)
+                ray.wait(
+                    [r.close.remote() for r in self._ranks],
+                    num_returns=len(self._ranks),
+                    timeout=CLOSE_S,
+                )
         self._kill()
 
     def _indices(self) -> range:
@@ -181,16 +206,25 @@ class Group:
             try:
                 self._join()
             except GroupFailureError as failure:
-                if attempt == JOIN_ATTEMPTS or "address already in use" not in failure.record.message.lower():
+                if (
+                    attempt == JOIN_ATTEMPTS
+                    or "address already in use" not in failure.record.message.lower()
+                ):
                     raise
             else:
                 return
 
     def _spawn(self, bundle: int) -> ActorHandle[Rank]:
         layout = self.settings.layout
-        options: dict[str, Any] = {"num_cpus": layout.cpus, "num_gpus": layout.gpus, "max_restarts": 0}
+        options: dict[str, Any] = {
+            "num_cpus": layout.cpus,
+            "num_gpus": layout.gpus,
+            "max_restarts": 0,
+        }
         if self.placement is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=bundle)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self.placement, placement_group_bundle_index=bundle
+            )
         actor: Any = ray.remote(Rank)
         handle: ActorHandle[Rank] = actor.options(**options).remote()
         return handle
@@ -198,34 +232,60 @@ class Group:
     def _join(self) -> None:
         """Number the ranks, node by node, and let them meet at the first one's address."""
         deadline_s, layout = self.settings.timeouts.setup_s, self.settings.layout
-        found: list[Place] = self._call("where", deadline_s, [(layout.interface,) for _ in self._indices()])
+        found: list[Place] = self._call(
+            "where", deadline_s, [(layout.interface,) for _ in self._indices()]
+        )
         order = rank_order(found)
         self._ranks, places = [self._ranks[i] for i in order], [found[i] for i in order]
         self._processes = [place.process for place in places]
         nodes = [place.node for place in places]
         # nothing listens beyond this machine unless it must
         address = network.LOOPBACK if len(set(nodes)) == 1 else places[0].address
-        shared = {"world_size": len(places), "master_addr": address, "master_port": places[0].port, "device": layout.device}
+        shared = {
+            "world_size": len(places),
+            "master_addr": address,
+            "master_port": places[0].port,
+            "device": layout.device,
+        }
         arguments = []
         for i, node in enumerate(nodes):
-            gpus = [gpu for place in places if place.node == node for gpu in place.gpus[:1]] if layout.gpus else []
+            gpus = (
+                [gpu for place in places if place.node == node for gpu in place.gpus[:1]]
+                if layout.gpus
+                else []
+            )
             place = {**shared, "rank": i, "local_rank": nodes[:i].count(node)}
-            arguments.append((self.settings.trainer, self.settings.workspace, gpus, places[i].interface, place))
+            arguments.append(
+                (self.settings.trainer, self.settings.workspace, gpus, places[i].interface, place)
+            )
         self._call("join", deadline_s, arguments)
 
-    def _call(self, method: str, deadline_s: float, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
+    def _call(
+        self, method: str, deadline_s: float, arguments: Sequence[tuple[Any, ...]] | None = None
+    ) -> list[Any]:
         """Call a method on every rank and wait for all; the first failure or the deadline ends every rank."""
-        refs = [getattr(r, method).remote(*(arguments[i] if arguments else ())) for i, r in enumerate(self._ranks)]
+        refs = [
+            getattr(r, method).remote(*(arguments[i] if arguments else ()))
+            for i, r in enumerate(self._ranks)
+        ]
         waiting, end = list(refs), time.monotonic() + deadline_s
         errors: dict[int, Exception] = {}
         while waiting and not errors:
             self._pass_on_notice()
-            ready, waiting = ray.wait(waiting, timeout=max(0.0, min(POLL_S, end - time.monotonic())))
+            ready, waiting = ray.wait(
+                waiting, timeout=max(0.0, min(POLL_S, end - time.monotonic()))
+            )
             errors = _errors(refs, ready)
             if waiting and not errors and time.monotonic() >= end:
-                raise self._hung(f"{method}: no answer", deadline_s, silent=[refs.index(ref) for ref in waiting])
+                raise self._hung(
+                    f"{method}: no answer", deadline_s, silent=[refs.index(ref) for ref in waiting]
+                )
         if errors:
-            late, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S) if waiting else ([], [])
+            late, _ = (
+                ray.wait(waiting, num_returns=len(waiting), timeout=GRACE_S)
+                if waiting
+                else ([], [])
+            )
             raise self._blame(method, errors | _errors(refs, late))
         return ray.get(refs)
 
@@ -233,62 +293,108 @@ class Group:
         """The failure behind the failures: a rank that died, else one with an error of its own, else a broken connection."""
         rank = min(errors, key=lambda i: (_severity(errors[i]), i))
         error = errors[rank]
-        cause = error.cause if isinstance(error, RayTaskError) and isinstance(error.cause, Exception) else error
+        cause = (
+            error.cause
+            if isinstance(error, RayTaskError) and isinstance(error.cause, Exception)
+            else error
+        )
         full_disk = any(is_full_disk(e) for e in errors.values())
         if isinstance(error, (RayActorError, OutOfMemoryError)):
             record = self._death(method, rank, error)
         else:
-            record = FailureRecord(type=type(cause).__name__, message=f"{method}: rank {rank}: {cause}"[:2000], traceback=str(error))
+            record = FailureRecord(
+                type=type(cause).__name__,
+                message=f"{method}: rank {rank}: {cause}"[:2000],
+                traceback=str(error),
+            )
         return self._failed(record, rank=rank, full_disk=full_disk)
 
     def _death(self, method: str, rank: int, error: RayError) -> FailureRecord:
         """Of what a process died, as far as anyone knows: notice was given, its host lacked memory, it crashed, or no more than that."""
-        kind, why = "RankDied", "its process is gone without a word, as after SIGKILL; by whom is unknown"
+        kind, why = (
+            "RankDied",
+            "its process is gone without a word, as after SIGKILL; by whom is unknown",
+        )
         process = self._processes[rank] if self._processes else None
         if isinstance(error, RayActorError) and error.preempted:
             kind, why = "PreemptedError", "its node was taken away, as announced"
         elif isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
             kind, why = "HostOutOfMemory", f"Ray's memory monitor killed it; {MEMORY_REMEDY}"
-        elif (crash := FATAL.search(_tail(self._log(rank), after=self._log_starts[rank]))) is not None:
+        elif (
+            crash := FATAL.search(_tail(self._log(rank), after=self._log_starts[rank]))
+        ) is not None:
             why = f"it crashed: {crash[1]}"
         elif process is not None and (counter := killed_for_memory(process)) is not None:
-            kind, why = "HostOutOfMemory", f"killed for lack of memory, as {counter} counted; {MEMORY_REMEDY}"
-        return FailureRecord(type=kind, message=f"{method}: rank {rank} died: {why}", traceback=str(error))
+            kind, why = (
+                "HostOutOfMemory",
+                f"killed for lack of memory, as {counter} counted; {MEMORY_REMEDY}",
+            )
+        return FailureRecord(
+            type=kind, message=f"{method}: rank {rank} died: {why}", traceback=str(error)
+        )
 
     def _pass_on_notice(self) -> None:
         """Have the ranks leave, once, if they are to: they answer with an error when their checkpoint is written."""
-        if self.notice is not None and self._processes and not self._warned and self.notice.why(p.node for p in self._processes):
+        if (
+            self.notice is not None
+            and self._processes
+            and not self._warned
+            and self.notice.why(p.node for p in self._processes)
+        ):
             self._warned = True
             tell(self._processes, signal.SIGTERM)
 
     def _hung(self, what: str, deadline_s: float, *, silent: list[int]) -> GroupFailureError:
         """The end of a group that does not answer, with the stacks of all its processes: only the one that hangs shows why."""
         seen = look_at(self._processes, [self._log(i) for i in self._indices()])
-        odd = [i for i, process in enumerate(seen) if process.state in ("stopped", "unreachable", "gone")]
+        odd = [
+            i
+            for i, process in enumerate(seen)
+            if process.state in ("stopped", "unreachable", "gone")
+        ]
         states = "".join(f"; rank {i} is {seen[i].state}" for i in odd)
-        stacks = "\n".join(f"--- rank {i}, {process.state} ---\n{process.stacks}" for i, process in enumerate(seen))
-        record = FailureRecord(type="Timeout", message=f"{what} from rank {silent} within {deadline_s:g} s{states}", traceback=stacks)
+        stacks = "\n".join(
+            f"--- rank {i}, {process.state} ---\n{process.stacks}" for i, process in enumerate(seen)
+        )
+        record = FailureRecord(
+            type="Timeout",
+            message=f"{what} from rank {silent} within {deadline_s:g} s{states}",
+            traceback=stacks,
+        )
         return self._failed(record, rank=(odd or silent)[0])
 
-    def _failed(self, record: FailureRecord, *, rank: int = 0, full_disk: bool = False) -> GroupFailureError:
+    def _failed(
+        self, record: FailureRecord, *, rank: int = 0, full_disk: bool = False
+    ) -> GroupFailureError:
         """End every rank, and complete the record by the log of the one to blame."""
         self._kill()
         path = self._log(rank)
         text = redact(f"{record.traceback}\n--- end of {path.name} ---\n{_tail(path)}".strip())
-        return GroupFailureError(record.model_copy(update={"log_path": str(path), "traceback": text[-20_000:]}), full_disk)
+        return GroupFailureError(
+            record.model_copy(update={"log_path": str(path), "traceback": text[-20_000:]}),
+            full_disk,
+        )
 
     def _kill(self) -> None:
         for rank in self._ranks:
             with contextlib.suppress(RayError):
                 ray.kill(rank, no_restart=True)
-        self._ranks, self._processes, self._trials, self._worn, self._warned = [], [], 0, False, False
+        self._ranks, self._processes, self._trials, self._worn, self._warned = (
+            [],
+            [],
+            0,
+            False,
+            False,
+        )
         self._baselines.clear()
 
 
 def rank_order(places: Sequence[Place]) -> list[int]:
     """Indices of processes in the order of their ranks: those of a node side by side, by GPU."""
     nodes = [place.node for place in places]
-    gpus = [[(len(gpu), gpu) for gpu in place.gpus] for place in places]  # as numbers: 10 comes after 9
+    gpus = [
+        [(len(gpu), gpu) for gpu in place.gpus] for place in places
+    ]  # as numbers: 10 comes after 9
     return sorted(range(len(places)), key=lambda i: (nodes.index(nodes[i]), gpus[i], i))
 
 
@@ -307,13 +413,19 @@ def _severity(error: Exception) -> int:
     if isinstance(error, (RayActorError, OutOfMemoryError)):
         return 0
     text = str(getattr(error, "cause", error)).lower()
-    return 2 if any(sign in text for sign in ("connection", "gloo", "nccl", "timed out", "broken pipe")) else 1
+    return (
+        2
+        if any(sign in text for sign in ("connection", "gloo", "nccl", "timed out", "broken pipe"))
+        else 1
+    )
 
 
 def is_full_disk(error: Exception) -> bool:
     """Whether there was no space left, also where Ray or Tune wrapped the error."""
     cause = getattr(error, "cause", None) or error
-    return (isinstance(cause, OSError) and cause.errno in FULL_DISK) or "No space left on device" in str(error)
+    return (
+        isinstance(cause, OSError) and cause.errno in FULL_DISK
+    ) or "No space left on device" in str(error)
 
 
 def _size(path: Path) -> int:

@@ -16,13 +16,14 @@ from ray.exceptions import RayError
 
 from suite.config.lm_eval import LmEvalConfig, parse_requests
 from suite.evaluation.library import Library
-from suite.evaluation.record import FILE, read_record
-from suite.train.cells import Trial
-from suite.train.folder import Home, Workspace
-from suite.train.mirror import Mirror
+from suite.plan.cell_state import CellState
+from suite.plan.plan import Plan, objectives
+from suite.record.cells import Trial
+from suite.record.folder import Home
+from suite.record.lm_eval import FILE, read_record
+from suite.storage.mirror import Mirror
+from suite.storage.workspace import Workspace
 from suite.tune.group import Settings
-from suite.tune.plan import Plan, objectives
-from suite.tune.schedule import CellState
 
 if TYPE_CHECKING:
     from suite.evaluation.subjects import Subject
@@ -55,7 +56,9 @@ def check_lm_eval(plan: Plan, *, home: Home, data_root: Path | None) -> None:
 
     arms = {cell.arm.backbone.name: cell.arm for cell in plan.cells}
     tasks = {cell.task.name: cell.task for cell in plan.cells}
-    for resolved, objective in objectives(plan.config, tasks.values(), where=plan.config.name, cache=home.cache, data_root=data_root):
+    for resolved, objective in objectives(
+        plan.config, tasks.values(), where=plan.config.name, cache=home.cache, data_root=data_root
+    ):
         check_writes(resolved)
         check_head(objective.head, arms[resolved.choice.name], objective.task.name)
     library = Library(config.include_path)
@@ -66,10 +69,15 @@ def check_lm_eval(plan: Plan, *, home: Home, data_root: Path | None) -> None:
 def anything_left(plan: Plan, states: Mapping[str, CellState]) -> bool:
     """Whether lm-eval has not been asked everything of every confirmed run."""
     config = plan.config.lm_eval
-    return config is not None and any(not _has_all(t.folder.path, config, Library(config.include_path)) for t in _confirmed(states))
+    return config is not None and any(
+        not _has_all(t.folder.path, config, Library(config.include_path))
+        for t in _confirmed(states)
+    )
 
 
-def measure_confirmed(plan: Plan, states: Mapping[str, CellState], settings: Settings) -> dict[str, str]:
+def measure_confirmed(
+    plan: Plan, states: Mapping[str, CellState], settings: Settings
+) -> dict[str, str]:
     """Measure every confirmed run that was not, and with `before` what they start from.
 
     Returns:
@@ -81,26 +89,37 @@ def measure_confirmed(plan: Plan, states: Mapping[str, CellState], settings: Set
         return {}
     layout, workspace = settings.layout, settings.workspace
     function: Any = ray.remote(_measure)
-    task = function.options(num_cpus=layout.cpus, num_gpus=layout.gpus, max_retries=plan.config.failures.retries)
+    task = function.options(
+        num_cpus=layout.cpus, num_gpus=layout.gpus, max_retries=plan.config.failures.retries
+    )
     given = (workspace, config.model_dump_json(), layout.device)
     waiting = {task.remote(job.trial, job.before, *given): job for job in jobs}
     deadline = time.monotonic() + len(jobs) * len(config.tasks) * settings.timeouts.epoch_s
     failed: dict[str, str] = {}
     mirror = Mirror.of(workspace)
     while waiting and time.monotonic() < deadline:
-        ready, _ = ray.wait(list(waiting), timeout=WAIT_S)  # in short steps, so that Ctrl-C comes through
+        ready, _ = ray.wait(
+            list(waiting), timeout=WAIT_S
+        )  # in short steps, so that Ctrl-C comes through
         for reference in ready:
             job = waiting.pop(reference)
             failed |= _outcome(reference, job)
             mirror.fetch_file(job.folder / FILE)
     for reference, job in waiting.items():
         ray.cancel(reference, force=True)
-        failed[str(job.folder)] = f"no answer within {settings.timeouts.epoch_s:g} s a task (timeouts.epoch_s)"
+        failed[str(job.folder)] = (
+            f"no answer within {settings.timeouts.epoch_s:g} s a task (timeouts.epoch_s)"
+        )
     return failed
 
 
 def _confirmed(states: Mapping[str, CellState]) -> list[Trial]:
-    return [t for state in states.values() for t in state.confirmed if t.result is not None and t.result.score is not None]
+    return [
+        t
+        for state in states.values()
+        for t in state.confirmed
+        if t.result is not None and t.result.score is not None
+    ]
 
 
 def _jobs(trials: Iterable[Trial], config: LmEvalConfig, settings: Settings) -> Iterable[Job]:
@@ -111,7 +130,9 @@ def _jobs(trials: Iterable[Trial], config: LmEvalConfig, settings: Settings) -> 
         if not _has_all(trial.folder.path, config, library):
             yield Job(trial.folder.hash, before=False, folder=trial.folder.path)
         if config.before:
-            folder = start_of(trial, settings.workspace.home, data_root=settings.workspace.data_root).folder
+            folder = start_of(
+                trial, settings.workspace.home, data_root=settings.workspace.data_root
+            ).folder
             starts.setdefault(folder, Job(trial.folder.hash, before=True, folder=folder))
     yield from (job for job in starts.values() if not _has_all(job.folder, config, library))
 
@@ -121,7 +142,11 @@ def _has_all(folder: Path, config: LmEvalConfig, library: Library) -> bool:
     known = [e.settings for e in read_record(folder).evaluations.values()]
     found = {(s.task, s.shots, s.limit, s.seed, s.definition, s.lm_eval) for s in known}
     wanted = parse_requests(config.tasks)
-    return all((r.name, r.shots, config.limit, config.seed, library.definition(r), library.version) in found for r in wanted)
+    return all(
+        (r.name, r.shots, config.limit, config.seed, library.definition(r), library.version)
+        in found
+        for r in wanted
+    )
 
 
 def _outcome(reference: Any, job: Job) -> dict[str, str]:
@@ -133,11 +158,17 @@ def _outcome(reference: Any, job: Job) -> dict[str, str]:
     return failed
 
 
-def _measure(trial: str, before: bool, workspace: Workspace, config: str, device: str) -> dict[str, str]:
+def _measure(
+    trial: str, before: bool, workspace: Workspace, config: str, device: str
+) -> dict[str, str]:
     """In a worker: one model, on the GPU that Ray gave it."""
     from suite.evaluation.run import measure
 
-    given, home, mirror = LmEvalConfig.model_validate_json(config), workspace.home, Mirror.of(workspace)
+    given, home, mirror = (
+        LmEvalConfig.model_validate_json(config),
+        workspace.home,
+        Mirror.of(workspace),
+    )
     mirror.fetch_all(home.trial(trial))
     spec = home.trial(trial).spec()
     if spec is not None and spec.arm.pretrain is not None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import ray
 
-from suite.train.folder import Workspace
-from suite.train.result import EpochRecord, Status, TrialResult
-from suite.train.spec import TrialSpec
-from suite.tune import network
-from suite.tune.host import STACK_SIGNAL, Process, oom_kills
+from suite.cluster import network
+from suite.cluster.host import STACK_SIGNAL, Process, oom_kills
+from suite.record.result import EpochRecord, Status, TrialResult
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 
 LEFT = 128 + signal.SIGTERM
 """Exit code of a rank that was told to leave and had nothing to keep."""
@@ -76,12 +76,21 @@ class Rank:
         name, address = network.choose(interface, address=str(ray.util.get_node_ip_address()))
         gpus = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         node = ray.get_runtime_context().get_node_id()
-        return Place(node, name, address, network.free_port(), gpus, Process(node, os.getpid(), oom_kills()))
+        return Place(
+            node, name, address, network.free_port(), gpus, Process(node, os.getpid(), oom_kills())
+        )
 
     def ping(self) -> None:
         """Answer, which a dead or stopped process does not."""
 
-    def join(self, trainer: str, workspace: Workspace, gpus: Sequence[str], interface: str | None, place: dict[str, Any]) -> None:
+    def join(
+        self,
+        trainer: str,
+        workspace: Workspace,
+        gpus: Sequence[str],
+        interface: str | None,
+        place: dict[str, Any],
+    ) -> None:
         """Make the trainer, which joins the process group. The ranks of a node see each other's GPUs, as NCCL's peer access needs."""
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

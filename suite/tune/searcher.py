@@ -7,8 +7,8 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from suite.train.spec import TrialSpec
-from suite.tune.schedule import Schedule
+from suite.plan.queue import Schedule
+from suite.record.spec import TrialSpec
 
 
 class SweepSearcher(Searcher):
@@ -21,7 +21,9 @@ class SweepSearcher(Searcher):
         super().__init__()
         self.schedule = schedule
         self.specs: dict[str, TrialSpec] = {}
-        self.stopped: Callable[[], bool] = lambda: False  # while nothing runs, Tune asks here and nowhere else
+        self.stopped: Callable[[], bool] = lambda: (
+            False
+        )  # while nothing runs, Tune asks here and nowhere else
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's specification as JSON, None (ask again later) or `Searcher.FINISHED`."""
@@ -30,9 +32,15 @@ class SweepSearcher(Searcher):
             waiting = self.schedule.waiting and not self.stopped()
             return None if self.schedule.live or waiting else Searcher.FINISHED
         self.specs[trial_id] = spec
-        return {"spec": spec.model_dump_json(), "workers": spec.world_size, "peers": self.schedule.peers(spec)}
+        return {
+            "spec": spec.model_dump_json(),
+            "workers": spec.world_size,
+            "peers": self.schedule.peers(spec),
+        }
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
         """Also called with `error` when a trial's retries are used up; its folder says which it was."""
         self.schedule.ended(self.specs[trial_id])
 

@@ -10,13 +10,13 @@ from ray import tune
 from ray.util import get_current_placement_group
 
 from suite.errors import StaleDriverError, StorageError
-from suite.train.attempts import is_given_up, result_of
-from suite.train.folder import TrialFolder
-from suite.train.mirror import Mirror
-from suite.train.result import TrialResult
-from suite.train.spec import Phase, TrialSpec
+from suite.record.attempts import is_given_up, result_of
+from suite.record.folder import TrialFolder
+from suite.record.result import TrialResult
+from suite.record.spec import Phase, TrialSpec
+from suite.storage.mirror import Mirror
 from suite.tune.group import Group, GroupFailureError, Settings
-from suite.tune.notice import Notice
+from suite.tune.leave_notice import Notice
 
 FULL_DISK_MARK = "suite-full-disk"
 STALE_MARK = "suite-stale-driver"
@@ -28,7 +28,7 @@ class TrialTrainable(tune.Trainable):
 
     A trial that diverges, runs out of memory, has a bug or is pruned ends with a result of that status: trying it again would
     end the same way. What the machine did is kept in the trial's folder and raised, so that Tune tries again; the new attempt goes on
-    from the last committed epoch. A trial that was tried often enough (`suite.train.attempts`), or is to leave because the sweep is
+    from the last committed epoch. A trial that was tried often enough (`suite.record.attempts`), or is to leave because the sweep is
     stopped, is done without a result. Tune's own checkpoints are not used.
     """
 
@@ -58,7 +58,9 @@ class TrialTrainable(tune.Trainable):
         result = None if self._started else self._mirror.settle(self._folder)
         if result is not None:  # committed by an attempt that died before it could report
             return self._ended(result)
-        if is_given_up(self._folder, retries=self._settings.failures.retries):  # the last attempt took this process's forerunner along
+        if is_given_up(
+            self._folder, retries=self._settings.failures.retries
+        ):  # the last attempt took this process's forerunner along
             return self._given_up()
         try:
             return self._step(self._ready_group())
@@ -73,7 +75,9 @@ class TrialTrainable(tune.Trainable):
             if failure.full_disk:  # it says nothing about the trial: no attempt is counted
                 raise OSError(f"{FULL_DISK_MARK}: {failure}") from failure
             with contextlib.suppress(OSError):  # the folder may be what failed
-                self._mirror.add_failure(self._folder, failure.record.model_copy(update={"epoch": self._epochs}))
+                self._mirror.add_failure(
+                    self._folder, failure.record.model_copy(update={"epoch": self._epochs})
+                )
             if self._notice.by_driver:
                 return self._unfinished(left=True)
             if is_given_up(self._folder, retries=self._settings.failures.retries):
@@ -105,7 +109,9 @@ class TrialTrainable(tune.Trainable):
             return self._ended(group.finish(pruned=True))
         report = group.epoch()
         self._epochs += 1
-        record = report.record.model_dump_json() if report.record is not None else None  # of numbers Tune would keep statistics, for good
+        record = (
+            report.record.model_dump_json() if report.record is not None else None
+        )  # of numbers Tune would keep statistics, for good
         if not report.done:
             return {"record": record, "done": False}
         return {**self._ended(group.finish()), "record": record}
@@ -113,9 +119,15 @@ class TrialTrainable(tune.Trainable):
     def _is_weak(self) -> bool:
         """Asked before the next epoch, so that an attempt which died after the last one asks again."""
         pruning = self._settings.pruning
-        if pruning is None or self._spec.phase is not Phase.SEARCH or not 0 < self._epochs < self._spec.training.epochs:
+        if (
+            pruning is None
+            or self._spec.phase is not Phase.SEARCH
+            or not 0 < self._epochs < self._spec.training.epochs
+        ):
             return False
-        from suite.tune.pruning import is_weak  # Optuna, which the actor of a sweep that prunes nothing need not load
+        from suite.plan.pruning import (
+            is_weak,  # Optuna, which the actor of a sweep that prunes nothing need not load
+        )
 
         home = self._settings.workspace.home
         for folder in (self._folder, *map(home.trial, self._peers)):
@@ -125,7 +137,11 @@ class TrialTrainable(tune.Trainable):
     def _given_up(self) -> dict[str, Any]:
         """No further attempt: a result where all that failed was memory, else none, and the cell says so."""
         result = result_of(self._folder, started_at=self._began_at)
-        return self._unfinished() if result is None else self._ended(self._mirror.end(self._folder, result))
+        return (
+            self._unfinished()
+            if result is None
+            else self._ended(self._mirror.end(self._folder, result))
+        )
 
     def _unfinished(self, *, left: bool = False) -> dict[str, Any]:
         return {"record": None, "status": None, "left": left, "done": True}

@@ -11,19 +11,19 @@ from typing import Any
 from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 
+from suite.cluster.session import cluster_nodes
+from suite.cluster.shared import note_epoch
 from suite.errors import StorageError
-from suite.train.folder import TrialFolder
-from suite.train.mirror import Mirror
-from suite.train.result import EpochRecord, FailureRecord
-from suite.train.spec import TrialSpec
-from suite.tune import notice
+from suite.plan.events import Listeners
+from suite.record.folder import TrialFolder
+from suite.record.result import EpochRecord, FailureRecord
+from suite.record.spec import TrialSpec
+from suite.storage.lease import Lease
+from suite.storage.mirror import Mirror
+from suite.tune import leave_notice as notice
 from suite.tune.breaker import Breaker
-from suite.tune.cluster import cluster_nodes
-from suite.tune.events import Listeners
 from suite.tune.group import Settings, is_full_disk
-from suite.tune.lease import Lease
 from suite.tune.searcher import SweepSearcher
-from suite.tune.shared import note_epoch
 from suite.tune.trainable import FULL_DISK_MARK, STALE_MARK, STORAGE_MARK
 from suite.tune.waiting import Waiting
 
@@ -44,7 +44,9 @@ class Watch(tune.Callback):
         in_order: Whether running trials may first write a checkpoint and leave.
     """
 
-    def __init__(self, searcher: SweepSearcher, settings: Settings, told: Listeners, lease: Lease) -> None:
+    def __init__(
+        self, searcher: SweepSearcher, settings: Settings, told: Listeners, lease: Lease
+    ) -> None:
         self.searcher, self.settings, self.told, self.lease = searcher, settings, told, lease
         self.mirror = Mirror.of(settings.workspace)
         self.finished, self.reason, self.in_order = 0, "", False
@@ -53,7 +55,9 @@ class Watch(tune.Callback):
         self._started: set[str] = set()
         self._failures: dict[str, int] = {}
         deadline_s = settings.timeouts.placement_s
-        self._waiting = Waiting(searcher.schedule, searcher.specs, settings.layout, deadline_s=deadline_s)
+        self._waiting = Waiting(
+            searcher.schedule, searcher.specs, settings.layout, deadline_s=deadline_s
+        )
         self._checked = 0.0
 
     def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
@@ -86,15 +90,28 @@ class Watch(tune.Callback):
         self.searcher.schedule.capacity = self.settings.layout.room_on(cluster_nodes())
         self.reason = self.reason or self._waiting.look(trials, now)
 
-    def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+    def on_trial_start(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
         spec = self._spec(trial)
         if spec.hash not in self._started:
             self._started.add(spec.hash)
-            self._stored(lambda: self.mirror.push_file(self.settings.workspace.home.trial(spec).path / "spec.json"))
+            self._stored(
+                lambda: self.mirror.push_file(
+                    self.settings.workspace.home.trial(spec).path / "spec.json"
+                )
+            )
             self._failures[spec.hash] = len(self.settings.workspace.home.trial(spec).failures())
             self.told.on_trial_start(spec)
 
-    def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: list[TuneTrial],
+        trial: TuneTrial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
         if result.get("record") is not None:
             spec, record = self._spec(trial), EpochRecord.model_validate_json(result["record"])
             if self.mirror.storage is not None:
@@ -102,7 +119,9 @@ class Watch(tune.Callback):
             self._breaker.progressed()
             self.told.on_epoch(spec, record)
 
-    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+    def on_trial_complete(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
         if (trial.last_result or {}).get("left"):
             return
         spec = self._spec(trial)
@@ -113,12 +132,16 @@ class Watch(tune.Callback):
             self._note(spec, folder.failures()[-1])
         self._end(spec)
 
-    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+    def on_trial_recover(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
         failure = self._failure(trial)
         if failure is not None:
             self.told.on_trial_retry(self._spec(trial), failure)
 
-    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+    def on_trial_error(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
         if self._failure(trial) is not None:
             self._end(self._spec(trial))
 
@@ -148,8 +171,13 @@ class Watch(tune.Callback):
         self.fetch(folder)
         if len(folder.failures()) <= self._failures.get(spec.hash, 0):
             message = error.strip().splitlines()[-1] if error.strip() else "its process is gone"
-            about = {"log_path": str(folder.log(0)), "epoch": max((record.epoch for record in folder.epochs()), default=0)}
-            record = FailureRecord(type="TrialProcessDied", message=message[:2000], traceback=error[-20_000:], **about)
+            about = {
+                "log_path": str(folder.log(0)),
+                "epoch": max((record.epoch for record in folder.epochs()), default=0),
+            }
+            record = FailureRecord(
+                type="TrialProcessDied", message=message[:2000], traceback=error[-20_000:], **about
+            )
             self._stored(lambda: self.mirror.add_failure(folder, record))
         self._failures[spec.hash] = len(folder.failures())
         if not folder.failures():

@@ -90,7 +90,9 @@ def why_not() -> str | None:
     """Why there can be no bed on this machine, with the remedy; None if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root: run it as root, or in a container with --privileged"
-    missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
+    missing = sorted(
+        {package for program, package in PROGRAMS.items() if shutil.which(program) is None}
+    )
     if missing:
         return f"programs are missing: apt-get install {' '.join(missing)}"
     tried = subprocess.run([*_unshare(), "sh", "-e", "-c", PROBE], capture_output=True, text=True)
@@ -113,11 +115,21 @@ class Bed:
         key: The private key that logs in as root on each host.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str] = ("head", "w1", "w2"), *, shm_bytes: int = SHM_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str] = ("head", "w1", "w2"),
+        *,
+        shm_bytes: int = SHM_BYTES,
+    ) -> None:
         self.folder, self.shm_bytes = folder.resolve(), shm_bytes
-        self.shared, self.local, self.etc = (self.folder / name for name in ("shared", "local", "etc"))
+        self.shared, self.local, self.etc = (
+            self.folder / name for name in ("shared", "local", "etc")
+        )
         self.key = self.etc / "key"
-        self.hosts = {name: Host(self, name, FIRST + i) for i, name in enumerate([*names, "laptop"])}
+        self.hosts = {
+            name: Host(self, name, FIRST + i) for i, name in enumerate([*names, "laptop"])
+        }
         self._switch: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Bed:
@@ -133,7 +145,12 @@ class Bed:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def host(self, name: str) -> Host:
@@ -170,18 +187,29 @@ class Bed:
         ]
         script = "set -e; " + "; ".join(commands)
         self._switch = subprocess.Popen(
-            ["unshare", "--net", "bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ["unshare", "--net", "bash", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         _wait_ready(self._switch, "the switch")
 
     def _write_etc(self) -> None:
         """Files that all hosts have in common."""
         self.key.unlink(missing_ok=True)
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f", str(self.key)], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f", str(self.key)],
+            check=True,
+        )
         names = "".join(f"{host.address} {host.name}\n" for host in self.hosts.values())
         (self.etc / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
-        (self.etc / "shadow").write_text("root:*:19000:0:99999:7:::\n")  # no password, and not locked: sshd refuses locked accounts
-        (self.etc / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        (self.etc / "shadow").write_text(
+            "root:*:19000:0:99999:7:::\n"
+        )  # no password, and not locked: sshd refuses locked accounts
+        (self.etc / "resolv.conf").write_text(
+            "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"
+        )
 
 
 class Host:
@@ -198,7 +226,9 @@ class Host:
         self.address = f"{NETWORK}{number}"
         self.folder = bed.folder / "hosts" / name
         self.home, self.local = self.folder / "root", self.folder / "local"
-        self._init: subprocess.Popen[str] | None = None  # `unshare`, the parent of the host's process 1
+        self._init: subprocess.Popen[str] | None = (
+            None  # `unshare`, the parent of the host's process 1
+        )
         self._boots = 0
 
     @property
@@ -221,8 +251,19 @@ class Host:
         """Boot: namespaces, disk, network, sshd. Returns when SSH answers."""
         assert self._init is None, f"{self.name} is on"
         self._make_disk()
-        kept = sorted({str(path) for path in (self.bed.folder, REPOSITORY, Path(sys.prefix), Path(sys.base_prefix))})
-        script = ["bash", str(Path(__file__).with_name("host.sh")), self.name, str(self.folder), str(self.bed.folder)]
+        kept = sorted(
+            {
+                str(path)
+                for path in (self.bed.folder, REPOSITORY, Path(sys.prefix), Path(sys.base_prefix))
+            }
+        )
+        script = [
+            "bash",
+            str(Path(__file__).with_name("host.sh")),
+            self.name,
+            str(self.folder),
+            str(self.bed.folder),
+        ]
         self._init = subprocess.Popen(
             [*_unshare(), *script, str(self.bed.shm_bytes), *kept],
             stdin=subprocess.PIPE,
@@ -258,7 +299,12 @@ class Host:
         self.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)])
 
     def run(
-        self, command: str | Sequence[str], *, timeout_s: float = 60.0, check: bool = True, env: Mapping[str, str] | None = None
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float = 60.0,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command (a text: by bash) as root in the checkout's folder.
 
@@ -269,7 +315,10 @@ class Host:
         Raises:
             HostError: It failed, or took too long (it is killed then).
         """
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:  # pipes would wait for what it leaves running
+        with (
+            tempfile.TemporaryFile("w+") as out,
+            tempfile.TemporaryFile("w+") as err,
+        ):  # pipes would wait for what it leaves running
             process = self._spawn(command, env, out, err)
             try:
                 code = process.wait(timeout_s * PATIENCE)
@@ -284,7 +333,11 @@ class Host:
         return subprocess.CompletedProcess(command, code, *texts)
 
     def popen(
-        self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, log: Path | None = None
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
     ) -> subprocess.Popen[str]:
         """Start a command; `kill()` of what is returned kills it; for other signals see `pids`.
 
@@ -299,13 +352,30 @@ class Host:
     def pids(self, words: str = "") -> list[int]:
         """Processes of this host whose command line contains `words`, by their numbers outside: for os.kill."""
         world = os.readlink(f"/proc/{self.pid}/ns/pid")
-        return sorted(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_in(pid, world) and words in command_line(pid))
+        return sorted(
+            pid
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if is_in(pid, world) and words in command_line(pid)
+        )
 
     def _spawn(
-        self, command: str | Sequence[str], env: Mapping[str, str] | None, out: IO[str] | int, err: IO[str] | int
+        self,
+        command: str | Sequence[str],
+        env: Mapping[str, str] | None,
+        out: IO[str] | int,
+        err: IO[str] | int,
     ) -> subprocess.Popen[str]:
         words = ["bash", "-c", command] if isinstance(command, str) else list(command)
-        enter = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--ipc", "--net", "--pid"]
+        enter = [
+            "nsenter",
+            "--target",
+            str(self.pid),
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+        ]
         return subprocess.Popen(
             [*enter, "setpriv", "--pdeathsig", "KILL", "env", "-C", str(REPOSITORY), *words],
             stdin=subprocess.DEVNULL,
@@ -331,18 +401,29 @@ class Host:
             path.mkdir(parents=True, exist_ok=True)
         if (self.folder / "host_key").exists():
             return
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "host_key")], check=True)
-        (self.folder / "sshd_config").write_text(SSHD.format(folder=self.folder, bed=self.bed.folder))
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "host_key")],
+            check=True,
+        )
+        (self.folder / "sshd_config").write_text(
+            SSHD.format(folder=self.folder, bed=self.bed.folder)
+        )
         shutil.copy(self.bed.key, self.home / ".ssh" / "id_ed25519")
-        (self.home / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n")
+        (self.home / ".ssh" / "config").write_text(
+            "Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+        )
         exports = "".join(
-            f"export {key}={shlex.quote(value)}\n" for key, value in ENVIRONMENT.items() if key not in ("HOME", "USER", "TERM")
+            f"export {key}={shlex.quote(value)}\n"
+            for key, value in ENVIRONMENT.items()
+            if key not in ("HOME", "USER", "TERM")
         )
         (self.home / ".bashrc").write_text(exports)
         (self.home / ".bash_profile").write_text(". ~/.bashrc\n")
 
     def _plug_in(self) -> None:
-        self._boots += 1  # the port of the last boot is removed by the kernel some time after the host
+        self._boots += (
+            1  # the port of the last boot is removed by the kernel some time after the host
+        )
         peer = ["peer", "name", self._port, "netns", str(self.bed.switch_pid)]
         self._net("ip", "link", "add", "eth0", "address", self._mac, "type", "veth", *peer)
         self._switch("ip", "link", "set", self._port, "master", "bed", "up")
@@ -359,7 +440,18 @@ class Host:
         """Tell the others that it is there, as ARP announcements do: who has looked for it in vain refuses for a while otherwise."""
         for other in self.bed.hosts.values():
             if other is not self and other.is_on:
-                other._net("ip", "neighbour", "replace", self.address, "lladdr", self._mac, "dev", "eth0", "nud", "reachable")
+                other._net(
+                    "ip",
+                    "neighbour",
+                    "replace",
+                    self.address,
+                    "lladdr",
+                    self._mac,
+                    "dev",
+                    "eth0",
+                    "nud",
+                    "reachable",
+                )
 
     def _net(self, *command: str) -> None:
         must_run("nsenter", "--target", str(self.pid), "--net", *command)
@@ -369,7 +461,17 @@ class Host:
 
 
 def _unshare() -> list[str]:
-    return ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return [
+        "unshare",
+        "--mount",
+        "--uts",
+        "--ipc",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]
 
 
 def _wait_ready(process: subprocess.Popen[str], who: str) -> None:

@@ -37,12 +37,19 @@ def cluster_file(bed: Bed, head: str, workers: Sequence[str], *, cpus: int = 1) 
     """A file for `ray up`, in `bed.shared`; no rank runs on the head, `cpus` of them on each worker."""
     config = {
         "cluster_name": "bed",
-        "provider": {"type": "local", "head_ip": bed.host(head).address, "worker_ips": [bed.host(name).address for name in workers]},
+        "provider": {
+            "type": "local",
+            "head_ip": bed.host(head).address,
+            "worker_ips": [bed.host(name).address for name in workers],
+        },
         "auth": {"ssh_user": "root", "ssh_private_key": "~/.ssh/id_ed25519"},
         "file_mounts": {"~/.ray/auth_token": "~/.ray/auth_token"},
         "min_workers": len(workers),
         "max_workers": len(workers),
-        "head_start_ray_commands": ["ray stop", _start_head("--autoscaling-config=~/ray_bootstrap_config.yaml")],
+        "head_start_ray_commands": [
+            "ray stop",
+            _start_head("--autoscaling-config=~/ray_bootstrap_config.yaml"),
+        ],
         "worker_start_ray_commands": ["ray stop", _start_worker("$RAY_HEAD_IP", cpus)],
     }
     path = bed.shared / "cluster.yaml"
@@ -71,14 +78,22 @@ def start_cluster(head: Host, workers: Sequence[Host], *, cpus: int = 1) -> None
 
 def alive(head: Host) -> set[str]:
     """Addresses of the hosts that are in a head's cluster."""
-    listed = head.run(["ray", "list", "nodes", "--format", "json", "--filter", "state=ALIVE"], check=False)
-    return {str(node["node_ip"]) for node in json.loads(listed.stdout)} if listed.returncode == 0 else set()
+    listed = head.run(
+        ["ray", "list", "nodes", "--format", "json", "--filter", "state=ALIVE"], check=False
+    )
+    return (
+        {str(node["node_ip"]) for node in json.loads(listed.stdout)}
+        if listed.returncode == 0
+        else set()
+    )
 
 
 def wait_for_hosts(head: Host, hosts: Sequence[Host], *, timeout_s: float = 180.0) -> None:
     """Until exactly these hosts are in the cluster."""
     wait_until(
-        f"{[host.name for host in hosts]} in the cluster", lambda: alive(head) == {host.address for host in hosts}, timeout_s=timeout_s
+        f"{[host.name for host in hosts]} in the cluster",
+        lambda: alive(head) == {host.address for host in hosts},
+        timeout_s=timeout_s,
     )
 
 

@@ -20,12 +20,20 @@ class HostError(Exception):
 def command_line(pid: int) -> str:
     """The words of a process; empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return ""
 
 
-def wait_until(what: str, condition: Callable[[], object], *, timeout_s: float = 60.0, every_s: float = 0.2) -> None:
+def wait_until(
+    what: str, condition: Callable[[], object], *, timeout_s: float = 60.0, every_s: float = 0.2
+) -> None:
     """Poll until a callable is true.
 
     Raises:
@@ -48,7 +56,9 @@ def must_run(*words: str) -> None:
 def children(pid: int) -> list[int]:
     """None if it is gone."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from suite.train.folder import Home
-from suite.train.result import TrialResult
+from suite.record.folder import Home
+from suite.record.result import TrialResult
 from tests.cluster.bed import Bed
 
 CELLS = """
@@ -34,7 +34,16 @@ timeouts: {placement_s: 900.0, setup_s: 900.0, collective_s: 300.0}
 )
 TRIALS = 2 * (2 + 1)
 RANK = "ray::Rank"
-COLUMNS = ("method", "task", "score_mean", "seeds", "validation_score", "learning_rate", "search_trials", "status")
+COLUMNS = (
+    "method",
+    "task",
+    "score_mean",
+    "seeds",
+    "validation_score",
+    "learning_rate",
+    "search_trials",
+    "status",
+)
 
 
 def write_sweep(bed: Bed) -> Path:
@@ -60,12 +69,17 @@ def assert_equal(home: Path, alone: Path, bed: Bed) -> None:
 
 
 def curves(found: Mapping[str, TrialResult]) -> dict[str, list[tuple[float | None, float | None]]]:
-    return {trial: [(epoch.train_loss, epoch.validation_score) for epoch in result.epochs] for trial, result in found.items()}
+    return {
+        trial: [(epoch.train_loss, epoch.validation_score) for epoch in result.epochs]
+        for trial, result in found.items()
+    }
 
 
 def leaderboard(bed: Bed, home: Path) -> list[dict[str, Any]]:
     """Rows as the command gives them, without what a clock measured."""
-    printed = bed.laptop.run(["suite", "leaderboard", "--home", str(home), "--format", "json"], timeout_s=200).stdout
+    printed = bed.laptop.run(
+        ["suite", "leaderboard", "--home", str(home), "--format", "json"], timeout_s=200
+    ).stdout
     rows = [{key: row[key] for key in COLUMNS} for row in json.loads(printed)]
     assert all(row["status"] == "done" for row in rows)
     return sorted(rows, key=lambda row: str(row["method"]))
@@ -78,12 +92,18 @@ def mlflow_trials(home: Path) -> list[str]:
     client = MlflowClient(Home(home).tracking_uri)
     experiment = client.get_experiment_by_name("hosts")
     assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id], "tags.`suite.kind` = 'trial'", max_results=1000)
+    runs = client.search_runs(
+        [experiment.experiment_id], "tags.`suite.kind` = 'trial'", max_results=1000
+    )
     return [run.data.tags["suite.trial"] for run in runs]
 
 
 def assert_nothing_left(bed: Bed) -> None:
     """No process of Ray and no shared memory on any host that is on."""
     for host in (host for host in bed.hosts.values() if host.is_on):
-        assert not [line for line in host.run(["ps", "-eo", "args"]).stdout.splitlines() if "ray" in line.lower()]
+        assert not [
+            line
+            for line in host.run(["ps", "-eo", "args"]).stdout.splitlines()
+            if "ray" in line.lower()
+        ]
         assert not host.run(["ls", "/dev/shm"]).stdout

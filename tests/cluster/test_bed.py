@@ -51,7 +51,9 @@ def test_hosts_have_their_own_name_address_files_and_processes(bed: Bed) -> None
     assert b.run(f"ls {bed.shared}/of-all").stdout
     assert (bed.shared / "of-all").exists()
     sleeper = a.popen("sleep 4321")
-    wait_until("the process is there", lambda: "sleep 4321" in map(command_line, a.pids("sleep")))  # not what is about to become it
+    wait_until(
+        "the process is there", lambda: "sleep 4321" in map(command_line, a.pids("sleep"))
+    )  # not what is about to become it
     assert not b.pids("sleep 4321")
     sleeper.kill()
     wait_until("the process is killed with its Popen", lambda: not a.pids("sleep 4321"))
@@ -60,11 +62,18 @@ def test_hosts_have_their_own_name_address_files_and_processes(bed: Bed) -> None
 def test_ssh_goes_from_host_to_host_and_nowhere_else(bed: Bed) -> None:
     assert bed.laptop.run("ssh a ssh b hostname").stdout.strip() == "b"
     assert bed.laptop.run(
-        "ssh -o IdentitiesOnly=yes -o IdentityFile=/dev/null -F /dev/null -o StrictHostKeyChecking=no a true", check=False
+        "ssh -o IdentitiesOnly=yes -o IdentityFile=/dev/null -F /dev/null -o StrictHostKeyChecking=no a true",
+        check=False,
     ).returncode
     began = time.monotonic()
     with pytest.raises(HostError, match=r"Network is unreachable|No route to host"):
-        bed.laptop.run(["python", "-c", "import socket; socket.create_connection(('192.0.2.1', 80), timeout=20)"])
+        bed.laptop.run(
+            [
+                "python",
+                "-c",
+                "import socket; socket.create_connection(('192.0.2.1', 80), timeout=20)",
+            ]
+        )
     assert time.monotonic() - began < 15, "refused at once instead of waited for"
 
 
@@ -92,7 +101,9 @@ def test_a_connection_outlives_a_short_cut_of_the_cable(bed: Bed) -> None:
     assert caller.stdout is not None
     assert caller.stdout.readline() == "hello\n"
     a.cut()
-    assert bed.laptop.run("ssh -o ConnectTimeout=1 a true", check=False).returncode, "nobody reaches it"
+    assert bed.laptop.run("ssh -o ConnectTimeout=1 a true", check=False).returncode, (
+        "nobody reaches it"
+    )
     assert caller.poll() is None
     a.mend()
     assert caller.stdout.readline() == "hello\n"
@@ -119,11 +130,19 @@ with Bed(Path({str(tmp_path)!r}), ["a"]) as bed:
     print(*bed.host("a").pids(), *bed.laptop.pids(), bed.switch_pid, flush=True)
     time.sleep(600)
 """
-    maker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    maker = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
     assert maker.stdout is not None
     pids = [int(pid) for pid in maker.stdout.readline().split()]
     assert len(pids) >= 5, "init and sshd of two hosts, and the switch"
     os.kill(maker.pid, signal.SIGKILL)
     maker.communicate()
-    wait_until("all processes are gone", lambda: not any(command_line(pid) for pid in pids), timeout_s=20)
-    assert not [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(tmp_path) in line]
+    wait_until(
+        "all processes are gone", lambda: not any(command_line(pid) for pid in pids), timeout_s=20
+    )
+    assert not [
+        line
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        if str(tmp_path) in line
+    ]

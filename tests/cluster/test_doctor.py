@@ -43,12 +43,20 @@ def named(rows: list[Row], check: str) -> list[Row]:
 def test_two_hosts_that_agree_are_in_order(bed: Bed, cluster: None) -> None:
     code, rows = doctor(bed.host("head"), "--home", str(bed.shared / "home"))
     assert code == 0, [row for row in rows if row["level"] == "fail"]
-    (gloo,), (shared,), (tokens,) = named(rows, "gloo"), named(rows, "shared home"), named(rows, "tokens")
+    (gloo,), (shared,), (tokens,) = (
+        named(rows, "gloo"),
+        named(rows, "shared home"),
+        named(rows, "tokens"),
+    )
     assert "between 2 nodes, over eth0" in gloo["found"]
     assert "on 2 nodes" in shared["found"] and "asks for a token" in tokens["found"]
-    assert {row["node"] for row in named(rows, "socket paths")} == {"all"}, "what both have is one line"
+    assert {row["node"] for row in named(rows, "socket paths")} == {"all"}, (
+        "what both have is one line"
+    )
     (dashboard,) = named(rows, "dashboard")
-    assert dashboard["level"] == "warn" and "0.0.0.0" in dashboard["found"], "the bed's dashboard is for the laptop, too"
+    assert dashboard["level"] == "warn" and "0.0.0.0" in dashboard["found"], (
+        "the bed's dashboard is for the laptop, too"
+    )
     assert not list(bed.shared.glob("**/.doctor-*")) and not (bed.shared / "home").exists()
 
 
@@ -58,21 +66,40 @@ def test_hosts_that_disagree_are_named_with_what_to_do(bed: Bed, cluster: None) 
     w1.run("ray stop --force", timeout_s=120)
     wait_for_hosts(head, [head])
     other = fake_package(bed.shared / "fake", "optuna", "5.9.9")
-    w1.run(f"ray start --address={head.address}:{PORT} --num-cpus=1 --object-store-memory={STORE_BYTES}", env={"PYTHONPATH": str(other)})
+    w1.run(
+        f"ray start --address={head.address}:{PORT} --num-cpus=1 --object-store-memory={STORE_BYTES}",
+        env={"PYTHONPATH": str(other)},
+    )
     wait_for_hosts(head, [head, w1])
-    code, rows = doctor(head, "--home", str(bed.local / "home"), "--tracking-uri", "http://127.0.0.1:9")
+    code, rows = doctor(
+        head, "--home", str(bed.local / "home"), "--tracking-uri", "http://127.0.0.1:9"
+    )
     assert code == 1
     bad = {row["check"]: row for row in rows if row["level"] == "fail"}
     assert set(bad) == {"shared home", "versions", "mlflow"}
-    assert bad["shared home"]["node"] == w1.address and "another folder there" in bad["shared home"]["found"]
-    assert "optuna: " in bad["versions"]["found"] and f"5.9.9 on {w1.address}" in bad["versions"]["found"]
+    assert (
+        bad["shared home"]["node"] == w1.address
+        and "another folder there" in bad["shared home"]["found"]
+    )
+    assert (
+        "optuna: " in bad["versions"]["found"]
+        and f"5.9.9 on {w1.address}" in bad["versions"]["found"]
+    )
     assert all(row["remedy"] for row in bad.values())
     (gone,) = [row for row in named(rows, "cluster") if row["level"] == "warn"]
     assert w1.address in gone["found"]
 
 
 def test_a_host_without_the_clusters_token_is_told_so(bed: Bed, cluster: None) -> None:
-    code, rows = doctor(bed.host("head"), "--home", str(bed.shared / "home"), env={"RAY_AUTH_TOKEN_PATH": "/nowhere"})
+    code, rows = doctor(
+        bed.host("head"),
+        "--home",
+        str(bed.shared / "home"),
+        env={"RAY_AUTH_TOKEN_PATH": "/nowhere"},
+    )
     assert code == 1
     bad = {row["check"]: row for row in rows if row["level"] == "fail"}
-    assert set(bad) == {"token file", "cluster"} and "auth_token" in bad["cluster"]["found"] + bad["token file"]["remedy"]
+    assert (
+        set(bad) == {"token file", "cluster"}
+        and "auth_token" in bad["cluster"]["found"] + bad["token file"]["remedy"]
+    )

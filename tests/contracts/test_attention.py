@@ -33,9 +33,13 @@ DEAD = {"mhe-add": ".heads.key"}
 """How the names of parameters end that cannot learn: a shift of all keys cancels in the softmax."""
 ROUNDING = 1e-5
 """Gradients that are 0 come out at up to 4e-7 here, all others above 8e-4."""
-PAIRS = [(name, family) for name in variants.names() for family in sorted(variants.get(name).families)]
+PAIRS = [
+    (name, family) for name in variants.names() for family in sorted(variants.get(name).families)
+]
 every_pair = pytest.mark.parametrize(("name", "family"), PAIRS)
-every_decoder = pytest.mark.parametrize(("name", "family"), [pair for pair in PAIRS if pair[1] != "bert"])
+every_decoder = pytest.mark.parametrize(
+    ("name", "family"), [pair for pair in PAIRS if pair[1] != "bert"]
+)
 TOLERANCE = 1e-5
 """Sums of fp32 in another order: a cached token by itself, sdpa against eager, gradients (up to 7 here) of a second pass."""
 
@@ -61,11 +65,15 @@ def test_every_variant_says_what_it_is(name: str) -> None:
     assert cls.name == name and cls.description and cls.source and cls.families
     assert cls.start in ("converted", "scratch")
     options = cls.configure(OPTIONS.get(name, {})).config.model_dump(mode="json")
-    assert cls.configure(options).config.model_dump(mode="json") == options  # complete options stay what they are
+    assert (
+        cls.configure(options).config.model_dump(mode="json") == options
+    )  # complete options stay what they are
 
 
 @every_pair
-def test_in_shapes_only_it_has_the_same_parameters_in_the_backbones_type(name: str, family: str) -> None:
+def test_in_shapes_only_it_has_the_same_parameters_in_the_backbones_type(
+    name: str, family: str
+) -> None:
     model, found, variant = shared(name, family)
     resolved = resolved_backbone(family, **SHAPES.get((name, family), {}))
     shapes: Any = build(resolved, make_head(answer_of(family)), meta=True)
@@ -73,13 +81,17 @@ def test_in_shapes_only_it_has_the_same_parameters_in_the_backbones_type(name: s
     before = torch.get_rng_state()
     variant.convert(shapes, found)
     assert torch.equal(torch.get_rng_state(), before)
-    assert {n: p.shape for n, p in shapes.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+    assert {n: p.shape for n, p in shapes.named_parameters()} == {
+        n: p.shape for n, p in model.named_parameters()
+    }
     assert {(p.device.type, p.dtype) for p in shapes.parameters()} == {("meta", torch.bfloat16)}
     assert len(variant.new_parameters(shapes, found)) == len(variant.new_parameters(model, found))
 
 
 @every_pair
-def test_its_new_parameters_are_in_the_model_and_not_in_the_backbones(name: str, family: str) -> None:
+def test_its_new_parameters_are_in_the_model_and_not_in_the_backbones(
+    name: str, family: str
+) -> None:
     model, found, variant = shared(name, family)
     names = {id(p): n for n, p in model.named_parameters()}
     new = {names[id(p)] for p in variant.new_parameters(model, found)}
@@ -118,7 +130,9 @@ def test_a_copy_answers_the_same_and_is_independent(name: str, family: str) -> N
     assert all(parameter.grad is None for parameter in model.parameters())
     disturb(twin)
     assert torch.equal(logits_of(model, batch_of(found)), before)
-    disturb(model)  # the same moves: now both are the same again, unless one still answers with the other's tensors
+    disturb(
+        model
+    )  # the same moves: now both are the same again, unless one still answers with the other's tensors
     assert torch.equal(logits_of(model, batch_of(found)), logits_of(twin, batch_of(found)))
 
 
@@ -141,11 +155,18 @@ def test_every_parameter_gets_a_gradient(name: str, family: str) -> None:
     disturb(model)
     loss_of(model.train(), batch_of(found)).backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
-    biases = {id(getattr(site.module.get_submodule(site.k), "bias", None)) for site in found.attention_sites(model)}
+    biases = {
+        id(getattr(site.module.get_submodule(site.k), "bias", None))
+        for site in found.attention_sites(model)
+    }
     small = {
-        n for n, p in model.named_parameters() if p.grad.abs().max() < ROUNDING and id(p) not in biases
+        n
+        for n, p in model.named_parameters()
+        if p.grad.abs().max() < ROUNDING and id(p) not in biases
     }  # a key's bias is such a shift
-    assert small == {n for n, _ in model.named_parameters() if n.endswith(DEAD.get(name, "no such name"))}
+    assert small == {
+        n for n, _ in model.named_parameters() if n.endswith(DEAD.get(name, "no such name"))
+    }
 
 
 @every_pair
@@ -165,7 +186,10 @@ def gradients(model: Any, family: Family) -> dict[str, Tensor]:
     model.train().zero_grad()
     loss = loss_of(model, batch_of(family))
     loss.backward()
-    return {"loss": loss.detach(), **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}
+    return {
+        "loss": loss.detach(),
+        **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+    }
 
 
 # ---- masks -------------------------------------------------------------------------------------------------------------
@@ -190,7 +214,11 @@ def later_token_changed() -> tuple[Tensor, Tensor]:
     return ids, changed
 
 
-SIDES = [(name, family, side) for name, family in PAIRS for side in (("left", "right") if family in ("gpt2", "llama") else ("right",))]
+SIDES = [
+    (name, family, side)
+    for name, family in PAIRS
+    for side in (("left", "right") if family in ("gpt2", "llama") else ("right",))
+]
 
 
 @pytest.mark.parametrize(("name", "family", "side"), SIDES)
@@ -199,12 +227,23 @@ def test_what_stands_in_padding_changes_nothing(name: str, family: str, side: st
     ids, mask = padded(side)
     answers = []
     for filler in (PAD, 33):
-        batch = {"input_ids": ids.masked_fill(mask == 0, filler), "attention_mask": mask, **rest(family, mask)}
+        batch = {
+            "input_ids": ids.masked_fill(mask == 0, filler),
+            "attention_mask": mask,
+            **rest(family, mask),
+        }
         logits = logits_of(model, batch)
         answers.append(logits if family in ("t5", "bert") else logits[mask.bool()])
     assert torch.isfinite(answers[0]).all()
     assert torch.allclose(answers[0], answers[1], atol=TOLERANCE)
-    unmasked = logits_of(model, {"input_ids": ids, "attention_mask": torch.ones_like(mask), **rest(family, torch.ones_like(mask))})
+    unmasked = logits_of(
+        model,
+        {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(mask),
+            **rest(family, torch.ones_like(mask)),
+        },
+    )
     seen = unmasked if family in ("t5", "bert") else unmasked[mask.bool()]
     if family in ("t5", "bert") or side == "left":  # else nothing real comes after what is masked
         assert not torch.allclose(seen, answers[0], atol=1e-3)
@@ -243,8 +282,15 @@ def test_the_cache_holds_as_many_bytes_as_the_formula_says(name: str, family: st
     model, found, variant = shared(name, family)
     plain, _ = backbone(family, **SHAPES.get((name, family), {}))
     ids = torch.randint(10, 50, (2, 7), generator=torch.Generator().manual_seed(4))
-    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
-    cache = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings).past_key_values
+    settings = {
+        "max_new_tokens": 5,
+        "min_new_tokens": 5,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+    }
+    cache = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), **settings
+    ).past_key_values
     fed = 5 if family == "t5" else 7 + 4  # the last token that was made has not been fed back
     floats = sum(
         variant.cached_floats(site, found) * (7 if site.kind == "cross" else fed)
@@ -259,7 +305,9 @@ def test_sdpa_and_eager_attention_agree(name: str, family: str) -> None:
     model, found, _ = shared(name, family)
     eager, _, _ = make(name, family, implementation="eager")
     disturb(eager, seed=8)
-    assert torch.allclose(logits_of(eager, batch_of(found)), logits_of(model, batch_of(found)), atol=TOLERANCE)
+    assert torch.allclose(
+        logits_of(eager, batch_of(found)), logits_of(model, batch_of(found)), atol=TOLERANCE
+    )
 
 
 # ---- plug-ins ----------------------------------------------------------------------------------------------------------
@@ -299,16 +347,27 @@ def halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_throw_away_variant_is_found_and_trains(halved: None) -> None:
     assert "halved-values" in variants.names()
-    resolved, head, choice = resolved_backbone("llama"), make_head("classification"), AttentionChoice(name="halved-values")
+    resolved, head, choice = (
+        resolved_backbone("llama"),
+        make_head("classification"),
+        AttentionChoice(name="halved-values"),
+    )
     model, _ = build_arm(resolved, head, attention=choice, method="lora", architecture={"rank": 2})
-    plain, _ = build_arm(resolved, head, attention=AttentionChoice(), method="lora", architecture={"rank": 2})
+    plain, _ = build_arm(
+        resolved, head, attention=AttentionChoice(), method="lora", architecture={"rank": 2}
+    )
     assert isinstance(model, nn.Module) and isinstance(plain, nn.Module)
     batch = {"input_ids": torch.full((2, 4), 20), "labels": torch.tensor([0, 1])}
     loss_of(model, batch).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+    assert all(
+        parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad
+    )
 
 
 def test_a_variant_that_does_not_serve_the_family_is_refused(halved: None) -> None:
     choice, head = AttentionChoice(name="halved-values"), make_head("classification")
-    with pytest.raises(IncompatibleError, match=r"variant halved-values does not work on bert-base, .* works on llama, t5"):
+    with pytest.raises(
+        IncompatibleError,
+        match=r"variant halved-values does not work on bert-base, .* works on llama, t5",
+    ):
         check_arm(resolved_backbone("bert"), head, attention=choice, method="full", architecture={})

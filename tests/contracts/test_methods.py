@@ -15,8 +15,30 @@ from suite.backbones.loading import build
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.petl import get_method, methods
-from suite.petl.arm import build_arm, check_arm, count, count_arm, full_architecture, load_trained_state, task_head, trained_state
-from tests.toy import CASES, PAD, SMALL, Answer, Toy, disturb, logits_of, loss_of, make_arm, make_head, resolved_tiny, train
+from suite.petl.arm import (
+    build_arm,
+    check_arm,
+    count,
+    count_arm,
+    full_architecture,
+    load_trained_state,
+    task_head,
+    trained_state,
+)
+from tests.toy import (
+    CASES,
+    PAD,
+    SMALL,
+    Answer,
+    Toy,
+    disturb,
+    logits_of,
+    loss_of,
+    make_arm,
+    make_head,
+    resolved_tiny,
+    train,
+)
 
 PEFT = ("peft:ia3", "peft:prefix-tuning")
 ARMS = [
@@ -27,16 +49,24 @@ ARMS = [
 ]
 IDENTITY_AT_START = ("lora", "adapter", "bitfit")
 every_arm = pytest.mark.parametrize(("method", "family", "answer"), ARMS)
-every_text_arm = pytest.mark.parametrize(("method", "family", "answer"), [arm for arm in ARMS if arm.values[2] == "text"])
+every_text_arm = pytest.mark.parametrize(
+    ("method", "family", "answer"), [arm for arm in ARMS if arm.values[2] == "text"]
+)
 
 
 @every_arm
-def test_training_changes_the_trained_and_leaves_the_frozen_bit_for_bit(method: str, family: str, answer: Answer) -> None:
+def test_training_changes_the_trained_and_leaves_the_frozen_bit_for_bit(
+    method: str, family: str, answer: Answer
+) -> None:
     toy = make_arm(method, family, answer)
     before = {name: tensor.clone() for name, tensor in everything(toy.model).items()}
     train(toy, steps=3)
     trained = trained_state(toy.model).keys()
-    changed = {name for name, tensor in everything(toy.model).items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name
+        for name, tensor in everything(toy.model).items()
+        if not torch.equal(tensor, before[name])
+    }
     assert changed == set(trained)
 
 
@@ -51,7 +81,9 @@ def test_every_trained_parameter_gets_a_gradient(method: str, family: str, answe
             if parameter.grad is not None and parameter.grad.any():
                 reached.add(name)
 
-    train(toy, steps=3, after_backward=look)  # a map behind a zero one gets its first gradient in the second step
+    train(
+        toy, steps=3, after_backward=look
+    )  # a map behind a zero one gets its first gradient in the second step
     assert reached == trained_state(toy.model).keys()
 
 
@@ -62,13 +94,22 @@ def test_the_trained_count_is_the_methods_formula(method: str, family: str, answ
     counted = count(toy.model, task_head(toy.model, toy.resolved))
     assert counted.method == toy.method.expected_trainable(backbone, toy.family) > 0
     assert (counted.head > 0) == (answer != "text")
-    meta, _ = build_arm(toy.resolved, toy.head, attention=AttentionChoice(), method=method, architecture=SMALL.get(method, {}), meta=True)
+    meta, _ = build_arm(
+        toy.resolved,
+        toy.head,
+        attention=AttentionChoice(),
+        method=method,
+        architecture=SMALL.get(method, {}),
+        meta=True,
+    )
     assert {p.device.type for p in meta.parameters()} == {"meta"}
     assert count(meta, task_head(meta, toy.resolved)) == counted
 
 
 @every_arm
-def test_saved_and_loaded_into_a_fresh_arm_it_answers_the_same(method: str, family: str, answer: Answer, tmp_path: Path) -> None:
+def test_saved_and_loaded_into_a_fresh_arm_it_answers_the_same(
+    method: str, family: str, answer: Answer, tmp_path: Path
+) -> None:
     toy = make_arm(method, family, answer)
     disturb(toy.model)
     save_file(trained_state(toy.model), tmp_path / "trained.safetensors")
@@ -89,7 +130,9 @@ def test_loss_falls_on_a_toy_problem(method: str, family: str, answer: Answer) -
 @pytest.mark.parametrize(
     ("method", "family", "answer"), [arm for arm in ARMS if arm.values[0] != "peft:prefix-tuning"]
 )  # peft: not with it
-def test_gradient_checkpointing_changes_no_loss_and_no_gradient(method: str, family: str, answer: Answer) -> None:
+def test_gradient_checkpointing_changes_no_loss_and_no_gradient(
+    method: str, family: str, answer: Answer
+) -> None:
     toy = make_arm(method, family, answer)
     disturb(toy.model)
     plain = loss_and_gradients(toy)
@@ -107,14 +150,19 @@ def test_padding_does_not_change_the_answer(method: str, family: str, answer: An
     batch = {key: value for key, value in toy.batch().items() if key != "labels" or family == "t5"}
     row = int(batch["attention_mask"].sum(1).argmin())
     length = int(batch["attention_mask"][row].sum())
-    alone = {key: value[row : row + 1, :length] if key != "labels" else value[row : row + 1] for key, value in batch.items()}
+    alone = {
+        key: value[row : row + 1, :length] if key != "labels" else value[row : row + 1]
+        for key, value in batch.items()
+    }
     among, single = logits_of(toy.model, batch)[row], logits_of(toy.model, alone)[0]
     assert torch.allclose(among[: len(single)], single, atol=1e-5)
 
 
 @every_text_arm
 @pytest.mark.parametrize("beams", [1, 2])
-def test_generation_is_the_models_own_and_blind_to_padding(method: str, family: str, answer: Answer, beams: int) -> None:
+def test_generation_is_the_models_own_and_blind_to_padding(
+    method: str, family: str, answer: Answer, beams: int
+) -> None:
     toy = make_arm(method, family, answer)
     disturb(toy.model)
     rows = [[11, 25, 17, 30, 44], [12, 33]]
@@ -128,7 +176,9 @@ def test_generation_is_the_models_own_and_blind_to_padding(method: str, family: 
 
 @pytest.mark.parametrize("method", IDENTITY_AT_START)
 @pytest.mark.parametrize(("family", "answer"), CASES)
-def test_at_start_it_answers_as_its_backbone_bit_for_bit(method: str, family: str, answer: Answer) -> None:
+def test_at_start_it_answers_as_its_backbone_bit_for_bit(
+    method: str, family: str, answer: Answer
+) -> None:
     toy = make_arm(method, family, answer)
     torch.manual_seed(0)
     backbone = build(toy.resolved, toy.head)
@@ -145,14 +195,21 @@ def test_at_start_it_answers_as_its_backbone_bit_for_bit(method: str, family: st
         ("llama", "classification", "SEQ_CLS"),
     ],
 )
-def test_a_prompt_answers_as_pefts_where_nothing_is_padded(family: str, answer: Answer, task: str) -> None:
+def test_a_prompt_answers_as_pefts_where_nothing_is_padded(
+    family: str, answer: Answer, task: str
+) -> None:
     toy = make_arm("prompt", family, answer)
     torch.manual_seed(0)
-    config = PromptTuningConfig(task_type=TaskType(task), num_virtual_tokens=5, num_transformer_submodules=1)
+    config = PromptTuningConfig(
+        task_type=TaskType(task), num_virtual_tokens=5, num_transformer_submodules=1
+    )
     theirs = get_peft_model(build(toy.resolved, toy.head), config)
     own = toy.family.stacks(toy.model)[0].module.prompt  # type: ignore[arg-type]
     theirs.prompt_encoder["default"].embedding.weight.data.copy_(own.embedding.weight)
-    batch = {key: value[:, :4] if value.dim() == 2 and family != "t5" else value for key, value in toy.batch().items()}
+    batch = {
+        key: value[:, :4] if value.dim() == 2 and family != "t5" else value
+        for key, value in toy.batch().items()
+    }
     expected = logits_of(theirs, batch)
     if answer == "text" and family != "t5":
         expected = expected[:, 5:]
@@ -174,7 +231,9 @@ def test_a_prompt_that_leaves_no_positions_says_so() -> None:
         logits_of(toy.model, toy.batch())
 
 
-def test_a_throw_away_method_is_found_and_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_throw_away_method_is_found_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "petl").mkdir()
     (tmp_path / "petl" / "only_norms.py").write_text(ONLY_NORMS)
     monkeypatch.setenv("SUITE_PATH", str(tmp_path))
@@ -200,19 +259,33 @@ def test_unknown_names_offer_near_ones() -> None:
         ("lora", {"rnak": 8}, "unknown key 'rnak'; did you mean rank"),
         ("lora", {"rank": 0}, "rank"),
         ("lora", {"rank": "8"}, "rank"),
-        ("peft:ia3", {"target_module": ["q"]}, "unknown key 'target_module'; did you mean target_modules"),
+        (
+            "peft:ia3",
+            {"target_module": ["q"]},
+            "unknown key 'target_module'; did you mean target_modules",
+        ),
         ("peft:lora", {"r": 0}, r"refuses it|positive"),
         ("lora", {"sites": ["decoder-cross"]}, "do not exist in a bert backbone"),
         ("peft:ia3", {"target_modules": ["nothing_like_it"]}, "cannot attach"),
     ],
 )
-def test_wrong_architectures_are_refused_before_weights_are_read(method: str, architecture: dict[str, Any], message: str) -> None:
+def test_wrong_architectures_are_refused_before_weights_are_read(
+    method: str, architecture: dict[str, Any], message: str
+) -> None:
     choice = resolved_tiny("bert")
     with pytest.raises(ConfigError, match=message):
-        check_arm(choice, make_head("classification"), attention=AttentionChoice(), method=method, architecture=architecture)
+        check_arm(
+            choice,
+            make_head("classification"),
+            attention=AttentionChoice(),
+            method=method,
+            architecture=architecture,
+        )
 
 
-@pytest.mark.parametrize(("method", "reason"), [("peft:adalora", "training loop of its own"), ("peft:poly", "task ids")])
+@pytest.mark.parametrize(
+    ("method", "reason"), [("peft:adalora", "training loop of its own"), ("peft:poly", "task ids")]
+)
 def test_pefts_methods_that_need_more_than_batches_are_refused(method: str, reason: str) -> None:
     with pytest.raises(IncompatibleError, match=reason):
         get_method(method)
@@ -220,19 +293,34 @@ def test_pefts_methods_that_need_more_than_batches_are_refused(method: str, reas
 
 def test_a_prompt_of_pefts_is_refused_where_it_reads_the_wrong_position() -> None:
     with pytest.raises(IncompatibleError, match="use method prompt"):
-        make_arm("peft:prompt-tuning", "llama", "classification", architecture={"num_virtual_tokens": 3})
+        make_arm(
+            "peft:prompt-tuning", "llama", "classification", architecture={"num_virtual_tokens": 3}
+        )
 
 
 def test_pefts_methods_that_compute_with_the_weights_are_counted_without_them() -> None:
     toy = make_arm("peft:adamss", "bert", "classification", architecture={})
-    counted = count_arm(toy.resolved, toy.head, attention=AttentionChoice(), method="peft:adamss", architecture={})
+    counted = count_arm(
+        toy.resolved, toy.head, attention=AttentionChoice(), method="peft:adamss", architecture={}
+    )
     assert counted == count(toy.model, task_head(toy.model, toy.resolved))
 
 
-def test_a_method_that_does_not_serve_the_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_does_not_serve_the_family_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(methods.get("lora"), "families", frozenset({"t5"}))
-    with pytest.raises(IncompatibleError, match="method lora does not work on bert-base, a bert backbone; it works on t5"):
-        check_arm(resolved_tiny("bert"), make_head("classification"), attention=AttentionChoice(), method="lora", architecture={})
+    with pytest.raises(
+        IncompatibleError,
+        match="method lora does not work on bert-base, a bert backbone; it works on t5",
+    ):
+        check_arm(
+            resolved_tiny("bert"),
+            make_head("classification"),
+            attention=AttentionChoice(),
+            method="lora",
+            architecture={},
+        )
 
 
 @pytest.mark.parametrize("method", [*methods.names(), *PEFT, "peft:lora", "peft:vera"])
@@ -260,7 +348,10 @@ def loss_and_gradients(toy: Toy) -> dict[str, Tensor]:
     torch.manual_seed(3)
     loss = loss_of(toy.model, toy.batch())
     loss.backward()
-    return {"loss": loss.detach(), **{n: p.grad.clone() for n, p in toy.model.named_parameters() if p.grad is not None}}
+    return {
+        "loss": loss.detach(),
+        **{n: p.grad.clone() for n, p in toy.model.named_parameters() if p.grad is not None},
+    }
 
 
 def generate(toy: Toy, rows: list[list[int]], *, beams: int) -> list[list[int]]:
@@ -268,11 +359,18 @@ def generate(toy: Toy, rows: list[list[int]], *, beams: int) -> list[list[int]]:
     width = max(len(row) for row in rows)
     left = toy.family.kind == "decoder"
     padded = [[PAD] * (width - len(r)) + r if left else r + [PAD] * (width - len(r)) for r in rows]
-    shown = [[0] * (width - len(r)) + [1] * len(r) if left else [1] * len(r) + [0] * (width - len(r)) for r in rows]
+    shown = [
+        [0] * (width - len(r)) + [1] * len(r) if left else [1] * len(r) + [0] * (width - len(r))
+        for r in rows
+    ]
     toy.model.eval()
     with torch.no_grad():
         output = toy.model.generate(
-            input_ids=torch.tensor(padded), attention_mask=torch.tensor(shown), max_new_tokens=4, num_beams=beams, do_sample=False
+            input_ids=torch.tensor(padded),
+            attention_mask=torch.tensor(shown),
+            max_new_tokens=4,
+            num_beams=beams,
+            do_sample=False,
         )
     new = output[:, width:] if left else output[:, 1:]
     return [until_end(row, toy) for row in new.tolist()]
@@ -280,12 +378,18 @@ def generate(toy: Toy, rows: list[list[int]], *, beams: int) -> list[list[int]]:
 
 def greedy_without_cache(toy: Toy, row: list[int]) -> list[int]:
     """The same by four full forward passes."""
-    start = [toy.resolved.config.decoder_start_token_id] if toy.family.kind == "encoder-decoder" else row
+    start = (
+        [toy.resolved.config.decoder_start_token_id]
+        if toy.family.kind == "encoder-decoder"
+        else row
+    )
     tokens = list(start)
     for _ in range(4):
         ids = torch.tensor([tokens])
         inputs = (
-            {"input_ids": torch.tensor([row]), "decoder_input_ids": ids} if toy.family.kind == "encoder-decoder" else {"input_ids": ids}
+            {"input_ids": torch.tensor([row]), "decoder_input_ids": ids}
+            if toy.family.kind == "encoder-decoder"
+            else {"input_ids": ids}
         )
         tokens.append(int(logits_of(toy.model, inputs)[0, -1].argmax()))
     return until_end(tokens[len(start) :], toy)

@@ -26,7 +26,12 @@ from suite.metrics.items import STATISTICS, Items, statistic_of
 from tests.rows import CODED, GROUP_ROWS, SIZES, write_rows
 
 NAMES = sorted(task_paths())
-FAMILIES: list[tuple[Kind, str]] = [("encoder", "head"), ("encoder-decoder", "text"), ("decoder", "head"), ("decoder", "text")]
+FAMILIES: list[tuple[Kind, str]] = [
+    ("encoder", "head"),
+    ("encoder-decoder", "text"),
+    ("decoder", "head"),
+    ("decoder", "text"),
+]
 REFUSED: dict[str, set[tuple[Kind, str]]] = {
     "language-model": {("encoder", "head"), ("encoder-decoder", "text")},
     "generation": {("encoder", "head")},
@@ -52,7 +57,9 @@ def refused(task: TaskConfig, family: tuple[Kind, str]) -> bool:
 
 def objective(task: TaskConfig, family: tuple[Kind, str]) -> Objective:
     kind, decoder = family
-    return make_objective(task, kind=kind, tokenizer=ByT5Tokenizer(), training=TRAINING, decoder_objective=decoder)  # type: ignore[arg-type]
+    return make_objective(
+        task, kind=kind, tokenizer=ByT5Tokenizer(), training=TRAINING, decoder_objective=decoder
+    )  # type: ignore[arg-type]
 
 
 def some_family(task: TaskConfig) -> tuple[Kind, str]:
@@ -75,7 +82,9 @@ def test_it_says_what_it_is_and_survives_storing(name: str) -> None:
 
 @every_task
 @pytest.mark.parametrize("family", FAMILIES, ids="-".join)
-def test_every_family_reads_its_rows_or_says_why_not(name: str, family: tuple[Kind, str], tmp_path: Path) -> None:
+def test_every_family_reads_its_rows_or_says_why_not(
+    name: str, family: tuple[Kind, str], tmp_path: Path
+) -> None:
     task = shrunk(name)
     if refused(task, family):
         with pytest.raises(IncompatibleError, match=name):
@@ -87,7 +96,11 @@ def test_every_family_reads_its_rows_or_says_why_not(name: str, family: tuple[Ki
     for split in ("train", "validation", "test"):
         rows = list(data.split(split, confirm=True))  # type: ignore[arg-type]
         assert rows and data.sizes[split] == len(rows)
-        for batch in [goal.collate(rows[:2])] if split == "train" else [goal.collate(rows[:2]), goal.collate_eval(rows[:2])]:
+        for batch in (
+            [goal.collate(rows[:2])]
+            if split == "train"
+            else [goal.collate(rows[:2]), goal.collate_eval(rows[:2])]
+        ):
             assert 0 < batch["input_ids"].shape[-1] <= goal.positions
             assert batch["attention_mask"].shape == batch["input_ids"].shape
 
@@ -102,10 +115,16 @@ def test_the_prompt_holds_every_text_of_the_row(name: str, tmp_path: Path) -> No
         assert isinstance(task, LanguageModelTask)
         return
     roomy = TRAINING.model_copy(update={"max_length": 2000, "target_max_length": 1000})
-    goal = make_objective(task, kind=family[0], tokenizer=ByT5Tokenizer(), training=roomy, decoder_objective="text")
+    goal = make_objective(
+        task, kind=family[0], tokenizer=ByT5Tokenizer(), training=roomy, decoder_objective="text"
+    )
     data = prepared(task, goal, tmp_path, train=8, validation=8, test=8)
-    read = ByT5Tokenizer().decode(data.split("train", confirm=False)[0]["input_ids"], skip_special_tokens=True)
-    literals = [text.strip() for text, _, _, _ in string.Formatter().parse(template) if text.strip()]
+    read = ByT5Tokenizer().decode(
+        data.split("train", confirm=False)[0]["input_ids"], skip_special_tokens=True
+    )
+    literals = [
+        text.strip() for text, _, _, _ in string.Formatter().parse(template) if text.strip()
+    ]
     places = [read.find(text) for text in literals]
     assert -1 not in places and places == sorted(places), f"{read!r} is not {template!r} filled in"
     assert "{" not in read
@@ -116,7 +135,9 @@ def test_its_splits_follow_its_rule_and_share_no_row(name: str, tmp_path: Path) 
     task = shrunk(name)
     goal = objective(task, some_family(task))
     data = prepared(task, goal, tmp_path)
-    index = {split: [*dict.fromkeys(data.split(split, confirm=True)["index"])] for split in data.sizes}  # type: ignore[arg-type]
+    index = {
+        split: [*dict.fromkeys(data.split(split, confirm=True)["index"])] for split in data.sizes
+    }  # type: ignore[arg-type]
     assert sum(map(len, index.values())) == len({row for rows in index.values() for row in rows})
     if isinstance(task.data, HubData) and not task.in_order:
         assert {split: len(rows) for split, rows in index.items()} == expected_sizes(task)
@@ -130,7 +151,11 @@ def expected_sizes(task: TaskConfig) -> dict[str, int]:
     if task.splits.rule == "held-out":
         held_out = task.splits.held_out
         own = rows.get(task.splits.test or "", held_out)
-        return {"train": rows["train"] - held_out * (1 if task.splits.test else 2), "validation": held_out, "test": own}
+        return {
+            "train": rows["train"] - held_out * (1 if task.splits.test else 2),
+            "validation": held_out,
+            "test": own,
+        }
     size = GROUP_ROWS if getattr(task, "group", None) else 1
     half = rows["validation"] // 2 // size * size
     return {"train": rows["train"], "validation": half, "test": rows["validation"] - half}
@@ -140,7 +165,12 @@ def expected_sizes(task: TaskConfig) -> dict[str, int]:
 def test_rows_of_a_group_stay_together(name: str, tmp_path: Path) -> None:
     task = shrunk(name)
     if not getattr(task, "group", None):
-        assert "group" not in prepared(task, objective(task, some_family(task)), tmp_path).split("train", confirm=False).column_names
+        assert (
+            "group"
+            not in prepared(task, objective(task, some_family(task)), tmp_path)
+            .split("train", confirm=False)
+            .column_names
+        )
         return
     data = prepared(task, objective(task, ("encoder", "head")), tmp_path, validation=7)
     groups = [data.split(split, confirm=True)["group"] for split in ("train", "validation", "test")]  # type: ignore[arg-type]
@@ -168,7 +198,9 @@ def test_its_metrics_are_sums_over_items_and_full_where_all_is_right(name: str) 
         assert statistic is not None, f"{metric} has no interval"
         sums = statistic.rows(Items(answers, golds, groups)).sum(axis=0)
         assert float(statistic.score(np.asarray(sums))) == pytest.approx(found[metric], abs=1e-8)
-    assert math.isfinite(task.score_of(found)) and task.utility(task.score_of(perfect)) >= task.utility(task.score_of(found))
+    assert math.isfinite(task.score_of(found)) and task.utility(
+        task.score_of(perfect)
+    ) >= task.utility(task.score_of(found))
 
 
 def items_of(task: TaskConfig) -> tuple[list[Any], list[Any], list[str] | None]:
@@ -177,18 +209,32 @@ def items_of(task: TaskConfig) -> tuple[list[Any], list[Any], list[str] | None]:
     groups = [f"q{n // GROUP_ROWS}" for n in range(60)] if getattr(task, "group", None) else None
     if isinstance(task, LabelTask):
         classes = range(task.num_labels)
-        golds: list[Any] = [draw.choice(classes) if not task.is_regression else draw.random() for _ in range(60)]
+        golds: list[Any] = [
+            draw.choice(classes) if not task.is_regression else draw.random() for _ in range(60)
+        ]
         return (
             golds,
-            [g if draw.random() < 0.7 else (draw.choice([-1, *classes]) if not task.is_regression else 0.5) for g in golds],
+            [
+                g
+                if draw.random() < 0.7
+                else (draw.choice([-1, *classes]) if not task.is_regression else 0.5)
+                for g in golds
+            ],
             groups,
         )
     if task.item_score:
         golds = [draw.randint(1, 9) for _ in range(60)]
         return golds, [3.0 * count * draw.random() for count in golds], None
     texts = [f"the cat number {n} saw {draw.choice('abc')} dog #### {n}" for n in range(60)]
-    answers = [text if draw.random() < 0.7 else f"the cat said nothing of {n} #### 99" for n, text in enumerate(texts)]
-    return ([[text, "or this"] for text in texts] if task.kind == "question-answering" else texts), answers, None
+    answers = [
+        text if draw.random() < 0.7 else f"the cat said nothing of {n} #### 99"
+        for n, text in enumerate(texts)
+    ]
+    return (
+        ([[text, "or this"] for text in texts] if task.kind == "question-answering" else texts),
+        answers,
+        None,
+    )
 
 
 def right_answers(task: TaskConfig, golds: list[Any]) -> list[Any]:

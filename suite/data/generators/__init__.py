@@ -7,4 +7,9 @@ from typing import Any
 from suite.data.generators.base import Generator
 from suite.registry import Registry
 
-generators: Registry[Generator[Any]] = Registry("generator", Generator, "suite.data.generators", "generators")  # type: ignore[type-abstract]
+generators: Registry[Generator[Any]] = Registry(
+    "generator",
+    Generator,  # type: ignore[type-abstract]
+    "suite.data.generators",
+    "generators",
+)

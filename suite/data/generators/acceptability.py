@@ -29,8 +29,14 @@ sang danced slept waited laughed smiled worked arrived returned prayed cried sho
 """Past tense, without object."""
 PREPOSITIONS = ("near", "behind", "with")
 TWINS = (
-    ("the {noun} {verb} {near} the {adjective} {other}", "the {verb} {noun} {near} the {adjective} {other}"),
-    ("the {adjective} {noun} {verb} {near} the {other}", "the {adjective} {verb} {noun} {near} the {other}"),
+    (
+        "the {noun} {verb} {near} the {adjective} {other}",
+        "the {verb} {noun} {near} the {adjective} {other}",
+    ),
+    (
+        "the {adjective} {noun} {verb} {near} the {other}",
+        "the {adjective} {verb} {noun} {near} the {other}",
+    ),
 )
 """Acceptable, and the same words in an order that is not."""
 
@@ -39,7 +45,9 @@ class Acceptability(Generator[Options]):
     description = "acceptability of word order; both orders have the same words, and test words are never seen in training"
 
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
-        noun, other = (word + rng.choice(("", "s")) for word in rng.sample(self.share(NOUNS, split), 2))
+        noun, other = (
+            word + rng.choice(("", "s")) for word in rng.sample(self.share(NOUNS, split), 2)
+        )
         words = {
             "noun": noun,
             "other": other,
@@ -48,4 +56,7 @@ class Acceptability(Generator[Options]):
             "near": rng.choice(PREPOSITIONS),
         }
         good, bad = rng.choice(TWINS)
-        return [{"sentence": good.format(**words), "label": 1}, {"sentence": bad.format(**words), "label": 0}]
+        return [
+            {"sentence": good.format(**words), "label": 1},
+            {"sentence": bad.format(**words), "label": 0},
+        ]

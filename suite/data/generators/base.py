@@ -54,7 +54,9 @@ class Generator(ABC, Generic[OptionsT]):
         Raises:
             ConfigError: Unknown key or value out of range.
         """
-        return cls(validate(cls.Options, options, where=where or f"data.options of generator {cls.name}"))
+        return cls(
+            validate(cls.Options, options, where=where or f"data.options of generator {cls.name}")
+        )
 
     @abstractmethod
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
@@ -81,7 +83,9 @@ class Generator(ABC, Generic[OptionsT]):
             keys = {tuple(row.values()) for row in group}
             misses = misses + 1 if keys & seen else 0
             if misses > MISSES:
-                raise ConfigError(f"generator {self.name}: {split}: {wanted:,} rows, but its words give about {len(rows):,}; ask for fewer")
+                raise ConfigError(
+                    f"generator {self.name}: {split}: {wanted:,} rows, but its words give about {len(rows):,}; ask for fewer"
+                )
             if not misses:
                 seen |= keys
                 rows += group
@@ -93,4 +97,6 @@ class Generator(ABC, Generic[OptionsT]):
         dealt = words.split()
         random.Random(derive_seed(self.name, self.options.seed, "words")).shuffle(dealt)
         first, second = round(0.6 * len(dealt)), round(0.8 * len(dealt))
-        return {"train": dealt[:first], "validation": dealt[first:second], "test": dealt[second:]}[split]
+        return {"train": dealt[:first], "validation": dealt[first:second], "test": dealt[second:]}[
+            split
+        ]

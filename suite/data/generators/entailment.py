@@ -29,7 +29,21 @@ KINDS = {
     "gem": "diamond ruby emerald sapphire pearl opal topaz garnet amethyst turquoise",
 }
 """Kinds that share no thing."""
-DETERMINERS = ("a", "the", "my", "your", "his", "her", "our", "their", "this", "that", "one", "some", "another")
+DETERMINERS = (
+    "a",
+    "the",
+    "my",
+    "your",
+    "his",
+    "her",
+    "our",
+    "their",
+    "this",
+    "that",
+    "one",
+    "some",
+    "another",
+)
 """Under which a thing is one of its kind; "every rose" would not entail "every flower"."""
 DENIALS = ("{thing} but no {other}", "no {other} but {thing}")
 ENTAILED, NOT_ENTAILED = 0, 1
@@ -42,9 +56,7 @@ class EntailmentOptions(Options):
 
 
 class Entailment(Generator[EntailmentOptions]):
-    description = (
-        "entailment by kind (and scope of negation); every word occurs equally with either label, test things are never seen in training"
-    )
+    description = "entailment by kind (and scope of negation); every word occurs equally with either label, test things are never seen in training"
     Options = EntailmentOptions
 
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
@@ -54,7 +66,9 @@ class Entailment(Generator[EntailmentOptions]):
         form = rng.choice(DENIALS) if rng.random() < self.options.denied_frac else "{thing}"
         return [
             {
-                "premise": form.format(thing=_noun_phrase(determiner, things[had]), other=things[1 - had]),
+                "premise": form.format(
+                    thing=_noun_phrase(determiner, things[had]), other=things[1 - had]
+                ),
                 "hypothesis": _noun_phrase(determiner, kinds[asked]),
                 "label": ENTAILED if had == asked else NOT_ENTAILED,
             }

@@ -1,0 +1,172 @@
+"""Who may reach a Ray cluster: a local one listens on loopback alone, a running one must ask for a token.
+
+Whoever reaches a Ray cluster without authentication can run code on it, and what is sent to it can be read there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from ray._common.tls_utils import load_certs_from_env
+from ray._private import ray_constants, services
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
+from ray.tune.execution import class_cache
+
+from suite.errors import ResourceError
+from suite.redact import is_secret_name, redact
+
+ANSWER_S = 10.0
+ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""The call of the head that everybody makes first."""
+
+
+@contextmanager
+def loopback_only() -> Iterator[None]:
+    """Ray of this process, and of those that it starts meanwhile, takes 127.0.0.1 for its address, and so listens nowhere else.
+
+    By itself it would listen on every interface. It knows this mode for macOS and Windows, where firewalls ask; there is no option.
+    """
+    variable, constant = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    before = os.environ.get(variable)
+    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = constant
+        if before is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = before
+
+
+@contextmanager
+def tune_keeps_secrets() -> Iterator[None]:
+    """Tune does not hand this process's AWS keys to its trials: they would stand in the arguments of their processes, for all to read.
+
+    Workers have what their own machine's environment or files give them.
+    """
+    handed_on = class_cache.ENV_VARS_TO_PROPAGATE
+    class_cache.ENV_VARS_TO_PROPAGATE = {name for name in handed_on if not is_secret_name(name)}
+    try:
+        yield
+    finally:
+        class_cache.ENV_VARS_TO_PROPAGATE = handed_on
+
+
+def require_token(address: str) -> None:
+    """See that a running cluster refuses whoever has no token, and let this process show its own.
+
+    Args:
+        address: `HOST:PORT` of the head, `auto`, or `http(s)://HOST:PORT` of its dashboard.
+
+    Raises:
+        ResourceError: The cluster lets anyone in, does not answer, or this machine has no token for it.
+    """
+    if address.startswith("ray://"):
+        raise ResourceError(
+            f"--address {address}: a sweep's driver runs inside the cluster; there give HOST:PORT or auto, from elsewhere use suite submit"
+        )
+    if not asks_for_token(address):
+        raise ResourceError(
+            f"--address {redact(address)}: this Ray cluster asks for no token, so whoever reaches it can run code on it; start it with "
+            "RAY_AUTH_MODE=token on every node (docs/security.md), or accept that with --insecure"
+        )
+    with ray_says_nothing():
+        shows_token = maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    if not shows_token:
+        mode = os.environ.get("RAY_AUTH_MODE")
+        here = f"RAY_AUTH_MODE is {mode!r} here" if mode else "this machine has none"
+        raise ResourceError(
+            f"--address {redact(address)}: this Ray cluster asks for a token, and {here}; copy the head's ~/.ray/auth_token here "
+            "(readable by you alone), or name it with RAY_AUTH_TOKEN_PATH"
+        )
+
+
+@contextmanager
+def ray_says_nothing() -> Iterator[None]:
+    """Ray's loggers are silent: what there is to say, the suite says."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def asks_for_token(address: str) -> bool:
+    """Whether a running cluster refuses whoever has no token; `address` as in `require_token`.
+
+    Raises:
+        ResourceError: Nothing answers there.
+    """
+    return (
+        _dashboard_asks(address)
+        if address.startswith(("http://", "https://"))
+        else _head_asks(address)
+    )
+
+
+def _head_asks(address: str) -> bool:
+    """Call the head without a token: only one that asks for none answers."""
+    try:
+        target = services.canonicalize_bootstrap_address_or_die(address)
+    except (ConnectionError, ValueError) as error:
+        raise ResourceError(
+            f"--address {address}: no Ray cluster: {error}; start one with `ray start`, or leave --address out"
+        ) from error
+    with _channel(target) as channel:
+        call: Any = channel.unary_unary(
+            ALIVE, request_serializer=bytes, response_deserializer=bytes
+        )
+        try:
+            call(b"", timeout=ANSWER_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            status: Any = error
+            if status.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return True
+            raise ResourceError(
+                f"--address {address}: no Ray cluster answers at {target} within {ANSWER_S:g} s ({status.code().name.lower()}); "
+                "start one with `ray start`, or leave --address out"
+            ) from None
+    return False
+
+
+def _channel(target: str) -> Any:
+    """Encrypted where Ray's own connections are. Made here, because a channel of Ray's would show the token."""
+    made: Any = grpc
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return made.insecure_channel(target)
+    try:
+        chain, key, authority = load_certs_from_env()
+    except (RuntimeError, OSError) as error:
+        raise ResourceError(
+            f"RAY_USE_TLS is set, but its certificates cannot be read: {error}"
+        ) from None
+    return made.secure_channel(target, made.ssl_channel_credentials(authority, key, chain))
+
+
+def _dashboard_asks(url: str) -> bool:
+    request = urllib.request.Request(f"{url.rstrip('/')}/api/jobs/")  # noqa: S310 - http(s) by `require_token`
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S):  # noqa: S310
+            return False
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return True
+        raise ResourceError(
+            f"--address {redact(url)}: no Ray dashboard: it answers {error.code}"
+        ) from None
+    except OSError as error:
+        raise ResourceError(
+            f"--address {redact(url)}: no Ray dashboard answers there: {redact(error)}"
+        ) from None

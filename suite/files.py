@@ -1,0 +1,96 @@
+"""Files that are written whole or not at all, and what names their content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from suite.errors import DataError
+
+LOCK_TIMEOUT_S = 3600.0
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file to write, which then replaces `path`: a reader, or a crash at any time, sees the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        yield Path(name)
+        _fsync(Path(name))
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+        _fsync(path.parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, as `replacing` does."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON; NaN and infinity are refused."""
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of `json_bytes`."""
+    write_atomic(path, json_bytes(value))
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have `folder` made by `make(temporary)` unless it exists; others wait. A crash leaves nothing half made.
+
+    Raises:
+        DataError: Another process has been at it for too long.
+    """
+    if folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(folder.name + ".lock")
+    try:
+        with FileLock(lock, timeout=LOCK_TIMEOUT_S):
+            if not folder.exists():
+                _make(folder, make)
+    except Timeout:
+        raise DataError(
+            f"{lock}: another process has been making {folder.name} for over {LOCK_TIMEOUT_S:.0f} s; is it alive?"
+        ) from None
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    """The caller holds the lock, so whatever lies beside the folder was left by a process that is gone."""
+    for stale in folder.parent.glob(f"{folder.name}.tmp-*"):
+        shutil.rmtree(stale)
+    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    temporary.mkdir()
+    make(temporary)
+    temporary.rename(folder)

@@ -1,0 +1,39 @@
+"""The fields of a row that `suite.stats` computes from one cell's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from suite.errors import SuiteError
+from suite.record.cells import Trial
+from suite.stats.answers import Answers, read_answers
+from suite.stats.compare import difference, gather
+from suite.stats.constant import best_constant
+from suite.stats.interval import cell_interval
+
+
+def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
+    """`ci_low`, `ci_high` and `ci_of`, or `ci_missing`, and those of `constant_fields`; nothing before a run has a score."""
+    if not any(t.result is not None and t.result.score is not None for t in confirmed):
+        return {}
+    try:
+        answers = read_answers(confirmed)
+    except SuiteError as reason:  # also a task file of the user's that is gone or raises
+        return {"ci_missing": str(reason), "constant_missing": str(reason)}
+    constant = constant_fields(answers)
+    try:
+        found = cell_interval(answers)
+    except SuiteError as reason:
+        return {**constant, "ci_missing": str(reason)}
+    return {**constant, "ci_low": found.low, "ci_high": found.high, "ci_of": found.of}
+
+
+def constant_fields(answers: Answers) -> dict[str, Any]:
+    """`constant_score` and `constant_p`, or `constant_missing`, which says why there are none."""
+    try:
+        constant = best_constant(answers)
+        found = difference(gather([answers, constant]))
+    except SuiteError as reason:  # also a task's own score that cannot take a constant
+        return {"constant_missing": str(reason)}
+    return {"constant_score": found.second, "constant_p": found.p}

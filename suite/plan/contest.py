@@ -1,0 +1,71 @@
+"""Which architecture of a method is confirmed: READ, arXiv 2305.15348, appendix D.
+
+Every choice of the search space gets a study per task with the same budget; a choice is as good as the mean over tasks of
+its best validation utilities, and the best one wins for all tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Protocol
+
+from suite.plan.plan import PlannedCell
+from suite.record.cells import Trial
+
+
+class Studied(Protocol):
+    """A cell whose study ends some time: `schedule.CellState`."""
+
+    cell: PlannedCell
+
+    @property
+    def search_done(self) -> bool: ...
+
+    def best(self) -> Trial | None: ...
+
+
+@dataclass(slots=True)
+class Contest:
+    """All cells of one backbone, attention and method: its architectures by its tasks."""
+
+    cells: list[Studied] = field(default_factory=list)
+    _winner: str | None = None
+
+    @property
+    def open_studies(self) -> int:
+        """Studies that the decision waits for."""
+        return sum(not cell.search_done for cell in self.cells)
+
+    def winner(self) -> str | None:
+        """The arm that is confirmed; None while a study is open."""
+        if self._winner is None and all(
+            cell.search_done for cell in self.cells
+        ):  # which then stays so
+            choices: dict[str, list[Studied]] = {}
+            for cell in self.cells:
+                choices.setdefault(cell.cell.arm.key, []).append(cell)
+            self._winner = max(
+                choices, key=lambda arm: quality(choices[arm])
+            )  # of equals the first
+        return self._winner
+
+
+def quality(cells: Iterable[Studied]) -> tuple[int, float]:
+    """How good a choice is: tasks on which it has a score, then the mean of its best utilities there."""
+    utilities = [
+        best.utility
+        for cell in cells
+        if (best := cell.best()) is not None and best.utility is not None
+    ]
+    return len(utilities), fmean(utilities) if utilities else 0.0
+
+
+def contests(states: Iterable[Studied]) -> dict[str, Contest]:
+    """The contests of a plan by their names; a method with one choice is in none."""
+    found: dict[str, Contest] = {}
+    for state in states:
+        if state.cell.contest is not None:
+            found.setdefault(state.cell.contest, Contest()).cells.append(state)
+    return found

@@ -1,0 +1,286 @@
+"""The definition a home holds for a sweep: what may change between two runs of it, and who is running it now."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from suite.config.arm import Arm
+from suite.config.hashing import canonical_json
+from suite.config.loader import Strict
+from suite.config.space import LearningRateRange
+from suite.config.sweep import stored_sweep
+from suite.config.task import TaskConfig
+from suite.errors import ConfigError, SweepConflictError
+from suite.files import write_json
+from suite.plan.plan import Plan, PlannedCell
+from suite.record.folder import Home
+from suite.record.spec import TrialSpec
+from suite.storage.lease import Lease, held_lease
+
+FREE = (
+    *(
+        "description",
+        "reference",
+        "architectures",
+        "search.trials",
+        "search.edge_guard",
+        "search.stop",
+        "confirm.seeds",
+    ),
+    *("resources", "timeouts", "failures", "tracking", "lm_eval"),
+)
+AXES = ("backbones", "attention", "methods", "tasks")
+"""Lists that may grow; an entry that was there before must stay as it was."""
+
+
+class StoredCell(Strict):
+    """A planned cell as stored."""
+
+    arm: Arm
+    task: TaskConfig
+    learning_rate: LearningRateRange
+    contest: str | None = None
+    choice: int = 0
+
+
+class StoredCells(Strict):
+    """What a sweep's names stood for when it was last run: `sweeps/<name>.cells`, beside the sweep as given."""
+
+    world_size: int
+    cells: list[StoredCell]
+    pretrains: list[TrialSpec] = []
+
+
+def read_plan(home: Home, sweep: str) -> Plan:
+    """The plan of a sweep as it was last run in this home.
+
+    Raises:
+        ConfigError: This home holds no such sweep, or one that another version wrote.
+    """
+    plan = known_plan(home, sweep)
+    if plan is None:
+        raise ConfigError(
+            f"{home.path}: holds no sweep {sweep!r}; it holds {', '.join(sweeps(home)) or 'none'} (choose with --home)"
+        )
+    return plan
+
+
+def known_plan(home: Home, sweep: str) -> Plan | None:
+    """As `read_plan`, None where the sweep has not been run here."""
+    config_path, cells_path = home.sweep_definition(sweep), _cells_path(home, sweep)
+    if not config_path.exists() or not cells_path.exists():
+        return None
+    try:
+        stored = StoredCells.model_validate_json(cells_path.read_bytes())
+        config = stored_sweep(config_path.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(
+            f"{cells_path}, {config_path.name}: not a definition of this version of the suite ({error.error_count()} errors); "
+            "choose another --home, or remove both files to write them anew (trials stay)"
+        ) from None
+    cells = tuple(
+        PlannedCell(c.arm, c.task, c.learning_rate, c.contest, c.choice) for c in stored.cells
+    )
+    return Plan(config, cells, stored.world_size, tuple(stored.pretrains))
+
+
+def sweeps(home: Home) -> list[str]:
+    """Names of all sweeps in a home."""
+    return sorted(path.stem for path in home.sweep_definition("x").parent.glob("*.json"))
+
+
+def check_definition(plan: Plan, home: Home) -> None:
+    """Compare a plan with what the home holds under its name.
+
+    Raises:
+        SweepConflictError: It is another sweep; says what changed and how to go on.
+    """
+    known = known_plan(home, plan.config.name)
+    changes = _changes(known, plan) if known is not None else []
+    if changes:
+        raise SweepConflictError(
+            f"{home.sweep_definition(plan.config.name)}: this home holds another sweep named {plan.config.name!r}:\n  "
+            + "\n  ".join(changes)
+            + "\nto go on: give the sweep another name, choose another --home, or undo the change (--set key=value)"
+        )
+
+
+def store_definition(plan: Plan, home: Home) -> None:
+    """Write a checked plan: the sweep as given, and what its names stood for."""
+    cells = [
+        StoredCell(
+            arm=c.arm,
+            task=c.task,
+            learning_rate=c.learning_rate,
+            contest=c.contest,
+            choice=c.choice,
+        )
+        for c in plan.cells
+    ]
+    stored = StoredCells(world_size=plan.world_size, cells=cells, pretrains=list(plan.pretrains))
+    write_json(_cells_path(home, plan.config.name), stored.model_dump(mode="json"))
+    write_json(home.sweep_definition(plan.config.name), plan.config.model_dump(mode="json"))
+
+
+@contextlib.contextmanager
+def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterator[Lease]:
+    """Hold the sweep for this process: its lease decides; the lock says on this machine, without waiting, that somebody holds it.
+
+    Args:
+        home: Where the sweep lives.
+        sweep: Its name.
+        storage: URL below which the home is mirrored: there its lease lies then, else in the home.
+
+    Raises:
+        SweepConflictError: Another process holds it.
+        StorageError: The storage cannot be used.
+    """
+    path = _lock_path(home, sweep)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    root = lease_root(home, storage)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:  # a process that is frozen holds it still, and may have lost the sweep: the lease tells, if it is the same
+        _check_same_root(home, sweep, root)
+    try:
+        with held_lease(root, sweep) as lease:
+            write_json(
+                _owner_path(home, sweep),
+                {"pid": os.getpid(), "host": socket.gethostname(), "lease": str(root)},
+            )
+            yield lease
+    finally:
+        lock.release()
+
+
+def _check_same_root(home: Home, sweep: str, root: str | Path) -> None:
+    owner = _owner(home, sweep)
+    if owner.get("lease", str(root)) != str(root):
+        raise SweepConflictError(
+            f"{home.path}: sweep {sweep!r} is being run by process {owner.get('pid')} with its claim in {owner['lease']}, "
+            f"here it would be in {root}; give the same --storage, end that process, or choose another --home"
+        )
+
+
+def lease_root(home: Home, storage: str | None) -> str | Path:
+    """Below what the claims of a home's sweeps lie."""
+    return storage or home.sweep_definition("x").parent
+
+
+def driver_pid(home: Home, sweep: str) -> int | None:
+    """Process id of the sweep's live driver, or None."""
+    path = _lock_path(home, sweep)
+    if not path.exists():
+        return None
+    try:
+        with FileLock(path).acquire(timeout=0):
+            return None
+    except Timeout:
+        return _owner(home, sweep).get("pid")
+
+
+def _cells_path(home: Home, sweep: str) -> Path:
+    return home.sweep_definition(sweep).with_suffix(".cells")
+
+
+def _lock_path(home: Home, sweep: str) -> Path:
+    return home.sweep_definition(sweep).with_suffix(".lock")
+
+
+def _owner_path(home: Home, sweep: str) -> Path:
+    return home.sweep_definition(sweep).with_suffix(".driver")
+
+
+def _owner(home: Home, sweep: str) -> dict[str, Any]:
+    try:
+        owner = json.loads(_owner_path(home, sweep).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _changes(old: Plan, new: Plan) -> list[str]:
+    """One line per key that may not change and did: `key: old -> new`."""
+    before, after = old.config.model_dump(mode="json"), new.config.model_dump(mode="json")
+    lines = _scalar_changes(before, after)
+    for axis in AXES:
+        stay = {canonical_json(entry) for entry in after[axis]}
+        lines += [
+            f"{axis}: {json.dumps(entry)} is gone or has changed"
+            for entry in before[axis]
+            if canonical_json(entry) not in stay
+        ]
+    lines += _worker_changes(old, new)
+    cells = {cell.key: cell for cell in new.cells}
+    for was, now in ((cell, cells[cell.key]) for cell in old.cells if cell.key in cells):
+        lines += [
+            f"tasks/{was.task.name}.yaml: {line}" for line in _model_changes(was.task, now.task)
+        ]
+        lines += [
+            f"learning rate of {was.arm.method}: {line}"
+            for line in _model_changes(was.learning_rate, now.learning_rate)
+        ]
+    runs = {run.arm.key: run for run in new.pretrains}
+    for earlier, run in ((run, runs[run.arm.key]) for run in old.pretrains if run.arm.key in runs):
+        lines += [
+            f"corpus tasks/{run.task.name}.yaml: {line}"
+            for line in _model_changes(earlier.task, run.task)
+        ]
+    return list(dict.fromkeys(lines))
+
+
+def _worker_changes(old: Plan, new: Plan) -> list[str]:
+    """Where cells of both plans would run with another number of workers than before."""
+    now, changed = {cell.key: cell for cell in new.cells}, list[str]()
+    for cell in old.cells:
+        before, after = old.workers(cell), new.workers(now.get(cell.key, cell))
+        if before != after:
+            by_name = cell.arm.backbone.name in (
+                old.config.resources.workers_by_backbone | new.config.resources.workers_by_backbone
+            )
+            changed.append(
+                f"resources.workers{f'_by_backbone.{cell.arm.backbone.name}' if by_name else ''}: {before} -> {after}"
+            )
+    return changed
+
+
+def _model_changes(old: Strict, new: Strict) -> list[str]:
+    return _scalar_changes(old.model_dump(mode="json"), new.model_dump(mode="json"))
+
+
+def _scalar_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    before, after = _flat(old), _flat(new)
+    keys = [k for k in sorted(before.keys() | after.keys()) if not _is_free(k)]
+    return [
+        f"{k}: {_show(before, k)} -> {_show(after, k)}"
+        for k in keys
+        if _show(before, k) != _show(after, k)
+    ]
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *AXES))
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            flat.update(_flat(item, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = item
+    return flat
+
+
+def _show(flat: Mapping[str, Any], key: str) -> str:
+    return json.dumps(flat[key]) if key in flat else "absent"

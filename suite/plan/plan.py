@@ -1,0 +1,395 @@
+"""From a sweep to its cells and their trials; everything a person can get wrong is found here, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.config.arm import Arm
+from suite.config.hashing import short_hash
+from suite.config.space import LearningRateRange, load_space
+from suite.config.sweep import MethodChoice, SweepConfig
+from suite.config.task import TaskConfig, load_task
+from suite.config.training import TrainingConfig
+from suite.errors import ConfigError, IncompatibleError, SuiteError
+from suite.plan.resources import DEFAULT_CPU_WORKERS
+from suite.record.cells import Trial
+from suite.record.references import check_references
+from suite.record.spec import Phase, TrialSpec
+
+if TYPE_CHECKING:  # torch is imported to check a plan, not to read one
+    from suite.backbones.loading import Head, ResolvedBackbone
+    from suite.data.objective import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """One arm on one task, and the range its learning rate is searched in.
+
+    Attributes:
+        contest: Names the architectures that one of will be confirmed; None where the architecture is settled.
+        choice: Which of them this is, 0 for the search space's first.
+    """
+
+    arm: Arm
+    task: TaskConfig
+    learning_rate: LearningRateRange
+    contest: str | None = None
+    choice: int = 0
+
+    @property
+    def key(self) -> str:
+        """Equal to `TrialSpec.cell` of each of its trials."""
+        return f"{self.arm.key}/{self.task.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All cells of a sweep in the order they are run.
+
+    Attributes:
+        config: The sweep as given.
+        cells: Arms in the order backbone, attention, method, architecture; the tasks of an arm side by side.
+        world_size: Workers of a trial whose backbone asks for no other number; part of every trial's identity.
+        pretrains: Runs of the pretrain stage; a cell's arm names its own by hash.
+    """
+
+    config: SweepConfig
+    cells: tuple[PlannedCell, ...]
+    world_size: int
+    pretrains: tuple[TrialSpec, ...] = ()
+
+    def workers(self, cell: PlannedCell) -> int:
+        """Workers of a cell's trials."""
+        return _workers(self.config, cell.arm.backbone.name, self.world_size)
+
+    def search_trials(self, cell: PlannedCell) -> int:
+        """The budget of a cell's study, before the edge guard adds to it or the stop rule saves of it."""
+        return cell.learning_rate.trials(self.config.search.trials)
+
+    def confirm_runs(self, cell: PlannedCell) -> int:
+        """Of a contest's architectures one is confirmed, which until then is counted as the first."""
+        return len(self.config.confirm.seeds) if cell.choice == 0 else 0
+
+    def trials_of(self, cell: PlannedCell) -> int:
+        """Search trials and confirm runs, as far as they are certain."""
+        return self.search_trials(cell) + self.confirm_runs(cell)
+
+    @property
+    def total_trials(self) -> int:
+        return sum(self.trials_of(cell) for cell in self.cells)
+
+    def search_spec(self, cell: PlannedCell, number: int, learning_rate: float) -> TrialSpec:
+        """The trial `number` of the cell's study."""
+        return self._spec(cell, Phase.SEARCH, learning_rate, number=number)
+
+    def confirm_spec(self, cell: PlannedCell, learning_rate: float, seed: int) -> TrialSpec:
+        """A run of the chosen learning rate with a fresh seed, tested at its end."""
+        return self._spec(cell, Phase.CONFIRM, learning_rate, seed=seed)
+
+    def includes(self, cell: PlannedCell, trial: Trial) -> bool:
+        """Whether a trial found on disk is one that this plan asks for.
+
+        Not of the plan: trials beyond a budget that was lowered (every arm gets the same), however often it is extended,
+        of a task file that was edited since, of another number of workers. Confirm runs at a learning rate that is no longer the best are
+        recognised by `CellState`, which knows the best.
+        """
+        spec = trial.spec
+        if spec.phase is Phase.SEARCH:
+            most = self.config.search.most_trials(cell.learning_rate)
+            return spec.number < most and spec == self.search_spec(
+                cell, spec.number, spec.learning_rate
+            )
+        return spec.seed in self.config.confirm.seeds and spec == self.confirm_spec(
+            cell, spec.learning_rate, spec.seed
+        )
+
+    def _spec(
+        self,
+        cell: PlannedCell,
+        phase: Phase,
+        learning_rate: float,
+        *,
+        number: int = 0,
+        seed: int = 0,
+    ) -> TrialSpec:
+        config = self.config
+        return TrialSpec(
+            sweep=config.name,
+            arm=cell.arm,
+            task=cell.task,
+            training=config.training,
+            limit=config.limit,
+            decoder_objective=config.decoder_objective,
+            world_size=self.workers(cell),
+            phase=phase,
+            number=number,
+            learning_rate=learning_rate,
+            seed=seed,
+        )
+
+
+def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None) -> Plan:
+    """The cells of a sweep, each checked.
+
+    Args:
+        config: The sweep.
+        where: Its file, for errors.
+        world_size: Workers of a trial whose backbone asks for no other number, if that is known; None = as the sweep says, else two.
+
+    Raises:
+        ConfigError: A name that does not exist, a batch that does not divide, an axis with the same entry twice.
+        IncompatibleError: A method that does not work on a backbone's family.
+    """
+    world_size = world_size or config.resources.workers or DEFAULT_CPU_WORKERS
+    for workers in {_workers(config, choice.name, world_size) for choice in config.backbones}:
+        _check_batch(config.training, workers, where=f"{where}: training")
+    tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]
+    pretrains = _pretrains(config, world_size, where=where)
+    arms = list(_arms(config, pretrains, where=where))
+    cells = tuple(
+        PlannedCell(arm, task, span, contest, choice)
+        for arm, span, contest, choice in arms
+        for task in tasks
+    )
+    _check_distinct(cells, where=where)
+    check_references(
+        config.reference,
+        {cell.arm.key: cell.arm for cell in cells}.values(),
+        config.tasks,
+        where=where,
+    )
+    _check_pretrains(pretrains, where=where)
+    _check_arms(config, cells, where=where)
+    return Plan(
+        config, cells, world_size, tuple({spec.hash: spec for spec in pretrains.values()}.values())
+    )
+
+
+def _arms(
+    config: SweepConfig, pretrains: Mapping[tuple[int, int], TrialSpec], *, where: str
+) -> Iterator[tuple[Arm, LearningRateRange, str | None, int]]:
+    """Every arm with its range, and where several architectures compete, the name of their contest and its place there."""
+    choices = [_method(choice, config, where=where) for choice in config.methods]
+    for b, backbone in enumerate(config.backbones):
+        for a, attention in enumerate(config.attention):
+            pretrain = pretrains[b, a].hash if (b, a) in pretrains else None
+            for name, architectures, learning_rate in choices:
+                contested = config.architectures == "search" and len(architectures) > 1
+                for i, architecture in enumerate(architectures):
+                    arm = Arm(
+                        backbone=backbone,
+                        attention=attention,
+                        method=name,
+                        architecture=architecture,
+                        pretrain=pretrain,
+                    )
+                    contest = (
+                        short_hash(arm.model_dump(mode="json", exclude={"architecture"}))
+                        if contested
+                        else None
+                    )
+                    yield arm, learning_rate, contest, i if contested else 0
+
+
+def _pretrains(
+    config: SweepConfig, world_size: int, *, where: str
+) -> dict[tuple[int, int], TrialSpec]:
+    """The pretrain runs by the places of backbone and attention in the sweep."""
+    if config.pretrain is None:
+        return {}
+    from suite.backbones.loading import resolve
+    from suite.plan.pretraining import pretrain_run
+
+    found: dict[tuple[int, int], TrialSpec] = {}
+    for b, backbone in enumerate(config.backbones):
+        resolved = resolve(backbone, where=f"{where}: backbones")
+        for a, attention in enumerate(config.attention):
+            spec = pretrain_run(
+                config,
+                resolved,
+                attention,
+                world_size=_workers(config, backbone.name, world_size),
+                where=where,
+            )
+            if spec is not None:
+                found[b, a] = spec
+    if not found:
+        raise ConfigError(
+            f"{where}: pretrain: no attention of the sweep starts from scratch; set pretrain.attention: all, or leave it out"
+        )
+    return found
+
+
+def _check_pretrains(pretrains: Mapping[tuple[int, int], TrialSpec], *, where: str) -> None:
+    """Objective and arm of every pretrain run, without weights and without data."""
+    from suite.petl.arm import check_arm
+
+    for spec in pretrains.values():
+        _check_batch(spec.training, spec.world_size, where=f"{where}: pretrain")
+        with _placed(
+            f"{where}: pretrain of attention {spec.arm.attention.name} on {spec.arm.backbone.name}"
+        ):
+            resolved, objective = pretrain_objective(spec)
+            check_arm(
+                resolved,
+                objective.head,
+                attention=spec.arm.attention,
+                method=spec.arm.method,
+                architecture=spec.arm.architecture,
+                max_length=objective.positions,
+                pretrained=True,
+            )
+
+
+def pretrain_objective(
+    spec: TrialSpec, *, cache: Path | None = None, data_root: Path | None = None
+) -> tuple[ResolvedBackbone, Objective]:
+    """What a pretrain run trains, and on what; `cache` and `data_root` as in `objectives`."""
+    from suite.backbones.loading import load_tokenizer, resolve
+    from suite.data.objective import make_objective
+    from suite.data.vocabulary import open_backbone
+
+    choice = spec.arm.backbone
+    resolved = (
+        resolve(choice)
+        if cache is None
+        else open_backbone(choice, data_root=data_root, cache=cache)
+    )
+    tokenizer = load_tokenizer(resolved, draft=cache is None)
+    kind, training = resolved.family.kind, spec.training
+    return resolved, make_objective(
+        spec.task,
+        kind=kind,
+        tokenizer=tokenizer,
+        training=training,
+        decoder_objective=spec.decoder_objective,
+    )
+
+
+def _method(
+    choice: MethodChoice, config: SweepConfig, *, where: str
+) -> tuple[str, list[dict[str, Any]], LearningRateRange]:
+    """A method's own name, its architectures complete with defaults, and its learning-rate range: the sweep's, else its search space's."""
+    from suite.petl import get_method
+    from suite.petl.arm import full_architecture
+
+    place = f"{where}: methods: {choice.name}"
+    name = get_method(choice.name, where=place).name
+    given = [choice.architecture] if choice.architecture is not None else []
+    learning_rate = choice.learning_rate
+    if not given or learning_rate is None:
+        space = load_space(name, where=place)
+        given, learning_rate = given or space.architectures, learning_rate or space.learning_rate
+    if config.architectures == "first":
+        given = given[:1]
+    with _placed(place):
+        return name, [full_architecture(name, a) for a in given], learning_rate
+
+
+def objectives(
+    config: SweepConfig,
+    tasks: Iterable[TaskConfig],
+    *,
+    where: str,
+    cache: Path | None = None,
+    data_root: Path | None = None,
+) -> Iterator[tuple[ResolvedBackbone, Objective]]:
+    """Every task put to every backbone of a sweep, checked: backbones outside, tasks inside.
+
+    Args:
+        where: The sweep's file, for errors.
+        cache: Where tokenizers are trained that a backbone asks for; None = nothing is trained, bytes stand in for them.
+        data_root: Local data that replaces the hub; read only to train tokenizers.
+
+    Raises:
+        BackboneError: A backbone or its tokenizer cannot be found or read.
+        IncompatibleError: A task that this kind of backbone cannot answer.
+    """
+    from suite.backbones.loading import load_tokenizer, resolve
+    from suite.data.objective import make_objective
+    from suite.data.vocabulary import open_backbone
+
+    tasks = list(tasks)
+    for choice in config.backbones:
+        place = f"{where}: backbones"
+        resolved = (
+            resolve(choice, where=place)
+            if cache is None
+            else open_backbone(choice, data_root=data_root, cache=cache, where=place)
+        )
+        tokenizer = load_tokenizer(resolved, draft=cache is None)
+        for task in tasks:
+            with _placed(f"{where}: task {task.name} on {choice.name}"):
+                objective = make_objective(
+                    task,
+                    kind=resolved.family.kind,
+                    tokenizer=tokenizer,
+                    training=config.training,
+                    decoder_objective=config.decoder_objective,
+                )
+            yield resolved, objective
+
+
+def _check_arms(config: SweepConfig, cells: tuple[PlannedCell, ...], *, where: str) -> None:
+    """Build every arm without weights: what does not go together is found here. Tasks with the same head need one check."""
+    from suite.petl.arm import check_arm
+
+    tasks = {cell.task.name: cell.task for cell in cells}
+    arms = {cell.arm.key: cell.arm for cell in cells}
+    seen: set[tuple[str, Head, int]] = set()
+    for resolved, objective in objectives(config, tasks.values(), where=where):
+        for key, arm in arms.items():
+            if (
+                arm.backbone == resolved.choice
+                and (key, objective.head, objective.positions) not in seen
+            ):
+                seen.add((key, objective.head, objective.positions))
+                with _placed(f"{where}: {arm.method} on {arm.backbone.name}"):
+                    check_arm(
+                        resolved,
+                        objective.head,
+                        attention=arm.attention,
+                        method=arm.method,
+                        architecture=arm.architecture,
+                        max_length=objective.positions,
+                        pretrained=arm.pretrain is not None,
+                    )
+
+
+@contextmanager
+def _placed(place: str) -> Iterator[None]:
+    """Say where in the sweep an error belongs."""
+    try:
+        yield
+    except SuiteError as error:
+        kind = IncompatibleError if isinstance(error, IncompatibleError) else ConfigError
+        raise kind(f"{place}: {error}") from None
+
+
+def _workers(config: SweepConfig, backbone: str, world_size: int) -> int:
+    return config.resources.workers_by_backbone.get(backbone, world_size)
+
+
+def _check_batch(training: TrainingConfig, world_size: int, *, where: str) -> None:
+    micro = training.micro_batch_size
+    unit = world_size * (micro or 1)
+    if training.batch_size % unit:
+        parts = f"{world_size} workers" + (f" x micro_batch_size {micro}" if micro else "")
+        near, key = unit * max(1, round(training.batch_size / unit)), where.rpartition(": ")[2]
+        raise IncompatibleError(
+            f"{where}.batch_size: got {training.batch_size}, expected a multiple of {unit} ({parts}); "
+            f"set {key}.batch_size={near}, or change resources.workers{f' or {key}.micro_batch_size' if micro else ''}"
+        )
+
+
+def _check_distinct(cells: tuple[PlannedCell, ...], *, where: str) -> None:
+    seen: set[str] = set()
+    for cell in cells:
+        if cell.key in seen:
+            what = f"{cell.arm.method} on {cell.arm.backbone.name} with task {cell.task.name}"
+            raise ConfigError(f"{where}: {what} is asked for twice; remove one of the entries")
+        seen.add(cell.key)

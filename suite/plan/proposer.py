@@ -1,0 +1,160 @@
+"""The next learning rate of a study, as a pure function of what was tried: nothing is kept between calls.
+
+The sampler is made anew at every call from (seed, study, trial number), so that a killed and resumed sweep proposes
+what an uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
+from scipy.stats import qmc
+
+from suite.config.hashing import derive_seed
+from suite.config.space import End, LearningRateRange
+from suite.plan.optuna_trials import NAME, Finished, Running, as_trials, distribution_of, quiet
+
+Sampler = Literal["gp", "tpe", "random", "grid"]
+MAX_REDRAWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The part of a range that an extension added, from `low` to `high`, at its `end`; `first` is the first trial after it."""
+
+    first: int
+    end: End
+    low: float
+    high: float
+
+    def at(self, fraction: float) -> float:
+        """A learning rate, from the old end (0) to the new one (1), on the log scale."""
+        inward = fraction if self.end == "high" else 1.0 - fraction
+        return math.exp(math.log(self.low) + inward * math.log(self.high / self.low))
+
+
+def propose(
+    study_key: str,
+    lr_range: LearningRateRange,
+    *,
+    sampler: Sampler,
+    seed: int,
+    startup_trials: int,
+    finished: Sequence[Finished],
+    running: Sequence[Running],
+    number: int,
+    opened: Opened | None = None,
+    costs: Mapping[int, float] | None = None,
+) -> float:
+    """A learning rate for trial `number` of a study, rounded to four digits.
+
+    The first `startup_trials` are a scrambled Sobol sequence on the log scale; the sampler follows. A trial without a
+    score (diverged, out of memory, failed) counts as the worst score seen, so that the sampler learns to stay away; while no
+    trial has a score there is nothing to learn from, and the Sobol sequence goes on. Running trials are known to the
+    sampler. The search runs one seed, so a learning rate that was tried before teaches nothing: the next point of the
+    Sobol sequence takes its place. The first trial after an extension is the middle of what was added.
+
+    Args:
+        study_key: The cell's key.
+        lr_range: Closed range, log scale.
+        sampler: "grid" halves the range again and again, so that a larger budget refines the grid of a smaller one;
+            after an extension it goes through the new part in the same way.
+        seed: Of the sweep's search.
+        startup_trials: Quasi-random trials at the start.
+        finished: (number, learning rate, score or None); a higher score is better (`Trial.feedback`).
+        running: (number, learning rate) of trials without a result yet.
+        number: Of the trial to propose.
+        opened: What the last extension added to the range.
+        costs: With two objectives the second one's value by trial number; less is better. None = the score alone.
+    """
+    tried = {lr for _, lr, _ in finished} | {lr for _, lr in running}
+    scores = [score for _, _, score in finished if score is not None]
+    if opened is not None and (number == opened.first or sampler == "grid"):
+        value = _clip(opened.at(_outward(number - opened.first)), lr_range)
+        if value not in tried:
+            return value
+    elif sampler == "grid":
+        return _clip(_at(lr_range, _dyadic(number)), lr_range)
+    if number >= startup_trials and scores:
+        value = _clip(
+            _sample(study_key, lr_range, sampler, seed, finished, running, number, costs), lr_range
+        )
+        if value not in tried:
+            return value
+    return _quasi_random(study_key, lr_range, seed, number, tried)
+
+
+def _at(lr_range: LearningRateRange, fraction: float) -> float:
+    low, high = math.log(lr_range.low), math.log(lr_range.high)
+    return math.exp(low + fraction * (high - low))
+
+
+def _clip(value: float, lr_range: LearningRateRange) -> float:
+    """Four digits: readable in tables, and the same on machines whose last bits differ."""
+    rounded = float(f"{value:.4g}")
+    return max(lr_range.low, min(rounded, lr_range.high))
+
+
+def _quasi_random(
+    study_key: str, lr_range: LearningRateRange, seed: int, number: int, tried: set[float]
+) -> float:
+    """Point `number` of the study's Sobol sequence, or a later one where that was tried (which only a tiny range can exhaust)."""
+    sequence = qmc.Sobol(d=1, scramble=True, rng=derive_seed(seed, study_key, "startup"))
+    if number:
+        sequence.fast_forward(number)
+    value = lr_range.low
+    for _ in range(MAX_REDRAWS):
+        value = _clip(_at(lr_range, float(sequence.random(1)[0, 0])), lr_range)
+        if value not in tried:
+            break
+    return value
+
+
+def _dyadic(number: int) -> float:
+    """0, 1, 1/2, 1/4, 3/4, 1/8, ...: after 2^k + 1 points an even grid with both ends."""
+    if number < 2:
+        return float(number)
+    level = (number - 1).bit_length()
+    return float((2 * (number - 1 - 2 ** (level - 1)) + 1) / 2**level)
+
+
+def _outward(step: int) -> float:
+    """1/2, 1, 1/4, 3/4, 1/8, ...: the points of `_dyadic` without the old end, the middle first."""
+    return _dyadic((2, 1)[step] if step < 2 else step + 1)
+
+
+def _sample(
+    study_key: str,
+    lr_range: LearningRateRange,
+    sampler: Sampler,
+    seed: int,
+    finished: Sequence[Finished],
+    running: Sequence[Running],
+    number: int,
+    costs: Mapping[int, float] | None,
+) -> float:
+    """Ask Optuna, in memory, over all trials in number order."""
+    distribution = distribution_of(
+        lr_range, [lr for _, lr, _ in finished] + [lr for _, lr in running]
+    )
+    with quiet():
+        directions = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][: 1 if costs is None else 2]
+        study = optuna.create_study(
+            directions=directions, sampler=_sampler(sampler, derive_seed(seed, study_key, number))
+        )
+        study.add_trials([trial for _, trial in as_trials(lr_range, finished, running, costs)])
+        return float(study.ask({NAME: distribution}).params[NAME])
+
+
+def _sampler(name: Sampler, seed: int) -> BaseSampler:
+    if name == "gp":
+        return GPSampler(seed=seed, n_startup_trials=0, deterministic_objective=False)
+    if name == "tpe":
+        return TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
+    return RandomSampler(seed=seed)

@@ -1,0 +1,109 @@
+"""Which search trials are ended between two epochs, by Optuna's pruners: a pure function of the study's training curves.
+
+asha: successive halving, Li et al., arXiv 1810.05934, with rungs at 1, 4, 16, ... epochs of which the best quarter goes on.
+median: a trial whose best epoch so far is below the median of the completed trials at the same epoch ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import optuna
+from optuna.pruners import BasePruner, MedianPruner, SuccessiveHalvingPruner
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from suite.config.task import TaskConfig
+from suite.plan.optuna_trials import quiet
+from suite.record.folder import Home, TrialFolder
+from suite.record.result import EpochRecord
+from suite.record.spec import TrialSpec
+
+PrunerName = Literal["asha", "median"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What a sweep prunes by; `startup_trials` completed trials come before the median is asked."""
+
+    pruner: PrunerName
+    startup_trials: int
+
+
+def is_weak(
+    spec: TrialSpec, epochs: int, peers: Sequence[str], home: Home, pruning: Pruning
+) -> bool:
+    """Whether a search trial ends after so many epochs.
+
+    Args:
+        spec: The trial.
+        epochs: That it has committed.
+        peers: Hashes of the study's earlier trials, in number order.
+        home: Where their curves are.
+    """
+    folders = [home.trial(peer) for peer in peers]
+    curves = [_curve(folder, spec.task) for folder in folders]
+    own = {
+        epoch: value
+        for epoch, value in _curve(home.trial(spec), spec.task).items()
+        if epoch <= epochs
+    }
+    if not own:
+        return False
+    with quiet():
+        if pruning.pruner == "median":
+            completed = [_is_completed(folder) for folder in folders]
+            return _weak_by_median(
+                [curve for curve, whole in zip(curves, completed, strict=True) if whole],
+                own,
+                pruning.startup_trials,
+            )
+        return _weak_by_halving([*curves, own])
+
+
+def _weak_by_median(
+    completed: Sequence[Mapping[int, float]], own: Mapping[int, float], startup_trials: int
+) -> bool:
+    study = optuna.create_study(direction="maximize")
+    study.add_trials(
+        [
+            create_trial(value=max(curve.values()), intermediate_values=dict(curve))
+            for curve in completed
+            if curve
+        ]
+    )
+    return _ask(MedianPruner(n_startup_trials=max(1, startup_trials)), study, own)
+
+
+def _weak_by_halving(curves: Sequence[Mapping[int, float]]) -> bool:
+    """Let every trial reach its rungs in turn: Optuna keeps them as it is asked."""
+    study, weak = optuna.create_study(direction="maximize"), False
+    for curve in curves:
+        weak = _ask(SuccessiveHalvingPruner(min_resource=1, reduction_factor=4), study, curve)
+    return weak
+
+
+def _ask(pruner: BasePruner, study: optuna.Study, curve: Mapping[int, float]) -> bool:
+    """The answer after the last epoch of a curve, every earlier one having been asked about too."""
+    trial, weak = study.ask(), False
+    for epoch, value in curve.items():
+        trial.report(value, epoch)
+        weak = pruner.prune(study, _frozen(study, trial.number))
+    return weak
+
+
+def _frozen(study: optuna.Study, number: int) -> FrozenTrial:
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))[
+        number
+    ]
+
+
+def _curve(folder: TrialFolder, task: TaskConfig) -> dict[int, float]:
+    records: list[EpochRecord] = folder.epochs()
+    return {record.epoch: task.utility(record.validation_score) for record in records}
+
+
+def _is_completed(folder: TrialFolder) -> bool:
+    result = folder.result()
+    return result is not None and result.status.has_score

@@ -1,0 +1,174 @@
+"""What one trial gets and how many fit; no Ray here, only numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import floor, isclose
+
+from suite.config.sweep import ResourceConfig
+from suite.errors import ResourceError
+
+DEFAULT_CPU_WORKERS = 2
+FIT_EPS = 1e-6
+Node = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many workers each node of a cluster holds.
+
+    Attributes:
+        nodes: Workers by node.
+        one_node: Whether the workers of a trial must share a node.
+    """
+
+    nodes: tuple[int, ...]
+    one_node: bool = False
+
+    @property
+    def most(self) -> int:
+        """Workers of the largest trial that it holds."""
+        return max(self.nodes, default=0) if self.one_node else sum(self.nodes)
+
+    def slots(self, workers: int) -> int:
+        """Trials of one size that run side by side."""
+        return (
+            sum(node // workers for node in self.nodes)
+            if self.one_node
+            else sum(self.nodes) // workers
+        )
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Whether trials of these sizes run side by side; with `one_node`, each put where it leaves the least, the largest first."""
+        if not self.one_node:
+            return sum(sizes) <= sum(self.nodes)
+        free = sorted(self.nodes)
+        for size in sorted(sizes, reverse=True):
+            place = next((i for i, node in enumerate(free) if node >= size), None)
+            if place is None:
+                return False
+            free[place] -= size
+            free.sort()
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The resources of a sweep's trials.
+
+    Attributes:
+        workers: Ranks of a trial (the world size) whose backbone asks for no other number.
+        cpus, gpus: Per worker.
+        slots: Trials of that size at a time.
+        placement, interface: As in `ResourceConfig`.
+        capacity: Room in the cluster when it was laid out.
+    """
+
+    workers: int
+    cpus: float
+    gpus: float
+    slots: int
+    placement: str = "pack"
+    interface: str | None = None
+    capacity: Capacity = Capacity(())
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What Ray reserves for one worker."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+    @property
+    def strategy(self) -> str:
+        """Ray's word for the placement."""
+        return self.placement.upper().replace("-", "_")
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def threads(self) -> int:
+        """CPU threads per worker."""
+        return max(1, floor(self.cpus))
+
+    def room_on(self, nodes: Sequence[Node]) -> Capacity:
+        """How many of these workers each of some nodes holds."""
+        return Capacity(
+            tuple(_count(node, self.bundle) for node in nodes), self.placement == "strict-pack"
+        )
+
+
+def local_cpus() -> int:
+    """Cores this process may use, at least two: the default trial has two workers, and two share one core well enough."""
+    return max(DEFAULT_CPU_WORKERS, len(os.sched_getaffinity(0)))
+
+
+def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | None = None) -> Layout:
+    """Resolve a sweep's resources on the nodes of a cluster.
+
+    Args:
+        config: What the sweep says.
+        nodes: `{"CPU": 8.0, "GPU": 1.0, ...}` of every node, at the size the cluster can grow to.
+        workers: World size of an earlier run of this sweep, used where the sweep leaves it open.
+
+    Raises:
+        ResourceError: A trial can never fit, or GPUs are shared by ranks.
+    """
+    on_nodes = [int(node.get("GPU", 0.0)) for node in nodes]
+    total_gpus = max(on_nodes, default=0) if config.placement == "strict-pack" else sum(on_nodes)
+    gpus = (
+        (1.0 if total_gpus else 0.0) if config.gpus_per_worker is None else config.gpus_per_worker
+    )
+    workers = config.workers or workers or (total_gpus if gpus else DEFAULT_CPU_WORKERS)
+    if (
+        gpus
+        and not isclose(gpus, round(gpus))
+        and max(workers, *config.workers_by_backbone.values(), 1) > 1
+    ):
+        raise ResourceError(
+            f"resources.gpus_per_worker: got {gpus:g} with {workers} workers, expected a whole number; NCCL refuses two ranks on one GPU"
+        )
+    layout = Layout(
+        workers, config.cpus_per_worker, float(gpus), 1, config.placement, config.interface
+    )
+    capacity = layout.room_on(nodes)
+    for key, size in {
+        "workers": workers,
+        **{f"workers_by_backbone.{name}": n for name, n in config.workers_by_backbone.items()},
+    }.items():
+        if capacity.most < min(size, config.min_workers or size):
+            raise ResourceError(_never_fits(key, size, layout, nodes))
+    slots = max(
+        1, capacity.slots(workers)
+    )  # one that may shrink, where there is no room for all of it
+    if config.concurrent_trials is not None:
+        slots = min(slots, config.concurrent_trials)
+    return replace(layout, slots=slots, capacity=capacity)
+
+
+def _never_fits(key: str, workers: int, layout: Layout, nodes: Sequence[Node]) -> str:
+    need = ", ".join(f"{amount:g} {name}" for name, amount in layout.bundle.items())
+    have = (
+        " + ".join(
+            ", ".join(f"{node.get(name, 0):g} {name}" for name in layout.bundle) for node in nodes
+        )
+        or "nothing"
+    )
+    most, strict = layout.room_on(nodes).most, layout.placement == "strict-pack"
+    where = (
+        f"no node of the cluster ({have}) holds more than {most}"
+        if strict
+        else f"the cluster ({have}) holds {most}"
+    )
+    return (
+        f"resources: {workers} workers of {need} each never fit: {where}; lower resources.{key} or resources.cpus_per_worker, "
+        + ("set resources.placement: pack, or add larger nodes" if strict else "or add nodes")
+    )
+
+
+def _count(node: Node, bundle: Mapping[str, float]) -> int:
+    return max(
+        0, min(int(node.get(name, 0.0) / amount + FIT_EPS) for name, amount in bundle.items())
+    )

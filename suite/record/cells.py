@@ -1,0 +1,115 @@
+"""Cells and their studies, read from trial folders: what has been tried, what was best, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from suite.config.arm import Arm
+from suite.config.space import End, LearningRateRange
+from suite.record.folder import Home, TrialFolder
+from suite.record.result import Status, TrialResult
+from suite.record.spec import Phase, TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A handed-out trial; `result` is None while it has not finished."""
+
+    folder: TrialFolder
+    spec: TrialSpec
+    result: TrialResult | None
+
+    @property
+    def utility(self) -> float | None:
+        """The score on the scale on which more is better; None without a score."""
+        score = None if self.result is None else self.result.score
+        return None if score is None else self.spec.task.utility(score)
+
+    @property
+    def feedback(self) -> float | None:
+        """What a sampler learns from: the utility, or that of a pruned trial's best epoch, which is never chosen."""
+        best = (
+            self.result.validation_score
+            if self.result is not None and self.result.status is Status.PRUNED
+            else None
+        )
+        return self.utility if best is None else self.spec.task.utility(best)
+
+    def outcome(self) -> Trial:
+        """The same with only that of its result on which other trials depend: what a driver remembers of each for as long as it runs."""
+        if self.result is None:
+            return self
+        train = {name: phase for name, phase in self.result.phases.items() if name == "train"}
+        rest: dict[str, Any] = {
+            "phases": train,
+            "epochs": [],
+            "scores": {},
+            "splits": {},
+            "provenance": {},
+        }
+        rest |= dict.fromkeys(("timing", "parameters", "validity"))
+        return replace(self, result=self.result.model_copy(update=rest))
+
+
+@dataclass(slots=True)
+class Cell:
+    """All trials of one arm on one task, search in trial-number order and confirm in seed order."""
+
+    arm: Arm
+    task: str
+    search: list[Trial] = field(default_factory=list)
+    confirm: list[Trial] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return f"{self.arm.key}/{self.task}"
+
+    def best_search(self) -> Trial | None:
+        """The finished search trial with the best validation score; the lowest number wins a tie."""
+        scored = [
+            (utility, -t.spec.number, t) for t in self.search if (utility := t.utility) is not None
+        ]
+        return max(scored, key=lambda found: found[:2], default=(0.0, 0, None))[2]
+
+    def edge(self, searched: LearningRateRange) -> End | None:
+        """The end of the range at which the best learning rate lies, None where it lies inside, is fixed or not known."""
+        best = self.best_search()
+        return (
+            None
+            if best is None
+            else searched.end_of(
+                best.spec.learning_rate, [t.spec.learning_rate for t in self.search if t.result]
+            )
+        )
+
+    def confirmed(self) -> list[Trial]:
+        """The confirm trials at the learning rate that the search chose, finished or not."""
+        best = self.best_search()
+        return (
+            []
+            if best is None
+            else [t for t in self.confirm if t.spec.learning_rate == best.spec.learning_rate]
+        )
+
+
+def read_cells(home: Home, sweep: str) -> dict[str, Cell]:
+    """Every cell of a sweep that has at least one trial folder, by cell key."""
+    return group_cells(
+        Trial(folder, spec, folder.result())
+        for folder in home.trials()
+        if (spec := folder.spec()) is not None and spec.sweep == sweep
+    )
+
+
+def group_cells(trials: Iterable[Trial]) -> dict[str, Cell]:
+    """Trials by cell, in the order of their numbers and seeds."""
+    cells: dict[str, Cell] = {}
+    for trial in trials:
+        cell = cells.setdefault(trial.spec.cell, Cell(trial.spec.arm, trial.spec.task.name))
+        (cell.search if trial.spec.phase is Phase.SEARCH else cell.confirm).append(trial)
+    for cell in cells.values():
+        cell.search.sort(key=lambda t: t.spec.number)
+        cell.confirm.sort(key=lambda t: t.spec.seed)
+    return cells

@@ -1,0 +1,178 @@
+"""The home of a sweep on disk: trial folders are the truth, everything else can be rebuilt from them.
+
+HOME/
+  sweeps/<name>.json        the definition that was run
+  sweeps/<name>.studies     what the driver decided about its studies, a view
+  sweeps/leases/<name>/     which driver owns it; of a home with a storage they lie there
+  tracking-id               the home's name in stores that several homes write to
+  trials/<hash>/
+    spec.json               written when the trial is handed out
+    result.json             written once, when it has ended: a folder with it is done
+    failure-<n>.json        an attempt that its machine, not its mathematics, ended
+    epochs.jsonl            the training curve as it grows
+    checkpoint/             the last committed epochs, removed when the trial ends
+    best.safetensors        the trained tensors of the best epoch (confirm phase)
+    predictions-<split>.parquet
+    rank<k>.log
+  pretrained/<hash>/        the same of a pretrain run, shared by all sweeps of the home
+    model.safetensors       its weights, written before result.json
+  cache/                    tokenised data
+  mlflow.db
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from suite.errors import ConfigError
+from suite.files import write_json
+from suite.record.result import EpochRecord, FailureRecord, TrialResult
+from suite.record.spec import Phase, TrialSpec
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _read(path: Path, kind: type[M]) -> M | None:
+    """A stored model; None where it is absent or was cut short."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        if any(problem["type"] == "json_invalid" for problem in error.errors()):
+            return None
+        keys = ", ".join(
+            sorted({".".join(map(str, problem["loc"][:2])) for problem in error.errors()})[:5]
+        )
+        raise ConfigError(
+            f"{path}: not a record of this version of the suite ({keys}); use the version that wrote it, or choose another --home"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFolder:
+    """One `trials/<hash>/`."""
+
+    path: Path
+
+    @property
+    def hash(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best.safetensors"
+
+    @property
+    def weights(self) -> Path:
+        """What a pretrain run is for."""
+        return self.path / "model.safetensors"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank{rank}.log"
+
+    def predictions(self, split: str) -> Path:
+        return self.path / f"predictions-{split}.parquet"
+
+    def write_spec(self, spec: TrialSpec) -> None:
+        """Idempotent: the hash is the folder's name, so an existing spec is the same (of a pretrain run, but for its workers)."""
+        if self.spec() != spec:
+            write_json(self.path / "spec.json", spec.model_dump(mode="json"))
+
+    def spec(self) -> TrialSpec | None:
+        """The specification, or None where it was never written whole. Raises as `result`."""
+        return _read(self.path / "spec.json", TrialSpec)
+
+    def write_result(self, result: TrialResult) -> None:
+        write_json(self.path / "result.json", result.model_dump(mode="json"))
+
+    def result(self) -> TrialResult | None:
+        """The result, or None while the trial is not finished.
+
+        Raises:
+            ConfigError: It is whole, but not a record of this version; taken for absent, it would be run again and replaced.
+        """
+        return _read(self.path / "result.json", TrialResult)
+
+    def epochs(self) -> list[EpochRecord]:
+        """The training curve so far; of an epoch that was trained again after a cut, the last time."""
+        found: dict[int, EpochRecord] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.path / "epochs.jsonl").read_text().splitlines():
+                with contextlib.suppress(ValidationError):  # a crash may cut a line off
+                    record = EpochRecord.model_validate_json(line)
+                    found[record.epoch] = record
+        return [found[epoch] for epoch in sorted(found)]
+
+    def add_failure(self, failure: FailureRecord) -> None:
+        """Keep the record of an attempt that will be tried again."""
+        write_json(
+            self.path / f"failure-{len(self.failures())}.json", failure.model_dump(mode="json")
+        )
+
+    def failures(self) -> list[FailureRecord]:
+        paths = sorted(self.path.glob("failure-*.json"), key=lambda p: int(p.stem.split("-")[1]))
+        return [FailureRecord.model_validate_json(p.read_bytes()) for p in paths]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where the state of sweeps lives (`--home`, default `./runs`)."""
+
+    path: Path
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "cache"
+
+    @property
+    def tracking_uri(self) -> str:
+        """The default MLflow store: sqlite, written by the driver alone."""
+        return f"sqlite:///{(self.path / 'mlflow.db').resolve()}"
+
+    def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
+        name = spec_or_hash if isinstance(spec_or_hash, str) else spec_or_hash.hash
+        if isinstance(spec_or_hash, TrialSpec) and spec_or_hash.phase is Phase.PRETRAIN:
+            return self.pretrained(name)
+        return TrialFolder(self.path / "trials" / name)
+
+    def pretrained(self, name: str) -> TrialFolder:
+        """The folder of a pretrain run, by its hash."""
+        return TrialFolder(self.path / "pretrained" / name)
+
+    def trials(self) -> Iterator[TrialFolder]:
+        """Every trial folder, sorted by hash."""
+        root = self.path / "trials"
+        for path in sorted(root.iterdir()) if root.is_dir() else ():
+            if path.is_dir():
+                yield TrialFolder(path)
+
+    def sweep_definition(self, name: str) -> Path:
+        return self.path / "sweeps" / f"{name}.json"
+
+    def studies_path(self, name: str) -> Path:
+        return self.sweep_definition(name).with_suffix(".studies")
+
+    def studies(self, name: str) -> dict[str, Any]:
+        """What the driver last decided: `{"studies": {cell key: ...}, "chosen": {arm key: bool}}` (docs/protocol.md).
+
+        A view that the next run rebuilds, for readers that must not decide by themselves; empty where there is none.
+        """
+        try:
+            found = json.loads(self.studies_path(name).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}

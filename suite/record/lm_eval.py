@@ -1,0 +1,160 @@
+"""`lm-eval.json`: what lm-eval measured on one model, kept beside it; an evaluation that stands there is not done again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from filelock import FileLock
+from pydantic import Field
+
+from suite.config.hashing import short_hash
+from suite.errors import ConfigError
+from suite.files import write_json
+from suite.meters.record import Record
+
+FILE = "lm-eval.json"
+SCHEMA_VERSION = 1
+LOCK_TIMEOUT_S = 60.0
+
+
+class Score(Record):
+    """A metric in lm-eval's own units (accuracies: 0 to 1) and its standard error over the questions, None where lm-eval has none."""
+
+    value: float
+    stderr: float | None = None
+
+
+class TaskScores(Record):
+    """One task: its metrics by name; a filter other than lm-eval's default is part of the name (`exact_match.strict-match`)."""
+
+    scores: dict[str, Score]
+    samples: int
+    shots: int | None = None
+    version: str | None = None
+
+
+class Settings(Record):
+    """Everything beside the model that decides the numbers of an evaluation."""
+
+    task: str
+    shots: int | None = Field(None, description="as asked for; null = the task's own")
+    limit: int | None = None
+    max_length_tokens: int
+    dtype: str
+    seed: int
+    definition: str | None = Field(
+        None, description="digest of the folder that defines the task; null = lm-eval itself does"
+    )
+    lm_eval: str = Field(description="version")
+
+    @property
+    def key(self) -> str:
+        return short_hash(self.model_dump(mode="json"))
+
+    @property
+    def name(self) -> str:
+        """`gsm8k:5`, with `/limit-100` where not every question was asked."""
+        shots = "" if self.shots is None else f":{self.shots}"
+        return f"{self.task}{shots}" + ("" if self.limit is None else f"/limit-{self.limit}")
+
+
+class Evaluation(Record):
+    """One task, group or tag on one model; of a group `total` is the aggregate and `parts` its tasks."""
+
+    settings: Settings
+    total: TaskScores
+    parts: dict[str, TaskScores] = Field(default_factory=dict)
+    missing: dict[str, str] = Field(
+        default_factory=dict, description="metric -> why it has no number"
+    )
+    device: str
+    batch_size: str
+    seconds: float
+    finished_at: float
+
+
+class LmEvalRecord(Record):
+    """The file: evaluations by their settings' key."""
+
+    schema_version: int = SCHEMA_VERSION
+    evaluations: dict[str, Evaluation] = Field(default_factory=dict)
+
+    def latest(self) -> dict[str, Evaluation]:
+        """By name: of several with the same name (other versions, other types of numbers) the one that ended last."""
+        return {
+            e.settings.name: e
+            for e in sorted(self.evaluations.values(), key=lambda e: e.finished_at)
+        }
+
+
+def read_record(folder: Path) -> LmEvalRecord:
+    """What a folder holds; nothing where there is no file, or one that was cut.
+
+    Raises:
+        ConfigError: Another version of the suite wrote the file; to measure again would overwrite what it holds.
+    """
+    path = folder / FILE
+    try:
+        stored = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return LmEvalRecord()
+    version = stored.get("schema_version") if isinstance(stored, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path}: got schema version {version}, expected {SCHEMA_VERSION}; move it away to measure anew"
+        )
+    return LmEvalRecord.model_validate(stored)
+
+
+def add_evaluation(folder: Path, evaluation: Evaluation) -> None:
+    """Put one evaluation into a folder's file, which it may share with another process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{FILE}.lock", timeout=LOCK_TIMEOUT_S):
+        known = read_record(folder).evaluations
+        record = LmEvalRecord(evaluations={**known, evaluation.settings.key: evaluation})
+        write_json(folder / FILE, record.model_dump(mode="json"))
+
+
+def over_seeds(
+    records: Iterable[LmEvalRecord],
+) -> dict[str, dict[str, dict[str, float | int | None]]]:
+    """Metrics over the seeds of a cell: name of the evaluation -> metric -> mean, std, stderr and number of seeds.
+
+    `std` is the sample deviation between seeds, None for one; `stderr` the mean of what lm-eval states for each, which is
+    about the questions and would not vanish with more seeds. A seed without the evaluation is left out.
+    """
+    found: dict[str, dict[str, list[Score]]] = {}
+    for record in records:
+        for name, evaluation in record.latest().items():
+            for metric, score in evaluation.total.scores.items():
+                found.setdefault(name, {}).setdefault(metric, []).append(score)
+    return {
+        name: {metric: _spread(scores) for metric, scores in metrics.items()}
+        for name, metrics in sorted(found.items())
+    }
+
+
+def _spread(scores: Sequence[Score]) -> dict[str, float | int | None]:
+    values, errors = [s.value for s in scores], [s.stderr for s in scores]
+    return {
+        "mean": fmean(values),
+        "std": stdev(values) if len(values) > 1 else None,
+        "stderr": None if None in errors else fmean(e for e in errors if e is not None),
+        "seeds": len(values),
+    }
+
+
+def as_metrics(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """`lm_eval.gsm8k:5.exact_match.strict-match`, and the same with `_std` and `_stderr`, as far as there are numbers."""
+    parts = {"mean": "", "std": "_std", "stderr": "_stderr"}
+    return {
+        f"lm_eval.{name}.{metric}{suffix}": float(numbers[part])
+        for name, metrics in summary.items()
+        for metric, numbers in metrics.items()
+        for part, suffix in parts.items()
+        if numbers[part] is not None
+    }

@@ -1,0 +1,179 @@
+"""The record of a finished trial: the one source of every table, figure and MLflow run.
+
+A missing measurement is `None` and its reason stands in `missing`; there are no sentinels and no zeros that mean "unknown".
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from suite.meters.record import PhaseRecord, Record
+from suite.redact import redact
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """How a trial ended. All of these are terminal; a trial without a result file is not finished."""
+
+    COMPLETED = "completed"
+    DIVERGED = "diverged"
+    OOM = "oom"
+    FAILED = "failed"
+    PRUNED = "pruned"
+
+    @property
+    def has_score(self) -> bool:
+        return self is Status.COMPLETED
+
+
+class ParameterCount(Record):
+    """Counted by `ds_numel`, so that partitioned parameters count whole. Shared tensors count once."""
+
+    total: int
+    trainable: int
+    trainable_head: int = Field(description="part of `trainable` that is the task's own head")
+    stored_bytes: int = Field(description="size of the trained tensors as saved")
+    attention_parameters: int | None = Field(
+        None,
+        description="weights of every attention sublayer of the converted backbone, output projection included, biases not",
+    )
+    kv_bytes_per_token: int | None = Field(
+        None,
+        description="cached by the decoder's self-attention for each of its tokens, at fp16; null for encoders",
+    )
+
+
+class StepTiming(Record):
+    """Seconds per optimizer step, scored steps only (the first three after a mode switch are left out)."""
+
+    p50_s: float | None
+    p95_s: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+
+
+class EpochRecord(Record):
+    """One epoch of the training curve."""
+
+    epoch: int
+    step: int
+    train_loss: float
+    validation_score: float
+    validation_scores: dict[str, float]
+    learning_rate: float
+    seconds: float
+    energy_kwh: float | None = None
+
+
+class FailureRecord(Record):
+    """Why a trial has no score. Secrets that the error shows are left out, whoever makes the record."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    log_path: str = ""
+    epoch: int | None = Field(
+        None,
+        description="epochs that the attempt had behind it; null in records from before this was kept",
+    )
+
+    @field_validator("message", "traceback")
+    @classmethod
+    def _without_secrets(cls, text: str) -> str:
+        return redact(text)
+
+
+class PretrainRecord(Record):
+    """The pretrain run behind a trial: what it cost and what it gave."""
+
+    checkpoint: str = Field(description="hash of the run, name of its folder")
+    steps: int
+    loss: float | None = Field(description="mean validation loss per predicted token, nats")
+    train_s: float
+    energy_kwh: float | None
+    weights_sha256: str
+
+
+class ValidityRecord(Record):
+    """What a trial checked about itself (docs/metrics.md, "What is admitted")."""
+
+    trainable_as_intended: bool = Field(
+        description="names and sizes of what trained are those of a fresh build of the arm"
+    )
+    strays: list[str] = Field(default=[], description="the first parameters for which they are not")
+    output_changed: bool = Field(
+        description="the trained model answers the first training rows otherwise than at step 0"
+    )
+    output_start_sha256: str
+    output_end_sha256: str
+    loss_fell: bool | None = Field(
+        description="`loss_last` is below `loss_first`; null for a single epoch of fewer than ten steps"
+    )
+    loss_first: float | None = Field(
+        description="mean training loss of the first epoch; of a single epoch, of its first half"
+    )
+    loss_last: float | None = Field(
+        description="the lowest of a later epoch; of a single epoch, of its second half"
+    )
+    no_nan: bool = Field(description="of the trained model's answer to these rows")
+
+    def problems(self) -> list[str]:
+        """What speaks against the run, in plain words."""
+        found = (
+            []
+            if self.trainable_as_intended
+            else [f"other parameters trained than intended ({', '.join(self.strays)})"]
+        )
+        found += [] if self.output_changed else ["training did not change the output"]
+        found += ["train loss did not fall"] if self.loss_fell is False else []
+        return found if self.no_nan else [*found, "the output holds NaN"]
+
+
+class TrialResult(Record):
+    """Everything one trial says about itself; written once as `result.json`."""
+
+    schema_version: Annotated[int, Field(le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    trial: str = Field(description="hash of the specification")
+    status: Status
+    score: float | None = Field(
+        description="headline metric: on test in the confirm phase, else best validation"
+    )
+    scores: dict[str, float] = Field(
+        default_factory=dict, description="every metric behind `score`"
+    )
+    validation_score: float | None = None
+    test_score: float | None = None
+    best_epoch: int | None = None
+    epochs: list[EpochRecord] = []
+    phases: dict[str, PhaseRecord] = {}
+    timing: StepTiming | None = None
+    parameters: ParameterCount | None = None
+    checkpoint_bytes: int | None = None
+    pretrain: PretrainRecord | None = Field(
+        None, description="null where the weights come from no pretrain stage"
+    )
+    weights_sha256: str | None = Field(
+        None,
+        description="of a pretrain run's model.safetensors, or a confirm run's best.safetensors; null before it was kept",
+    )
+    splits: dict[str, int] = Field(default={}, description="rows per split that were used")
+    data_hash: str = ""
+    frozen_sha256: str | None = Field(None, description="over the frozen weights at the end")
+    validity: ValidityRecord | None = Field(
+        None, description="null without a score, and in results from before it was recorded"
+    )
+    missing: dict[str, str] = Field(default={}, description="field -> why it is null")
+    failure: FailureRecord | None = None
+    resumed_from_epochs: list[int] = Field(
+        default=[], description="epochs at which the run was taken up again"
+    )
+    provenance: dict[str, Any] = Field(
+        default={},
+        description="versions, hardware, git revision, seeds, revisions, engine settings",
+    )
+    started_at: float
+    finished_at: float

@@ -1,0 +1,83 @@
+"""What one trial is: everything that decides its numbers, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from suite.config.arm import Arm, without_cached
+from suite.config.hashing import derive_seed, short_hash
+from suite.config.loader import Strict
+from suite.config.sweep import LimitConfig
+from suite.config.task import PretrainTask, TaskConfig
+from suite.config.training import TrainingConfig
+
+
+class Phase(StrEnum):
+    """Which half of READ's protocol a trial belongs to, or the stage before it; test data exists only in `CONFIRM`."""
+
+    SEARCH = "search"
+    CONFIRM = "confirm"
+    PRETRAIN = "pretrain"
+
+
+class TrialSpec(Strict):
+    """One training run. Its hash names its folder and gates its resume.
+
+    A pretrain run is one too: method `full` on a corpus. It belongs to no sweep, and its checkpoint is the same thing
+    whatever number of workers made it, so neither is part of its hash.
+    """
+
+    sweep: str
+    arm: Arm
+    task: TaskConfig
+    training: TrainingConfig
+    limit: LimitConfig = LimitConfig()
+    decoder_objective: Literal["head", "text"] = "head"
+    world_size: Annotated[int, Field(ge=1)] = 1
+    phase: Phase = Phase.SEARCH
+    number: Annotated[int, Field(ge=0)] = Field(
+        0, description="search: trial number in its study; confirm: 0"
+    )
+    learning_rate: Annotated[float, Field(gt=0)]
+    seed: Annotated[int, Field(ge=0)] = Field(
+        0, description="replicate: 0 in the search, the sweep's seeds in confirm"
+    )
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hexadecimal digits over the whole specification as given."""
+        return short_hash(
+            self.model_dump(
+                mode="json",
+                exclude={"sweep", "world_size"} if self.phase is Phase.PRETRAIN else None,
+            )
+        )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        return without_cached("hash", super().model_copy(update=update, deep=deep))
+
+    @property
+    def random_start(self) -> bool:
+        """Whether training starts from random weights although the backbone has others."""
+        return isinstance(self.task, PretrainTask) and self.task.start == "random"
+
+    @property
+    def cell(self) -> str:
+        """arm x task: the study this trial belongs to."""
+        return f"{self.arm.key}/{self.task.name}"
+
+    @property
+    def engine_key(self) -> str:
+        """Trials with the same key differ only in learning rate and number: one warm engine serves them all."""
+        return short_hash(
+            self.model_dump(mode="json", exclude={"learning_rate", "number", "phase", "sweep"})
+        )
+
+    def stream(self, name: str, *parts: int) -> int:
+        """The seed of a named random stream; the same for all arms of a comparison (task, replicate, stream)."""
+        return derive_seed(self.task.name, self.seed, name, *parts)

@@ -1,0 +1,49 @@
+"""Which driver a process works for, and whether that driver still owns its sweep: asked before anything is committed.
+
+A claim is a key `leases/<sweep>/<epoch>` that is created once and never removed. Epochs are consecutive, so the claim of
+epoch n is the last one exactly while there is none of epoch n + 1. How claims are made: `suite.storage.lease`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.errors import StaleDriverError
+from suite.storage.base import open_storage
+
+
+def claims_key(sweep: str) -> str:
+    """Below which a sweep's claims lie."""
+    return f"leases/{sweep}"
+
+
+def claim_key(sweep: str, epoch: int) -> str:
+    return f"{claims_key(sweep)}/{epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The claim of one driver; travels to its workers.
+
+    Attributes:
+        root: Folder or URL below which the sweep's claims lie.
+        sweep: Its name.
+        epoch: The driver's; a higher one has taken the sweep over.
+    """
+
+    root: str
+    sweep: str
+    epoch: int
+
+    def holds(self) -> bool:
+        """Whether no other driver has taken the sweep over. Asks by listing: of a single name NFS may remember that it is not there."""
+        return claim_key(self.sweep, self.epoch + 1) not in open_storage(self.root).keys(
+            claims_key(self.sweep)
+        )
+
+    def check(self) -> None:
+        """Raises StaleDriverError once another driver owns the sweep: whoever asks must not write any more."""
+        if not self.holds():
+            raise StaleDriverError(
+                f"sweep {self.sweep!r}: another driver took it over (claim {self.epoch + 1} below {self.root}); nothing more is written"
+            )

@@ -1,0 +1,21 @@
+"""The name of a home: in stores that several homes write to, two may have run a sweep of the same name."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from suite.record.folder import Home
+from suite.storage.base import open_storage
+
+
+def identity_path(home: Home) -> Path:
+    return home.path / "tracking-id"
+
+
+def home_id(home: Home) -> str:
+    """Random, and made once, whoever asks at the same time."""
+    path = identity_path(home)
+    if not path.exists():
+        open_storage(home.path).create(path.name, uuid.uuid4().hex[:12].encode())
+    return path.read_text()

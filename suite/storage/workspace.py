@@ -1,0 +1,35 @@
+"""Where the ranks of a trial find its home, its data and room for scratch files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.record.folder import Home
+from suite.storage.fence import Fence
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where a rank finds and puts things; not part of a trial's identity.
+
+    Attributes:
+        home: The sweep's home.
+        data_root: Local data root that replaces the hub, or None.
+        collective_timeout_s: Deadline of every collective operation.
+        scratch: Shared by the ranks of a host, for files that no later process wants; whoever starts the ranks removes it.
+        storage: URL below which the home is mirrored, where hosts share no disk (`suite.storage.mirror`); None = they share the home.
+        fence: The claim of the driver that this process works for; None = nobody can take the sweep over.
+    """
+
+    home: Home
+    data_root: Path | None = None
+    collective_timeout_s: float = 600.0
+    scratch: Path | None = None
+    storage: str | None = None
+    fence: Fence | None = None
+
+    @property
+    def engines(self) -> Path:
+        """Where warm engines keep their step 0."""
+        return (self.scratch or self.home.path / ".tune") / "engines"
