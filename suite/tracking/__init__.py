@@ -26,18 +26,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "COLUMNS": "table",
-    "SyncReport": "writer",
-    "TrackingListener": "listener",
-    "leaderboard": "table",
-    "open_store": "store",
-    "resolve_uri": "store",
-    "sync": "writer",
-    "to_rows": "table",
+    "COLUMNS": "suite.leaderboard.table",
+    "SyncReport": "suite.tracking.writer",
+    "TrackingListener": "suite.tracking.listener",
+    "leaderboard": "suite.leaderboard.table",
+    "open_store": "suite.tracking.store",
+    "resolve_uri": "suite.tracking.store",
+    "sync": "suite.tracking.writer",
+    "to_rows": "suite.leaderboard.table",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
