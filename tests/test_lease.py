@@ -27,6 +27,7 @@ from suite.storage.lease import Beat, Claim, acquire, holder, newest_epoch
 from suite.storage.workspace import Workspace
 from suite.tracking import open_store
 from suite.train.failure import is_infrastructure
+from tests.clocks import FakeClock
 from tests.heads import ray_head
 from tests.sweeps import make_roots
 
@@ -34,9 +35,8 @@ ROOT = Path(__file__).parents[1]
 BEAT_S = 3.0
 HOLD = """
 import sys, time
-from suite.tune import lease
-lease.BEAT_S = float(sys.argv[2])
-held = lease.acquire(sys.argv[1], "toy")
+from suite.storage.lease import acquire
+held = acquire(sys.argv[1], "toy", beat_s=float(sys.argv[2]))
 print("held", flush=True)
 while not held.loss():
     time.sleep(0.02)
@@ -150,22 +150,23 @@ def foreign(root: Path, *, beat_s: float) -> Beat:
 def test_the_clock_of_another_machine_is_not_asked_only_whether_its_beat_changes(
     root: Path,
 ) -> None:
-    foreign(root, beat_s=0.3)
-    began_s = time.monotonic()
-    held = acquire(root, "toy")
-    assert held.fence.epoch == 2 and time.monotonic() - began_s >= leases.MISSED * 0.3
+    foreign(root, beat_s=30.0)
+    clock = FakeClock()
+    held = acquire(root, "toy", clock=clock)
+    assert held.fence.epoch == 2
+    assert sum(clock.sleeps_s) >= leases.MISSED * 30.0
     held.release()
 
 
 def test_another_machine_that_beats_keeps_its_sweep_and_is_named_with_its_job(root: Path) -> None:
-    beat = foreign(root, beat_s=2.0)
-    with ThreadPoolExecutor() as pool:
-        contender = pool.submit(acquire, root, "toy")
-        time.sleep(0.5)
-        later = beat.model_copy(update={"count": 2})
-        open_storage(root).write(f"{claim_key('toy', 1)}.beat", later.model_dump_json().encode())
-        with pytest.raises(SweepConflictError, match=r"on elsewhere \(job suite-toy-1\)"):
-            contender.result()
+    beat = foreign(root, beat_s=30.0)
+    later = beat.model_copy(update={"count": 2}).model_dump_json().encode()
+    clock = FakeClock(
+        on_sleep=lambda _: open_storage(root).write(f"{claim_key('toy', 1)}.beat", later)
+    )
+    with pytest.raises(SweepConflictError, match=r"on elsewhere \(job suite-toy-1\)"):
+        acquire(root, "toy", clock=clock)
+    assert len(clock.sleeps_s) == 1, "the first new beat is enough"
     assert str(holder(root, "toy")) == f"process {os.getpid()} on elsewhere (job suite-toy-1)"
 
 
@@ -185,16 +186,15 @@ def test_of_many_that_want_a_free_sweep_one_gets_it(
         assert len(got) == 1
 
 
-def test_a_late_beat_is_no_proof_until_the_storage_was_asked(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leases, "BEAT_S", 1000.0)
-    held = acquire(root, "toy")
+def test_a_late_beat_is_no_proof_until_the_storage_was_asked(root: Path) -> None:
+    clock = FakeClock()
+    # The thread that beats is as good as frozen: only the end of the lease wakes it.
+    clock.wait = lambda event, _: event.wait()  # type: ignore[method-assign]
+    held = acquire(root, "toy", clock=clock)
     try:
         open_storage(root).create(claim_key("toy", 2), b"of a version to come")
         assert held.held(), "nobody can have taken it within two beats"
-        now_s = leases._now_s()
-        monkeypatch.setattr(leases, "_now_s", lambda: now_s + 2001.0)
+        clock.advance(leases.SAFE * leases.BEAT_S + 0.1)
         assert not held.held() and "took the sweep over" in held.loss()
     finally:
         held.release()
@@ -202,6 +202,23 @@ def test_a_late_beat_is_no_proof_until_the_storage_was_asked(
         open_storage(root).read(f"{claim_key('toy', 1)}.beat")
         == Beat(count=1, at_s=_beat(root).at_s).model_dump_json().encode()
     )
+
+
+def test_a_holder_beats_by_its_clock_and_a_late_beat_leaves_time_for_a_newcomer(
+    root: Path,
+) -> None:
+    clock = FakeClock()
+    held = acquire(root, "toy", clock=clock)
+    clock.advance(leases.BEAT_S)
+    await_true(lambda: _beat(root).count == 2)
+    # Three beats are missed, and another driver creates its claim before this one beats again.
+    open_storage(root).create(claim_key("toy", 2), b"of a version to come")
+    clock.advance(leases.MISSED * leases.BEAT_S)
+    await_true(lambda: _beat(root).count == 3)
+    clock.advance(leases.BEAT_S)
+    assert "took the sweep over" in held.loss()
+    held.release()
+    assert not _beat(root).released, "what is another's now is not released"
 
 
 def _beat(root: Path) -> Beat:
@@ -227,7 +244,8 @@ import json, sys
 from pathlib import Path
 from suite.train.engine import free_port
 from suite.storage.fence import Fence, claim_key
-from suite.record.folder import Home, Workspace
+from suite.record.folder import Home
+from suite.storage.workspace import Workspace
 from suite.train.loop import Trainer
 from suite.storage.base import open_storage
 from tests.test_loop import make_spec
@@ -265,7 +283,7 @@ import json, os, sys
 from pathlib import Path
 from suite.tracking.listener import TrackingListener
 from suite.record.folder import Home
-from suite.tune import lease
+from suite.storage import lease
 from suite.tune.driver import run_sweep
 from suite.plan.events import Listener
 from suite.errors import SweepConflictError

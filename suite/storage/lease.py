@@ -1,8 +1,10 @@
-"""One live driver per sweep, on any number of machines: claims on the sweep's storage, kept alive by beats, fenced by epochs.
+"""One live driver per sweep, on any number of machines.
 
-The highest claim `leases/<sweep>/<epoch>` owns the sweep. Its holder rewrites `<epoch>.beat`; who wants the sweep watches that beat for
-three intervals and, if it stays as it is, creates the next claim, which only one can. No clocks of two machines are compared. A holder
-that was frozen or cut off meanwhile finds the next claim before it writes: here in the driver, by `suite.storage.fence` in its ranks.
+The highest claim `leases/<sweep>/<epoch>` owns the sweep, and its holder rewrites the file
+`<epoch>.beat` again and again. Who wants the sweep watches that file for three intervals. If it does
+not change, the newcomer creates the next claim, which only one process can. No clocks of two machines
+are compared. A holder that was frozen or cut off finds the next claim before it writes anything:
+here in the driver, by `suite.storage.fence` in its ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import logging
 import os
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
+from suite.clock import CLOCK, Clock
 from suite.config.loader import Strict
 from suite.errors import StorageError, SweepConflictError
 from suite.storage.base import Storage, open_storage
@@ -29,9 +31,9 @@ from suite.storage.fence import Fence, claim_key, claims_key
 log = logging.getLogger(__name__)
 BEAT_S = 10.0
 MISSED = 3
-"""Beats that a holder misses before its sweep may be taken over."""
+"""Beats that a holder misses before another driver may take its sweep over."""
 SAFE = 2
-"""Beats that a holder may miss and still know, without asking, that nobody has."""
+"""Beats that a holder may miss and still know, without asking, that nobody has taken it over."""
 LOOKS_PER_BEAT = 8
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's own name for it
 
@@ -42,8 +44,8 @@ class Claim(Strict):
     Attributes:
         id: Random: tells two claims of one process apart.
         host, pid: For people, and for `suite stop`.
-        machine: The running kernel and the table of processes in which `pid` counts; "" where there is none to tell.
-        started_s: When the process started: a process id is used again.
+        machine: The running kernel and the table of processes in which `pid` counts; "" if unknown.
+        started_s: When the process started: the system uses a process id again.
         beat_s: Seconds between two beats.
         job: Ray's submission id where the driver is a submitted job.
     """
@@ -68,19 +70,21 @@ class Claim(Strict):
             return False
         try:
             process = psutil.Process(self.pid)
-            return (
-                process.status() == psutil.STATUS_ZOMBIE
-                or abs(process.create_time() - self.started_s) > 1.0
-            )
+            # Another start time means another process with the same id.
+            is_other = abs(process.create_time() - self.started_s) > 1.0
+            return is_other or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}" + (f" (job {self.job})" if self.job else "")
+        process = f"process {self.pid} on {self.host}"
+        if self.job:
+            return f"{process} (job {self.job})"
+        return process
 
 
 class Beat(Strict):
-    """A sign of life; `at_s` counts from the machine's start, and means nothing on another one."""
+    """A sign of life; `at_s` counts from the machine's start and means nothing on another one."""
 
     count: int
     at_s: float
@@ -88,11 +92,17 @@ class Beat(Strict):
 
 
 class Lease:
-    """A sweep held by this process, kept alive by a thread until it is released or lost."""
+    """A sweep that this process holds. A thread keeps it alive until it is released or lost."""
 
-    def __init__(self, storage: Storage, fence: Fence, claim: Claim) -> None:
-        self.fence, self.claim = fence, claim
-        self._storage, self._count, self._lost = storage, 0, False
+    def __init__(
+        self, storage: Storage, fence: Fence, claim: Claim, *, clock: Clock = CLOCK
+    ) -> None:
+        self.fence = fence
+        self.claim = claim
+        self._storage = storage
+        self._clock = clock
+        self._count = 0
+        self._lost = False
         self._safe_from_s = -float("inf")
         self._ended = threading.Event()
         self._send()
@@ -100,12 +110,12 @@ class Lease:
         self._thread.start()
 
     def held(self) -> bool:
-        """Whether the sweep is still this process's; asks the storage only where beats were late.
+        """Whether the sweep is still this process's; asks the storage only if beats were late.
 
         Raises:
             StorageError: Beats were late, and the storage does not answer.
         """
-        if not self._lost and _now_s() - self._safe_from_s > SAFE * self.claim.beat_s:
+        if not self._lost and self._is_late(self._clock.now_s()):
             self._lost = not self.fence.holds()
         return not self._lost
 
@@ -115,49 +125,58 @@ class Lease:
             if self.held():
                 return ""
         except StorageError as error:
-            return f"whether the sweep is still this driver's cannot be told: {error}"
-        try:
+            return f"cannot tell whether this driver still holds the sweep: {error}"
+        taker = ""
+        # The storage may be away just now, or another version may have written the claim.
+        with contextlib.suppress(StorageError, SweepConflictError):
             taker = f": {_read_claim(self._storage, self.fence.sweep, self.fence.epoch + 1)}"
-        except (StorageError, SweepConflictError):  # away just now, or of another version
-            taker = ""
         return f"another driver took the sweep over{taker}"
 
     def release(self) -> None:
         """Leave the sweep to whoever wants it next, at once."""
         self._ended.set()
         self._thread.join()
-        with contextlib.suppress(StorageError, OSError):  # then it takes three beats
+        # If this fails, the next driver waits for three beats.
+        with contextlib.suppress(StorageError, OSError):
             if self.held():
                 self._send(released=True)
 
     def _work(self) -> None:
-        while not self._lost and not self._ended.wait(self.claim.beat_s):
+        while not self._lost and not self._clock.wait(self._ended, self.claim.beat_s):
             try:
                 self._send()
             except (StorageError, OSError) as error:
                 log.warning("sweep %s: no beat: %s", self.fence.sweep, error)
 
     def _send(self, *, released: bool = False) -> None:
-        """A beat. After one that was late, whoever was about to claim the sweep is given the time to."""
-        began_s = _now_s()
-        late = self._count > 0 and began_s - self._safe_from_s > SAFE * self.claim.beat_s
+        """Write a beat. After a late one, give whoever is about to claim the sweep time to do so."""
+        began_s = self._clock.now_s()
+        late = self._count > 0 and self._is_late(began_s)
         self._count += 1
         beat = Beat(count=self._count, at_s=began_s, released=released)
-        self._storage.write(
-            _beat_key(self.fence.sweep, self.fence.epoch), beat.model_dump_json().encode()
-        )
+        key = _beat_key(self.fence.sweep, self.fence.epoch)
+        self._storage.write(key, beat.model_dump_json().encode())
         if late:
-            self._ended.wait(self.claim.beat_s / 2)
-        self._lost = self._lost or not self.fence.holds()
+            self._clock.wait(self._ended, self.claim.beat_s / 2)
+        if not self.fence.holds():
+            self._lost = True
         self._safe_from_s = began_s
 
+    def _is_late(self, now_s: float) -> bool:
+        """Whether another driver may have watched for long enough to take the sweep over."""
+        return now_s - self._safe_from_s > SAFE * self.claim.beat_s
 
-def acquire(root: str | Path, sweep: str) -> Lease:
+
+def acquire(
+    root: str | Path, sweep: str, *, beat_s: float | None = None, clock: Clock = CLOCK
+) -> Lease:
     """Take a sweep that nobody holds, or whose holder shows no life for three of its beats.
 
     Args:
-        root: Folder or URL below which its claims lie.
+        root: Folder or URL that holds the claims.
         sweep: Its name.
+        beat_s: Seconds between two beats of the new holder; None = `BEAT_S`.
+        clock: By which the beats are sent and watched.
 
     Raises:
         SweepConflictError: Its holder is alive; says who it is.
@@ -167,10 +186,11 @@ def acquire(root: str | Path, sweep: str) -> Lease:
     while True:
         epoch = newest_epoch(storage, sweep)
         if epoch:
-            _await_end(storage, sweep, epoch)
-        claim = _own_claim()
+            _await_end(storage, sweep, epoch, clock)
+        claim = _own_claim(BEAT_S if beat_s is None else beat_s)
+        # Of several drivers that got here one creates the claim; the others look again.
         if storage.create(claim_key(sweep, epoch + 1), claim.model_dump_json().encode()):
-            return Lease(storage, Fence(storage.url, sweep, epoch + 1), claim)
+            return Lease(storage, Fence(storage.url, sweep, epoch + 1), claim, clock=clock)
 
 
 @contextlib.contextmanager
@@ -184,98 +204,108 @@ def held_lease(root: str | Path, sweep: str) -> Iterator[Lease]:
 
 
 def holder(root: str | Path, sweep: str) -> Claim | None:
-    """Who holds a sweep as far as can be told at once: the last claim, unless it was released or its process has ended.
+    """Who holds a sweep, as far as anybody can tell at once.
 
-    One whose machine went down is shown until another driver takes over.
+    This is the last claim, unless it was released or its process has ended. If the holder's machine
+    went down, it is shown until another driver takes over.
     """
     storage = open_storage(root)
     epoch = newest_epoch(storage, sweep)
     if not epoch:
         return None
-    claim, beat = _read_claim(storage, sweep, epoch), _read_beat(storage, sweep, epoch)
-    return None if claim.is_gone or (beat is not None and beat.released) else claim
+    claim = _read_claim(storage, sweep, epoch)
+    if _is_over(claim, _read_beat(storage, sweep, epoch)):
+        return None
+    return claim
 
 
 def newest_epoch(storage: Storage, sweep: str) -> int:
-    """Of the last claim; 0 where there never was one."""
-    names = (key.rpartition("/")[2] for key in storage.keys(claims_key(sweep)))
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    """Epoch of the last claim; 0 where there never was one."""
+    newest = 0
+    for key in storage.keys(claims_key(sweep)):
+        name = key.rpartition("/")[2]
+        if name.isdigit():
+            newest = max(newest, int(name))
+    return newest
 
 
-def _await_end(storage: Storage, sweep: str, epoch: int) -> None:
-    """Return once the claim is over; raises SweepConflictError as soon as its holder shows life."""
-    claim, first = _read_claim(storage, sweep, epoch), _read_beat(storage, sweep, epoch)
-    if claim.is_gone or (first is not None and first.released):
+def _await_end(storage: Storage, sweep: str, epoch: int, clock: Clock) -> None:
+    """Return once the claim is over; raise SweepConflictError as soon as its holder shows life."""
+    claim = _read_claim(storage, sweep, epoch)
+    first = _read_beat(storage, sweep, epoch)
+    if _is_over(claim, first):
         return
-    end_s = _now_s() + MISSED * claim.beat_s
-    if (
-        claim.is_here and first is not None
-    ):  # one machine has one clock: the age of its beat is known
+    end_s = clock.now_s() + MISSED * claim.beat_s
+    # One machine has one clock, so the age of a beat is known here.
+    if claim.is_here and first is not None:
         end_s = first.at_s + MISSED * claim.beat_s
-        if _now_s() - first.at_s < SAFE * claim.beat_s:
+        if clock.now_s() - first.at_s < SAFE * claim.beat_s:
             raise _taken(storage, sweep, claim)
-    wait_s = max(0.0, end_s - _now_s())
-    log.warning(
-        "sweep %s was being run by %s; watching for %.0f s whether it still is",
-        sweep,
-        claim,
-        wait_s,
-    )
+    wait_s = max(0.0, end_s - clock.now_s())
+    log.warning("sweep %s: %s may still run it; watching for %.0f s", sweep, claim, wait_s)
     while True:
-        over = _now_s() >= end_s
+        # Before the look: a beat that comes between the two still counts.
+        is_last_look = clock.now_s() >= end_s
         beat = _read_beat(storage, sweep, epoch)
-        if claim.is_gone or (beat is not None and beat.released):
+        if _is_over(claim, beat):
             return
         if beat != first:
             raise _taken(storage, sweep, claim)
-        if over:
+        if is_last_look:
             return
-        time.sleep(claim.beat_s / LOOKS_PER_BEAT)
+        clock.sleep(claim.beat_s / LOOKS_PER_BEAT)
+
+
+def _is_over(claim: Claim, beat: Beat | None) -> bool:
+    return claim.is_gone or (beat is not None and beat.released)
 
 
 def _taken(storage: Storage, sweep: str, claim: Claim) -> SweepConflictError:
     return SweepConflictError(
-        f"{storage.url}: sweep {sweep!r} is being run by {claim}; wait for it, end it (suite stop {sweep}), or choose another --home"
+        f"{storage.url}: sweep {sweep!r} is being run by {claim}; wait for it, "
+        f"end it (suite stop {sweep}), or choose another --home"
     )
 
 
-def _own_claim() -> Claim:
-    started_s = psutil.Process().create_time()
+def _own_claim(beat_s: float) -> Claim:
     return Claim(
         id=uuid.uuid4().hex,
         host=socket.gethostname(),
         pid=os.getpid(),
         machine=_machine(),
-        started_s=started_s,
-        beat_s=BEAT_S,
+        started_s=psutil.Process().create_time(),
+        beat_s=beat_s,
         job=_submission_id(),
     )
 
 
 def _submission_id() -> str:
-    """Of the job whose driver this is, as Ray tells its drivers; "" where there is none."""
+    """Ray's id of the job that this process drives; "" where there is none."""
     try:
-        return str(json.loads(os.environ.get(JOB_VARIABLE, "{}"))["metadata"]["job_submission_id"])
+        job = json.loads(os.environ.get(JOB_VARIABLE, "{}"))
+        return str(job["metadata"]["job_submission_id"])
     except (ValueError, KeyError, TypeError):
         return ""
 
 
 def _read_claim(storage: Storage, sweep: str, epoch: int) -> Claim:
-    data = storage.read(claim_key(sweep, epoch))
+    key = claim_key(sweep, epoch)
     try:
-        return Claim.model_validate_json(data or b"")
+        return Claim.model_validate_json(storage.read(key) or b"")
     except ValidationError:
         raise SweepConflictError(
-            f"{storage.url}: {claim_key(sweep, epoch)} is no claim of this version of the suite; "
+            f"{storage.url}: {key} is no claim of this version of the suite; "
             "end the driver that wrote it and remove the file, or choose another --home"
         ) from None
 
 
 def _read_beat(storage: Storage, sweep: str, epoch: int) -> Beat | None:
     data = storage.read(_beat_key(sweep, epoch))
+    if data is None:
+        return None
     try:
-        return None if data is None else Beat.model_validate(json.loads(data))
-    except ValueError:
+        return Beat.model_validate_json(data)
+    except ValidationError:
         return None
 
 
@@ -284,13 +314,9 @@ def _beat_key(sweep: str, epoch: int) -> str:
 
 
 def _machine() -> str:
-    """The kernel that runs here and its table of processes: containers share the one and not the other."""
+    """This kernel and its table of processes; two containers share the kernel, not the table."""
     try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
-
-
-def _now_s() -> float:
-    """Seconds since this machine started, the time it was suspended among them."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -72,7 +72,7 @@ class Mirror:
     def push_log(self, path: Path) -> None:
         """Put a log if that is possible at once: none is worth a trial."""
         if self.storage is not None and path.is_file():
-            with contextlib.suppress(StorageError, OSError), _asked_once(self.storage):
+            with contextlib.suppress(StorageError, OSError), self.storage.asked_once():
                 self.storage.push(path, self.key(path))
 
     def end(self, folder: TrialFolder, result: TrialResult) -> TrialResult:
@@ -398,12 +398,3 @@ def _each(call: Callable[[T], None], items: Iterable[T]) -> list[T]:
         with ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(call, work))
     return work
-
-
-@contextlib.contextmanager
-def _asked_once(storage: Storage) -> Any:
-    patience_s, storage.patience_s = storage.patience_s, 0.0
-    try:
-        yield
-    finally:
-        storage.patience_s = patience_s

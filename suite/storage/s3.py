@@ -6,7 +6,6 @@ Source: s3fs (https://s3fs.readthedocs.io); Amazon S3, conditional writes (`If-N
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib.util
 import os
@@ -14,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from suite.clock import CLOCK, Clock
 from suite.errors import StorageError
 from suite.files import replacing
-from suite.storage.base import PATIENCE_S, Storage, checked_key, patient
+from suite.storage.base import NO_ROOM, PATIENCE_S, Storage, checked_key, visible
 
 T = TypeVar("T")
 CONNECT_S, READ_S = 5.0, 60.0
@@ -39,8 +39,8 @@ class S3Storage(Storage):
     s3fs and botocore try nothing again by themselves: here it is known whether a lost answer may have been a success.
     """
 
-    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
-        super().__init__(url, patience_s=patience_s)
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S, clock: Clock = CLOCK) -> None:
+        super().__init__(url, patience_s=patience_s, clock=clock)
         if importlib.util.find_spec("s3fs") is None:
             raise StorageError(
                 f"storage {url}: needs s3fs; install it on every host: pip install 'petl-suite[s3]'"
@@ -102,13 +102,9 @@ class S3Storage(Storage):
             except FileNotFoundError as error:
                 self._blame_bucket(error)
                 return []
-            return sorted(str(path).removeprefix(f"{self._root}/") for path in found)
+            return [str(path).removeprefix(f"{self._root}/") for path in found]
 
-        return [
-            key
-            for key in self._do(now, prefix)
-            if not any(part.startswith(".") for part in key.split("/"))
-        ]
+        return visible(self._do(now, prefix))
 
     def delete(self, prefix: str) -> None:
         checked_key(prefix)
@@ -139,9 +135,9 @@ class S3Storage(Storage):
 
     def _do(self, call: Callable[[], T], key: str) -> T:
         try:
-            return patient(call, patience_s=self.patience_s, transient=_is_transient)
+            return self.patiently(call, _is_transient)
         except _failures() as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise
             raise StorageError(
                 f"storage {self.url}: {key or 'listing'}: {_explained(error, self.patience_s)}"

@@ -1,4 +1,7 @@
-"""A view of the trial folders that follows a running sweep from a thread of its own; it can neither delay nor fail a trial."""
+"""A view of the trial folders that follows a running sweep from a thread of its own.
+
+It can neither delay nor fail a trial.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,27 @@ import contextlib
 import math
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
+from suite.clock import CLOCK, Clock
 from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
 
 
 class Follower:
-    """Base of listeners that bring a store up to date: a trial's end wakes the thread, which looks at the home.
+    """Base of listeners that bring a store up to date.
 
-    It duck-types the listener of `suite.tune`. While the store is away it tries again, ever less often; the next run or
-    `suite sync` makes up for what is left at the end.
+    The end of a trial wakes the thread, which then looks at the home. While the store is away, it
+    tries again, ever less often. What is left at the end is up to the next run or to `suite sync`.
+    The methods `on_...` are those of `suite.plan.events.Listener`.
 
     Args:
-        name: Of the store, for what is said.
+        name: Name of the store, for messages.
         say: Receives the one or two lines meant for the user.
         patience_s: Longest wait at the end of the sweep.
         retry_s: First and longest pause between attempts.
+        clock: By which pauses and patience are counted.
     """
 
     def __init__(
@@ -34,22 +39,29 @@ class Follower:
         say: Callable[[str], None] | None = None,
         patience_s: float = 20.0,
         retry_s: tuple[float, float] = (1.0, 60.0),
+        clock: Clock = CLOCK,
     ) -> None:
-        self.name, self.patience_s, self.retry_s = name, patience_s, retry_s
-        self._say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+        self.name = name
+        self.patience_s = patience_s
+        self.retry_s = retry_s
+        self.clock = clock
+        self._say = say or _say_on_stderr
         self._behind: set[str] = set()
-        self._lock, self._wake, self._ended = threading.Lock(), threading.Event(), threading.Event()
-        self._reached, self._warned = False, False
-        self._deadline = math.inf
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._reached = False
+        self._warned = False
+        self._deadline_s = math.inf
         self._thread = threading.Thread(
             target=self._work, name=f"suite-{name.lower()}", daemon=True
         )
 
     def prepare(self) -> None:
-        """In the sweep's own thread, before the first trial."""
+        """Called in the sweep's own thread, before the first trial."""
 
     def bring_up_to_date(self) -> str | None:
-        """In the follower's thread: do what is to do; returns why it could not be done."""
+        """Called in the follower's thread: write what is lacking, or return why it cannot be."""
         raise NotImplementedError
 
     @property
@@ -69,9 +81,8 @@ class Follower:
     def on_trial_retry(self, spec: TrialSpec, failure: Any) -> None: ...
 
     def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
-        if (
-            result is None
-        ):  # it ran out of retries: there is nothing to write until another run finishes it
+        # A trial that ran out of retries has no result: nothing to write until it runs again.
+        if result is None:
             return
         with self._lock:
             self._behind.add(spec.hash)
@@ -79,40 +90,42 @@ class Follower:
 
     def on_end(self, outcome: Any) -> None:
         """Wait a little for the thread, then say what is left to do."""
-        self._deadline = time.monotonic() + self.patience_s
+        self._deadline_s = self.clock.now_s() + self.patience_s
         self._ended.set()
         self._start()
         self._thread.join(self.patience_s)
         if self.behind or not self._reached:
-            late = f"by {self.behind} trials" if self.behind else "(it was never reached)"
+            late = "(it was never reached)"
+            if self.behind:
+                late = f"by {self.behind} trials"
             self._say(f"{self.name} is behind {late}; run: suite sync")
 
     def _start(self) -> None:
         with self._lock:
+            # A thread starts only once; one that has ended raises RuntimeError.
             if not self._thread.is_alive():
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # it had ended already: a thread starts once
+                with contextlib.suppress(RuntimeError):
                     self._thread.start()
         self._wake.set()
 
     def _work(self) -> None:
-        pause_s = self.retry_s[0]
-        while time.monotonic() < self._deadline:
+        pause_s, longest_s = self.retry_s
+        while self.clock.now_s() < self._deadline_s:
             self._wake.clear()
-            last = self._ended.is_set()
+            # Read before the attempt: trials that end during it deserve another one.
+            is_last = self._ended.is_set()
             problem = self._attempt()
             if problem is None:
-                if last:
+                if is_last:
                     return
                 pause_s = self.retry_s[0]
                 self._wake.wait()
-            elif last:
-                time.sleep(self.retry_s[0])
+            elif is_last:
+                self.clock.sleep(self.retry_s[0])
             else:
                 self._warn(problem)
-                self._ended.wait(pause_s)
-                pause_s = min(2 * pause_s, self.retry_s[1])
+                self.clock.wait(self._ended, pause_s)
+                pause_s = min(2 * pause_s, longest_s)
 
     def _attempt(self) -> str | None:
         with self._lock:
@@ -125,6 +138,11 @@ class Follower:
         return problem
 
     def _warn(self, problem: str) -> None:
+        """Say once what is wrong; every further attempt fails for the same reason."""
         if not self._warned:
             self._warned = True
             self._say(f"{problem} (the sweep goes on; {self.name} is brought up to date later)")
+
+
+def _say_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
