@@ -22,7 +22,7 @@ from suite.config.arm import Arm
 from suite.config.sweep import BackboneChoice, LimitConfig
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
-from suite.data.objective import make_objective
+from suite.data.make_objective import make_objective
 from suite.data.prepare import prepare
 from suite.petl.arm import full_architecture
 from suite.record.folder import Home

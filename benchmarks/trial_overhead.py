@@ -136,7 +136,7 @@ def train_with_ray_train(config: dict[str, Any]) -> None:
     import torch
 
     from suite.backbones.loading import load_tokenizer, resolve
-    from suite.data.objective import make_objective
+    from suite.data.make_objective import make_objective
     from suite.data.prepare import prepare
     from suite.meters import PhaseMeter
     from suite.petl.arm import build_arm

@@ -12,7 +12,7 @@ from suite.backbones.bpe import SMALLEST, draft_bpe, parse_bpe, train_bpe
 from suite.backbones.loading import Head, build, load_tokenizer, resolve
 from suite.config.sweep import BackboneChoice
 from suite.data.tokenizer import tokenizer_fingerprint
-from suite.data.vocabulary import open_backbone
+from suite.data.trained_tokenizer import open_backbone
 from suite.errors import BackboneError, UnknownNameError
 from suite.registry import yaml_names
 from tests.texts import PAIRS, write_pairs

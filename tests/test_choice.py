@@ -15,7 +15,8 @@ from suite.config.sweep import AttentionChoice, LimitConfig
 from suite.config.task import SplitConfig, load_task, make_task
 from suite.config.task_files import load_code, task_paths
 from suite.config.training import TrainingConfig
-from suite.data.objective import Objective, make_objective
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
 from suite.data.splits import plan_splits
 from suite.errors import ConfigError, DataError, IncompatibleError
 from suite.metrics.quality import score

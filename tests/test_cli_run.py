@@ -15,7 +15,8 @@ from rich.console import Console
 from suite.cli import run
 from suite.cli.live import Board
 from suite.cli.trial import build_spec
-from suite.config.sweep import SweepConfig, load_sweep
+from suite.config.sweep import SweepConfig
+from suite.config.sweep_files import load_sweep
 from suite.errors import ConfigError, IncompatibleError, SuiteError, UnknownNameError
 from suite.meters.record import PhaseRecord
 from suite.plan.cell_state import read_states

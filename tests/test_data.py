@@ -15,7 +15,8 @@ from transformers import ByT5Tokenizer
 from suite.config.sweep import LimitConfig
 from suite.config.task import SplitConfig, TaskConfig, load_task, make_task
 from suite.config.training import TrainingConfig
-from suite.data.objective import Objective, make_objective
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
 from suite.data.splits import plan_splits
 from suite.errors import ConfigError, DataError

@@ -16,7 +16,7 @@ from suite.backbones.loading import Head, build, resolve
 from suite.config.sweep import LimitConfig
 from suite.config.training import TrainingConfig
 from suite.data.generation import GenerationObjective
-from suite.data.objective import make_objective
+from suite.data.make_objective import make_objective
 from suite.data.prepare import prepare
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.text import score_texts

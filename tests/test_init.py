@@ -14,7 +14,8 @@ import yaml
 
 from suite.cli.sweep_text import PRESETS, Answers, Budget, sweep_text
 from suite.config.loader import parse_yaml, validate
-from suite.config.sweep import SweepConfig, load_sweep
+from suite.config.sweep import SweepConfig
+from suite.config.sweep_files import load_sweep
 from tests.commands import ROOT, Suite, suite
 
 __all__ = ["suite"]

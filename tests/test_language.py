@@ -13,10 +13,10 @@ from transformers import ByT5Tokenizer
 from suite.backbones.loading import Head, build, resolve
 from suite.config.sweep import LimitConfig
 from suite.config.training import TrainingConfig
-from suite.data.blocks import pack, windows
-from suite.data.language import LanguageModelObjective
-from suite.data.objective import make_objective
+from suite.data.language_model import LanguageModelObjective
+from suite.data.make_objective import make_objective
 from suite.data.prepare import Prepared, prepare
+from suite.data.running_text import pack, windows
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.text import perplexity
 from tests.texts import prose_task, write_prose

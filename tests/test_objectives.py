@@ -23,8 +23,9 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import TaskConfig, load_task
 from suite.config.training import TrainingConfig
-from suite.data.labels import LabelWords
-from suite.data.objective import Objective, make_objective
+from suite.data.label_words import LabelWords
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
 from suite.errors import IncompatibleError
 from tests.toy import learn
 

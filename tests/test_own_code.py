@@ -14,7 +14,8 @@ from suite.backbones.code import code_digest
 from suite.backbones.loading import build, identity, load_tokenizer, resolve
 from suite.cli.arms import make_arm
 from suite.config.arm import Arm
-from suite.config.sweep import BackboneChoice, load_sweep
+from suite.config.sweep import BackboneChoice
+from suite.config.sweep_files import load_sweep
 from suite.config.trust import TRUSTED, trusting
 from suite.errors import BackboneError, ConfigError
 from suite.export import export

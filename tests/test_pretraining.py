@@ -16,7 +16,8 @@ from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.config.task import GeneratedData, PretrainTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
-from suite.data.objective import Objective, make_objective
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
 from suite.data.pretraining import MASK_FRAC, RANDOM_FRAC, segments, sentinels
 from suite.errors import IncompatibleError
 from suite.petl.arm import build_arm

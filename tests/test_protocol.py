@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from suite.config.space import LearningRateRange
-from suite.config.sweep import SearchConfig, SweepConfig, stored_sweep
+from suite.config.sweep import SearchConfig
 from suite.leaderboard.row import read_definition, summarise
 from suite.plan.cell_state import Progress, read_states
 from suite.plan.definition import check_definition, store_definition
@@ -465,18 +464,6 @@ def test_the_rules_may_change_between_two_runs_of_a_sweep(home: Home) -> None:
     store_definition(planned(search={"trials": 4}), home)
     rules = {"trials": 4, "edge_guard": {"extensions": 1}, "stop": {"tolerance": 1.0}}
     check_definition(planned(search=rules, architectures="search"), home)
-
-
-def test_a_home_from_before_there_were_rules_keeps_its_results() -> None:
-    """They were off then: its finished cells do not open again."""
-    old = json.loads(toy_sweep().model_dump_json())
-    for key in ("edge_guard", "stop", "pruner", "objective"):
-        del old["search"][key]
-    read = stored_sweep(json.dumps(old).encode())
-    assert read.search.stop is None and read.search.edge_guard.extensions == 0
-    fresh = SweepConfig.model_validate_json(json.dumps(old))
-    assert fresh.search.stop is not None and fresh.search.edge_guard.extensions == 2
-    assert stored_sweep(fresh.model_dump_json().encode()) == fresh
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,7 @@ def test_energy_of_boards_that_cannot_be_metered_is_known_before_a_worker_starts
 
 def test_the_sweep_files_of_papers_use_their_whole_budget() -> None:
     """A paper's search had no rule that ends it early."""
-    from suite.config.sweep import load_sweep
+    from suite.config.sweep_files import load_sweep
     from suite.registry import yaml_names
 
     papers = {

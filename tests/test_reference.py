@@ -15,7 +15,8 @@ from suite.cli.options import Format
 from suite.cli.paper import with_paper
 from suite.config.arm import Arm
 from suite.config.reference import MEAN, Reference
-from suite.config.sweep import AttentionChoice, BackboneChoice, SweepConfig, load_sweep
+from suite.config.sweep import AttentionChoice, BackboneChoice, SweepConfig
+from suite.config.sweep_files import load_sweep
 from suite.errors import ConfigError
 from suite.evaluation.subjects import UNTRAINED
 from suite.plan.definition import check_definition, store_definition

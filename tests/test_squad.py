@@ -20,10 +20,10 @@ from transformers import (
 from suite.config.sweep import LimitConfig
 from suite.config.task import QuestionAnsweringTask, load_task
 from suite.config.training import TrainingConfig
-from suite.data.objective import make_objective
+from suite.data.context_windows import Windows
+from suite.data.make_objective import make_objective
 from suite.data.prepare import prepare
-from suite.data.qa import SpanObjective, best_spans
-from suite.data.windows import Windows
+from suite.data.question_answering import SpanObjective, best_spans
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.squad import exact_match, normalise, score_spans, token_f1
 from tests.rows import task_row, write_rows

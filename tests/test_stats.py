@@ -30,10 +30,10 @@ from suite.stats.compare import (
     p_values,
     variances,
 )
-from suite.stats.constant import best_constant
-from suite.stats.inference import half_width, holm, two_sided
+from suite.stats.constant_baseline import best_constant
 from suite.stats.interval import FREE, PERCENT, Ends, cell_interval, make_interval, mean_interval
 from suite.stats.ranks import rank_groups, rank_text
+from suite.stats.significance import half_width, holm, two_sided
 from tests.answers import make_answers, some_right, write_answers, write_confirmed
 from tests.records import make_task
 

@@ -18,7 +18,7 @@ from suite.config.sweep import LimitConfig
 from suite.config.task import TaskConfig, load_task
 from suite.config.task_files import code_of, describe, own_score, task_paths
 from suite.config.training import TrainingConfig
-from suite.data.objective import make_objective
+from suite.data.make_objective import make_objective
 from suite.data.prepare import prepare
 from suite.data.source import open_source
 from suite.errors import ConfigError, DataError, UnknownNameError

@@ -17,7 +17,8 @@ from suite.config.arm import Arm
 from suite.config.sweep import LimitConfig
 from suite.config.task import TaskConfig, load_task
 from suite.config.training import TrainingConfig
-from suite.data.objective import Objective, make_objective
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
 from suite.data.prepare import prepare
 from suite.meters import PhaseMeter
 from suite.metrics.text import perplexity

@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 import suite as package
 from suite.backbones.loading import resolve
 from suite.config.loader import MAX_BYTES, parse_value, parse_yaml
-from suite.config.sweep import BackboneChoice, SweepConfig, load_sweep
+from suite.config.sweep import BackboneChoice, SweepConfig
+from suite.config.sweep_files import load_sweep
 from suite.config.task import ClassificationTask
 from suite.data.prepare import Prepared
 from suite.errors import BackboneError, ConfigError, SuiteError, TrackingError

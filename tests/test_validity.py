@@ -21,7 +21,7 @@ from suite.record.cells import Cell, Trial, read_cells
 from suite.record.folder import Home
 from suite.record.result import ValidityRecord
 from suite.record.spec import Phase
-from suite.stats.constant import beats_constant
+from suite.stats.constant_baseline import beats_constant
 from suite.tracking import leaderboard, sync, to_rows
 from suite.train.build import build_model
 from suite.train.probe import digest_of, strays

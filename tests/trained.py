@@ -13,7 +13,7 @@ from suite.backbones.loading import load_tokenizer, resolve
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.config.training import TrainingConfig
-from suite.data.objective import make_objective
+from suite.data.make_objective import make_objective
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.petl.arm import full_architecture, trained_state
 from suite.record.folder import Home, TrialFolder

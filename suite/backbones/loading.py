@@ -91,7 +91,7 @@ def resolve(
     Args:
         choice: Name and options as a person wrote them.
         where: File and key for messages.
-        tokenizer: Folder of the tokenizer that `bpe:...` names, once it is trained (`suite.data.vocabulary.open_backbone`).
+        tokenizer: Folder of the tokenizer that `bpe:...` names, once it is trained (`suite.data.trained_tokenizer.open_backbone`).
         only_shape: Whether it is only to be counted: then a preset without published weights is as good as any.
 
     Raises:
@@ -177,7 +177,7 @@ def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTra
         and parse_bpe(resolved.choice.tokenizer) is not None
     ):
         raise BackboneError(
-            f"tokenizer {resolved.choice.tokenizer} is not trained; see suite.data.vocabulary.open_backbone"
+            f"tokenizer {resolved.choice.tokenizer} is not trained; see suite.data.trained_tokenizer.open_backbone"
         )
     try:
         tokenizer = _read_tokenizer(resolved, where="")

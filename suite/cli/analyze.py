@@ -149,7 +149,7 @@ def measure(
     from suite.backbones.loading import identity
     from suite.config.sweep import LimitConfig
     from suite.data.prepare import prepare
-    from suite.data.vocabulary import open_backbone
+    from suite.data.trained_tokenizer import open_backbone
     from suite.petl.arm import build_arm
 
     arm, config, training = _chosen(backbone, task, variant, overrides)
@@ -200,7 +200,7 @@ def _chosen(
 
 def _objective(resolved: ResolvedBackbone, task: TaskConfig, training: TrainingConfig) -> Objective:
     from suite.backbones.loading import load_tokenizer
-    from suite.data.objective import make_objective
+    from suite.data.make_objective import make_objective
 
     kind, tokenizer = resolved.family.kind, load_tokenizer(resolved)
     return make_objective(

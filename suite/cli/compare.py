@@ -237,7 +237,7 @@ def _adjusted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """With Holm's p-values: over all tasks and pairs, and over all pairs for the means, which are a question of their own."""
     import numpy as np
 
-    from suite.stats.inference import LEVEL, holm
+    from suite.stats.significance import LEVEL, holm
 
     for of_means in (False, True):
         family = [row for row in rows if (row["task"] == MEAN) == of_means and row["p"] is not None]

@@ -123,7 +123,7 @@ def constant(rows: Sequence[Row]) -> dict[str, str]:
 
 def columns(rows: Sequence[Row]) -> list[Column]:
     """What a person sees, in the order of reading; the highest rank goes first on a narrow terminal."""
-    from suite.stats.constant import beats_constant
+    from suite.stats.constant_baseline import beats_constant
 
     axes = [Column(key, partial(_axis, key=key)) for key in AXES if key not in constant(rows)]
     axes += [column("home")] if len({row["home"] for row in rows}) > 1 else []

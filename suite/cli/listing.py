@@ -114,7 +114,7 @@ def _range(space: Any) -> str:
 
 
 def _sweeps() -> list[Row]:
-    from suite.config.sweep import load_sweep
+    from suite.config.sweep_files import load_sweep
     from suite.registry import yaml_names
 
     return [

@@ -69,7 +69,7 @@ def run(
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Run a sweep, or go on with it: what has finished is never run again. Prints the leaderboard."""
-    from suite.config.sweep import load_sweep
+    from suite.config.sweep_files import load_sweep
 
     path = find_sweep(sweep)
     config = load_sweep(path, overrides or ())

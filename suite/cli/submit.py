@@ -90,7 +90,7 @@ def submit(
     from suite.cluster.access import require_token
     from suite.cluster.jobs import JobClient, Submission, dashboard_url
     from suite.cluster.package import check_size
-    from suite.config.sweep import load_sweep
+    from suite.config.sweep_files import load_sweep
 
     folder = working_dir.resolve()
     found = find_sweep(sweep)

@@ -20,7 +20,7 @@ from suite.cli.render import column
 if TYPE_CHECKING:
     from suite.config.task import TaskConfig
     from suite.data.inspection import Finding, SplitFacts
-    from suite.data.readings import Reader, Reading
+    from suite.data.preview import Reader, Reading
 
 FAMILIES = (("minilm", "bert-base"), ("t5-base",), ("gpt2",))
 """Backbones that stand for encoders, encoder-decoders and decoders: of each the first that can be found."""
@@ -144,7 +144,7 @@ def _look(
 ) -> Report:
     from suite.config.training import TrainingConfig
     from suite.data.inspection import TaskRows, look
-    from suite.data.readings import families, make_any, read_as, sampled, scoring, truncation
+    from suite.data.preview import families, make_any, read_as, sampled, scoring, truncation
 
     training = TrainingConfig.model_validate(limits)
     readers = _readers(backbones)
@@ -166,7 +166,7 @@ def _look(
 
 
 def _readers(names: Sequence[str] | None) -> list[Reader]:
-    from suite.data.readings import Reader
+    from suite.data.preview import Reader
 
     return [
         Reader.of(_first(choice)) for choice in ([(name,) for name in names] if names else FAMILIES)

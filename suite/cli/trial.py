@@ -111,7 +111,7 @@ def build_spec(
     from suite.cli.arms import GROUPS, make_arm, read_overrides, resolve_backbone
     from suite.config.loader import validate
     from suite.config.task import load_task
-    from suite.data.objective import make_objective
+    from suite.data.make_objective import make_objective
     from suite.petl.arm import check_arm
     from suite.record.spec import TrialSpec
     from suite.train.engine import micro_batching

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,13 +15,12 @@ from pydantic import (
 )
 
 from suite.config.lm_eval import LmEvalConfig
-from suite.config.loader import Strict, apply_overrides, load_yaml, validate
+from suite.config.loader import Strict
 from suite.config.pretrain import PretrainConfig
 from suite.config.reference import Reference
 from suite.config.space import LearningRateRange
 from suite.config.tracking import TrackingConfig
 from suite.config.training import TrainingConfig
-from suite.config.trust import check_named, refuse_trust, with_trust
 
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
@@ -342,39 +339,3 @@ class SweepConfig(Strict):
                 "set search.pruner: null, or train in more, shorter epochs (training.epoch_steps)"
             )
         return self
-
-
-def stored_sweep(data: bytes) -> SweepConfig:
-    """A sweep as a home stores it. What an earlier version did not know was off when its trials ran.
-
-    Raises:
-        ValidationError: Not a sweep of this version.
-    """
-    stored = SweepConfig.model_validate_json(data)
-    known = json.loads(data).get("search", {})
-    off: dict[str, Any] = {"stop": None, "edge_guard": EdgeGuard(extensions=0)}
-    return stored.model_copy(
-        update={
-            "search": stored.search.model_copy(
-                update={k: v for k, v in off.items() if k not in known}
-            )
-        }
-    )
-
-
-def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read a sweep file; `overrides` are `key=value` items from the command line, which alone says whose code is trusted.
-
-    Raises:
-        ConfigError: With file, line and key.
-    """
-    data, lines = load_yaml(path)
-    data = apply_overrides(data, overrides)
-    given = data.get("backbones")
-    for i, backbone in enumerate(given if isinstance(given, list) else ()):
-        refuse_trust(backbone, where=f"{path}: backbones[{i}]")
-    config = validate(SweepConfig, data, where=str(path), lines=lines)
-    check_named([backbone.name for backbone in config.backbones], where=str(path))
-    return config.model_copy(
-        update={"backbones": [with_trust(b, where=f"{path}: backbones") for b in config.backbones]}
-    )

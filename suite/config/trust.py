@@ -10,12 +10,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from suite.config.sweep import BackboneChoice
 from suite.errors import ConfigError
-
-if TYPE_CHECKING:
-    from suite.config.sweep import BackboneChoice
 
 OPTION = "--trust-remote-code"
 TRUSTED = "SUITE_TRUST_REMOTE_CODE"

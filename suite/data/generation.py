@@ -19,7 +19,7 @@ from suite.config.task import GenerationTask, QuestionAnsweringTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, collate_padded, pad, pad_left
 from suite.data.objective import Batch, Columns, Features, Objective, prompts
-from suite.data.text import plain_ids, prompt_ids
+from suite.data.tokenizer import plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import score_texts, signatures
 

@@ -24,10 +24,10 @@ from suite.backbones.loading import Head
 from suite.config.task import InstructionTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, collate_padded, pad
-from suite.data.language import summed_nll
+from suite.data.language_model import summed_nll
 from suite.data.objective import Batch, Columns, Features, Objective
 from suite.data.splits import SplitName
-from suite.data.text import plain_ids, prompt_ids
+from suite.data.tokenizer import plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity
 

@@ -6,21 +6,17 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import (
     ClassificationTask,
     GenerationTask,
-    InstructionTask,
-    LanguageModelTask,
     MultipleChoiceTask,
-    PretrainTask,
     QuestionAnsweringTask,
     TaskConfig,
 )
@@ -235,103 +231,3 @@ class LabelObjective(Objective):
     def _gold(self, columns: Columns) -> list[Any]:
         number = float if self.task.is_regression else int
         return [number(value) for value in columns[self.task.label.column]]
-
-
-class HeadObjective(LabelObjective):
-    """A new classification or regression head: on an encoder's text or pair, or on a decoder's last token of the prompt."""
-
-    task: ClassificationTask
-
-    def __init__(
-        self,
-        task: ClassificationTask,
-        tokenizer: PreTrainedTokenizerBase,
-        training: TrainingConfig,
-        *,
-        pairs: bool,
-    ) -> None:
-        super().__init__(task, tokenizer, training)
-        self.pairs = pairs
-        self.head = Head("regression" if task.is_regression else "classification", task.num_labels)
-
-    def encode(self, columns: Columns) -> Features:
-        texts = self._texts(columns) if self.pairs else [self._prompts(columns)]
-        encoded = self.tokenizer(*texts, truncation=True, max_length=self.training.max_length)
-        names = ("input_ids", "token_type_ids") if self.pairs else ("input_ids",)
-        features: Features = {name: encoded[name] for name in names if name in encoded}
-        ids = features["input_ids"]
-        return {
-            **features,
-            "gold": self._gold(columns),
-            "length": [len(i) for i in ids],
-            "units": [1] * len(ids),
-        }
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        batch = self._padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0})
-        dtype = torch.float32 if self.task.is_regression else torch.long
-        return {**batch, "labels": torch.tensor([row["gold"] for row in rows], dtype=dtype)}
-
-    def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        logits = model(
-            **{name: tensor for name, tensor in batch.items() if name != "labels"}
-        ).logits.float()
-        answers: list[float] = (
-            logits.squeeze(-1) if self.task.is_regression else logits.argmax(-1)
-        ).tolist()
-        return [float(answer) for answer in answers]
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "pairs": self.pairs}
-
-    def _texts(self, columns: Columns) -> list[list[str]]:
-        """The one or two texts of every row."""
-        if self.task.pair is None:
-            return [list(columns[column]) for column in self.task.inputs]
-        return [fill(template, columns) for template in self.task.pair]
-
-
-def make_objective(
-    task: TaskConfig,
-    *,
-    kind: Kind,
-    tokenizer: PreTrainedTokenizerBase,
-    training: TrainingConfig,
-    decoder_objective: Literal["head", "text"],
-) -> Objective:
-    """A task in the words of a kind of backbone. For a class or a number encoders get a head, encoder-decoders text to text,
-    decoders what `decoder_objective` says.
-
-    Raises:
-        IncompatibleError: This kind of backbone cannot answer the task; label words do not fit `training.target_max_length`
-            or read alike; regression as decoder text; windows that do not overlap.
-    """
-    from suite.data.choice import make_choice  # these derive from Objective
-    from suite.data.generation import make_generation
-    from suite.data.instruction import make_instruction
-    from suite.data.language import LanguageModelObjective
-    from suite.data.pretraining import make_pretraining
-    from suite.data.qa import make_question_answering
-    from suite.data.text import DecoderTextObjective, TextToTextObjective
-
-    if isinstance(task, PretrainTask):
-        return make_pretraining(task, tokenizer, training, kind=kind)
-    if isinstance(task, LanguageModelTask):
-        return LanguageModelObjective(task, tokenizer, training, kind=kind)
-    if isinstance(task, GenerationTask):
-        return make_generation(task, tokenizer, training, kind=kind)
-    if isinstance(task, InstructionTask):
-        return make_instruction(task, tokenizer, training, kind=kind)
-    if isinstance(task, QuestionAnsweringTask):
-        return make_question_answering(task, tokenizer, training, kind=kind)
-    if isinstance(task, MultipleChoiceTask):
-        return make_choice(
-            task, tokenizer, training, kind=kind, decoder_objective=decoder_objective
-        )
-    if kind == "encoder":
-        return HeadObjective(task, tokenizer, training, pairs=True)
-    if kind == "encoder-decoder":
-        return TextToTextObjective(task, tokenizer, training)
-    if decoder_objective == "head":
-        return HeadObjective(task, tokenizer, training, pairs=False)
-    return DecoderTextObjective(task, tokenizer, training)

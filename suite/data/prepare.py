@@ -17,8 +17,8 @@ from datasets import Dataset
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.sweep import LimitConfig
 from suite.config.task import ClassificationTask, LabelTask, TaskConfig
-from suite.data.checks import check_ids, check_rows
 from suite.data.objective import TEMPLATE, Columns, Features, Objective
+from suite.data.row_checks import check_ids, check_rows
 from suite.data.source import Source, open_source
 from suite.data.splits import Part, Rows, SplitName, plan_splits, source_splits
 from suite.errors import DataError

@@ -30,9 +30,9 @@ from suite.backbones.loading import Head
 from suite.config.hashing import derive_seed
 from suite.config.task import ObjectiveName, PretrainTask
 from suite.config.training import TrainingConfig
-from suite.data.blocks import blocks
 from suite.data.collate import IGNORED, pad
 from suite.data.objective import Batch, Columns, Features, Objective
+from suite.data.running_text import blocks
 from suite.data.splits import SplitName
 from suite.errors import IncompatibleError
 

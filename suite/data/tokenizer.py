@@ -29,3 +29,14 @@ def _without_state(backend: Any) -> str:
     return canonical_json(
         {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
     )
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Tokens to write on after: with the tokenizer's start but not its end token."""
+    ids = [*tokenizer(text, verbose=False)["input_ids"]]
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Tokens without any special ones."""
+    return [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]

@@ -12,8 +12,8 @@ import torch
 from suite.backbones.loading import Head, ResolvedBackbone, load_tokenizer
 from suite.config.arm import Arm
 from suite.config.hashing import short_hash
-from suite.data.objective import make_objective
-from suite.data.vocabulary import open_backbone
+from suite.data.make_objective import make_objective
+from suite.data.trained_tokenizer import open_backbone
 from suite.errors import IncompatibleError
 from suite.evaluation.harness import Opened
 from suite.petl import get_method

@@ -9,7 +9,7 @@ from suite.errors import SuiteError
 from suite.record.cells import Trial
 from suite.stats.answers import Answers, read_answers
 from suite.stats.compare import difference, gather
-from suite.stats.constant import best_constant
+from suite.stats.constant_baseline import best_constant
 from suite.stats.interval import cell_interval
 
 

@@ -28,7 +28,7 @@ from suite.config.arm import Arm
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.reference import MEAN
 from suite.config.space import LearningRateRange
-from suite.config.sweep import SweepConfig, stored_sweep
+from suite.config.sweep import SweepConfig
 from suite.config.task import TaskConfig
 from suite.errors import TrackingError
 from suite.leaderboard.curves import of_tags, progress, study_fields, to_tags
@@ -193,7 +193,7 @@ class CellSummary:
         dirty: Whether one of its runs was made by an edited checkout.
         ci_low: 95% interval of `score_mean` over seeds and items; `ci_high` likewise. Of a mean row, set when the leaderboard is read.
         ci_of: Over what: "seeds x items", or "items" for one seed; `ci_missing`, why there is none.
-        constant_score: What the same answer to every test item scores (`suite.stats.constant`); `constant_missing`, why there is none.
+        constant_score: What the same answer to every test item scores (`suite.stats.constant_baseline`); `constant_missing`, why there is none.
         constant_p: Two-sided, of no difference between that and `score_mean`; None on a mean row.
         rank: `1` or `1-3`, among the finished rows of the sweep, backbone and task; set when the leaderboard is read.
         own_code: Commit of the code that the backbone's checkpoint brought and that ran; None = only that of the libraries.
@@ -368,7 +368,7 @@ def read_definition(home: Home, sweep: str) -> Definition | None:
     """
     path = home.sweep_definition(sweep)
     try:
-        config = stored_sweep(path.read_bytes())
+        config = SweepConfig.model_validate_json(path.read_bytes())
         cells = path.with_suffix(".cells")
         plan = Plan.model_validate_json(cells.read_bytes()) if cells.exists() else None
     except FileNotFoundError:

@@ -17,7 +17,7 @@ from suite.config.arm import Arm
 from suite.config.hashing import canonical_json
 from suite.config.loader import Strict
 from suite.config.space import LearningRateRange
-from suite.config.sweep import stored_sweep
+from suite.config.sweep import SweepConfig
 from suite.config.task import TaskConfig
 from suite.errors import ConfigError, SweepConflictError
 from suite.files import write_json
@@ -81,7 +81,7 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
         return None
     try:
         stored = StoredCells.model_validate_json(cells_path.read_bytes())
-        config = stored_sweep(config_path.read_bytes())
+        config = SweepConfig.model_validate_json(config_path.read_bytes())
     except ValidationError as error:
         raise ConfigError(
             f"{cells_path}, {config_path.name}: not a definition of this version of the suite ({error.error_count()} errors); "

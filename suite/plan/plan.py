@@ -250,8 +250,8 @@ def pretrain_objective(
 ) -> tuple[ResolvedBackbone, Objective]:
     """What a pretrain run trains, and on what; `cache` and `data_root` as in `objectives`."""
     from suite.backbones.loading import load_tokenizer, resolve
-    from suite.data.objective import make_objective
-    from suite.data.vocabulary import open_backbone
+    from suite.data.make_objective import make_objective
+    from suite.data.trained_tokenizer import open_backbone
 
     choice = spec.arm.backbone
     resolved = (
@@ -310,8 +310,8 @@ def objectives(
         IncompatibleError: A task that this kind of backbone cannot answer.
     """
     from suite.backbones.loading import load_tokenizer, resolve
-    from suite.data.objective import make_objective
-    from suite.data.vocabulary import open_backbone
+    from suite.data.make_objective import make_objective
+    from suite.data.trained_tokenizer import open_backbone
 
     tasks = list(tasks)
     for choice in config.backbones:

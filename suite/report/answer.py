@@ -12,7 +12,7 @@ from suite.report import values
 from suite.report.charts import energy, place
 from suite.report.data import Report, Row
 from suite.report.names import listed
-from suite.stats.constant import beats_constant
+from suite.stats.constant_baseline import beats_constant
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from suite.report import values
 from suite.report.chart import Chart
 from suite.report.data import Report
 from suite.report.table import Column, Row, Table, number, words
-from suite.stats.constant import beats_constant
+from suite.stats.constant_baseline import beats_constant
 
 CONSTANT = "score of the best answer that is the same for every test item; shown where a row is not shown to do better"
 LEADERBOARD = {

@@ -18,7 +18,7 @@ from suite.errors import StatisticsError
 from suite.metrics.quality import Values
 from suite.stats.answers import Answers
 from suite.stats.bootstrap import item_covariance
-from suite.stats.inference import half_width, two_sided
+from suite.stats.significance import half_width, two_sided
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from suite.config.task import TaskConfig
 from suite.errors import StatisticsError
 from suite.stats.answers import Answers, headline_metrics
 from suite.stats.bootstrap import item_covariance
-from suite.stats.inference import half_width
+from suite.stats.significance import half_width
 
 MAX_EXPONENT = 700.0
 CORRELATIONS = ("matthews", "pearson", "spearman")

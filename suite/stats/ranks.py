@@ -11,7 +11,7 @@ import numpy as np
 
 from suite.metrics.quality import Values
 from suite.stats.compare import Evidence, p_values
-from suite.stats.inference import LEVEL, holm
+from suite.stats.significance import LEVEL, holm
 
 Rank = tuple[int, int]
 """The best and the worst place, from 1."""

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.bpe import parse_bpe
 from suite.backbones.loading import ResolvedBackbone, load_tokenizer, resolve
-from suite.data.objective import Objective, make_objective
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.errors import CheckpointError, ConfigError
 from suite.files import sha256

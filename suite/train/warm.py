@@ -14,9 +14,10 @@ from torch import nn
 
 from suite.attention.counts import AttentionCount, count_attention
 from suite.backbones.loading import identity, load_tokenizer
-from suite.data.objective import Objective, make_objective
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
-from suite.data.vocabulary import open_backbone
+from suite.data.trained_tokenizer import open_backbone
 from suite.errors import CheckpointError
 from suite.files import sha256
 from suite.meters import release_memory

@@ -18,7 +18,8 @@ from suite.config.sweep import LimitConfig
 from suite.config.task import HubData, LabelTask, LanguageModelTask, TaskConfig, load_task
 from suite.config.task_files import task_paths
 from suite.config.training import TrainingConfig
-from suite.data.objective import Objective, make_objective
+from suite.data.make_objective import make_objective
+from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
 from suite.data.splits import source_splits
 from suite.errors import IncompatibleError

@@ -10,7 +10,7 @@ from typing import Any
 from suite.config.task import LabelTask
 from suite.errors import StatisticsError
 from suite.stats.answers import Answers, score_of
-from suite.stats.inference import LEVEL
+from suite.stats.significance import LEVEL
 
 
 def best_constant(answers: Answers) -> Answers:

@@ -17,9 +17,9 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import LanguageModelTask
 from suite.config.training import TrainingConfig
-from suite.data.blocks import blocks, stream, windows
 from suite.data.collate import IGNORED, pad
 from suite.data.objective import Batch, Columns, Features, Objective
+from suite.data.running_text import blocks, stream, windows
 from suite.data.splits import SplitName
 from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity

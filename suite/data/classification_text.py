@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.loading import Head
 from suite.config.task import ClassificationTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, pad
-from suite.data.labels import LabelWords
+from suite.data.label_words import LabelWords
 from suite.data.objective import AnyLabelTask, Batch, Columns, Features, LabelObjective
+from suite.data.tokenizer import plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 
 
@@ -181,27 +181,3 @@ class DecoderTextObjective(LabelObjective):
     def _prompt(self, text: str) -> list[int]:
         """The prompt, cut to leave room for cue and label."""
         return [*prompt_ids(self.tokenizer, text)[: self.room], *self.cue]
-
-
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokens to write on after: with the tokenizer's start but not its end token."""
-    ids = [*tokenizer(text, verbose=False)["input_ids"]]
-    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
-
-
-def label_scores(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-likelihood in nats of each row's labels, summed over its tokens, and how many they are, (rows,) each."""
-    labels = batch["labels"]
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    logits = logits[:, -labels.shape[1] :]  # some methods put positions of their own in front
-    scored = [wanted[1:] != IGNORED for wanted in labels]
-    sums = [
-        -cross_entropy(row[:-1][where].float(), wanted[1:][where], reduction="sum")
-        for row, wanted, where in zip(logits, labels, scored, strict=True)
-    ]
-    return torch.stack(sums), torch.stack([where.sum() for where in scored])
-
-
-def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokens without any special ones."""
-    return [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]

@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import MultipleChoiceTask
 from suite.config.training import TrainingConfig
+from suite.data.classification_text import TextToTextObjective
 from suite.data.collate import IGNORED
 from suite.data.objective import Batch, Columns, Features, LabelObjective, Objective, fill
-from suite.data.text import TextToTextObjective, label_scores, plain_ids, prompt_ids
+from suite.data.tokenizer import plain_ids, prompt_ids
 from suite.errors import DataError
 
 
@@ -179,3 +181,16 @@ def _fit(stem: list[int], choice: list[int], at_most: int) -> tuple[list[int], l
             f"a choice has {len(choice)} tokens, which leaves none of training.max_length {at_most} for its stem; raise it"
         )
     return stem[: at_most - len(choice)], choice
+
+
+def label_scores(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-likelihood in nats of each row's labels, summed over its tokens, and how many they are, (rows,) each."""
+    labels = batch["labels"]
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    logits = logits[:, -labels.shape[1] :]  # some methods put positions of their own in front
+    scored = [wanted[1:] != IGNORED for wanted in labels]
+    sums = [
+        -cross_entropy(row[:-1][where].float(), wanted[1:][where], reduction="sum")
+        for row, wanted, where in zip(logits, labels, scored, strict=True)
+    ]
+    return torch.stack(sums), torch.stack([where.sum() for where in scored])

@@ -23,7 +23,8 @@ from suite.config.task_files import own_score
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
 from suite.data.inspection import Finding, TaskRows, answer_text, percent
-from suite.data.objective import Columns, Features, Objective, make_objective
+from suite.data.make_objective import make_objective
+from suite.data.objective import Columns, Features, Objective
 from suite.data.splits import SPLIT_NAMES
 from suite.errors import HubUnreachableError, IncompatibleError, SuiteError
 from suite.metrics.text import exact_matches

@@ -27,10 +27,10 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import QuestionAnsweringTask
 from suite.config.training import TrainingConfig
+from suite.data.context_windows import Window, Windows
 from suite.data.generation import DecoderGeneration, GenerationObjective, TextToTextGeneration
 from suite.data.objective import Answered, Batch, Columns, Features, Objective
 from suite.data.splits import SplitName
-from suite.data.windows import Window, Windows
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.squad import score_spans
 

@@ -1,0 +1,66 @@
+"""Chooses the objective that puts a task to a kind of backbone."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from suite.backbones.base import Kind
+from suite.config.task import (
+    GenerationTask,
+    InstructionTask,
+    LanguageModelTask,
+    MultipleChoiceTask,
+    PretrainTask,
+    QuestionAnsweringTask,
+    TaskConfig,
+)
+from suite.config.training import TrainingConfig
+from suite.data.classification_head import HeadObjective
+from suite.data.classification_text import DecoderTextObjective, TextToTextObjective
+from suite.data.generation import make_generation
+from suite.data.instruction import make_instruction
+from suite.data.language_model import LanguageModelObjective
+from suite.data.multiple_choice import make_choice
+from suite.data.objective import Objective
+from suite.data.pretraining import make_pretraining
+from suite.data.question_answering import make_question_answering
+
+
+def make_objective(
+    task: TaskConfig,
+    *,
+    kind: Kind,
+    tokenizer: PreTrainedTokenizerBase,
+    training: TrainingConfig,
+    decoder_objective: Literal["head", "text"],
+) -> Objective:
+    """A task in the words of a kind of backbone. For a class or a number encoders get a head, encoder-decoders text to text,
+    decoders what `decoder_objective` says.
+
+    Raises:
+        IncompatibleError: This kind of backbone cannot answer the task; label words do not fit `training.target_max_length`
+            or read alike; regression as decoder text; windows that do not overlap.
+    """
+    if isinstance(task, PretrainTask):
+        return make_pretraining(task, tokenizer, training, kind=kind)
+    if isinstance(task, LanguageModelTask):
+        return LanguageModelObjective(task, tokenizer, training, kind=kind)
+    if isinstance(task, GenerationTask):
+        return make_generation(task, tokenizer, training, kind=kind)
+    if isinstance(task, InstructionTask):
+        return make_instruction(task, tokenizer, training, kind=kind)
+    if isinstance(task, QuestionAnsweringTask):
+        return make_question_answering(task, tokenizer, training, kind=kind)
+    if isinstance(task, MultipleChoiceTask):
+        return make_choice(
+            task, tokenizer, training, kind=kind, decoder_objective=decoder_objective
+        )
+    if kind == "encoder":
+        return HeadObjective(task, tokenizer, training, pairs=True)
+    if kind == "encoder-decoder":
+        return TextToTextObjective(task, tokenizer, training)
+    if decoder_objective == "head":
+        return HeadObjective(task, tokenizer, training, pairs=False)
+    return DecoderTextObjective(task, tokenizer, training)
