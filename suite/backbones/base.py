@@ -1,6 +1,7 @@
 """What every backbone family answers: where its stacks, blocks, projections, norms and head are.
 
 Methods and variants do their surgery through these answers and never look at a model's class.
+Shapes: B rows, L tokens, d width of the residual stream.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ Role = Literal["encoder", "decoder"]
 AttentionKind = Literal["self", "cross"]
 
 
+# eq=False on the three classes below: comparing modules by value makes no sense, identity does
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
     """A run of blocks over one residual stream.
 
     Attributes:
         role: "encoder" (bidirectional) or "decoder" (causal).
-        module: The module whose forward embeds (or takes embeddings), runs the blocks and applies `final_norm`.
+        module: The module whose forward embeds tokens (or takes embeddings), runs the blocks and
+            applies `final_norm`.
         blocks: The blocks in order.
-        final_norm: Norm after the last block inside `module.forward`; None where blocks end with their own (BERT).
+        final_norm: The norm after the last block, inside `module.forward`; None where each block
+            ends with a norm of its own (BERT).
         width: d, the size of the residual stream.
     """
 
@@ -40,12 +44,24 @@ class Stack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSite:
-    """One attention sublayer and the names of its projections on `module`.
+    """One attention sublayer and the names of its projections.
 
-    GPT-2 fuses q, k and v: there `q == k == v == "c_attn"` and `fused` is True, until an attention variant cuts them apart
-    (`SplitProjection`): then they are `c_attn.q`, `c_attn.k`, `c_attn.v`. Names are to be read with `get_submodule`.
-    `owner` is the module that holds `o` (BERT keeps it beside the attention, in `BertSelfOutput`); `kv_heads` are the
-    checkpoint's, whatever a variant has made of them.
+    GPT-2 fuses q, k and v: there `q == k == v == "c_attn"` and `fused` is True. An attention
+    variant may split them (`SplitProjection`); then they are `c_attn.q`, `c_attn.k`, `c_attn.v`.
+    Read the names with `get_submodule`.
+
+    Attributes:
+        role: The stack that the sublayer belongs to.
+        kind: Self-attention, or cross-attention to the encoder's output.
+        layer: Number of the block in its stack, from 0.
+        module: The attention module; `q`, `k` and `v` are names in it.
+        q, k, v: Names of the query, key and value projections.
+        owner: The module that holds `o`; BERT keeps it beside the attention, in `BertSelfOutput`.
+        o: Name of the output projection in `owner`.
+        heads: Query heads.
+        kv_heads: Key-value heads of the checkpoint, whatever a variant has made of them.
+        head_dim: Width of one head.
+        fused: Whether one module projects q, k and v together.
     """
 
     role: Role
@@ -64,13 +80,20 @@ class AttentionSite:
 
     @property
     def site(self) -> str:
-        """`encoder-self`, `decoder-self` or `decoder-cross`: how users name sites."""
+        """How users name the site: `encoder-self`, `decoder-self` or `decoder-cross`."""
         return f"{self.role}-{self.kind}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sublayer:
-    """The last linear map of a sublayer, before dropout, residual sum and (BERT) norm: where adapters go."""
+    """An attention or feed-forward sublayer, known by its last linear map.
+
+    Attributes:
+        role: The stack that it belongs to.
+        kind: What it computes.
+        layer: Number of the block in its stack, from 0.
+        output: Its last linear map, before dropout, residual sum and (BERT) norm: adapters go here.
+    """
 
     role: Role
     kind: Literal["self", "cross", "feed-forward"]
@@ -79,9 +102,10 @@ class Sublayer:
 
 
 class Absent(nn.Module):
-    """Stands where a projection was that an attention variant does without; methods pass over it.
+    """Takes the place of a projection that an attention variant does without; methods skip it.
 
-    Gives zeros of `out_features` per token, without memory of their own, as the attention's code wants something to reshape.
+    It returns zeros of `out_features` per token, because the attention's code reshapes something.
+    All of them share one element of memory.
     """
 
     def __init__(self, out_features: int) -> None:
@@ -89,28 +113,31 @@ class Absent(nn.Module):
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(1).expand(*x.shape[:-1], self.out_features)
+        return x.new_zeros(1).expand(*x.shape[:-1], self.out_features)  # (B, L, out_features)
 
 
 class SplitProjection(nn.Module):
-    """GPT-2's fused projection in three parts; gives them side by side, (B, L, d_q + d_k + d_v)."""
+    """GPT-2's fused projection, split in three; it returns q, k and v side by side."""
 
     def __init__(self, q: nn.Module, k: nn.Module, v: nn.Module) -> None:
         super().__init__()
-        self.q, self.k, self.v = q, k, v
+        self.q = q
+        self.k = k
+        self.v = v
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.q(x), self.k(x), self.v(x)], dim=-1)
+        return torch.cat([self.q(x), self.k(x), self.v(x)], dim=-1)  # (B, L, d_q + d_k + d_v)
 
 
 class Family(ABC):
-    """One file per family; `name` is the file's stem.
+    """A family of backbones. Each has one file, and `name` is the file's stem.
 
     Attributes:
-        kind: What the family is.
-        model_types: `config.model_type` values it serves.
+        kind: Which stacks the family has.
+        model_types: The values of `config.model_type` that it serves.
         description: One line for `suite list backbones`.
-        rotates: Whether queries and keys are turned by their position between projection and cache (rotary positions).
+        rotates: Whether queries and keys are rotated by their position after the projection and
+            before the cache (rotary positions).
         position_bias: Whether every head adds a position bias of its own to its scores.
     """
 
@@ -123,7 +150,7 @@ class Family(ABC):
 
     @abstractmethod
     def stacks(self, model: PreTrainedModel) -> tuple[Stack, ...]:
-        """Encoder before decoder."""
+        """All stacks, the encoder before the decoder."""
 
     @abstractmethod
     def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
@@ -131,7 +158,7 @@ class Family(ABC):
 
     @abstractmethod
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
-        """Every sublayer's output map, in the order of the forward pass."""
+        """Every attention and feed-forward sublayer, in the order of the forward pass."""
 
     @abstractmethod
     def norms(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -139,11 +166,16 @@ class Family(ABC):
 
     @abstractmethod
     def head_names(self, model: PreTrainedModel) -> tuple[str, ...]:
-        """Qualified name prefixes of the *task head*: new weights that every method trains (none for T5 text-to-text)."""
+        """Qualified name prefixes of the *task head*: new weights that every method trains.
+
+        T5 has none, because it answers in text.
+        """
 
     @abstractmethod
     def scale_config(self, config: PreTrainedConfig, factor: int) -> PreTrainedConfig:
-        """A copy of the configuration with widths divided by `factor` and the same number of heads (LST's side blocks).
+        """Copy the configuration with widths divided by `factor` and as many heads.
+
+        LST builds its side blocks from it.
 
         Raises:
             IncompatibleError: A width is not divisible.

@@ -1,7 +1,9 @@
-"""BERT: encoder with post-norm blocks; the task head is `classifier`, and `cls` (masked language modelling) while it is pre-trained.
+"""BERT: an encoder with post-norm blocks.
 
-The pooler belongs to the backbone, as it is pre-trained with it. Where a checkpoint lacks it (RoBERTa-style or masked-LM
-exports) its weights are new and count as task head: `suite.backbones.loading.build` marks such a pooler with `is_new`.
+The task head is `classifier`, or `cls` (masked language modelling) while the model is pre-trained.
+The pooler belongs to the backbone, as it is pre-trained with it. Where a checkpoint lacks it
+(RoBERTa-style or masked-LM exports) its weights are new and count as task head:
+`suite.backbones.loading.build` marks such a pooler with `is_new`.
 
 Source: Devlin et al., BERT (arXiv 1810.04805).
 Deviations: none.
@@ -15,13 +17,13 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from suite.backbones._find import (
-    backbone,
     base_model,
     check_heads,
     divide,
-    modules_of,
-    numbered,
-    present_names,
+    enumerate_blocks,
+    find_backbone,
+    modules_of_class,
+    names_of_children,
 )
 from suite.backbones.base import AttentionSite, Family, Stack, Sublayer
 
@@ -33,43 +35,45 @@ class Bert(Family):
 
     def stacks(self, model: PreTrainedModel) -> tuple[Stack, ...]:
         base = base_model(model, self.model_types)
+        # no final norm: the last block ends with a norm of its own
         return (Stack("encoder", base, base.encoder.layer, None, base.config.hidden_size),)
 
     def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
-        for i, block in numbered(self.stacks(model)[0].blocks):
-            inner, output = block.attention.self, block.attention.output
-            if not hasattr(inner, "query"):  # a token mixer stands there
+        for i, block in enumerate_blocks(self.stacks(model)[0].blocks):
+            attention = block.attention.self
+            # a token mixer (fnet, linear) in the attention's place has no projections
+            if not hasattr(attention, "query"):
                 continue
-            heads, head_dim = inner.num_attention_heads, inner.attention_head_size
             yield AttentionSite(
-                "encoder",
-                "self",
-                i,
-                inner,
-                "query",
-                "key",
-                "value",
-                output,
-                "dense",
-                heads,
-                heads,
-                head_dim,
+                role="encoder",
+                kind="self",
+                layer=i,
+                module=attention,
+                q="query",
+                k="key",
+                v="value",
+                owner=block.attention.output,  # BertSelfOutput, beside the attention
+                o="dense",
+                heads=attention.num_attention_heads,
+                kv_heads=attention.num_attention_heads,
+                head_dim=attention.attention_head_size,
             )
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
-        for i, block in numbered(self.stacks(model)[0].blocks):
+        for i, block in enumerate_blocks(self.stacks(model)[0].blocks):
             yield Sublayer("encoder", "self", i, block.attention.output.dense)
             yield Sublayer("encoder", "feed-forward", i, block.output.dense)
 
     def norms(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-        return modules_of(model, self.model_types, (nn.LayerNorm, nn.RMSNorm))
+        return modules_of_class(model, self.model_types, (nn.LayerNorm, nn.RMSNorm))
 
     def head_names(self, model: PreTrainedModel) -> tuple[str, ...]:
-        names = present_names(model, self.model_types, ("classifier", "cls", "qa_outputs"))
+        names = names_of_children(model, self.model_types, ("classifier", "cls", "qa_outputs"))
         pooler = base_model(model, self.model_types).pooler
-        return (
-            (*names, *self._names_of(model, pooler)) if getattr(pooler, "is_new", False) else names
-        )
+        # build() and load_weights() set the mark; a pre-trained pooler has none
+        if getattr(pooler, "is_new", False):
+            return (*names, *self._names_of(model, pooler))
+        return names
 
     def scale_config(self, config: PreTrainedConfig, factor: int) -> PreTrainedConfig:
         scaled = divide(config, ("hidden_size", "intermediate_size"), factor)
@@ -79,5 +83,5 @@ class Bert(Family):
         return scaled
 
     def _names_of(self, model: PreTrainedModel, wanted: nn.Module) -> list[str]:
-        prefix, inside = backbone(model, self.model_types)
+        prefix, inside = find_backbone(model, self.model_types)
         return [name for name, module in inside.named_modules(prefix=prefix) if module is wanted]

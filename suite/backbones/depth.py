@@ -1,4 +1,7 @@
-"""A backbone without its last layers: READ-large is T5-large less four layers of the encoder and four of the decoder."""
+"""A backbone without its last layers.
+
+READ-large is T5-large less four layers of the encoder and four of the decoder.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,27 @@ from suite.config.sweep import BackboneChoice
 from suite.errors import ConfigError
 
 DEPTHS = ("num_hidden_layers", "num_decoder_layers")
-"""Where a configuration says how many layers its stacks have, by the names that all families understand."""
+"""The names by which every family's configuration gives the number of layers of its stacks."""
 
 
 def shorten(config: PreTrainedConfig, choice: BackboneChoice, *, where: str) -> PreTrainedConfig:
-    """The same configuration without the last `choice.drop_layers` of every stack: a checkpoint is not asked for their weights.
+    """Drop the last `choice.drop_layers` layers of every stack from the configuration.
+
+    The configuration is changed in place and returned. The checkpoint may have weights for the
+    dropped layers; nobody asks for them.
 
     Raises:
         ConfigError: No layer would be left.
     """
+    # encoder-only and decoder-only models have the first key alone
     for key in DEPTHS:
         depth = getattr(config, key, None)
         if depth is None or not choice.drop_layers:
             continue
         if choice.drop_layers >= depth:
-            got = (
-                f"got drop_layers {choice.drop_layers}, but its stacks have {depth} layers ({key})"
+            raise ConfigError(
+                f"{where}backbone {choice.name}: got drop_layers {choice.drop_layers}, but its"
+                f" stacks have {depth} layers ({key}); at least one must be left"
             )
-            raise ConfigError(f"{where}backbone {choice.name}: {got}; at least one must be left")
         setattr(config, key, depth - choice.drop_layers)
     return config

@@ -1,4 +1,6 @@
-"""GPT-2: decoder with fused q, k and v (`c_attn`, a `Conv1D` whose weight is (in, out)); the task head is `score`.
+"""GPT-2: a decoder with fused q, k and v; the task head is `score`.
+
+The fused projection is `c_attn`, a `Conv1D` whose weight is (in, out).
 
 Source: Radford et al., Language Models are Unsupervised Multitask Learners (2019).
 Deviations: none.
@@ -15,9 +17,9 @@ from suite.backbones._find import (
     base_model,
     check_heads,
     divide,
-    modules_of,
-    numbered,
-    present_names,
+    enumerate_blocks,
+    modules_of_class,
+    names_of_children,
 )
 from suite.backbones.base import AttentionSite, Family, SplitProjection, Stack, Sublayer
 
@@ -29,44 +31,49 @@ class GPT2(Family):
 
     def stacks(self, model: PreTrainedModel) -> tuple[Stack, ...]:
         base = base_model(model, self.model_types)
+        # ln_f stands after the last block, inside the model's forward
         return (Stack("decoder", base, base.h, base.ln_f, base.config.n_embd),)
 
     def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
-        for i, block in numbered(self.stacks(model)[0].blocks):
-            a = block.attn
-            fused = not isinstance(a.c_attn, SplitProjection)
-            q, k, v = ("c_attn",) * 3 if fused else ("c_attn.q", "c_attn.k", "c_attn.v")
+        for i, block in enumerate_blocks(self.stacks(model)[0].blocks):
+            attention = block.attn
+            split = isinstance(attention.c_attn, SplitProjection)
+            if split:
+                q, k, v = "c_attn.q", "c_attn.k", "c_attn.v"
+            else:
+                q = k = v = "c_attn"  # one Conv1D, (d, 3 d)
             yield AttentionSite(
-                "decoder",
-                "self",
-                i,
-                a,
-                q,
-                k,
-                v,
-                a,
-                "c_proj",
-                a.num_heads,
-                a.num_heads,
-                a.head_dim,
-                fused=fused,
+                role="decoder",
+                kind="self",
+                layer=i,
+                module=attention,
+                q=q,
+                k=k,
+                v=v,
+                owner=attention,
+                o="c_proj",
+                heads=attention.num_heads,
+                kv_heads=attention.num_heads,  # GPT-2 shares none
+                head_dim=attention.head_dim,
+                fused=not split,
             )
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
-        for i, block in numbered(self.stacks(model)[0].blocks):
+        for i, block in enumerate_blocks(self.stacks(model)[0].blocks):
             yield Sublayer("decoder", "self", i, block.attn.c_proj)
             yield Sublayer("decoder", "feed-forward", i, block.mlp.c_proj)
 
     def norms(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-        return modules_of(model, self.model_types, (nn.LayerNorm, nn.RMSNorm))
+        return modules_of_class(model, self.model_types, (nn.LayerNorm, nn.RMSNorm))
 
     def head_names(self, model: PreTrainedModel) -> tuple[str, ...]:
-        return present_names(model, self.model_types, ("score",))
+        return names_of_children(model, self.model_types, ("score",))
 
     def scale_config(self, config: PreTrainedConfig, factor: int) -> PreTrainedConfig:
-        inner = (
-            ("n_inner",) if getattr(config, "n_inner", None) is not None else ()
-        )  # None means 4 x n_embd
-        scaled = divide(config, ("n_embd", *inner), factor)
+        widths = ["n_embd"]
+        # n_inner None means 4 x n_embd, which shrinks with n_embd
+        if getattr(config, "n_inner", None) is not None:
+            widths.append("n_inner")
+        scaled = divide(config, widths, factor)
         check_heads(config, width=scaled.n_embd, heads=scaled.n_head, factor=factor)
         return scaled

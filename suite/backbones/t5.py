@@ -1,6 +1,7 @@
-"""T5: encoder-decoder with relative positions; answers are text, so there is no task head.
+"""T5: an encoder-decoder with relative positions; it answers in text, so there is no task head.
 
-Source: Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (arXiv 1910.10683).
+Source: Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+Transformer (arXiv 1910.10683).
 Deviations: none.
 """
 
@@ -13,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from suite.backbones._find import base_model, divide, modules_of, numbered
+from suite.backbones._find import base_model, divide, enumerate_blocks, modules_of_class
 from suite.backbones.base import AttentionKind, AttentionSite, Family, Role, Stack, Sublayer
 
 
@@ -29,24 +30,25 @@ class T5(Family):
 
     def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
         for stack in self.stacks(model):
-            for i, block in numbered(stack.blocks):
+            for i, block in enumerate_blocks(stack.blocks):
                 yield self._site(stack.role, "self", i, block.layer[0].SelfAttention)
                 if stack.role == "decoder":
                     yield self._site(stack.role, "cross", i, block.layer[1].EncDecAttention)
 
     def sublayers(self, model: PreTrainedModel) -> Iterator[Sublayer]:
         for stack in self.stacks(model):
-            for i, block in numbered(stack.blocks):
+            for i, block in enumerate_blocks(stack.blocks):
                 yield Sublayer(stack.role, "self", i, block.layer[0].SelfAttention.o)
                 if stack.role == "decoder":
                     yield Sublayer(stack.role, "cross", i, block.layer[1].EncDecAttention.o)
+                # the feed-forward is layer[1] of an encoder block and layer[2] of a decoder block
                 yield Sublayer(stack.role, "feed-forward", i, block.layer[-1].DenseReluDense.wo)
 
     def norms(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-        return modules_of(model, self.model_types, (T5LayerNorm, nn.LayerNorm, nn.RMSNorm))
+        return modules_of_class(model, self.model_types, (T5LayerNorm, nn.LayerNorm, nn.RMSNorm))
 
     def head_names(self, model: PreTrainedModel) -> tuple[str, ...]:
-        return ()
+        return ()  # lm_head is pre-trained, so it belongs to the backbone
 
     def scale_config(self, config: PreTrainedConfig, factor: int) -> PreTrainedConfig:
         return divide(config, ("d_model", "d_ff", "d_kv"), factor)
@@ -57,7 +59,17 @@ class T5(Family):
 
     @staticmethod
     def _site(role: Role, kind: AttentionKind, layer: int, attention: Any) -> AttentionSite:
-        heads, head_dim = attention.n_heads, attention.key_value_proj_dim
         return AttentionSite(
-            role, kind, layer, attention, "q", "k", "v", attention, "o", heads, heads, head_dim
+            role=role,
+            kind=kind,
+            layer=layer,
+            module=attention,
+            q="q",
+            k="k",
+            v="v",
+            owner=attention,
+            o="o",
+            heads=attention.n_heads,
+            kv_heads=attention.n_heads,  # T5 shares none
+            head_dim=attention.key_value_proj_dim,  # d_kv; T5-3b: heads x d_kv is not d_model
         )

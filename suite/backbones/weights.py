@@ -16,15 +16,17 @@ from suite.errors import BackboneError
 def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:
     """Copy tensors into a model's parameters by name.
 
-    The head for pre-training is left behind where the model ends in another. A task head stays new, and so does BERT's
-    pooler, which masked language modelling does not train: it is marked `is_new`, part of the task head.
+    The file's head for pre-training is left out where the model ends in another head. A task head
+    stays new, and so does BERT's pooler, which masked language modelling does not train: it is
+    marked `is_new`, which makes it part of the task head.
 
     Args:
-        model: Unpartitioned, with the attention variant that the weights were trained with.
+        model: Not partitioned, with the attention variant that the weights were trained with.
+        family: The model's family.
         path: A safetensors file.
 
     Raises:
-        BackboneError: The file cannot be read, or is not of this model.
+        BackboneError: The file cannot be read, or holds the weights of another model.
     """
     own = dict(model.named_parameters())
     try:
@@ -32,12 +34,14 @@ def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:
             names = set(file.keys())
             _mark_new_pooler(model, names)
             _check_names(model, family, names, path)
+            # in place: other modules may hold the same parameters (tied embeddings)
             with torch.no_grad():
                 for name in sorted(names & own.keys()):
                     tensor = file.get_tensor(name)
                     if tensor.shape != own[name].shape:
                         raise BackboneError(
-                            f"{path}: {name} has shape {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}"
+                            f"{path}: {name} has shape {tuple(tensor.shape)}, the model's is"
+                            f" {tuple(own[name].shape)}"
                         )
                     own[name].copy_(tensor)
     except (OSError, SafetensorError) as error:
@@ -49,19 +53,21 @@ def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:
 def _mark_new_pooler(model: PreTrainedModel, names: set[str]) -> None:
     pooler = cast(Any, getattr(model.base_model, "pooler", None))
     if pooler is not None:
+        # known before the names are checked, as a new pooler counts as head there
         pooler.is_new = not any(".pooler." in name for name in names)
 
 
 def _check_names(model: PreTrainedModel, family: Family, names: set[str], path: Path) -> None:
-    """Everything but the head must be there, and nothing of a backbone beside it."""
-    own = {name for name, _ in model.named_parameters()}
+    """Check that the file has every weight but the head's, and no other weight of a backbone."""
     heads = tuple(f"{name}." for name in family.head_names(model))
-    missing = sorted(name for name in own - names if not (heads and name.startswith(heads)))
-    inside = f"{model.base_model_prefix}."
-    strange = sorted(
-        name for name in names - own if name.startswith(inside) or model.base_model is model
-    )
-    if missing or strange:
+    own = {name for name, _ in model.named_parameters()}
+    missing = sorted(name for name in own - names if not name.startswith(heads))
+    unknown = sorted(names - own)
+    # names outside the backbone are the pre-training head's; a model without a head has none
+    if model.base_model is not model:
+        unknown = [name for name in unknown if name.startswith(f"{model.base_model_prefix}.")]
+    if missing or unknown:
         raise BackboneError(
-            f"{path}: not the weights of this model: lacks {missing[:3]}, has {strange[:3]} beside them"
+            f"{path}: not the weights of this model: lacks {missing[:3]}, has {unknown[:3]} beside"
+            " them"
         )
