@@ -1,5 +1,5 @@
 # make quickstart   set up, run a small real sweep, print its leaderboard
-# make test         set up, then ruff, mypy, the documentation and pytest
+# make test         set up, then ruff, mypy, the import contracts, the documentation and pytest
 # make docs         build the documentation into site/; a link that leads nowhere is an error
 # make test-cluster  what needs hosts to break: `ray up`, power cuts (Linux, root; says what is missing and skips elsewhere)
 # make setup        make .venv with the locked versions; done once, until pyproject.toml or constraints.txt change
@@ -34,6 +34,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # strict, as mkdocs.yml says
