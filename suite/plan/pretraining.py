@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from suite.attention import variants
 from suite.config.arm import Arm
 from suite.config.pretrain import PretrainConfig
 from suite.config.sweep import AttentionChoice, LimitConfig, SweepConfig
@@ -54,6 +53,9 @@ def pretrain_run(
     stage = config.pretrain
     if stage is None:
         return None
+    # Here, because variants load torch, which reading a plan does without.
+    from suite.attention import variants
+
     scratch = (
         variants.get(attention.name, where=f"{where}: attention").configure(attention.options).start
         == "scratch"
