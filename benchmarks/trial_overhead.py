@@ -160,9 +160,7 @@ def train_with_ray_train(config: dict[str, Any]) -> None:
     model, _ = build_arm(
         resolved,
         objective.head,
-        attention=arm.attention,
-        method=arm.method,
-        architecture=arm.architecture,
+        arm,
     )
     engine = Engine(model, spec.training, world_size=2, device="cpu")
     batches = TrainBatches(

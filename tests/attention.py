@@ -13,6 +13,7 @@ from suite.attention._weighted import WeightedLinear
 from suite.attention.base import Variant
 from suite.backbones.base import AttentionSite, Family
 from suite.backbones.loading import ResolvedBackbone, build, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice
 from suite.petl.arm import build_arm
 from tests.tiny import tiny_choice
@@ -76,6 +77,13 @@ def arm(name: str, method: str, family: str) -> tuple[Any, Family, Variant[Any]]
         AttentionChoice(name=name),
     )
     model, _ = build_arm(
-        resolved, head, attention=choice, method=method, architecture=SMALL.get(method, {})
+        resolved,
+        head,
+        Arm(
+            backbone=resolved.choice,
+            attention=choice,
+            method=method,
+            architecture=SMALL.get(method, {}),
+        ),
     )
     return model, resolved.family, variants.get(name).configure({})

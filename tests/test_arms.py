@@ -12,12 +12,13 @@ from suite.attention import variants
 from suite.attention.base import ALL_FAMILIES, Variant
 from suite.backbones.base import AttentionSite, Family
 from suite.backbones.loading import Head, build, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import IncompatibleError
 from suite.petl import arm as arms
 from suite.petl import get_method, methods
 from suite.petl.arm import build_arm, check_arm, count_arm, trained_state
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, tiny_choice
 from tests.toy import SMALL, Answer, Toy, loss_of, make_head, resolved_tiny, train
 
 PEFT = ("peft:prefix-tuning",)
@@ -44,9 +45,12 @@ def arm(variant: str, method: str, family: str, *, pretrained: bool = False, **o
     model, petl = build_arm(
         resolved,
         head,
-        attention=choice,
-        method=method,
-        architecture=SMALL.get(method, {}),
+        Arm(
+            backbone=resolved.choice,
+            attention=choice,
+            method=method,
+            architecture=SMALL.get(method, {}),
+        ),
         pretrained=pretrained,
     )
     toy = Toy(model, petl, resolved, head)
@@ -119,9 +123,12 @@ def test_lora_passes_over_projections_that_a_variant_does_without(family: str) -
         count_arm(
             resolved_tiny(family),
             make_head(answer_of(family)),
-            attention=AttentionChoice(name="shared", options=options),
-            method="lora",
-            architecture={"rank": 4},
+            Arm(
+                backbone=tiny_choice(family),
+                attention=AttentionChoice(name="shared", options=options),
+                method="lora",
+                architecture={"rank": 4},
+            ),
         ).method
         for options in ({"span": []}, {"span": "0-1", "drop_query": False}, {"span": "0-1"})
     ]
@@ -144,28 +151,24 @@ def test_a_variant_from_scratch_on_a_checkpoint_wants_a_pretrain_stage_or_random
     variant: str,
 ) -> None:
     resolved, head = resolve(HUB), Head("classification", 2)
-    settings: dict[str, Any] = {
-        "attention": AttentionChoice(name=variant),
-        "method": "full",
-        "architecture": {},
-    }
+    arm = Arm(backbone=HUB, attention=AttentionChoice(name=variant), method="full")
+    shape = BackboneChoice(name="bert-base", config={}, tokenizer="bytes")
     with pytest.raises(
         IncompatibleError,
         match=rf"attention {variant} starts from scratch.*pretrain: .*backbones: \[{{name: bert-base, config: {{}}}}\]",
     ):
-        check_arm(resolved, head, **settings)
-    check_arm(resolved, head, **settings, pretrained=True)
-    assert count_arm(resolved, head, **settings, pretrained=True).trainable > 0
-    check_arm(
-        resolve(BackboneChoice(name="bert-base", config={}, tokenizer="bytes")), head, **settings
-    )
+        check_arm(resolved, head, arm)
+    check_arm(resolved, head, arm, pretrained=True)
+    check_arm(resolved, head, arm.model_copy(update={"pretrain": "0" * 16}))
+    assert count_arm(resolved, head, arm, pretrained=True).trainable > 0
+    check_arm(resolve(shape), head, arm.model_copy(update={"backbone": shape}))
 
 
 def test_what_goes_over_a_variant_from_scratch_starts_from_scratch() -> None:
     resolved, head = resolve(HUB), Head("classification", 2)
     over = AttentionChoice(name="shared", options={"over": {"name": "mhe-add"}})
     with pytest.raises(IncompatibleError, match="attention shared starts from scratch"):
-        check_arm(resolved, head, attention=over, method="full", architecture={})
+        check_arm(resolved, head, Arm(backbone=resolved.choice, attention=over, method="full"))
 
 
 class Scaled(Variant[Any]):

@@ -15,11 +15,12 @@ from suite.attention import variants
 from suite.attention._weighted import Form, WeightedLinear
 from suite.backbones.base import Family
 from suite.backbones.loading import Head, build, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import ConfigError, IncompatibleError
 from suite.petl.arm import check_arm, trained_state
 from tests.attention import Options, arm, backbone, batch_of, converted, projection, weighted_in
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, tiny_choice
 from tests.toy import disturb, logits_of, loss_of, make_batch, make_head, resolved_tiny
 
 GROUPED, TO_ONE = ("wgqa", "col-wgqa", "row-wgqa"), ("wmqa", "col-wmqa", "row-wmqa")
@@ -417,9 +418,7 @@ def test_methods_that_compute_with_the_unfolded_weight_are_refused_before_a_work
         check_arm(
             resolved_tiny("bert"),
             make_head("classification"),
-            attention=choice,
-            method=method,
-            architecture={},
+            Arm(backbone=tiny_choice("bert"), attention=choice, method=method),
         )
 
 

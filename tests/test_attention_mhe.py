@@ -13,6 +13,7 @@ from suite.attention._mhe import HeadEmbeddings
 from suite.attention._mixers import Mixer
 from suite.backbones.base import Absent, AttentionSite, Family
 from suite.backbones.loading import Head, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import BackboneError, IncompatibleError
 from suite.petl.arm import build_arm, check_arm
@@ -224,7 +225,9 @@ def test_what_a_method_makes_of_the_key_map_holds_for_the_values_of_llamas_skv()
     choice, lora = AttentionChoice(name="skv"), {"rank": 4, "dropout": 0.0, "targets": ["k"]}
     resolved = resolved_tiny("llama")
     model, _ = build_arm(
-        resolved, make_head("text"), attention=choice, method="lora", architecture=lora
+        resolved,
+        make_head("text"),
+        Arm(backbone=resolved.choice, attention=choice, method="lora", architecture=lora),
     )
     disturb(model)
     site = next(resolved.family.attention_sites(model))  # type: ignore[arg-type]
@@ -329,9 +332,12 @@ def test_a_mixing_encoder_has_no_output_projection_and_takes_adapters_in_its_pla
     model, _ = build_arm(
         resolved,
         head,
-        attention=AttentionChoice(name=name),
-        method="adapter",
-        architecture=settings,
+        Arm(
+            backbone=resolved.choice,
+            attention=AttentionChoice(name=name),
+            method="adapter",
+            architecture=settings,
+        ),
     )
     assert not [
         n
@@ -352,9 +358,11 @@ def check(name: str, choice: BackboneChoice, *, method: str = "full", **options:
     check_arm(
         resolved,
         head,
-        attention=AttentionChoice(name=name, options=options),
-        method=method,
-        architecture={},
+        Arm(
+            backbone=resolved.choice,
+            attention=AttentionChoice(name=name, options=options),
+            method=method,
+        ),
     )
 
 

@@ -11,7 +11,8 @@ from transformers import AutoModelForMultipleChoice, ByT5Tokenizer
 
 from suite.backbones.base import Kind
 from suite.backbones.loading import Head, build
-from suite.config.sweep import AttentionChoice, LimitConfig
+from suite.config.arm import Arm
+from suite.config.sweep import LimitConfig
 from suite.config.task import SplitConfig, load_task, make_task
 from suite.config.task_files import load_code, task_paths
 from suite.config.training import TrainingConfig
@@ -22,6 +23,7 @@ from suite.errors import ConfigError, DataError, IncompatibleError
 from suite.metrics.quality import score
 from suite.petl import get_method, methods
 from suite.petl.arm import build_arm, count, task_head
+from tests.tiny import tiny_choice
 from tests.toy import SMALL, learn, resolved_tiny
 
 COPA = {
@@ -160,7 +162,7 @@ def test_every_method_trains_the_new_heads(method: str, family: str, head: Head)
     torch.manual_seed(0)
     options = SMALL.get(method, {})
     model, petl = build_arm(
-        resolved, head, attention=AttentionChoice(), method=method, architecture=options
+        resolved, head, Arm(backbone=resolved.choice, method=method, architecture=options)
     )
     batch = toy_batch(head)
     if petl.needs_preparation:
@@ -206,9 +208,11 @@ def test_pefts_prompts_do_not_go_with_them(method: str) -> None:
             build_arm(
                 resolved_tiny(family),
                 head,
-                attention=AttentionChoice(),
-                method=method,
-                architecture=SMALL["peft:prefix-tuning"],
+                Arm(
+                    backbone=tiny_choice(family),
+                    method=method,
+                    architecture=SMALL["peft:prefix-tuning"],
+                ),
             )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from suite.backbones.loading import Head, build, resolve
 from suite.config.arm import Arm
-from suite.config.sweep import AttentionChoice, BackboneChoice
+from suite.config.sweep import BackboneChoice
 from suite.errors import ConfigError
 from suite.petl.arm import count_arm
 from tests.tiny import FAMILIES, tiny_choice
@@ -61,9 +61,7 @@ def test_read_large_trains_what_read_does_on_a_t5_large_of_twenty_layers() -> No
         recurrent: count_arm(
             resolved,
             Head("text"),
-            attention=AttentionChoice(),
-            method="read",
-            architecture={"recurrent": recurrent},
+            Arm(backbone=resolved.choice, method="read", architecture={"recurrent": recurrent}),
         )
         for recurrent in (True, False)
     }

@@ -180,9 +180,11 @@ def test_every_attention_variant_of_a_decoder_can_be_asked(name: str) -> None:
     model, _ = build_arm(
         resolved,
         Head("text"),
-        attention=AttentionChoice(name=name, options=options),
-        method="full",
-        architecture={},
+        Arm(
+            backbone=resolved.choice,
+            attention=AttentionChoice(name=name, options=options),
+            method="full",
+        ),
     )
     tokenizer = load_tokenizer(resolved)
     lm = hand_over(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from suite.backbones.loading import Head, build, resolve
-from suite.config.sweep import AttentionChoice, BackboneChoice
+from suite.config.arm import Arm
+from suite.config.sweep import BackboneChoice
 from suite.errors import DataError, IncompatibleError
 from suite.petl import methods
 from suite.petl._pruning import magnitude, prune_into_side, squared_gradients, top
@@ -76,9 +77,7 @@ def test_the_count_is_the_official_codes(
     found = count_arm(
         resolve(BackboneChoice(name=backbone)),
         head,
-        attention=AttentionChoice(),
-        method="lst",
-        architecture=architecture,
+        Arm(backbone=BackboneChoice(name=backbone), method="lst", architecture=architecture),
     )
     assert found.method == expected
 

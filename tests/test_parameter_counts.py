@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from suite.backbones.loading import Head, resolve
-from suite.config.sweep import AttentionChoice, BackboneChoice
+from suite.config.arm import Arm
+from suite.config.sweep import BackboneChoice
 from suite.petl import get_method
 from suite.petl.arm import build_arm, count_arm
 
@@ -48,9 +49,7 @@ def test_trained_parameters_are_the_papers(
     counted = count_arm(
         resolved,
         Head("text", 0),
-        attention=AttentionChoice(),
-        method=method,
-        architecture=architecture,
+        Arm(backbone=resolved.choice, method=method, architecture=architecture),
     )
     assert counted.method == counted.trainable == expected
     assert counted.head == 0
@@ -60,9 +59,7 @@ def test_trained_parameters_are_the_papers(
 @pytest.mark.parametrize("method", ["full", "lora", "adapter", "bitfit", "prompt"])
 def test_shared_embeddings_count_once(method: str) -> None:
     resolved = resolve(BackboneChoice(name="t5-base"))
-    counted = count_arm(
-        resolved, Head("text", 0), attention=AttentionChoice(), method=method, architecture={}
-    )
+    counted = count_arm(resolved, Head("text", 0), Arm(backbone=resolved.choice, method=method))
     added = 0 if method == "full" else counted.method
     assert counted.total - added == 222_903_552
 
@@ -70,12 +67,7 @@ def test_shared_embeddings_count_once(method: str) -> None:
 def test_a_count_on_the_meta_device_makes_no_weights() -> None:
     resolved = resolve(BackboneChoice(name="llama2-7b"))
     model, _ = build_arm(
-        resolved,
-        Head("text", 0),
-        attention=AttentionChoice(),
-        method="lora",
-        architecture={},
-        meta=True,
+        resolved, Head("text", 0), Arm(backbone=resolved.choice, method="lora"), meta=True
     )
     assert {p.device.type for p in model.parameters()} == {"meta"}
 
@@ -83,11 +75,7 @@ def test_a_count_on_the_meta_device_makes_no_weights() -> None:
 def test_the_task_head_is_counted_apart() -> None:
     resolved = resolve(BackboneChoice(name="bert-base"))
     counted = count_arm(
-        resolved,
-        Head("classification", 3),
-        attention=AttentionChoice(),
-        method="prompt",
-        architecture={},
+        resolved, Head("classification", 3), Arm(backbone=resolved.choice, method="prompt")
     )
     assert (counted.head, counted.method) == (3 * 768 + 3, 20 * 768)
     assert counted.trainable == counted.head + counted.method
@@ -96,11 +84,7 @@ def test_the_task_head_is_counted_apart() -> None:
 def test_bert_has_biases_of_its_own_that_bitfit_only_unfreezes() -> None:
     resolved = resolve(BackboneChoice(name="bert-base"))
     counted = count_arm(
-        resolved,
-        Head("classification", 2),
-        attention=AttentionChoice(),
-        method="bitfit",
-        architecture={},
+        resolved, Head("classification", 2), Arm(backbone=resolved.choice, method="bitfit")
     )
     assert (
         counted.total == 109_482_240 + 2 * 768 + 2

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from suite.backbones.loading import Head, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice
 from suite.config.training import TrainingConfig
 from suite.petl import get_method, methods
@@ -64,7 +65,14 @@ def model_of(method: str, family: str, attention: str = "pretrained") -> nn.Modu
     torch.manual_seed(3)
     choice = AttentionChoice(name=attention)
     model, petl = build_arm(
-        resolved, head, attention=choice, method=method, architecture=ARCHITECTURES.get(method, {})
+        resolved,
+        head,
+        Arm(
+            backbone=resolved.choice,
+            attention=choice,
+            method=method,
+            architecture=ARCHITECTURES.get(method, {}),
+        ),
     )
     if petl.needs_preparation:
         batch = batch_of(family, 99)

@@ -18,6 +18,7 @@ from suite.cli.estimate import show_plan
 from suite.cli.live import Board
 from suite.cli.options import Format
 from suite.cli.status import status as cli_status
+from suite.config.arm import Arm
 from suite.config.pretrain import PretrainConfig
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.config.task import PretrainTask
@@ -212,9 +213,7 @@ def test_a_checkpoint_is_uptrained_where_it_can_be_converted_and_left_aside_wher
     weights = build_arm(
         resolve(tiny_choice("bert")),
         Head("masked"),
-        attention=AttentionChoice(),
-        method="full",
-        architecture={},
+        Arm(backbone=tiny_choice("bert"), method="full"),
     )[0]
     weights.save_pretrained(folder)  # type: ignore[operator]
     choice = BackboneChoice(name=str(folder), tokenizer="bytes")
@@ -231,13 +230,8 @@ def test_a_checkpoint_is_uptrained_where_it_can_be_converted_and_left_aside_wher
     }
     for name, run in runs.items():
         arm, resolved = run.arm, resolve(choice)
-        settings: dict[str, Any] = {
-            "attention": arm.attention,
-            "method": "full",
-            "architecture": {},
-        }
         model, _ = build_arm(
-            resolved, Head("masked"), **settings, pretrained=True, random_start=run.random_start
+            resolved, Head("masked"), arm, pretrained=True, random_start=run.random_start
         )
         kept = dict(model.named_parameters())["bert.encoder.layer.0.intermediate.dense.weight"]
         assert (
@@ -447,9 +441,7 @@ def save_weights(path: Path, family: str, attention: str = "sha") -> dict[str, t
     model, _ = build_arm(
         resolve(tiny_choice(family)),
         head,
-        attention=AttentionChoice(name=attention),
-        method="full",
-        architecture={},
+        Arm(backbone=tiny_choice(family), attention=AttentionChoice(name=attention), method="full"),
     )
     state = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     save_file(state, path)
@@ -460,15 +452,15 @@ def save_weights(path: Path, family: str, attention: str = "sha") -> dict[str, t
 def test_an_arm_takes_the_weights_and_its_task_head_is_new(family: str, tmp_path: Path) -> None:
     state = save_weights(tmp_path / "w", family)
     head = Head("text") if family == "t5" else Head("classification", 2)
-    settings: dict[str, Any] = {
-        "attention": AttentionChoice(name="sha"),
-        "method": "lora",
-        "architecture": {"rank": 2},
-    }
-    torch.manual_seed(4)
-    model, _ = build_arm(
-        resolve(tiny_choice(family)), head, **settings, pretrained=True, weights=tmp_path / "w"
+    arm = Arm(
+        backbone=tiny_choice(family),
+        attention=AttentionChoice(name="sha"),
+        method="lora",
+        architecture={"rank": 2},
+        pretrain="0" * 16,
     )
+    torch.manual_seed(4)
+    model, _ = build_arm(resolve(arm.backbone), head, arm, weights=tmp_path / "w")
     own = {
         name.replace(".base_layer", ""): parameter for name, parameter in model.named_parameters()
     }  # LoRA's wrapping
@@ -487,18 +479,18 @@ def test_an_arm_takes_the_weights_and_its_task_head_is_new(family: str, tmp_path
 
 def test_weights_of_another_variant_and_broken_files_are_refused(tmp_path: Path) -> None:
     save_weights(tmp_path / "w", "bert", "mhe-mul")
-    arm: dict[str, Any] = {
-        "attention": AttentionChoice(name="sha"),
-        "method": "full",
-        "architecture": {},
-        "pretrained": True,
-    }
+    arm = Arm(
+        backbone=tiny_choice("bert"),
+        attention=AttentionChoice(name="sha"),
+        method="full",
+        pretrain="0" * 16,
+    )
     resolved, head = resolve(tiny_choice("bert")), Head("classification", 2)
     with pytest.raises(BackboneError, match="not the weights of this model"):
-        build_arm(resolved, head, **arm, weights=tmp_path / "w")
+        build_arm(resolved, head, arm, weights=tmp_path / "w")
     (tmp_path / "w").write_bytes(b"short")
     with pytest.raises(BackboneError, match="cannot be read"):
-        build_arm(resolved, head, **arm, weights=tmp_path / "w")
+        build_arm(resolved, head, arm, weights=tmp_path / "w")
 
 
 def test_weights_that_changed_on_disk_are_refused(home: Home) -> None:

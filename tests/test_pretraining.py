@@ -12,7 +12,8 @@ from datasets import Dataset
 from transformers import ByT5Tokenizer
 
 from suite.backbones.loading import load_tokenizer, resolve
-from suite.config.sweep import AttentionChoice, BackboneChoice
+from suite.config.arm import Arm
+from suite.config.sweep import BackboneChoice
 from suite.config.task import GeneratedData, PretrainTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
@@ -208,9 +209,7 @@ def test_the_loss_per_token_of_a_block_is_the_models_own(family: str) -> None:
     goal = objective(family, 16)
     resolved = resolve(tiny_choice(family))
     torch.manual_seed(0)
-    model, _ = build_arm(
-        resolved, goal.head, attention=AttentionChoice(), method="full", architecture={}
-    )
+    model, _ = build_arm(resolved, goal.head, Arm(backbone=resolved.choice, method="full"))
     data = [dict(row) for row in rows(goal)][:3]
     batch = goal.collate(data)
     predicted = sum(row["units"] for row in data)

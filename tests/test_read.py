@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from suite.attention._route import probabilities
 from suite.backbones.loading import Head, build, resolve
-from suite.config.sweep import AttentionChoice, BackboneChoice
+from suite.config.arm import Arm
+from suite.config.sweep import BackboneChoice
 from suite.petl import methods
 from suite.petl._frozen import Trace, traced
 from suite.petl.arm import count_arm
@@ -37,9 +38,7 @@ def counted(backbone: BackboneChoice, **architecture: Any) -> int:
     return count_arm(
         resolve(backbone),
         Head("text", 0),
-        attention=AttentionChoice(),
-        method="read",
-        architecture=architecture,
+        Arm(backbone=backbone, method="read", architecture=architecture),
     ).method
 
 
@@ -79,9 +78,7 @@ def test_the_count_is_the_papers(
     found = count_arm(
         resolve(BackboneChoice(name=backbone)),
         answer,
-        attention=AttentionChoice(),
-        method="read",
-        architecture=architecture,
+        Arm(backbone=BackboneChoice(name=backbone), method="read", architecture=architecture),
     )
     assert found.method == expected
     if percent is not None:

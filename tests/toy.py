@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suite.backbones.base import Family
 from suite.backbones.loading import Head, ResolvedBackbone, resolve
-from suite.config.sweep import AttentionChoice
+from suite.config.arm import Arm
 from suite.petl.arm import build_arm
 from suite.petl.base import Method
 from tests.tiny import tiny_choice
@@ -79,7 +79,7 @@ def make_arm(
     resolved, head = resolved_tiny(family), make_head(answer)
     options = SMALL.get(method, {}) if architecture is None else architecture
     model, petl = build_arm(
-        resolved, head, attention=AttentionChoice(), method=method, architecture=options
+        resolved, head, Arm(backbone=resolved.choice, method=method, architecture=options)
     )
     toy = Toy(model, petl, resolved, head)
     if petl.needs_preparation:

@@ -159,9 +159,7 @@ def measure(
         )
         objective = _objective(resolved, config, training)
         torch.manual_seed(SEED)
-        model, _ = build_arm(
-            resolved, objective.head, attention=arm.attention, method="full", architecture={}
-        )
+        model, _ = build_arm(resolved, objective.head, arm)
         data = prepare(
             config,
             objective,

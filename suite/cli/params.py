@@ -94,9 +94,7 @@ def params(
     counted = count_arm(
         resolved,
         head,
-        attention=arm.attention,
-        method=method,
-        architecture=arm.architecture,
+        arm,
         pretrained=True,
     )
     inside = count_attention(resolved, head, arm.attention, dtype=dtype.value)

@@ -140,12 +140,7 @@ def build_spec(
         training=spec.training,
         decoder_objective=spec.decoder_objective,
     )
-    choices: dict[str, Any] = {
-        "attention": arm.attention,
-        "method": method,
-        "architecture": arm.architecture,
-    }
-    check_arm(resolved, objective.head, **choices, max_length=objective.positions)
+    check_arm(resolved, objective.head, spec.arm, max_length=objective.positions)
     return spec
 
 

@@ -120,10 +120,7 @@ def _work(resolved: Any, head: Any, arm: Arm) -> Work:
     count = count_arm(
         resolved,
         head,
-        attention=arm.attention,
-        method=arm.method,
-        architecture=arm.architecture,
-        pretrained=arm.pretrain is not None,
+        arm,
     )
     passed = count.total if get_method(arm.method).backward_through_backbone else count.trainable
     return Work(count.total, count.trainable, passed, resolved.family.kind == "encoder-decoder")

@@ -106,12 +106,7 @@ def untrained(
     def load() -> Opened:
         weights = None if spec is None else pretrained_weights(spec, home)
         torch.manual_seed(seed)
-        pretrained = weights is not None
-        head, choices = (
-            Head("text"),
-            {"attention": arm.attention, "method": "full", "architecture": {}},
-        )
-        model, _ = build_arm(resolved, head, pretrained=pretrained, weights=weights, **choices)  # type: ignore[arg-type]
+        model, _ = build_arm(resolved, Head("text"), bare, weights=weights)
         return Opened(model, load_tokenizer(resolved))
 
     names = {

@@ -84,9 +84,7 @@ def assemble(description: Description, folder: Path) -> nn.Module:
         model, _ = build_arm(
             open_base(description, folder),
             description.made_head,
-            attention=arm.attention,
-            method=arm.method,
-            architecture=arm.architecture,
+            arm,
             pretrained=True,
             random_start=description.base == "none",
         )

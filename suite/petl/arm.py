@@ -14,7 +14,7 @@ from suite.attention import variants
 from suite.attention.base import Variant
 from suite.backbones.loading import Head, ResolvedBackbone, build
 from suite.backbones.weights import load_weights
-from suite.config.sweep import AttentionChoice
+from suite.config.arm import Arm
 from suite.errors import IncompatibleError
 from suite.petl import get_method
 from suite.petl.base import Method, head_parameters
@@ -40,10 +40,8 @@ class ArmCount:
 def build_arm(
     resolved: ResolvedBackbone,
     head: Head,
+    arm: Arm,
     *,
-    attention: AttentionChoice,
-    method: str,
-    architecture: Mapping[str, Any],
     meta: bool = False,
     pretrained: bool = False,
     weights: Path | None = None,
@@ -57,11 +55,11 @@ def build_arm(
     Args:
         resolved: Which backbone.
         head: What the model answers with.
-        attention: Variant that converts the backbone before the method sees it.
-        method: Name, alias or `peft:<type>`.
-        architecture: The method's hyperparameters; what is left out takes its default.
+        arm: Its attention variant converts the backbone before its method sees it; of the architecture, what is left out takes
+            the method's default.
         meta: Shapes only: no weights are read or made.
-        pretrained: Whether the converted backbone's weights come from a pretrain stage (or it is only to be counted).
+        pretrained: Treat the converted backbone as pretrained even if the arm names no pretrain run: for the pretrain run itself,
+            and for an arm that is only counted.
         weights: File of these weights; None on the meta device, and for the pretrain run itself.
         random_start: New weights everywhere, although the backbone has others: for a pretrain run.
 
@@ -69,8 +67,9 @@ def build_arm(
         ConfigError: Unknown names or keys, or values out of range.
         IncompatibleError: Choices that do not go together.
     """
-    petl = get_method(method).configure(architecture)
-    variant = variants.get(attention.name).configure(attention.options)
+    pretrained = pretrained or arm.pretrain is not None
+    petl = get_method(arm.method).configure(arm.architecture)
+    variant = variants.get(arm.attention.name).configure(arm.attention.options)
     check_family(resolved, "method", petl.name, petl.families)
     check_family(
         resolved, "attention variant", variant.name, variant.families, why=variant.families_why
@@ -129,10 +128,8 @@ def check_family(
 def check_arm(
     resolved: ResolvedBackbone,
     head: Head,
+    arm: Arm,
     *,
-    attention: AttentionChoice,
-    method: str,
-    architecture: Mapping[str, Any],
     max_length: int | None = None,
     pretrained: bool = False,
 ) -> None:
@@ -142,15 +139,7 @@ def check_arm(
         pretrained: As in `build_arm`.
         max_length: Longest sequence in tokens, where it is known: it must fit the backbone's positions.
     """
-    _, petl = build_arm(
-        resolved,
-        head,
-        attention=attention,
-        method=method,
-        architecture=architecture,
-        meta=True,
-        pretrained=pretrained,
-    )
+    _, petl = build_arm(resolved, head, arm, meta=True, pretrained=pretrained)
     positions, needed = (
         getattr(resolved.config, "max_position_embeddings", None),
         (max_length or 0) + petl.extra_positions(),
@@ -188,10 +177,8 @@ def count(model: nn.Module, head: Collection[nn.Parameter]) -> ArmCount:
 def count_arm(
     resolved: ResolvedBackbone,
     head: Head,
+    arm: Arm,
     *,
-    attention: AttentionChoice,
-    method: str,
-    architecture: Mapping[str, Any],
     pretrained: bool = False,
 ) -> ArmCount:
     """Count an arm on the meta device: no weights are read.
@@ -202,15 +189,7 @@ def count_arm(
     Raises:
         As `build_arm`.
     """
-    model, _ = build_arm(
-        resolved,
-        head,
-        attention=attention,
-        method=method,
-        architecture=architecture,
-        meta=True,
-        pretrained=pretrained,
-    )
+    model, _ = build_arm(resolved, head, arm, meta=True, pretrained=pretrained)
     return count(model, task_head(model, resolved))
 
 

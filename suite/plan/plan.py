@@ -237,9 +237,7 @@ def _check_pretrains(pretrains: Mapping[tuple[int, int], TrialSpec], *, where: s
             check_arm(
                 resolved,
                 objective.head,
-                attention=spec.arm.attention,
-                method=spec.arm.method,
-                architecture=spec.arm.architecture,
+                spec.arm,
                 max_length=objective.positions,
                 pretrained=True,
             )
@@ -352,11 +350,8 @@ def _check_arms(config: SweepConfig, cells: tuple[PlannedCell, ...], *, where: s
                     check_arm(
                         resolved,
                         objective.head,
-                        attention=arm.attention,
-                        method=arm.method,
-                        architecture=arm.architecture,
+                        arm,
                         max_length=objective.positions,
-                        pretrained=arm.pretrain is not None,
                     )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from suite.attention.counts import Dtype, count_attention
 from suite.backbones.loading import ResolvedBackbone, resolve
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import IncompatibleError
 from suite.petl import get_method
@@ -64,27 +65,26 @@ class ArmChoice:
 
     def build(self, resolved: ResolvedBackbone, *, meta: bool = False) -> nn.Module:
         """The model to train, as if a pretrain stage had made what the attention variant adds."""
-        model, _ = build_arm(resolved, head_of(resolved.family), meta=meta, **self._options)
+        model, _ = build_arm(
+            resolved, head_of(resolved.family), self._arm(resolved), meta=meta, pretrained=True
+        )
         return model
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        choice = AttentionChoice(name=self.attention)
-        return {
-            "attention": choice,
-            "method": self.method,
-            "architecture": self.architecture,
-            "pretrained": True,
-        }
+    def _arm(self, resolved: ResolvedBackbone) -> Arm:
+        return Arm(
+            backbone=resolved.choice,
+            attention=AttentionChoice(name=self.attention),
+            method=self.method,
+            architecture=dict(self.architecture),
+        )
 
     def counted(self, *, dtype: Dtype) -> ArmProfile:
         """Names and parameter counts; shapes only."""
         resolved = self.resolve()
-        head, options = head_of(resolved.family), self._options
-        counted, inside = (
-            count_arm(resolved, head, **options),
-            count_attention(resolved, head, options["attention"], dtype=dtype),
-        )
+        head = head_of(resolved.family)
+        arm = self._arm(resolved)
+        counted = count_arm(resolved, head, arm, pretrained=True)
+        inside = count_attention(resolved, head, arm.attention, dtype=dtype)
         return replace_record(
             self.named(),
             total_parameters=counted.total,

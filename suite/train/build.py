@@ -32,17 +32,14 @@ def build_model(
     Raises:
         As `build_arm`.
     """
-    arm = spec.arm
     if not meta:
         torch.manual_seed(spec.stream("init"))
     return build_arm(
         resolved,
         head,
-        attention=arm.attention,
-        method=arm.method,
-        architecture=arm.architecture,
+        spec.arm,
         meta=meta,
-        pretrained=arm.pretrain is not None or spec.phase is Phase.PRETRAIN,
+        pretrained=spec.phase is Phase.PRETRAIN,
         weights=weights,
         random_start=spec.random_start,
     )

@@ -18,11 +18,13 @@ from suite.attention._cache import cache_bytes
 from suite.attention.base import Variant
 from suite.backbones.base import Family
 from suite.backbones.loading import build
+from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice
 from suite.errors import IncompatibleError, UnknownNameError
 from suite.petl.arm import build_arm, check_arm
 from tests.attention import Options, answer_of, backbone, batch_of, converted, resolved_backbone
 from tests.decoding import both_ways, check_beams
+from tests.tiny import tiny_choice
 from tests.toy import PAD, disturb, logits_of, loss_of, make_head
 
 OPTIONS: dict[str, Options] = {}
@@ -352,9 +354,13 @@ def test_a_throw_away_variant_is_found_and_trains(halved: None) -> None:
         make_head("classification"),
         AttentionChoice(name="halved-values"),
     )
-    model, _ = build_arm(resolved, head, attention=choice, method="lora", architecture={"rank": 2})
+    model, _ = build_arm(
+        resolved,
+        head,
+        Arm(backbone=resolved.choice, attention=choice, method="lora", architecture={"rank": 2}),
+    )
     plain, _ = build_arm(
-        resolved, head, attention=AttentionChoice(), method="lora", architecture={"rank": 2}
+        resolved, head, Arm(backbone=resolved.choice, method="lora", architecture={"rank": 2})
     )
     assert isinstance(model, nn.Module) and isinstance(plain, nn.Module)
     batch = {"input_ids": torch.full((2, 4), 20), "labels": torch.tensor([0, 1])}
@@ -370,4 +376,8 @@ def test_a_variant_that_does_not_serve_the_family_is_refused(halved: None) -> No
         IncompatibleError,
         match=r"variant halved-values does not work on bert-base, .* works on llama, t5",
     ):
-        check_arm(resolved_backbone("bert"), head, attention=choice, method="full", architecture={})
+        check_arm(
+            resolved_backbone("bert"),
+            head,
+            Arm(backbone=tiny_choice("bert"), attention=choice, method="full"),
+        )

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from suite.backbones.loading import build
-from suite.config.sweep import AttentionChoice, BackboneChoice
+from suite.config.arm import Arm
+from suite.config.sweep import BackboneChoice
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.petl import get_method, methods
 from suite.petl.arm import (
@@ -25,6 +26,7 @@ from suite.petl.arm import (
     task_head,
     trained_state,
 )
+from tests.tiny import tiny_choice
 from tests.toy import (
     CASES,
     PAD,
@@ -97,9 +99,7 @@ def test_the_trained_count_is_the_methods_formula(method: str, family: str, answ
     meta, _ = build_arm(
         toy.resolved,
         toy.head,
-        attention=AttentionChoice(),
-        method=method,
-        architecture=SMALL.get(method, {}),
+        Arm(backbone=toy.resolved.choice, method=method, architecture=SMALL.get(method, {})),
         meta=True,
     )
     assert {p.device.type for p in meta.parameters()} == {"meta"}
@@ -277,9 +277,7 @@ def test_wrong_architectures_are_refused_before_weights_are_read(
         check_arm(
             choice,
             make_head("classification"),
-            attention=AttentionChoice(),
-            method=method,
-            architecture=architecture,
+            Arm(backbone=choice.choice, method=method, architecture=architecture),
         )
 
 
@@ -301,7 +299,7 @@ def test_a_prompt_of_pefts_is_refused_where_it_reads_the_wrong_position() -> Non
 def test_pefts_methods_that_compute_with_the_weights_are_counted_without_them() -> None:
     toy = make_arm("peft:adamss", "bert", "classification", architecture={})
     counted = count_arm(
-        toy.resolved, toy.head, attention=AttentionChoice(), method="peft:adamss", architecture={}
+        toy.resolved, toy.head, Arm(backbone=toy.resolved.choice, method="peft:adamss")
     )
     assert counted == count(toy.model, task_head(toy.model, toy.resolved))
 
@@ -317,9 +315,7 @@ def test_a_method_that_does_not_serve_the_family_is_refused(
         check_arm(
             resolved_tiny("bert"),
             make_head("classification"),
-            attention=AttentionChoice(),
-            method="lora",
-            architecture={},
+            Arm(backbone=tiny_choice("bert"), method="lora"),
         )
 
 
