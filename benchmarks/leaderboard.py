@@ -30,15 +30,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from sqlalchemy import text
 
 from suite.config.sweep import AttentionChoice
-from suite.leaderboard.ranks import KIND, Ranked
-from suite.leaderboard.row import ROW
 from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.stats.ranks import Rank
 from suite.storage.identity import home_id
 from suite.tracking import leaderboard, open_store
+from suite.tracking.ranks import KIND, Ranked
 from suite.tracking.sql import COLUMNS, SqlStore
 from suite.tracking.store import RunRecord
+from suite.tracking.summary import ROW
 from suite.tracking.writer import Syncer
 from tests.records import START_S, make_result, make_spec
 from tests.stores import postgres

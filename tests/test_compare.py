@@ -17,10 +17,10 @@ from suite.cli.select import find_arm, find_cell
 from suite.config.sweep import AttentionChoice
 from suite.errors import ConfigError, UnknownNameError
 from suite.files import write_json
-from suite.leaderboard.ranks import Ranked, RankWriter, takes_part
-from suite.leaderboard.row import CellSummary
 from suite.record.folder import Home, TrialFolder
 from suite.tracking import leaderboard, open_store, sync, to_rows
+from suite.tracking.ranks import Ranked, RankWriter, takes_part
+from suite.tracking.summary import CellSummary
 from suite.tracking.writer import Syncer
 from tests.answers import some_right, write_answers, write_confirmed
 from tests.commands import Suite, suite  # noqa: F401

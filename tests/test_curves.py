@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from suite.files import write_json
-from suite.leaderboard.costs import with_energy_to_target, with_selection_cost
-from suite.leaderboard.curves import POINTS_PER_TAG, of_tags, progress, sensitivity_decades, to_tags
-from suite.leaderboard.row import CellSummary, read_definition, summarise
 from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status
 from suite.report.names import distinct
 from suite.tracking import leaderboard, sync, to_rows
+from suite.tracking.costs import with_energy_to_target, with_selection_cost
+from suite.tracking.curves import POINTS_PER_TAG, of_tags, progress, sensitivity_decades, to_tags
+from suite.tracking.summary import CellSummary, read_definition, summarise
 from tests.commands import Suite, suite
 from tests.records import (
     PERPLEXITY,
@@ -397,7 +397,7 @@ def test_a_row_keeps_its_curve_in_mlflow(home: Home) -> None:
     sync(home, tracking_uri=home.tracking_uri)
     definition = read_definition(home, "demo")
     (cell,) = read_cells(home, "demo").values()
-    from suite.leaderboard.table import read_rows
+    from suite.tracking.query import read_rows
     from suite.tracking.store import open_store
 
     ((stored, _),) = read_rows(open_store(home.tracking_uri))

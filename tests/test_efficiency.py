@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from suite.leaderboard.baselines import with_efficiency
-from suite.leaderboard.row import CellSummary
-from suite.leaderboard.table import mean_rows
 from suite.metrics.efficiency import peop, prr
+from suite.tracking.baselines import with_efficiency
+from suite.tracking.query import mean_rows
+from suite.tracking.summary import CellSummary
 
 VARIANTS = ("sha", "mha", "el", "mqa", "skv", "mhe-add", "mhe-mul")
 Scores = tuple[float, ...]

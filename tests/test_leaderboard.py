@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from suite.errors import TrackingError
-from suite.leaderboard.row import (
+from suite.meters.record import PhaseRecord
+from suite.record.cells import Cell, read_cells
+from suite.record.folder import Home
+from suite.record.result import Status
+from suite.record.spec import TrialSpec
+from suite.tracking import COLUMNS, leaderboard, open_store, sync, to_rows
+from suite.tracking.query import mean_rows, read_rows
+from suite.tracking.summary import (
     CellSummary,
     Definition,
     from_row,
@@ -22,13 +29,6 @@ from suite.leaderboard.row import (
     read_definition,
     summarise,
 )
-from suite.leaderboard.table import mean_rows, read_rows
-from suite.meters.record import PhaseRecord
-from suite.record.cells import Cell, read_cells
-from suite.record.folder import Home
-from suite.record.result import Status
-from suite.record.spec import TrialSpec
-from suite.tracking import COLUMNS, leaderboard, open_store, sync, to_rows
 from tests.records import (
     RATES,
     make_home,

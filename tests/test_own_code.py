@@ -20,9 +20,9 @@ from suite.config.trust import TRUSTED, trusting
 from suite.errors import BackboneError, ConfigError
 from suite.export import export
 from suite.export.card import Facts
-from suite.leaderboard.row import from_tags, summarise
 from suite.record.cells import read_cells
 from suite.record.folder import Home, TrialFolder
+from suite.tracking.summary import from_tags, summarise
 from suite.train.restore import restore
 from tests.commands import Suite, suite
 from tests.records import make_spec, write_trial

@@ -17,7 +17,7 @@ from suite.errors import (
     SweepConflictError,
     UnknownNameError,
 )
-from suite.plan.cell_state import Progress, read_states
+from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import (
     check_definition,
     driver_pid,
@@ -314,7 +314,7 @@ def test_one_slot_goes_cell_by_cell_search_before_confirm(home: Home) -> None:
         assert {
             s.learning_rate for s in ran if s.cell == cell.key and s.phase is Phase.CONFIRM
         } == {best.learning_rate}
-    assert all(s.progress is Progress.DONE for s in read_states(plan, home).values())
+    assert all(s.status is CellStatus.DONE for s in read_states(plan, home).values())
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "grid"])
@@ -355,7 +355,7 @@ def test_a_larger_budget_only_adds_trials(home: Home) -> None:
     assert not {s.hash for s in before} & {s.hash for s in added}
     assert [s.number for s in added if s.phase is Phase.SEARCH] == [5, 6, 5, 6]
     assert {s.seed for s in added if s.phase is Phase.CONFIRM} >= {3}
-    assert all(s.progress is Progress.DONE for s in read_states(plan, home).values())
+    assert all(s.status is CellStatus.DONE for s in read_states(plan, home).values())
 
 
 def test_a_smaller_budget_counts_the_same_trials_for_every_arm(home: Home) -> None:
@@ -388,9 +388,9 @@ def test_a_cell_without_any_score_ends_and_is_reported_with_its_cause(home: Home
             finish(home, spec, 50.0)
         schedule.ended(spec)
     full, lora = status(home, "toy")
-    assert (full.progress, full.done, full.left, full.failures) == (Progress.DONE, 7, 0, ())
-    assert (lora.progress, lora.search_done, lora.confirm_done, lora.left) == (
-        Progress.FAILED,
+    assert (full.status, full.done, full.left, full.failures) == (CellStatus.DONE, 7, 0, ())
+    assert (lora.status, lora.search_done, lora.confirm_done, lora.left) == (
+        CellStatus.FAILED,
         5,
         0,
         0,
@@ -414,12 +414,12 @@ def test_a_trial_whose_retries_are_used_up_stops_its_cell_for_this_run_only(home
     assert {s.cell for s in rest} == {plan.cells[1].key}
     report = status(home, "toy")[0]
     assert (
-        report.progress,
+        report.status,
         report.running,
         report.failures[0].status,
         report.failures[0].type,
     ) == (
-        Progress.OPEN,
+        CellStatus.SEARCHING,
         1,
         "interrupted",
         "RankDied",

@@ -32,7 +32,7 @@ from suite.errors import (
 )
 from suite.files import sha256
 from suite.petl.arm import build_arm
-from suite.plan.cell_state import Progress
+from suite.plan.cell_state import CellStatus
 from suite.plan.definition import check_definition, read_plan, store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import Schedule
@@ -338,7 +338,7 @@ def test_a_failed_pretrain_run_fails_its_cells_with_its_reason(home: Home) -> No
     end_run(home, schedule, run, Status.FAILED)
     assert {s.arm.pretrain for s in run_all(schedule, home)} == {None}
     cells = status(home, "toy")
-    assert [c.progress for c in cells] == [Progress.FAILED] * 2 + [Progress.DONE] * 2
+    assert [c.status for c in cells] == [CellStatus.FAILED] * 2 + [CellStatus.DONE] * 2
     assert [(f.trial, f.type, f.message) for f in cells[0].failures] == [
         (run.hash, "ValueError", "wrong")
     ]

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from suite.config.space import LearningRateRange
 from suite.config.sweep import SearchConfig
-from suite.leaderboard.row import read_definition, summarise
-from suite.plan.cell_state import Progress, read_states
+from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import check_definition, store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import Schedule
@@ -23,6 +22,7 @@ from suite.record.cells import read_cells
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.record.spec import Phase, TrialSpec
+from suite.tracking.summary import read_definition, summarise
 from tests.commands import Suite, suite
 from tests.fake_trainer import score_of
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
@@ -100,8 +100,8 @@ def test_the_architecture_with_the_best_mean_over_tasks_wins_for_all_of_them(hom
     )
     assert len(ran) == plan.total_trials == 16
     states = read_states(plan, home)
-    expected = {32: Progress.NOT_CHOSEN, 16: Progress.DONE, 8: Progress.NOT_CHOSEN}
-    assert {s.cell.arm.architecture["rank"]: s.progress for s in states.values()} == expected
+    expected = {32: CellStatus.NOT_CHOSEN, 16: CellStatus.DONE, 8: CellStatus.NOT_CHOSEN}
+    assert {s.cell.arm.architecture["rank"]: s.status for s in states.values()} == expected
     chosen = home.studies("toy")["chosen"]
     assert {arm: won for arm, won in chosen.items() if won} == {
         states[ran[-1].cell].cell.arm.key: True
@@ -158,7 +158,7 @@ def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:
     schedule = Schedule(plan, home, slots=1)
     run_all(schedule, home, at_most=11)
     report = status(home, "toy")
-    assert [cell.progress for cell in report] == [Progress.WAITING] * 5 + [Progress.OPEN]
+    assert [cell.status for cell in report] == [CellStatus.WAITING] * 5 + [CellStatus.SEARCHING]
     assert report[0].notes == ["waits for 1 more studies of its architectures"]
     assert (
         sum(cell.total for cell in report) == plan.total_trials
@@ -330,7 +330,7 @@ def test_a_budget_that_is_raised_after_an_extension_takes_its_trials_in(home: Ho
     run_all(Schedule(plan, home, slots=1), home, score=rising)
     (state,) = read_states(plan, home).values()
     assert (
-        state.progress is Progress.DONE and state.study.budget == len(state.searched) == 6 + 2 + 2
+        state.status is CellStatus.DONE and state.study.budget == len(state.searched) == 6 + 2 + 2
     )
 
 
@@ -514,4 +514,4 @@ def test_a_failed_trial_does_not_end_a_study(home: Home) -> None:
         )
         schedule.ended(spec)
     (state,) = read_states(guarded(), home).values()
-    assert state.progress is Progress.DONE and len(state.searched) == state.study.budget
+    assert state.status is CellStatus.DONE and len(state.searched) == state.study.budget

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from suite.errors import ConfigError
-from suite.leaderboard.row import read_definition, summarise
 from suite.meters import why_no_energy
 from suite.meters.record import MemoryPeak, PhaseRecord
 from suite.plan import second_objective as front
-from suite.plan.cell_state import Progress, read_states
+from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.pruning import PrunerName, Pruning, is_weak
@@ -27,6 +26,7 @@ from suite.record.result import EpochRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tracking.encode import run_status
+from suite.tracking.summary import read_definition, summarise
 from suite.train.loop import Trainer
 from tests.sweeps import finish, toy_roots, toy_sweep
 
@@ -155,7 +155,7 @@ def test_a_pruned_trial_teaches_the_sampler_and_is_never_chosen(home: Home) -> N
         schedule.ended(spec)
     (state,) = read_states(plan, home).values()
     best = state.best()
-    assert best is not None and best.spec.number == 2 and state.progress is Progress.DONE
+    assert best is not None and best.spec.number == 2 and state.status is CellStatus.DONE
     assert state.search[1].utility is None and state.search[1].feedback == 99.0
     (cell,) = status(home, "toy")
     assert (cell.pruned, cell.failures, cell.search_done) == (2, (), 4) and "2 pruned" in cell.notes

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from suite.cluster.network import choose, interfaces
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import IncompatibleError, ResourceError, SweepConflictError
-from suite.leaderboard.row import read_definition
 from suite.meters import LocalPhase, combine, of_attempt
 from suite.plan.admission import Turn
 from suite.plan.definition import check_definition, store_definition
@@ -21,6 +20,7 @@ from suite.plan.queue import Schedule
 from suite.plan.resources import Capacity, lay_out
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
+from suite.tracking.summary import read_definition
 from suite.tune.elastic import fewer
 from tests.sweeps import finish, toy_roots, toy_sweep
 from tests.tiny import tiny_choice

@@ -18,7 +18,7 @@ import ray
 
 from suite.cluster.session import PASSED_ON, worker_environment
 from suite.errors import DataError, ResourceError, SweepConflictError
-from suite.plan.cell_state import Progress
+from suite.plan.cell_state import CellStatus
 from suite.plan.definition import driver_pid, only_driver
 from suite.plan.events import Listener, Listeners, Outcome
 from suite.plan.plan import Plan, make_plan
@@ -201,10 +201,10 @@ def test_a_contest_of_architectures_with_the_edge_guard_runs_through(
     recorder = Recorder()
     outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
     assert outcome.ok and outcome.finished == 3 * 4 + 1
-    assert [cell.progress for cell in outcome.cells] == [
-        Progress.DONE,
-        Progress.NOT_CHOSEN,
-        Progress.NOT_CHOSEN,
+    assert [cell.status for cell in outcome.cells] == [
+        CellStatus.DONE,
+        CellStatus.NOT_CHOSEN,
+        CellStatus.NOT_CHOSEN,
     ]
     started = [spec for (spec,) in recorder.named("trial")]
     assert [s.phase for s in started[:-1]] == [Phase.SEARCH] * 12 and started[

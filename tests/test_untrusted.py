@@ -26,7 +26,6 @@ from suite.data.prepare import Prepared
 from suite.errors import BackboneError, ConfigError, SuiteError, TrackingError
 from suite.export import export
 from suite.export.card import Facts
-from suite.leaderboard.row import summarise
 from suite.plan.definition import read_plan
 from suite.record.cells import read_cells
 from suite.record.folder import Home
@@ -34,6 +33,7 @@ from suite.record.lm_eval import read_record
 from suite.record.spec import TrialSpec
 from suite.tracking import exchange
 from suite.tracking.exchange import read_results
+from suite.tracking.summary import summarise
 from suite.train.checkpoint import MARKER, UnusableError, check_files, read_marker
 from suite.train.restore import restore
 from suite.train.shards import Shards, shard_name

@@ -15,7 +15,6 @@ from suite.backbones.loading import Head
 from suite.cli.leaderboard import show
 from suite.cli.options import Format
 from suite.errors import TrackingError
-from suite.leaderboard.row import summarise
 from suite.leaderboard.validity import judge, judge_mean
 from suite.record.cells import Cell, Trial, read_cells
 from suite.record.folder import Home
@@ -23,6 +22,7 @@ from suite.record.result import ValidityRecord
 from suite.record.spec import Phase
 from suite.stats.constant_baseline import beats_constant
 from suite.tracking import leaderboard, sync, to_rows
+from suite.tracking.summary import summarise
 from suite.train.build import build_model
 from suite.train.probe import digest_of, strays
 from suite.train.run import Progress

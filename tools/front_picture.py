@@ -10,9 +10,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from suite.leaderboard.table import read_rows
 from suite.tracking import leaderboard, open_store
 from suite.tracking.exchange import import_results
+from suite.tracking.query import read_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "notebooks" / "minilm-glue-small.parquet"

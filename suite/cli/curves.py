@@ -23,7 +23,7 @@ from suite.cli.select import short_names
 from suite.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from suite.leaderboard.row import CellSummary
+    from suite.tracking.summary import CellSummary
 
 
 def curves(
@@ -46,8 +46,8 @@ def curves(
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """The learning-rate curve of every cell: validation score by learning rate, as far as it was searched."""
-    from suite.leaderboard.table import read_rows
     from suite.record.folder import Home
+    from suite.tracking.query import read_rows
     from suite.tracking.store import open_store, resolve_uri
 
     if figure is not None and figure.suffix != ".png":

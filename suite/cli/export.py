@@ -150,7 +150,7 @@ def _validation(trial: Trial) -> tuple[float, int]:
 def facts_of(cell: Cell, home: Home) -> Facts:
     """What the cell's row says."""
     from suite.export.card import Facts
-    from suite.leaderboard.row import read_definition, summarise
+    from suite.tracking.summary import read_definition, summarise
 
     sweep = (cell.search or cell.confirm)[0].spec.sweep
     row = summarise(cell, read_definition(home, sweep))

@@ -98,8 +98,8 @@ def show(
     **only: str | None,
 ) -> None:
     """Print the leaderboard that the MLflow store at `uri` gives; `only` as the filters of `suite.tracking.leaderboard`."""
-    from suite.leaderboard.table import leaderboard as query
-    from suite.leaderboard.table import to_rows
+    from suite.tracking.query import leaderboard as query
+    from suite.tracking.query import to_rows
 
     frame = query(uri, sort=sort.value, target_frac=target, rejected=rejected, **only)
     if hidden := frame.attrs["hidden"]:

@@ -12,7 +12,7 @@ from suite.cli.render import Column
 from suite.plan.cell_state import CellState
 from suite.plan.events import Listener
 from suite.plan.plan import Plan
-from suite.plan.status import CellStatus, cell_status
+from suite.plan.status import CellReport, cell_status
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 
@@ -40,7 +40,7 @@ class Board(Listener):
         self.console, self._clock = console, clock
         self._name = ""
         self._states: Mapping[str, CellState] = {}
-        self._known: dict[str, CellStatus] = {}
+        self._known: dict[str, CellReport] = {}
         self._now: dict[str, str] = {}
         self._energy_kwh: float | None = None
         self._started_s = clock()
@@ -121,7 +121,7 @@ class Board(Listener):
             Text(footing),
         )
 
-    def _in_view(self, lines: int) -> list[CellStatus]:
+    def _in_view(self, lines: int) -> list[CellReport]:
         """All cells, or as many as fit: those at work first, then the unfinished, in the plan's order."""
         if len(self._cells) <= lines:
             return self._cells
@@ -131,13 +131,13 @@ class Board(Listener):
         chosen = sorted(self._cells, key=lambda c: urgency[id(c)])[:lines]
         return [cell for cell in self._cells if cell in chosen]
 
-    def _line(self, cell: CellStatus) -> list[str]:
+    def _line(self, cell: CellReport) -> list[str]:
         pretrain = "" if cell.pretrain is None else self._now.get(cell.pretrain.checkpoint, "")
         idle = cell.running == 0 and (cell.left == 0 or cell.waits_for > 0)
         now = (
             self._now.get(cell.key)
             or pretrain
-            or ("; ".join([cell.progress.value, *cell.notes]) if idle else "")
+            or ("; ".join([cell.status.value, *cell.notes]) if idle else "")
         )
         numbers = [
             f"{cell.done}/{cell.total}",
@@ -153,7 +153,7 @@ class Board(Listener):
         )
 
     @property
-    def _cells(self) -> list[CellStatus]:
+    def _cells(self) -> list[CellReport]:
         return list(self._known.values())
 
     def _take(self, spec: TrialSpec | None = None) -> None:

@@ -22,8 +22,8 @@ def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
         sweep: Of the rows that name none, which are those of untrained arms.
     """
     from suite.evaluation.subjects import UNTRAINED
-    from suite.leaderboard.row import read_definition
     from suite.record.references import evaluated
+    from suite.tracking.summary import read_definition
 
     @cache
     def lines(name: str | None) -> Sequence[Reference]:

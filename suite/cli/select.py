@@ -87,7 +87,7 @@ def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], lis
 
 def _wanted(home: Home, sweep: str, trials: Iterable[Trial]) -> list[Trial]:
     """Without the trials that a changed definition left behind."""
-    from suite.leaderboard.row import read_definition
+    from suite.tracking.summary import read_definition
 
     definition = read_definition(home, sweep)
     return [t for t in trials if definition is None or definition.includes(t.spec)]

@@ -14,7 +14,7 @@ from suite.cli.render import Column, Row, column
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:
-    from suite.plan.status import CellStatus, TrialFailure
+    from suite.plan.status import CellReport, TrialFailure
     from suite.record.folder import Home
 
 KEYS = (
@@ -74,6 +74,7 @@ def status(
 
 
 def _show(home: Home, name: str, fmt: Format) -> None:
+    from suite.plan.cell_state import CellStatus
     from suite.plan.status import driver
 
     rows = _rows(home, name)
@@ -81,7 +82,7 @@ def _show(home: Home, name: str, fmt: Format) -> None:
         sum(r["search_done"] + r["confirm_done"] for r in rows),
         sum(r["total"] for r in rows),
     )
-    over = all(row["progress"] not in ("open", "waiting") for row in rows)
+    over = all(CellStatus(row["progress"]).is_over for row in rows)
     running = driver(home, name)
     state = f"running, {running}" if running is not None else "done" if over else "not running"
     render.render(
@@ -133,7 +134,7 @@ def _rows(home: Home, name: str) -> list[dict[str, Any]]:
     return [{"sweep": name, **_row(cell)} for cell in status(home, name)]
 
 
-def _row(cell: CellStatus) -> dict[str, Any]:
+def _row(cell: CellReport) -> dict[str, Any]:
     plain = {
         key: getattr(cell, key)
         for key in KEYS
@@ -142,7 +143,7 @@ def _row(cell: CellStatus) -> dict[str, Any]:
     pretrain = None if cell.pretrain is None else asdict(cell.pretrain)
     return {
         **plain,
-        "progress": cell.progress.value,
+        "progress": cell.status.value,
         "failures": [_failure(f) for f in cell.failures],
         "pretrain": pretrain,
         "notes": cell.notes,

@@ -106,6 +106,6 @@ def _decide_anew(home: Home, sweep: str | None) -> set[str]:
             going_on.add(name)
         elif (plan := known_plan(home, name)) is not None:
             store_studies(states := read_states(plan, home), home, name)
-            if not all(state.progress.is_over for state in states.values()):
+            if not all(state.status.is_over for state in states.values()):
                 going_on.add(name)
     return going_on

@@ -10,32 +10,37 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from suite.leaderboard.row import CellSummary, with_values
+from suite.leaderboard.fields import Row, with_values
 from suite.metrics.efficiency import peop, prr
 
-Row = tuple[CellSummary, str]
-"""A cell and the home it was run in: two homes may hold a sweep of the same name."""
 MHA = ("mha", "pretrained")
 SHA = ("sha",)
 
 
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
-    """The same rows with `prr` and `peop`, or with the reason why they have none."""
-    rivals: dict[tuple[str, ...], list[CellSummary]] = defaultdict(list)
-    for cell, home in rows:
-        rivals[_comparison(cell, home)].append(cell)
-    return [(_compared(cell, rivals[_comparison(cell, home)]), home) for cell, home in rows]
+    """The same rows, rejected ones last, with `prr` and `peop`, or with the reason why they have none."""
+    fit = [row for row in rows if row.admitted is not False]
+    rejected = [row for row in rows if row.admitted is False]
+    rivals: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    found = []
+    # A rejected row is a baseline for rejected rows only.
+    for group in (fit, rejected):
+        for row in group:
+            rivals[_comparison(row)].append(row)
+        for row in group:
+            found.append(_compared(row, rivals[_comparison(row)]))
+    return found
 
 
-def _comparison(cell: CellSummary, home: str) -> tuple[str, ...]:
-    return home, cell.sweep, cell.rivals, cell.task
+def _comparison(row: Row) -> tuple[str, ...]:
+    return row.home, row.sweep, row.rivals, row.task
 
 
-def _compared(cell: CellSummary, rivals: Sequence[CellSummary]) -> CellSummary:
-    retained, retained_missing = _value_or_reason(_prr, cell, rivals)
-    elasticity, elasticity_missing = _value_or_reason(_peop, cell, rivals)
+def _compared(row: Row, rivals: Sequence[Row]) -> Row:
+    retained, retained_missing = _value_or_reason(_prr, row, rivals)
+    elasticity, elasticity_missing = _value_or_reason(_peop, row, rivals)
     return with_values(
-        cell,
+        row,
         prr=retained,
         prr_missing=retained_missing,
         peop=elasticity,
@@ -44,65 +49,67 @@ def _compared(cell: CellSummary, rivals: Sequence[CellSummary]) -> CellSummary:
 
 
 def _value_or_reason(
-    compute: Callable[[CellSummary, Sequence[CellSummary]], float],
-    cell: CellSummary,
-    rivals: Sequence[CellSummary],
+    compute: Callable[[Row, Sequence[Row]], float], row: Row, rivals: Sequence[Row]
 ) -> tuple[float | None, str | None]:
     try:
-        return compute(cell, rivals), None
+        return compute(row, rivals), None
     except ValueError as reason:
         return None, str(reason)
 
 
-def _prr(cell: CellSummary, rivals: Sequence[CellSummary]) -> float:
-    higher_is_better = _direction(cell)
-    return prr(_score(cell), _score(_baseline(MHA, rivals)), higher_is_better=higher_is_better)
+def _prr(row: Row, rivals: Sequence[Row]) -> float:
+    higher_is_better = _direction(row)
+    return prr(_score(row), _score(_baseline(MHA, rivals)), higher_is_better=higher_is_better)
 
 
-def _peop(cell: CellSummary, rivals: Sequence[CellSummary]) -> float:
-    higher_is_better = _direction(cell)
-    if cell.attention in SHA:
+def _peop(row: Row, rivals: Sequence[Row]) -> float:
+    higher_is_better = _direction(row)
+    if row.attention in SHA:
         raise ValueError("it is single-head attention itself")
     sha = _baseline(SHA, rivals)
     return peop(
-        _score(cell),
+        _score(row),
         _score(sha),
-        _parameters(cell),
+        _parameters(row),
         _parameters(sha),
         higher_is_better=higher_is_better,
     )
 
 
-def _baseline(names: Sequence[str], rivals: Sequence[CellSummary]) -> CellSummary:
+def _baseline(names: Sequence[str], rivals: Sequence[Row]) -> Row:
     """The row of the first of these names that there is."""
     for name in names:
-        found = [cell for cell in rivals if cell.attention == name]
+        found = [row for row in rivals if row.attention == name]
         if len(found) > 1:
-            what = f"{len(found)} rows of this sweep have attention {name}, with different options or pretraining"
-            raise ValueError(f"{what}: the baseline is ambiguous")
+            raise ValueError(
+                f"{len(found)} rows of this sweep have attention {name}, with different options or "
+                "pretraining: the baseline is ambiguous"
+            )
         if found:
             return found[0]
     wanted = " or ".join(names)
     raise ValueError(
-        f"this sweep has no row with attention {wanted} on the same backbone, method, architecture and task"
+        f"this sweep has no row with attention {wanted} on the same backbone, method, architecture "
+        "and task"
     )
 
 
-def _score(cell: CellSummary) -> float:
-    if cell.score_mean is None:
-        raise ValueError(f"attention {cell.attention} has no test score")
-    return cell.score_mean
+def _score(row: Row) -> float:
+    if row.score_mean is None:
+        raise ValueError(f"attention {row.attention} has no test score")
+    return row.score_mean
 
 
-def _parameters(cell: CellSummary) -> int:
-    if cell.attention_parameters is None:
+def _parameters(row: Row) -> int:
+    if row.attention_parameters is None:
         raise ValueError(
-            f"the attention parameters of {cell.attention} were not counted: no trial has ended that counted them"
+            f"the attention parameters of {row.attention} were not counted: no trial has ended that "
+            "counted them"
         )
-    return cell.attention_parameters
+    return row.attention_parameters
 
 
-def _direction(cell: CellSummary) -> bool:
-    if cell.higher_is_better is None:
+def _direction(row: Row) -> bool:
+    if row.higher_is_better is None:
         raise ValueError("higher is better on some of these tasks and lower on others")
-    return cell.higher_is_better
+    return row.higher_is_better

@@ -1,74 +1,146 @@
-"""What the runs of a cell took, and how large its model is: fields of its summary."""
+"""How the numbers of a row are made from the results of a cell's trials."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from suite.meters.record import PhaseRecord
 from suite.record.result import TrialResult
 
 
-def sizes(results: Iterable[TrialResult]) -> dict[str, Any]:
-    """Of the first result that counted them: they are the same for all."""
-    found = next((r.parameters for r in results if r.parameters is not None), None)
-    if found is None:
-        return {}
-    return {
-        "trainable_parameters": found.trainable,
-        "total_parameters": found.total,
-        "attention_parameters": found.attention_parameters,
-        "kv_bytes_per_token": found.kv_bytes_per_token,
-    }
+@dataclass(frozen=True, slots=True)
+class CellResults:
+    """What a number of a row can be made from.
+
+    Attributes:
+        confirmed: Results of the confirm runs that have a score, by seed.
+        searched: Results of the search trials that have ended, by number.
+    """
+
+    confirmed: Sequence[TrialResult]
+    searched: Sequence[TrialResult]
+
+    @property
+    def phases(self) -> list[PhaseRecord]:
+        """All phases of all search trials."""
+        return [phase for result in self.searched for phase in result.phases.values()]
 
 
-def run_cost(runs: Sequence[TrialResult]) -> dict[str, Any]:
-    """Means over the confirm runs, of memory the maximum; of the train phase, null where one run could not measure it."""
-    train = [r.phases.get("train") for r in runs]
-    peaks = [None if p is None else p.memory.allocated_max_bytes for p in train]
-    return {
-        "energy_kwh": mean(None if p is None else p.energy_kwh for p in train),
-        "energy_source": join(p.energy_source for p in train if p is not None),
-        "peak_memory_bytes": None
-        if not peaks or None in peaks
-        else max(p for p in peaks if p is not None),
-        "train_s": mean(None if p is None else p.seconds for p in train),
-        "samples_per_s": mean(None if r.timing is None else r.timing.samples_per_s for r in runs),
-    }
+Measure = Callable[[CellResults], Any]
+"""Makes one value of a row; None where it was not measured."""
 
 
-def pretrain_cost(results: Iterable[TrialResult]) -> dict[str, Any]:
-    """Of the one run that gave all trials of the cell their weights."""
-    found = next((r.pretrain for r in results if r.pretrain is not None), None)
-    if found is None:
-        return {}
-    return {
-        "pretrain_energy_kwh": found.energy_kwh,
-        "pretrain_s": found.train_s,
-        "pretrain_steps": found.steps,
-    }
+def mean_of_runs(read: Callable[[TrialResult], float | None]) -> Measure:
+    """The mean over the confirm runs; None where one of them lacks the number."""
+
+    def measure(results: CellResults) -> float | None:
+        return mean(read(run) for run in results.confirmed)
+
+    return measure
 
 
-def search_cost(ended: Sequence[TrialResult]) -> dict[str, Any]:
-    """Trials that failed before they measured anything add nothing; one phase without energy makes the energy null."""
-    phases = [p for r in ended for p in r.phases.values()]
-    energies = [p.energy_kwh for p in phases]
-    return {
-        "search_energy_kwh": None
-        if not energies or None in energies
-        else math.fsum(e for e in energies if e is not None),
-        "search_s": math.fsum(p.seconds for p in phases) if phases else None,
-    }
+def of_train(name: str) -> Callable[[TrialResult], float | None]:
+    """Reads a number of a trial's train phase."""
+
+    def read(run: TrialResult) -> float | None:
+        phase = run.phases.get("train")
+        if phase is None:
+            return None
+        value: float | None = getattr(phase, name)
+        return value
+
+    return read
+
+
+def samples_per_s(run: TrialResult) -> float | None:
+    """Training speed of a trial."""
+    return None if run.timing is None else run.timing.samples_per_s
+
+
+def parameter_count(name: str) -> Measure:
+    """A number of `ParameterCount`, from the first result that has one: it is the same for all trials."""
+
+    def measure(results: CellResults) -> int | None:
+        for result in (*results.confirmed, *reversed(results.searched)):
+            if result.parameters is not None:
+                value: int | None = getattr(result.parameters, name)
+                return value
+        return None
+
+    return measure
+
+
+def of_pretrain(name: str) -> Measure:
+    """A number of the one pretrain run that gave all trials of the cell their weights."""
+
+    def measure(results: CellResults) -> float | None:
+        for result in (*results.confirmed, *results.searched):
+            if result.pretrain is not None:
+                value: float | None = getattr(result.pretrain, name)
+                return value
+        return None
+
+    return measure
+
+
+def energy_source(results: CellResults) -> str | None:
+    """How the energy of the confirm runs' train phases was measured."""
+    phases = [run.phases["train"] for run in results.confirmed if "train" in run.phases]
+    return join(phase.energy_source for phase in phases)
+
+
+def peak_memory_bytes(results: CellResults) -> int | None:
+    """The largest rank of the largest confirm run, train phase; None where one run has no number."""
+    largest = 0
+    for run in results.confirmed:
+        train = run.phases.get("train")
+        if train is None or train.memory.allocated_max_bytes is None:
+            return None
+        largest = max(largest, train.memory.allocated_max_bytes)
+    return largest if results.confirmed else None
+
+
+def search_energy_kwh(results: CellResults) -> float | None:
+    """Energy of all phases of the search; None where one of them has none."""
+    return total(phase.energy_kwh for phase in results.phases)
+
+
+def search_s(results: CellResults) -> float | None:
+    """Duration of all phases of the search. A trial that failed before it measured anything adds nothing."""
+    return total(phase.seconds for phase in results.phases)
+
+
+def last_end_s(results: CellResults) -> float | None:
+    """When the last of the trials ended, seconds since 1970."""
+    ends = [result.finished_at for result in (*results.confirmed, *results.searched)]
+    return max(ends, default=None)
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Mean, or None when there is no value or one of them is missing."""
-    asked = list(values)
-    known = [v for v in asked if v is not None]
-    return fmean(known) if known and len(known) == len(asked) else None
+    """The mean, or None where there is no value or one of them is missing."""
+    known = _all_known(values)
+    return fmean(known) if known else None
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """The sum, or None where there is no value or one of them is missing."""
+    known = _all_known(values)
+    return math.fsum(known) if known else None
+
+
+def _all_known(values: Iterable[float | None]) -> list[float]:
+    known = []
+    for value in values:
+        if value is None:
+            return []
+        known.append(value)
+    return known
 
 
 def join(names: Iterable[str | None]) -> str | None:
-    """Distinct names, `nvml+rapl`; None when there is none."""
-    return "+".join(sorted({n for n in names if n})) or None
+    """Distinct names, `nvml+rapl`; None where there is none."""
+    return "+".join(sorted({name for name in names if name})) or None

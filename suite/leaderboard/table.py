@@ -1,4 +1,4 @@
-"""The leaderboard: one row per cell and one mean row per arm, read from MLflow's cell runs and nothing else."""
+"""From rows to the leaderboard: what compares rows with one another, mean rows, order, filters, and the frame."""
 
 from __future__ import annotations
 
@@ -16,85 +16,28 @@ import pandas as pd
 from suite.config.hashing import canonical_json
 from suite.config.reference import MEAN
 from suite.errors import TrackingError, UnknownNameError
-from suite.leaderboard.baselines import Row, with_efficiency
+from suite.leaderboard.baselines import with_efficiency
 from suite.leaderboard.costs import (
     TARGET_FRAC,
     mean_reason,
     with_energy_to_target,
     with_selection_cost,
 )
+from suite.leaderboard.fields import (
+    COLUMNS,
+    Average,
+    Kind,
+    Row,
+    averaged,
+    of_kind,
+    with_values,
+)
 from suite.leaderboard.measures import join, mean
-from suite.leaderboard.ranks import read_ranks, with_ranks
-from suite.leaderboard.row import (
-    FIELDS,
-    NAMES,
-    OWN_TAGS,
-    ROW,
-    STORED,
-    CellSummary,
-    from_row,
-    from_tags,
-)
+from suite.leaderboard.ranks import ALONE, is_ranked, why_not_ranked
+from suite.leaderboard.row import reference_fields
 from suite.leaderboard.validity import judge_mean
-from suite.tracking.store import Store, StoredRun, open_store, without_password
+from suite.plan.cell_state import CellStatus
 
-COLUMNS = (
-    *(
-        "backbone",
-        "attention",
-        "method",
-        "architecture",
-        "task",
-        "score_mean",
-        "score_std",
-        "seeds",
-        "validation_score",
-        "learning_rate",
-    ),
-    *(
-        "trainable_parameters",
-        "total_parameters",
-        "energy_kwh",
-        "energy_source",
-        "peak_memory_bytes",
-        "train_s",
-        "samples_per_s",
-    ),
-    *("search_trials", "search_energy_kwh", "status"),
-)
-EXTRA = (
-    *("sweep", "arm", "edge", "search_s", "home"),
-    *(
-        "attention_options",
-        "attention_parameters",
-        "kv_bytes_per_token",
-        "prr",
-        "prr_missing",
-        "peop",
-        "peop_missing",
-    ),
-    *("higher_is_better", "pretrain_energy_kwh", "pretrain_s", "pretrain_steps"),
-    *(
-        "lr_sensitivity_decades",
-        "learning_rate_low",
-        "learning_rate_high",
-        "extensions",
-        "saved_trials",
-        "chosen",
-    ),
-    *(
-        "selection_trials",
-        "selection_s",
-        "selection_energy_kwh",
-        "energy_to_target_kwh",
-        "energy_to_target_missing",
-    ),
-    *("reference_score", "reference_std", "reference_source", "difference", "reference"),
-    "lm_eval",
-    *("rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"),
-    *("admitted", "rejected", "dirty", "own_code"),
-    *("constant_score", "constant_p", "constant_missing"),
-)
 SORTS = {
     "score": "score_mean",
     "energy": "energy_kwh",
@@ -103,28 +46,17 @@ SORTS = {
     "prr": "prr",
     "peop": "peop",
 }
-INTEGERS = (
-    *("seeds", "trainable_parameters", "total_parameters", "peak_memory_bytes", "search_trials"),
-    *("attention_parameters", "kv_bytes_per_token", "pretrain_steps"),
-    *("extensions", "saved_trials", "selection_trials"),
-)
-SCORES = ("score_mean", "score_std", "validation_score", "constant_score")
-FLOATS = (
-    *SCORES,
-    *("learning_rate", "energy_kwh", "train_s", "samples_per_s", "search_energy_kwh", "search_s"),
-    *("pretrain_energy_kwh", "pretrain_s"),
-    *("lr_sensitivity_decades", "selection_s", "selection_energy_kwh", "energy_to_target_kwh"),
-)
-AVERAGED = (*FLOATS, *INTEGERS)
-_averaged, _fields = attrgetter(*AVERAGED), attrgetter(*FIELDS)
+FRAME_TYPES = {Kind.INTEGER: "Int64", Kind.NUMBER: "float64", Kind.FLAG: "boolean"}
+AVERAGED = averaged(Average.MEAN, Average.SCORE)
+_averaged = attrgetter(*AVERAGED)
+_columns = attrgetter(*COLUMNS)
 """All at once: a call for each would take as long as all the rest."""
-JSON_TEXT = ("architecture", "attention_options", "reference", "lm_eval", "rejected")
+JSON_COLUMNS = of_kind(Kind.JSON)
 
 
-def leaderboard(
-    tracking_uri: str,
+def leaderboard_of(
+    rows: Sequence[Row],
     *,
-    sweep: str | None = None,
     task: str | None = None,
     method: str | None = None,
     attention: str | None = None,
@@ -132,51 +64,47 @@ def leaderboard(
     target_frac: float = TARGET_FRAC,
     rejected: bool = False,
 ) -> pd.DataFrame:
-    """The results so far, one row per cell, and one per arm over its tasks (`task` = "mean") where it has several.
+    """The leaderboard of some rows: one row per cell, and one per arm over its tasks (`task` = "mean") where it has several.
 
     A mean row averages every number over the arm's tasks, once each of them has one; its spread is that of the per-seed
     means over tasks; its `status` is the least finished. It is null where a task of the sweep is missing.
 
     Args:
-        tracking_uri: MLflow store, e.g. `sqlite:////abs/runs/mlflow.db` or `http://host:5000`.
-        sweep: Only this sweep; None = every sweep in the store.
+        rows: Of any sweeps and homes; of each sweep of a home all of them, or PRR and the like lack their baselines.
         task: Only this task, or "mean".
         method: Only this method.
         attention: Only this attention variant; its baselines for PRR and PEoP are looked up all the same.
-        rejected: Whether rows that are not admitted are there too; `attrs["hidden"]` of the table counts those that are not.
+        sort: Within each task: score, prr or peop (best first), energy, memory or trainable (least first); unknown last.
         target_frac: Share of full fine-tuning's validation score of which `energy_to_target_kwh` speaks.
-        sort: Within each task: score, prr or peop (best first), energy, memory or trainable (least first); unknown values last.
+        rejected: Whether rows that are not admitted are there too; `attrs["hidden"]` of the frame counts those that are not.
 
     Returns:
-        Columns `COLUMNS`, then `EXTRA` (`edge`: the learning rate lies at the end of its range). `architecture` and
-        `attention_options` are JSON text; units are in the names; what is not known is NaN, NA or None.
+        The columns of `suite.leaderboard.fields`; mappings and lists are JSON text; what is not known is NaN, NA or None.
 
     Raises:
-        TrackingError: The store cannot be read, has no results, or none of that sweep, task, method or attention.
-
-    Example:
-        >>> leaderboard(tracking_uri="sqlite:////abs/runs/mlflow.db", sort="energy")  # doctest: +SKIP
+        TrackingError: Nothing of that task, method or attention is there, or all of it is rejected.
     """
     if sort not in SORTS:
         raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
-    store = open_store(tracking_uri, create=False)
     with _without_collector():
-        rows = _compared_rows(store, sweep, target_frac)
+        found = compare(rows, target_frac)
         for key, value in {"method": method, "attention": attention, "task": task}.items():
-            rows = _having(rows, key, value)
-        shown = rows if rejected else [row for row in rows if row[0].admitted is not False]
+            found = having(found, key, value)
+        shown = found
+        if not rejected:
+            shown = [row for row in found if row.admitted is not False]
         if not shown:
             raise TrackingError(
-                f"{len(rows)} rows, and all are rejected; --all shows them with the reason"
+                f"{len(found)} rows, and all are rejected; --all shows them with the reason"
             )
-        frame = to_frame(_sorted(shown, sort))
-    frame.attrs["hidden"] = len(rows) - len(shown)
+        frame = to_frame(in_order(shown, sort))
+    frame.attrs["hidden"] = len(found) - len(shown)
     return frame
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Ten thousand rows are half a million objects without a cycle: looking for one takes as long as all the rest."""
+    """Hold the garbage collector: 10,000 rows are half a million objects without a cycle, which it would look through."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -186,236 +114,158 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _compared_rows(store: Store, sweep: str | None, target_frac: float) -> list[Row]:
-    """Cells and means with everything that takes more than one row to know."""
-    rows = with_selection_cost(read_rows(store, sweep, curves=False))
-    rows = with_energy_to_target(rows, target_frac)
-    rows = _with_efficiency([*rows, *mean_rows(rows)])
-    return with_ranks(
-        rows,
-        read_ranks(
-            store, [id_ for name, id_ in store.experiments().items() if sweep in (None, name)]
-        ),
-    )
-
-
-def read_rows(store: Store, sweep: str | None = None, *, curves: bool = True) -> list[Row]:
-    """Every cell of one or all sweeps in a store.
+def compare(rows: Sequence[Row], target_frac: float = TARGET_FRAC) -> list[Row]:
+    """Cells and means, with everything that takes more than one row to know.
 
     Args:
-        store: Any.
-        sweep: None = all.
-        curves: Whether the rows' `curve` is wanted: the learning rates that were tried are most of what is stored of a cell.
+        rows: As stored; of each sweep of a home all of them.
+        target_frac: As for `leaderboard_of`.
+    """
+    found = sorted(rows, key=lambda row: (row.sweep, row.arm, row.task, row.home))
+    found = with_energy_to_target(with_selection_cost(found), target_frac)
+    return with_efficiency([*found, *mean_rows(found)])
+
+
+def having(rows: list[Row], key: str, value: str | None) -> list[Row]:
+    """The rows with this value of a field; None takes all.
 
     Raises:
-        TrackingError: There is none.
+        TrackingError: There is none; names those that there are.
     """
-    experiments = store.experiments()
-    if sweep is not None and experiments and sweep not in experiments:
-        raise TrackingError(
-            str(UnknownNameError("sweep", sweep, experiments, where=without_password(store.uri)))
-        )
-    chosen = [id_ for name, id_ in experiments.items() if sweep in (None, name)]
-    newest: dict[tuple[str, ...], Row] = {}
-    for cell, home in _cells(store, chosen, curves=curves) if chosen else ():
-        newest[cell.sweep, cell.arm, cell.task, home] = (cell, home)
-    if not newest:
-        raise TrackingError(
-            f"no results yet in {without_password(store.uri)}; start with: suite run SWEEP.yaml, or suite sync for an existing home"
-        )
-    return [newest[key] for key in sorted(newest)]
-
-
-def _cells(store: Store, experiments: Sequence[str], *, curves: bool) -> Iterator[Row]:
-    """Of a cell that was written twice the latest comes last. A driver that is just creating one has not come to its revision yet."""
-
-    def revision(run: StoredRun) -> int:
-        return int(run.tags["suite.revision"])
-
-    if not curves:
-        runs = store.runs(experiments, {}, having="suite.revision", only=(ROW, "suite.revision"))
-        if all(run.tags.get(ROW) for run in runs):
-            yield from (from_row(run.tags) for run in sorted(runs, key=revision))
-            return
-    wanted = (
-        *STORED,
-        "suite.cell",
-        "suite.home",
-        "suite.revision",
-        *(["suite.curve.*"] if curves else []),
-    )
-    runs = store.runs(experiments, {}, having="suite.revision", only=wanted)
-    yield from (
-        (from_tags(run.tags), run.tags.get("suite.home", "")) for run in sorted(runs, key=revision)
-    )
-
-
-def _with_efficiency(rows: Sequence[Row]) -> list[Row]:
-    """A rejected row is no baseline for others."""
-    fit, unfit = (
-        [row for row in rows if (row[0].admitted is not False) == good] for good in (True, False)
-    )
-    return [*with_efficiency(fit), *(with_efficiency([*fit, *unfit])[len(fit) :] if unfit else [])]
-
-
-def _having(rows: list[Row], key: str, value: str | None) -> list[Row]:
-    kept = [row for row in rows if value in (None, getattr(row[0], key))]
+    if value is None:
+        return rows
+    kept = [row for row in rows if getattr(row, key) == value]
     if not kept:
-        raise TrackingError(
-            str(
-                UnknownNameError(
-                    key, str(value), {getattr(r[0], key) for r in rows}, where="in these results"
-                )
-            )
-        )
+        known = {getattr(row, key) for row in rows}
+        raise TrackingError(str(UnknownNameError(key, value, known, where="in these results")))
     return kept
 
 
 def mean_rows(rows: Sequence[Row]) -> list[Row]:
     """One row per arm that has more than one task, in the order of the arms."""
     tasks: dict[tuple[str, str], set[str]] = defaultdict(set)
-    arms: dict[tuple[str, str, str], list[CellSummary]] = defaultdict(list)
-    for cell, home in rows:
-        tasks[cell.sweep, home].add(cell.task)
-        arms[cell.sweep, home, cell.arm].append(cell)
-    return [
-        (_mean_cell(cells, complete=len(cells) == len(tasks[sweep, home])), home)
-        for (sweep, home, _), cells in arms.items()
-        if len(cells) > 1
-    ]
+    arms: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        tasks[row.sweep, row.home].add(row.task)
+        arms[row.sweep, row.home, row.arm].append(row)
+    found = []
+    for (sweep, home, _), members in arms.items():
+        if len(members) > 1:
+            found.append(_mean_row(members, complete=len(members) == len(tasks[sweep, home])))
+    return found
 
 
-def _mean_cell(cells: Sequence[CellSummary], *, complete: bool) -> CellSummary:
+def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
     """Every number averaged over the tasks; nothing but names where a task is missing, for it could not be compared."""
-    first, directions = cells[0], {c.higher_is_better for c in cells}
-    means = (
-        dict(zip(AVERAGED, map(mean, zip(*map(_averaged, cells), strict=True)), strict=True))
-        if complete
-        else dict.fromkeys(AVERAGED)
+    first = rows[0]
+    values: dict[str, Any] = {}
+    for name in averaged(Average.SAME):
+        values[name] = getattr(first, name)
+    by_seed: dict[str, float] = {}
+    one_direction = len({row.higher_is_better for row in rows}) == 1
+    if complete:
+        values |= _averages(rows)
+    if complete and one_direction:
+        by_seed = _seed_means(rows)
+    if not one_direction:  # the mean of an accuracy and a perplexity says nothing
+        values |= dict.fromkeys(averaged(Average.SCORE))
+    reasons = {row.task: (row.admitted, row.rejected, row.dirty) for row in rows}
+    mean_row = Row(
+        **values,
+        task=MEAN,
+        score_std=stdev(by_seed.values()) if len(by_seed) > 1 else None,
+        seed_scores=by_seed,
+        seeds=min(row.seeds for row in rows) if complete else 0,
+        search_trials=round(fmean(row.search_trials for row in rows)) if complete else 0,
+        higher_is_better=first.higher_is_better if one_direction else None,
+        energy_source=join(row.energy_source for row in rows),
+        energy_to_target_missing=mean_reason(rows) if complete else None,
+        status=_least_finished([row.status for row in rows], complete=complete),
+        **reference_fields(first.reference_mean, values.get("score_mean")),
+        **judge_mean(reasons),
     )
-    numbers: dict[str, Any] = {
-        key: round(value) if key in INTEGERS and value is not None else value
-        for key, value in means.items()
-    }
-    if len(directions) > 1:  # the mean of an accuracy and a perplexity says nothing
-        numbers |= dict.fromkeys(SCORES)
-    by_seed = _seed_means(cells) if complete and len(directions) == 1 else {}
-    numbers |= {
-        "learning_rate": None,
-        "score_std": stdev(by_seed.values()) if len(by_seed) > 1 else None,
-    }
-    numbers |= {
-        "seeds": min(c.seeds for c in cells) if complete else 0,
-        "search_trials": numbers["search_trials"] or 0,
-    }
-    names = {
-        key: getattr(first, key)
-        for key in (*NAMES, *OWN_TAGS, "rivals", "conditions", "chosen", "own_code")
-    } | {"task": MEAN}
-    numbers["higher_is_better"] = first.higher_is_better if len(directions) == 1 else None
-    numbers |= {
-        "reference": first.reference_mean,
-        "energy_to_target_missing": mean_reason(cells) if complete else None,
-    }
-    numbers |= judge_mean({c.task: (c.admitted, c.rejected, c.dirty) for c in cells})
-    source, status = (
-        join(c.energy_source for c in cells),
-        _least_finished([c.status for c in cells], complete),
-    )
-    return CellSummary(**names, status=status, energy_source=source, seed_scores=by_seed, **numbers)
+    return with_values(mean_row, **_stored_rank(mean_row, first.mean_rank))
 
 
-def _seed_means(cells: Sequence[CellSummary]) -> dict[str, float]:
+def _averages(rows: Sequence[Row]) -> dict[str, Any]:
+    """The means of all numbers that have one."""
+    values: dict[str, Any] = {}
+    columns = zip(*map(_averaged, rows), strict=True)
+    integers = of_kind(Kind.INTEGER)
+    for name, column in zip(AVERAGED, columns, strict=True):
+        value = mean(column)
+        if value is not None and name in integers:
+            value = round(value)
+        values[name] = value
+    return values
+
+
+def _seed_means(rows: Sequence[Row]) -> dict[str, float]:
     """The mean over tasks by seed; empty unless every task has the same seeds."""
-    seeds = cells[0].seed_scores.keys()
-    if any(c.seed_scores.keys() != seeds for c in cells):
-        return {}
-    return {seed: fmean(c.seed_scores[seed] for c in cells) for seed in seeds}
+    seeds = rows[0].seed_scores.keys()
+    for row in rows:
+        if row.seed_scores.keys() != seeds:
+            return {}
+    return {seed: fmean(row.seed_scores[seed] for row in rows) for seed in seeds}
 
 
-def _least_finished(statuses: Sequence[str], complete: bool) -> str:
+def _least_finished(statuses: Sequence[str], *, complete: bool) -> str:
     if len(set(statuses)) == 1 and complete:
         return statuses[0]
-    return "searching" if "searching" in statuses or not complete else "partial"
+    if CellStatus.SEARCHING in statuses or not complete:
+        return CellStatus.SEARCHING.value
+    return CellStatus.PARTIAL.value
 
 
-def _sorted(rows: Iterable[Row], sort: str) -> list[Row]:
-    """By sweep and task (mean rows last), then the sort key; equal rows keep their order."""
+def _stored_rank(mean_row: Row, stored: dict[str, Any]) -> dict[str, Any]:
+    """The rank of a mean row, as the rows of its tasks carry it, or why it has none."""
+    if not is_ranked(mean_row):
+        return {"rank": None, "rank_missing": why_not_ranked(mean_row)}
+    return stored or {"rank": None, "rank_missing": ALONE}
+
+
+def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
+    """Rows by sweep and task (mean rows last), then by the sort key; equal rows keep their order."""
 
     def place(row: Row) -> tuple[str, bool, str, bool, float]:
-        cell = row[0]
-        value = getattr(cell, SORTS[sort])
-        most_first = sort in ("prr", "peop") or (
-            sort == "score" and cell.higher_is_better is not False
-        )
-        return (
-            cell.sweep,
-            cell.task == MEAN,
-            cell.task,
-            value is None,
-            0.0 if value is None else -value if most_first else value,
-        )
+        value = getattr(row, SORTS[sort])
+        most_first = sort in ("prr", "peop")
+        if sort == "score":
+            most_first = row.higher_is_better is not False
+        key = 0.0
+        if value is not None:
+            key = -value if most_first else value
+        return row.sweep, row.task == MEAN, row.task, value is None, key
 
     return sorted(rows, key=place)
 
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Rows as a table whose columns have one type each; nullable integers stay integers."""
-    found = list(rows)
-    cells = [cell for cell, _ in found]
-    values: dict[str, Sequence[Any]] = dict(
-        zip(FIELDS, zip(*map(_fields, cells), strict=True), strict=True)
-    )
-    values |= {
-        key: [_json(value) for value in values[key]] for key in JSON_TEXT if key != "reference"
-    }
-    values |= _beside_the_paper(cells) | {"home": [home for _, home in found]}
-    frame = pd.DataFrame({name: values[name] for name in (*COLUMNS, *EXTRA)})
-    kinds = {
-        **dict.fromkeys(INTEGERS, "Int64"),
-        **dict.fromkeys((*FLOATS, "prr", "peop"), "float64"),
-    }
-    kinds |= dict.fromkeys(
-        (
-            "learning_rate_low",
-            "learning_rate_high",
-            "reference_score",
-            "reference_std",
-            "difference",
-        ),
-        "float64",
-    )
-    kinds |= dict.fromkeys(("ci_low", "ci_high", "constant_p"), "float64")
-    kinds |= dict.fromkeys(("edge", "higher_is_better", "chosen", "admitted", "dirty"), "boolean")
-    return frame.astype(kinds)
-
-
-def _beside_the_paper(cells: Sequence[CellSummary]) -> dict[str, list[Any]]:
-    """What a paper printed for each row, taken apart."""
-    papers = [cell.reference for cell in cells]
-    ours = [cell.score_mean for cell in cells]
-    return {
-        **{
-            f"reference_{key}": [paper.get(key) for paper in papers]
-            for key in ("score", "std", "source")
-        },
-        "difference": [
-            None if s is None or not paper else s - paper["score"]
-            for s, paper in zip(ours, papers, strict=True)
-        ],
-        "reference": [_json(paper.get("printed", {})) for paper in papers],
-    }
+    lines = [_columns(row) for row in rows]
+    values: dict[str, Sequence[Any]] = dict.fromkeys(COLUMNS, ())
+    if lines:
+        values = dict(zip(COLUMNS, zip(*lines, strict=True), strict=True))
+    for name in JSON_COLUMNS:
+        values[name] = [_json(value) for value in values[name]]
+    types = {}
+    for kind, frame_type in FRAME_TYPES.items():
+        types |= dict.fromkeys(of_kind(kind), frame_type)
+    return pd.DataFrame(values).astype(types)
 
 
 def _json(value: Any) -> str:
-    """Most are empty."""
+    """JSON text; most mappings are empty, for which this is quicker."""
     return canonical_json(value) if value else str(value)
 
 
 def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table as JSON-ready mappings: null for what is not known, integers as integers, JSON texts as mappings."""
+    """The rows of a frame as JSON-ready mappings: null for what is not known, integers as integers, JSON text as mappings."""
     plain = frame.astype(object).where(frame.notna(), None)
-    rows = [
-        {str(key): value for key, value in row.items()} for row in plain.to_dict(orient="records")
-    ]
-    return [{**row, **{key: json.loads(row[key]) for key in JSON_TEXT}} for row in rows]
+    rows = []
+    for line in plain.to_dict(orient="records"):
+        row = {str(key): value for key, value in line.items()}
+        for name in JSON_COLUMNS:
+            row[name] = json.loads(row[name])
+        rows.append(row)
+    return rows

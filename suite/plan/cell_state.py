@@ -1,7 +1,8 @@
-"""Where a cell stands: its trials, its study, and what is left to run."""
+"""Where a cell stands: its trials, its study, what is left to run, and the one word for all that."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -19,28 +20,31 @@ from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
 
 
-class Progress(StrEnum):
-    """Where a cell stands.
+class CellStatus(StrEnum):
+    """Where a cell stands; every command that shows it uses these words."""
 
-    `WAITING`: its study has ended, others of its architecture contest have not. `NOT_CHOSEN`: another architecture won, there is
-    nothing to confirm. `FAILED`: nothing is left to run, yet a confirm run lacks a score.
-    """
-
-    OPEN = "open"
+    SEARCHING = "searching"
+    """Its study has not ended."""
     WAITING = "waiting"
+    """Its study has ended, another study of its architecture contest has not."""
+    PARTIAL = "partial"
+    """Confirm runs are left to run."""
     DONE = "done"
+    """All confirm runs have a score."""
     NOT_CHOSEN = "not chosen"
+    """Another architecture won, so there is nothing to confirm."""
     FAILED = "failed"
+    """Nothing is left to run, yet a confirm run lacks a score."""
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to run."""
-        return self not in (Progress.OPEN, Progress.WAITING)
+        return self in (CellStatus.DONE, CellStatus.NOT_CHOSEN, CellStatus.FAILED)
 
     @property
     def is_complete(self) -> bool:
         """Whether the cell has all that the sweep wants of it."""
-        return self in (Progress.DONE, Progress.NOT_CHOSEN)
+        return self in (CellStatus.DONE, CellStatus.NOT_CHOSEN)
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ class PretrainState:
     """A pretrain run, which this or another sweep of the home may be running.
 
     Attributes:
-        live: Handed out here.
+        live: This process has handed it out.
         given_up: It used up its retries.
     """
 
@@ -61,28 +65,30 @@ class PretrainState:
 
     @property
     def ready(self) -> bool:
-        """Whether there are weights to go on from."""
+        """Whether its weights are there."""
         return self.result is not None and self.result.status.has_score
 
     @property
     def failed(self) -> bool:
-        """Whether there never will be."""
+        """Whether there never will be weights."""
         return self.result is not None and not self.result.status.has_score
 
     @property
     def is_due(self) -> bool:
+        """Whether somebody has to run it."""
         return self.result is None and not self.live and not self.given_up
 
     def claim(self) -> bool:
-        """Take the run for this process, unless it is finished or another sweep of the home is at it."""
-        self._lock = self._lock or FileLock(
-            self.folder.path.with_suffix(".lock"), thread_local=False
-        )
+        """Take the run for this process, unless it has ended or another sweep of the home runs it."""
+        if self._lock is None:
+            path = self.folder.path.with_suffix(".lock")
+            self._lock = FileLock(path, thread_local=False)
         self.folder.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             return False
+        # Another sweep may have ended it since this one looked.
         self.result = self.folder.result()
         self.live = self.result is None
         if not self.live:
@@ -90,8 +96,9 @@ class PretrainState:
         return self.live
 
     def end(self) -> TrialResult | None:
-        """Take in the end of the run: its result, or the end of its retries."""
-        self.result, self.live = self.folder.result(), False
+        """Take in how the run ended: with its result, or with the end of its retries."""
+        self.result = self.folder.result()
+        self.live = False
         self.given_up = self.result is None
         if self._lock is not None:
             self._lock.release()
@@ -100,11 +107,15 @@ class PretrainState:
 
 @dataclass(slots=True)
 class CellState:
-    """The trials of one planned cell by their place in it; `given_up` holds those that used up their retries.
+    """The trials of one planned cell, and what follows from them.
 
     Attributes:
-        pretrain: The run that must end before the cell begins; its failure is the cell's.
-        contest: The architectures of which one is confirmed, this cell's among them; None where it is settled.
+        pretrain: The run that must end before the cell begins; where it fails, the cell fails.
+        contest: The architectures of which one is confirmed, this cell's among them; None where there is one.
+        search: Search trials by number.
+        confirm: Confirm runs by learning rate and seed.
+        live: Hashes of the trials that this process has handed out.
+        given_up: Hashes of the trials that used up their retries.
     """
 
     plan: Plan
@@ -121,7 +132,8 @@ class CellState:
         """Take in a trial, or its newer state."""
         spec = trial.spec
         if spec.phase is Phase.SEARCH:
-            self.search[spec.number], self._study = trial, None
+            self.search[spec.number] = trial
+            self._study = None  # it is decided anew when it is asked for
         else:
             self.confirm[spec.learning_rate, spec.seed] = trial
 
@@ -129,23 +141,21 @@ class CellState:
     def study(self) -> Study:
         """How far the study is: its range and budget with all extensions, and whether it has ended."""
         if self._study is None:
-            handed_out = Cell(
-                self.cell.arm,
-                self.cell.task.name,
-                search=[self.search[n] for n in sorted(self.search)],
-            )
+            in_order = [self.search[number] for number in sorted(self.search)]
+            handed_out = Cell(self.cell.arm, self.cell.task.name, search=in_order)
             self._study = decide(handed_out, self.cell.learning_rate, self.plan.config.search)
         return self._study
 
     @property
     def searched(self) -> list[Trial]:
-        """The search trials that count, by number: not those beyond a budget that was lowered."""
-        return [self.search[n] for n in sorted(self.search) if n < self.study.budget]
+        """The search trials that count, by number; those beyond a budget that was lowered do not."""
+        budget = self.study.budget
+        return [self.search[number] for number in sorted(self.search) if number < budget]
 
     @property
     def trials(self) -> list[Trial]:
-        """All of the plan's trials that exist: search by number, then the confirm runs of the best learning rate by seed."""
-        return self.searched + [t for t in self._confirm_trials() if t is not None]
+        """All trials of the plan: search by number, then the confirm runs of the best learning rate."""
+        return self.searched + self._confirm_runs_so_far()
 
     @property
     def search_done(self) -> bool:
@@ -161,10 +171,12 @@ class CellState:
 
     @property
     def confirm_runs(self) -> int:
-        """Confirm runs of this cell; while its contest is open they are counted as the first architecture's."""
+        """Confirm runs of this cell; while its contest is open the first architecture counts them."""
         if self.chosen is None:
             return self.plan.confirm_runs(self.cell)
-        return len(self.plan.config.confirm.seeds) if self.chosen else 0
+        if not self.chosen:
+            return 0
+        return len(self.plan.config.confirm.seeds)
 
     @property
     def total(self) -> int:
@@ -177,85 +189,102 @@ class CellState:
 
     @property
     def confirmed(self) -> list[Trial]:
-        """Finished confirm runs of the best learning rate."""
-        return [t for t in self._confirm_trials() if t is not None and t.result is not None]
+        """Confirm runs of the best learning rate that have ended."""
+        return [trial for trial in self._confirm_runs_so_far() if trial.result is not None]
 
     @property
-    def progress(self) -> Progress:
+    def at_best(self) -> list[Trial]:
+        """Confirm runs at the best learning rate by seed, ended or not.
+
+        Unlike `confirmed`, it keeps the runs of a study that has gone on since, after its budget was raised.
+        """
+        best = self.best()
+        if best is None:
+            return []
+        rate = best.spec.learning_rate
+        return [self.confirm[key] for key in sorted(self.confirm) if key[0] == rate]
+
+    @property
+    def status(self) -> CellStatus:
+        """The word for where the cell stands."""
         if self.pretrain is not None and self.pretrain.failed:
-            return Progress.FAILED
+            return CellStatus.FAILED
         if not self.search_done:
-            return Progress.OPEN
+            return CellStatus.SEARCHING
+        if self.chosen is None:
+            return CellStatus.WAITING
         if not self.chosen:
-            return Progress.WAITING if self.chosen is None else Progress.NOT_CHOSEN
-        confirmed = self.confirmed
+            return CellStatus.NOT_CHOSEN
         if self.best() is None:
-            return Progress.FAILED
+            return CellStatus.FAILED
+        confirmed = self.confirmed
         if len(confirmed) < len(self.plan.config.confirm.seeds):
-            return Progress.OPEN
-        return (
-            Progress.DONE
-            if all(t.result is not None and t.result.status.has_score for t in confirmed)
-            else Progress.FAILED
-        )
+            return CellStatus.PARTIAL
+        for trial in confirmed:
+            if trial.result is None or not trial.result.status.has_score:
+                return CellStatus.FAILED
+        return CellStatus.DONE
 
     def handed_out(self) -> TrialSpec | None:
         """A trial that an earlier driver handed out and nobody is running."""
-        return next((t.spec for t in self.trials if self._is_free(t)), None)
+        for trial in self.trials:
+            held = trial.spec.hash in self.live or trial.spec.hash in self.given_up
+            if trial.result is None and not held:
+                return trial.spec
+        return None
 
     def next_spec(self) -> TrialSpec | None:
         """The next trial to hand out, or None when the cell has none (for now)."""
-        return (
-            self.handed_out() or self._next_search() or self._next_confirm()
-            if self._may_go_on
-            else None
-        )
+        if not self._may_go_on:
+            return None
+        return self.handed_out() or self._next_search() or self._next_confirm()
 
     @property
     def is_due(self) -> bool:
-        """Whether `next_spec` has a trial; asked where there is no room for it, because to propose one takes time."""
-        waits = (
-            self.handed_out() is not None
-            or self._open_number() is not None
-            or self._next_confirm() is not None
-        )
-        return waits if self._may_go_on else False
+        """Whether `next_spec` has a trial. Proposing one takes time, so this is asked where there is no room."""
+        if not self._may_go_on:
+            return False
+        if self.handed_out() is not None or self._open_number() is not None:
+            return True
+        return self._next_confirm() is not None
 
     @property
     def _may_go_on(self) -> bool:
         if self.pretrain is not None and not self.pretrain.ready:
             return False
-        return (
-            self.search_done or not self.given_up
-        )  # an open study waits for a trial that this run could not finish
-
-    def _is_free(self, trial: Trial) -> bool:
-        return trial.result is None and trial.spec.hash not in self.live | self.given_up
+        # An open study waits for a trial that this run could not finish.
+        return self.search_done or not self.given_up
 
     def _open_number(self) -> int | None:
-        """Of the next search trial."""
-        return (
-            None
-            if self.study.ended is not None
-            else next((n for n in range(self.study.budget) if n not in self.search), None)
-        )
+        """Number of the next search trial."""
+        if self.study.ended is not None:
+            return None
+        for number in range(self.study.budget):
+            if number not in self.search:
+                return number
+        return None
 
     def _next_search(self) -> TrialSpec | None:
-        search, study, number = self.plan.config.search, self.study, self._open_number()
+        search = self.plan.config.search
+        study = self.study
+        number = self._open_number()
         if number is None:
             return None
+        finished = []
+        running = []
+        for n, trial in self.search.items():
+            if trial.result is None:
+                running.append((n, trial.spec.learning_rate))
+            else:
+                finished.append((n, trial.spec.learning_rate, trial.feedback))
         learning_rate = propose(
             self.cell.key,
             study.searched,
             sampler=search.sampler,
             seed=search.seed,
             startup_trials=search.startup_trials,
-            finished=[
-                (n, t.spec.learning_rate, t.feedback)
-                for n, t in self.search.items()
-                if t.result is not None
-            ],
-            running=[(n, t.spec.learning_rate) for n, t in self.search.items() if t.result is None],
+            finished=finished,
+            running=running,
             number=number,
             opened=study.opened,
             costs=costs(self.searched, search.second),
@@ -267,38 +296,68 @@ class CellState:
         if best is None or not self.search_done or not self.chosen:
             return None
         learning_rate = best.spec.learning_rate
-        seeds = [
-            s for s in self.plan.config.confirm.seeds if (learning_rate, s) not in self.confirm
-        ]
-        return self.plan.confirm_spec(self.cell, learning_rate, seeds[0]) if seeds else None
+        for seed in self.plan.config.confirm.seeds:
+            if (learning_rate, seed) not in self.confirm:
+                return self.plan.confirm_spec(self.cell, learning_rate, seed)
+        return None
 
-    def _confirm_trials(self) -> list[Trial | None]:
-        best = self.best() if self.search_done and self.chosen else None
+    def _confirm_runs_so_far(self) -> list[Trial]:
+        """Confirm runs that exist, in the order of the sweep's seeds; none before the cell may have any."""
+        if not self.search_done or not self.chosen:
+            return []
+        best = self.best()
         if best is None:
             return []
-        return [
-            self.confirm.get((best.spec.learning_rate, seed))
-            for seed in self.plan.config.confirm.seeds
-        ]
+        found = []
+        for seed in self.plan.config.confirm.seeds:
+            trial = self.confirm.get((best.spec.learning_rate, seed))
+            if trial is not None:
+                found.append(trial)
+        return found
 
 
 def read_states(plan: Plan, home: Home, *, outcomes: bool = False) -> dict[str, CellState]:
-    """The state of every planned cell, from its trial folders, in the plan's order; of results whole, or `outcomes` alone."""
+    """The state of every planned cell, from its trial folders, by key in the plan's order.
+
+    Args:
+        plan: The sweep.
+        home: Where its trials are.
+        outcomes: Whether only that of each result is kept on which other trials depend.
+    """
     found = read_cells(home, plan.config.name)
+    return make_states(plan, home, plan.cells, found, outcomes=outcomes)
+
+
+def make_states(
+    plan: Plan,
+    home: Home,
+    cells: Iterable[PlannedCell],
+    found: Mapping[str, Cell],
+    *,
+    outcomes: bool = False,
+) -> dict[str, CellState]:
+    """The states of some cells of a plan, by key.
+
+    Args:
+        cells: Whole contests: of an architecture contest all cells, or none.
+        found: Trials by key of the cell; those that are not of the plan are left out.
+        outcomes: As for `read_states`.
+    """
+    retries = plan.config.failures.retries
     pretrains = read_pretrains(plan, home)
-    states = {
-        cell.key: CellState(plan, cell, pretrains.get(cell.arm.pretrain or ""))
-        for cell in plan.cells
-    }
-    for key, state in states.items():
-        if key in found:
-            for trial in (*found[key].search, *found[key].confirm):
-                if plan.includes(state.cell, trial):
-                    state.add(trial.outcome() if outcomes else trial)
-                    if trial.result is None and is_given_up(
-                        trial.folder, retries=plan.config.failures.retries
-                    ):
-                        state.given_up.add(trial.spec.hash)
+    states: dict[str, CellState] = {}
+    for cell in cells:
+        state = CellState(plan, cell, pretrains.get(cell.arm.pretrain or ""))
+        states[cell.key] = state
+        trials = found.get(cell.key)
+        if trials is None:
+            continue
+        for trial in (*trials.search, *trials.confirm):
+            if not plan.includes(cell, trial):
+                continue
+            state.add(trial.outcome() if outcomes else trial)
+            if trial.result is None and is_given_up(trial.folder, retries=retries):
+                state.given_up.add(trial.spec.hash)
     for contest in contests(states.values()).values():
         for member in contest.cells:
             states[member.cell.key].contest = contest
@@ -307,13 +366,11 @@ def read_states(plan: Plan, home: Home, *, outcomes: bool = False) -> dict[str, 
 
 def read_pretrains(plan: Plan, home: Home) -> dict[str, PretrainState]:
     """The state of every pretrain run of a plan, by hash."""
-    folders = {spec.hash: home.trial(spec) for spec in plan.pretrains}
-    states = {
-        spec.hash: PretrainState(folders[spec.hash], spec, folders[spec.hash].result())
-        for spec in plan.pretrains
-    }
-    for state in states.values():
-        state.given_up = state.result is None and is_given_up(
-            state.folder, retries=plan.config.failures.retries
-        )
+    retries = plan.config.failures.retries
+    states: dict[str, PretrainState] = {}
+    for spec in plan.pretrains:
+        folder = home.trial(spec)
+        state = PretrainState(folder, spec, folder.result())
+        state.given_up = state.result is None and is_given_up(folder, retries=retries)
+        states[spec.hash] = state
     return states

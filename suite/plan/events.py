@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from suite.plan.cell_state import CellState
 from suite.plan.plan import Plan
-from suite.plan.status import CellStatus
+from suite.plan.status import CellReport
 from suite.record.result import EpochRecord, FailureRecord, TrialResult
 from suite.record.spec import TrialSpec
 
@@ -28,7 +28,7 @@ class Outcome:
     """
 
     finished: int
-    cells: tuple[CellStatus, ...]
+    cells: tuple[CellReport, ...]
     failed: tuple[str, ...] = ()
     interrupted: bool = False
     reason: str = ""

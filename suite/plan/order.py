@@ -26,7 +26,7 @@ class Order:
 
     def __init__(self, states: Mapping[str, CellState]) -> None:
         self.states = states
-        self._open = {key: state for key, state in states.items() if not state.progress.is_over}
+        self._open = {key: state for key, state in states.items() if not state.status.is_over}
         self._chains = {key: _chain(state) for key, state in self._open.items()}
         self._nothing: set[str] = (
             set()
@@ -69,7 +69,7 @@ class Order:
         for member in state.contest.cells if state.contest is not None and decided else (state,):
             key = member.cell.key
             self._nothing.discard(key)
-            if self.states[key].progress.is_over:
+            if self.states[key].status.is_over:
                 self._open.pop(key, None)
                 self._chains.pop(key, None)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from suite.plan.cell_state import CellState, PretrainState, Progress, read_states
+from suite.plan.cell_state import CellState, CellStatus, PretrainState, read_states
 from suite.plan.definition import driver_pid, lease_root, read_plan
 from suite.record.attempts import counted, is_given_up
 from suite.record.cells import Trial
@@ -45,7 +45,7 @@ class PretrainStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class CellStatus:
+class CellReport:
     """One cell: counts of trials, its best so far, its failures.
 
     Attributes:
@@ -69,7 +69,7 @@ class CellStatus:
     method: str
     architecture: dict[str, object]
     task: str
-    progress: Progress
+    status: CellStatus
     search_done: int
     confirm_done: int
     running: int
@@ -105,7 +105,7 @@ class CellStatus:
         return [note for note, holds in notes.items() if holds]
 
 
-def status(home: Home, sweep: str) -> list[CellStatus]:
+def status(home: Home, sweep: str) -> list[CellReport]:
     """Every cell of a sweep in the plan's order.
 
     Raises:
@@ -121,13 +121,13 @@ def driver(home: Home, sweep: str) -> str | None:
     return str(claim) if claim is not None else None if pid is None else f"process {pid}"
 
 
-def cell_status(state: CellState) -> CellStatus:
+def cell_status(state: CellState) -> CellReport:
     """The summary of one cell."""
-    arm, best, trials, progress = state.cell.arm, state.best(), state.trials, state.progress
+    arm, best, trials, status = state.cell.arm, state.best(), state.trials, state.status
     total, study = state.total, state.study
     finished = [t for t in trials if t.result is not None]
     search_done = sum(t.result is not None for t in state.searched)
-    return CellStatus(
+    return CellReport(
         key=state.cell.key,
         backbone=arm.backbone.name,
         attention=arm.attention.name,
@@ -135,11 +135,11 @@ def cell_status(state: CellState) -> CellStatus:
         method=arm.method,
         architecture=arm.architecture,
         task=state.cell.task.name,
-        progress=progress,
+        status=status,
         search_done=search_done,
         confirm_done=len(finished) - search_done,
         running=len(trials) - len(finished),
-        left=0 if progress is Progress.FAILED else total - len(trials),
+        left=0 if status is CellStatus.FAILED else total - len(trials),
         total=total,
         best_validation_score=best.result.score
         if best is not None and best.result is not None
@@ -156,7 +156,7 @@ def cell_status(state: CellState) -> CellStatus:
         saved_trials=study.saved_trials,
         edge=study.ended is not None and study.edge is not None,
         waits_for=state.contest.open_studies
-        if state.contest is not None and progress is Progress.WAITING
+        if state.contest is not None and status is CellStatus.WAITING
         else 0,
         own_code=arm.backbone.revision if arm.backbone.trust_remote_code else None,
         workers=state.plan.workers(state.cell),

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from suite.leaderboard.row import CellSummary
 from suite.report import values
 from suite.report.chart import Axis, Chart, Mark, Points, Span
 from suite.report.charts import ARM_COLUMNS, score_axis
 from suite.report.data import Report
 from suite.report.names import distinct
 from suite.report.table import Table
+from suite.tracking.summary import CellSummary
 
 MOST_NAMES = 24
 """A legend of more would take more room than the lines; pointing at one tells its arm."""

@@ -13,14 +13,14 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
-from suite.leaderboard.row import CellSummary, Definition, read_definition
-from suite.leaderboard.table import SORTS, leaderboard, read_rows, to_rows
 from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.redact import redact
 from suite.report.names import Arm, arms_of
 from suite.report.values import ESTIMATE
+from suite.tracking.query import SORTS, leaderboard, read_rows, to_rows
+from suite.tracking.summary import CellSummary, Definition, read_definition
 
 Row = dict[str, Any]
 MOST_TRIALS = 20_000

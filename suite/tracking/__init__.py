@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from suite.leaderboard.table import COLUMNS, leaderboard, to_rows
     from suite.tracking.listener import TrackingListener
+    from suite.tracking.query import COLUMNS, leaderboard, to_rows
     from suite.tracking.store import open_store, resolve_uri
     from suite.tracking.writer import SyncReport, sync
 
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "COLUMNS": "suite.leaderboard.table",
+    "COLUMNS": "suite.tracking.query",
     "SyncReport": "suite.tracking.writer",
     "TrackingListener": "suite.tracking.listener",
-    "leaderboard": "suite.leaderboard.table",
+    "leaderboard": "suite.tracking.query",
     "open_store": "suite.tracking.store",
     "resolve_uri": "suite.tracking.store",
     "sync": "suite.tracking.writer",
-    "to_rows": "suite.leaderboard.table",
+    "to_rows": "suite.tracking.query",
 }
 
 

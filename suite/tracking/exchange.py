@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from suite.errors import TrackingError, UnknownNameError
 from suite.files import replacing
-from suite.leaderboard.ranks import KIND as RANKS
-from suite.leaderboard.row import FIELDS, NAMES, ROW, CellSummary, from_tags
-from suite.leaderboard.table import leaderboard, to_rows
+from suite.tracking.query import leaderboard, to_rows
+from suite.tracking.ranks import KIND as RANKS
 from suite.tracking.store import Point, Store, StoredRun, open_store, without_password
+from suite.tracking.summary import FIELDS, NAMES, ROW, CellSummary, from_tags
 
 SCHEMA_VERSION = 1
 """Of the file; raised when its meaning changes."""

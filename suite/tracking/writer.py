@@ -19,8 +19,6 @@ from filelock import FileLock, Timeout
 
 from suite.config.hashing import short_hash
 from suite.errors import SuiteError, TrackingError, UnknownNameError
-from suite.leaderboard.ranks import RankWriter
-from suite.leaderboard.row import CellSummary, Definition, read_definition, summarise
 from suite.record.cells import Cell, Trial, group_cells
 from suite.record.folder import Home, TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
@@ -37,7 +35,9 @@ from suite.tracking.encode import (
     trial_tags,
 )
 from suite.tracking.notes import NOTE, cell_note, trial_note
+from suite.tracking.ranks import RankWriter
 from suite.tracking.store import COMPLETE, Point, RunRecord, Store, StoredRun, open_store
+from suite.tracking.summary import CellSummary, Definition, read_definition, summarise
 
 FORMAT = 4
 """Raised when what is written changes: every cell is then written again at the next sync."""

@@ -102,7 +102,7 @@ def run_sweep(
         told = Listeners(listeners, muted=lambda: bool(lease.loss()))
         if (
             known is not None
-            and all(s.progress.is_over for s in read_states(plan, home).values())
+            and all(s.status.is_over for s in read_states(plan, home).values())
             and not _to_measure(plan, home)
         ):
             store_definition(plan, home)
@@ -206,7 +206,7 @@ def _nothing_left(plan: Plan, home: Home, told: Listeners) -> Outcome:
     store_studies(states, home, plan.config.name)
     told.on_start(plan, states)
     cells = tuple(cell_status(state) for state in states.values())
-    outcome = Outcome(0, cells, failed=tuple(c.key for c in cells if not c.progress.is_complete))
+    outcome = Outcome(0, cells, failed=tuple(c.key for c in cells if not c.status.is_complete))
     told.on_end(outcome)
     return outcome
 
@@ -224,12 +224,12 @@ def _run(plan: Plan, settings: Settings, told: Listeners, lease: Lease) -> Outco
     searcher.stopped, schedule.fetch = watch.must_stop, watch.fetch
     told.on_start(plan, schedule.states)
     reason = watch.reason = schedule.unmeasured() or ""
-    if any(not state.progress.is_over for state in schedule.states.values()):
+    if any(not state.status.is_over for state in schedule.states.values()):
         reason = reason or _fit(plan, settings, searcher, watch)
     reason = reason or lease.loss()
     not_measured = {} if reason else measure_confirmed(plan, schedule.states, settings)
     cells = tuple(cell_status(state) for state in schedule.states.values())
-    failed = () if reason else tuple(c.key for c in cells if not c.progress.is_complete)
+    failed = () if reason else tuple(c.key for c in cells if not c.status.is_complete)
     outcome = Outcome(
         watch.finished,
         cells,
@@ -299,7 +299,7 @@ def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) 
     schedule = searcher.schedule
     return (
         watch.reason
-        if schedule.waiting or any(not state.progress.is_over for state in schedule.states.values())
+        if schedule.waiting or any(not state.status.is_over for state in schedule.states.values())
         else ""
     )
 

@@ -1,0 +1,234 @@
+"""The rows of a sweep, from the trial folders of its home; rows of before are taken as they are while nothing has changed.
+
+A row's digest is made of what its numbers can depend on: the part of the sweep's definition that is about the cell, and the
+names and times of its trials' files. So it is known whether a row still holds before any result is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from suite.config.hashing import short_hash
+from suite.config.reference import MEAN
+from suite.leaderboard.fields import NAMES, Row
+from suite.leaderboard.ranks import Known, with_ranks
+from suite.leaderboard.row import cell_row
+from suite.plan.cell_state import CellState, make_states
+from suite.plan.definition import read_plan
+from suite.plan.plan import Plan, PlannedCell
+from suite.record.cells import Cell, Trial, group_cells
+from suite.record.folder import Home, TrialFolder
+from suite.record.lm_eval import FILE as LM_EVAL
+from suite.record.references import printed
+from suite.storage.identity import home_id
+
+FORMAT = short_hash([1, NAMES])
+"""The first number is raised when a field is computed in another way; all rows are then made again."""
+DECIDING = {"search", "confirm", "training", "limit", "decoder_objective"}
+"""Parts of a sweep that decide which trials count and when a cell is done."""
+
+_cell_of_folder: dict[str, tuple[str, str]] = {}
+"""Sweep and key of the cell by path of the trial folder. A folder's name is the hash of its specification, which so never
+changes; to read 100,000 of them again at every update would take 20 s."""
+_evidence: Known = {}
+
+
+def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row]:
+    """Every cell of a sweep that has a trial, in the plan's order, with everything that a row stores.
+
+    Args:
+        home: Its folders are only read.
+        sweep: Its name.
+        known: Rows of before, of any home and sweep; those that still hold are used again.
+
+    Raises:
+        ConfigError: The home holds no such sweep, or a record of another version.
+    """
+    definition = _definition(home, sweep)
+    own = home_id(home)
+    before = {}
+    for row in known:
+        if row.home == own and row.sweep == sweep:
+            before[f"{row.arm}/{row.task}"] = row
+    folders = _folders(home, sweep)
+    digests = _digests(definition, home, folders)
+    changed = []
+    for key in definition.cells:
+        if key in folders and (key not in before or before[key].digest != digests[key]):
+            changed.append(key)
+    states = _states(definition, home, folders, changed)
+    rows = []
+    for key in definition.cells:
+        if key in states:
+            rows.append(cell_row(states[key], home=own, digest=digests[key]))
+        elif key in folders:
+            rows.append(before[key])
+
+    def read(row: Row) -> list[Trial]:
+        return _confirmed(definition, folders, row, states)
+
+    return with_ranks(rows, read, _evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    """A sweep as its home stores it.
+
+    Attributes:
+        plan: The sweep.
+        cells: Planned cells by key.
+        contests: Keys of the cells of each architecture contest, by its name.
+        asked: What the definition says about each cell, as a digest, by key.
+    """
+
+    plan: Plan
+    cells: Mapping[str, PlannedCell]
+    contests: Mapping[str, Sequence[str]]
+    asked: Mapping[str, str]
+
+
+def _definition(home: Home, sweep: str) -> _Definition:
+    path = home.sweep_definition(sweep)
+    stamps = _stamp(str(path)), _stamp(str(path.with_suffix(".cells")))
+    return _read_definition(home.path, sweep, stamps)
+
+
+@lru_cache(maxsize=16)
+def _read_definition(home: Path, sweep: str, stamps: object) -> _Definition:
+    """A definition; `stamps` change when it does, so that it is read once for many updates."""
+    plan = read_plan(Home(home), sweep)
+    cells = {cell.key: cell for cell in plan.cells}
+    contests: dict[str, list[str]] = defaultdict(list)
+    for key, cell in cells.items():
+        if cell.contest is not None:
+            contests[cell.contest].append(key)
+    of_sweep = short_hash(plan.config.model_dump(mode="json", include=DECIDING))
+    asked = {key: _asked(plan, cell, of_sweep) for key, cell in cells.items()}
+    return _Definition(plan, cells, contests, asked)
+
+
+def _asked(plan: Plan, cell: PlannedCell, of_sweep: str) -> str:
+    config = plan.config
+    references = []
+    if config.reference:
+        for task in (cell.task.name, MEAN):
+            references.append(printed(config.reference, cell.arm, task, set(config.tasks)))
+    return short_hash(
+        [
+            FORMAT,
+            of_sweep,
+            plan.workers(cell),
+            cell.arm.key,
+            cell.task.model_dump(mode="json"),
+            cell.learning_rate.model_dump(mode="json"),
+            cell.contest,
+            references,
+        ]
+    )
+
+
+def _folders(home: Home, sweep: str) -> dict[str, list[TrialFolder]]:
+    """Folders of a sweep's trials by key of the cell, each in the order of the folders' names."""
+    found: dict[str, list[TrialFolder]] = defaultdict(list)
+    for folder in home.trials():
+        path = str(folder.path)
+        if path not in _cell_of_folder:
+            spec = folder.spec()
+            if spec is None:  # it is just being written
+                continue
+            _cell_of_folder[path] = (spec.sweep, spec.cell)
+        place = _cell_of_folder[path]
+        if place[0] == sweep:
+            found[place[1]].append(folder)
+    return found
+
+
+def _digests(
+    definition: _Definition, home: Home, folders: Mapping[str, Sequence[TrialFolder]]
+) -> dict[str, str]:
+    """The digest of every planned cell that has trials.
+
+    A cell's row also depends on the other cells of its contest, and on its pretrain run.
+    """
+    files = {}
+    for key in definition.cells:
+        files[key] = short_hash([_marks(folder) for folder in folders.get(key, ())])
+    contests = {}
+    for name, keys in definition.contests.items():
+        contests[name] = short_hash([files[key] for key in keys])
+    pretrains = {}
+    for spec in definition.plan.pretrains:
+        pretrains[spec.hash] = _stamp(str(home.trial(spec).path / "result.json"))
+    found = {}
+    for key, cell in definition.cells.items():
+        if key in folders:
+            parts: list[Any] = [definition.asked[key], files[key]]
+            parts.append(contests.get(cell.contest or ""))
+            parts.append(pretrains.get(cell.arm.pretrain or ""))
+            found[key] = short_hash(parts)
+    return found
+
+
+def _marks(folder: TrialFolder) -> list[str | int | None]:
+    """What changes when a trial is handed out, ends, or is measured by lm-eval."""
+    path = str(folder.path)
+    return [folder.hash, _stamp(f"{path}/result.json"), _stamp(f"{path}/{LM_EVAL}")]
+
+
+def _stamp(path: str) -> int | None:
+    """When a file was written, ns since 1970; None where there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _states(
+    definition: _Definition,
+    home: Home,
+    folders: Mapping[str, Sequence[TrialFolder]],
+    changed: Sequence[str],
+) -> dict[str, CellState]:
+    """The states of the cells that changed."""
+    needed = dict.fromkeys(changed)
+    for key in changed:
+        contest = definition.cells[key].contest
+        if contest is not None:
+            needed |= dict.fromkeys(definition.contests[contest])
+    trials = []
+    for key in needed:
+        for folder in folders.get(key, ()):
+            spec = folder.spec()
+            if spec is not None:
+                trials.append(Trial(folder, spec, folder.result()))
+    found: dict[str, Cell] = group_cells(trials)
+    cells = [definition.cells[key] for key in needed]
+    states = make_states(definition.plan, home, cells, found)
+    return {key: states[key] for key in changed}
+
+
+def _confirmed(
+    definition: _Definition,
+    folders: Mapping[str, Sequence[TrialFolder]],
+    row: Row,
+    states: Mapping[str, CellState],
+) -> list[Trial]:
+    """The confirm runs of a row, by seed; of one that was not made now they are read."""
+    key = f"{row.arm}/{row.task}"
+    if key in states:
+        return [trial for trial in states[key].at_best if trial.result is not None]
+    trials = []
+    for folder in folders[key]:
+        spec = folder.spec()
+        if spec is None or spec.learning_rate != row.learning_rate:
+            continue
+        trial = Trial(folder, spec, None)
+        if definition.plan.includes(definition.cells[key], trial):
+            trials.append(Trial(folder, spec, folder.result()))
+    return group_cells(trials)[key].confirm

@@ -1,0 +1,578 @@
+"""The one table of what a row of the leaderboard holds; everything that lists columns is made from it.
+
+`Row` declares one field a line: its type, its unit, its title, how it averages over the tasks of an arm, where it is shown, and
+what it means. From these lines come the frame with its column types, mean rows, CSV and JSON, the file of rows, the columns of
+the report, MLflow's metrics of a cell, and the list in docs/metrics.md. A number that `measure` makes from the results of a
+cell's trials needs nothing more than its line (docs/adding.md).
+"""
+
+# ruff: noqa: RUF009  (the functions that the lines call make dataclass fields)
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from suite.leaderboard.measures import (
+    CellResults,
+    Measure,
+    energy_source,
+    last_end_s,
+    mean_of_runs,
+    of_pretrain,
+    of_train,
+    parameter_count,
+    peak_memory_bytes,
+    samples_per_s,
+    search_energy_kwh,
+    search_s,
+)
+
+
+class Kind(Enum):
+    """The type of a column; each value may be missing but the names."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    NUMBER = "number"
+    FLAG = "flag"
+    JSON = "json"
+
+
+class Average(Enum):
+    """What stands on the mean row of an arm."""
+
+    NOTHING = "nothing"
+    """Its default: it means nothing for several tasks."""
+    SAME = "same"
+    """The value of its first task: it is the same on all."""
+    MEAN = "mean"
+    """The mean over tasks, if every task has a value; an integer is rounded."""
+    SCORE = "score"
+    """The same, and only where more is better on all tasks or less on all."""
+    OWN = "own"
+    """Something else, which `suite.leaderboard.table` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One line of the table.
+
+    Attributes:
+        name: Of the attribute and the column; ends in its unit where it has one.
+        kind: Its type.
+        unit: `kWh`, `s`, `bytes`, `count`, `percent` (or the unit of the task's score), ...; empty where it has none.
+        title: Head of the column for people.
+        average: What the mean row of an arm shows.
+        meaning: One sentence, or the part of one that follows a colon.
+        hidden: Whether it is kept with the row and no column.
+        report: Whether the report's table has it.
+        metric: Whether MLflow gets it as a metric of the cell's run.
+        measure: Makes it from the results of the trials; None where `suite.leaderboard.row` or another row does.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    title: str
+    average: Average
+    meaning: str
+    hidden: bool
+    report: bool
+    metric: bool
+    measure: Measure | None
+
+
+def _column(
+    kind: Kind,
+    title: str = "",
+    *,
+    unit: str = "",
+    average: Average = Average.NOTHING,
+    meaning: str,
+    default: Any = None,
+    make: Callable[[], Any] | None = None,
+    hidden: bool = False,
+    report: bool = False,
+    metric: bool = False,
+    measure: Measure | None = None,
+) -> Any:
+    about = {
+        "kind": kind,
+        "unit": unit,
+        "title": title,
+        "average": average,
+        "meaning": meaning,
+        "hidden": hidden,
+        "report": report,
+        "metric": metric,
+        "measure": measure,
+    }
+    if make is not None:
+        return field(default_factory=make, metadata=about)
+    return field(default=default, metadata=about)
+
+
+def text(title: str = "", **about: Any) -> Any:
+    """A line of words."""
+    return _column(Kind.TEXT, title, **about)
+
+
+def integer(title: str = "", *, metric: bool = True, **about: Any) -> Any:
+    """A line of whole numbers."""
+    return _column(Kind.INTEGER, title, metric=metric, **about)
+
+
+def number(title: str = "", *, metric: bool = True, **about: Any) -> Any:
+    """A line of numbers."""
+    return _column(Kind.NUMBER, title, metric=metric, **about)
+
+
+def flag(title: str = "", **about: Any) -> Any:
+    """A line of yes and no."""
+    return _column(Kind.FLAG, title, **about)
+
+
+def mapping(title: str = "", **about: Any) -> Any:
+    """A line of JSON objects."""
+    return _column(Kind.JSON, title, make=dict, **about)
+
+
+def listing(title: str = "", **about: Any) -> Any:
+    """A line of JSON arrays."""
+    return _column(Kind.JSON, title, make=list, **about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A cell in one row, or with the task `mean` an arm over its tasks; None is "not measured" or "not yet".
+
+    The order of the lines is that of the columns.
+    """
+
+    backbone: str = text(
+        "backbone", default="", average=Average.SAME, report=True, meaning="name of the backbone"
+    )
+    attention: str = text(
+        "attention", default="", average=Average.SAME, report=True, meaning="attention variant"
+    )
+    method: str = text(
+        "method", default="", average=Average.SAME, report=True, meaning="PETL method"
+    )
+    architecture: dict[str, Any] = mapping(
+        "architecture", average=Average.SAME, report=True, meaning="settings of the method, JSON"
+    )
+    task: str = text(
+        "task", default="", average=Average.OWN, report=True, meaning="task, or mean over all"
+    )
+    score_mean: float | None = number(
+        "test score",
+        unit="percent",
+        average=Average.SCORE,
+        report=True,
+        meaning="test score, mean over seeds, in the unit of the task's metric",
+    )
+    score_std: float | None = number(
+        unit="percent",
+        average=Average.OWN,
+        report=True,
+        meaning="sample standard deviation (n - 1) over seeds; of a mean row, of the seeds' means over "
+        "tasks; null for one seed",
+    )
+    seeds: int = integer(
+        "seeds",
+        unit="count",
+        default=0,
+        average=Average.OWN,
+        report=True,
+        meaning="confirm runs with a score; of a mean row, the fewest",
+    )
+    validation_score: float | None = number(
+        "validation",
+        unit="percent",
+        average=Average.SCORE,
+        report=True,
+        meaning="best validation score of the search",
+    )
+    learning_rate: float | None = number(
+        "learning rate",
+        report=True,
+        meaning="learning rate that validation chose",
+    )
+    trainable_parameters: int | None = integer(
+        "trained",
+        unit="count",
+        average=Average.MEAN,
+        report=True,
+        measure=parameter_count("trainable"),
+        meaning="parameters that train, the task's head included",
+    )
+    total_parameters: int | None = integer(
+        "parameters",
+        unit="count",
+        average=Average.MEAN,
+        report=True,
+        measure=parameter_count("total"),
+        meaning="all parameters",
+    )
+    energy_kwh: float | None = number(
+        "energy",
+        unit="kWh",
+        average=Average.MEAN,
+        report=True,
+        measure=mean_of_runs(of_train("energy_kwh")),
+        meaning="train phase of a confirm run, mean over seeds; null where one seed has none",
+    )
+    energy_source: str | None = text(
+        "measured by",
+        average=Average.OWN,
+        report=True,
+        measure=energy_source,
+        meaning="how the energy was measured; cpu-time-estimate is no measurement",
+    )
+    peak_memory_bytes: int | None = integer(
+        "memory",
+        unit="bytes",
+        average=Average.MEAN,
+        report=True,
+        measure=peak_memory_bytes,
+        meaning="peak of allocated memory in the train phase, largest rank of the largest confirm run",
+    )
+    train_s: float | None = number(
+        "train time",
+        unit="s",
+        average=Average.MEAN,
+        report=True,
+        measure=mean_of_runs(of_train("seconds")),
+        meaning="train phase of a confirm run, mean over seeds",
+    )
+    samples_per_s: float | None = number(
+        "samples/s",
+        unit="1/s",
+        average=Average.MEAN,
+        report=True,
+        measure=mean_of_runs(samples_per_s),
+        meaning="training speed of a confirm run, mean over seeds",
+    )
+    search_trials: int = integer(
+        "trials",
+        unit="count",
+        default=0,
+        average=Average.OWN,
+        report=True,
+        meaning="search trials that have ended, of this architecture",
+    )
+    search_energy_kwh: float | None = number(
+        "search energy",
+        unit="kWh",
+        average=Average.MEAN,
+        report=True,
+        measure=search_energy_kwh,
+        meaning="energy of these trials, all phases",
+    )
+    status: str = text(
+        "status",
+        default="searching",
+        average=Average.OWN,
+        report=True,
+        meaning="searching, waiting, partial, done, failed or not chosen; as suite status says",
+    )
+    sweep: str = text("sweep", default="", average=Average.SAME, meaning="name of the sweep")
+    arm: str = text("arm", default="", average=Average.SAME, report=True, meaning="key of the arm")
+    edge: bool | None = flag(
+        report=True,
+        meaning="whether the learning rate lies at an end of the range that was searched; null where "
+        "the rate is fixed or not known",
+    )
+    search_s: float | None = number(
+        unit="s",
+        average=Average.MEAN,
+        measure=search_s,
+        meaning="duration of the search trials, all phases",
+    )
+    home: str = text(
+        "home", default="", average=Average.SAME, meaning="id of the home that ran the sweep"
+    )
+    attention_options: dict[str, Any] = mapping(
+        average=Average.SAME, report=True, meaning="options of the attention variant, JSON"
+    )
+    attention_parameters: int | None = integer(
+        "in attention",
+        unit="count",
+        average=Average.MEAN,
+        measure=parameter_count("attention_parameters"),
+        meaning="weights of the attention sublayers, before the method adds anything",
+    )
+    kv_bytes_per_token: int | None = integer(
+        "KV/token",
+        unit="bytes",
+        average=Average.MEAN,
+        measure=parameter_count("kv_bytes_per_token"),
+        meaning="what the decoder's self-attention caches for a token, fp16; null for encoders",
+    )
+    prr: float | None = number(
+        "PRR",
+        unit="percent",
+        metric=False,
+        average=Average.OWN,
+        report=True,
+        meaning="performance retention ratio: share of multi-head attention's score",
+    )
+    prr_missing: str | None = text(average=Average.OWN, meaning="why there is no PRR")
+    peop: float | None = number(
+        "PEoP",
+        metric=False,
+        average=Average.OWN,
+        report=True,
+        meaning="performance elasticity of parameters, against single-head attention",
+    )
+    peop_missing: str | None = text(average=Average.OWN, meaning="why there is no PEoP")
+    higher_is_better: bool | None = flag(
+        default=True,
+        average=Average.OWN,
+        meaning="of the task's score; false for perplexity, null over tasks of both directions",
+    )
+    pretrain_energy_kwh: float | None = number(
+        "pretrain energy",
+        unit="kWh",
+        average=Average.MEAN,
+        measure=of_pretrain("energy_kwh"),
+        meaning="train phase of the pretrain run that gave the row its weights, which rows may share",
+    )
+    pretrain_s: float | None = number(
+        "pretrain time",
+        unit="s",
+        average=Average.MEAN,
+        measure=of_pretrain("train_s"),
+        meaning="duration of that train phase",
+    )
+    pretrain_steps: int | None = integer(
+        "pretrain steps",
+        unit="count",
+        average=Average.MEAN,
+        measure=of_pretrain("steps"),
+        meaning="optimizer steps of the pretrain run; null where there was none",
+    )
+    lr_sensitivity_decades: float | None = number(
+        "good rates (decades)",
+        unit="log10",
+        average=Average.MEAN,
+        meaning="width of the learning rates around the best that score within a point of it",
+    )
+    learning_rate_low: float | None = number(
+        meaning="lower end of the range that was searched, extensions included"
+    )
+    learning_rate_high: float | None = number(
+        meaning="upper end of the range that was searched, extensions included"
+    )
+    extensions: int | None = integer(
+        unit="count", average=Average.MEAN, meaning="decades that the edge guard added to the range"
+    )
+    saved_trials: int | None = integer(
+        unit="count",
+        average=Average.MEAN,
+        meaning="trials of the budget that the stop rule saved",
+    )
+    chosen: bool | None = flag(
+        average=Average.SAME,
+        meaning="whether this architecture won the contest of its method's; null where there was none, "
+        "or not yet",
+    )
+    selection_trials: int | None = integer(
+        "trials of all architectures",
+        unit="count",
+        metric=False,
+        average=Average.MEAN,
+        report=True,
+        meaning="search trials of all architectures of the method that competed",
+    )
+    selection_s: float | None = number(
+        unit="s",
+        metric=False,
+        average=Average.MEAN,
+        meaning="duration of these trials, all phases",
+    )
+    selection_energy_kwh: float | None = number(
+        "their energy",
+        unit="kWh",
+        metric=False,
+        average=Average.MEAN,
+        report=True,
+        meaning="energy of these trials, all phases",
+    )
+    energy_to_target_kwh: float | None = number(
+        "energy to target",
+        unit="kWh",
+        metric=False,
+        average=Average.MEAN,
+        meaning="train phase until a share of full fine-tuning's validation score is reached, mean over "
+        "confirm runs",
+    )
+    energy_to_target_missing: str | None = text(
+        average=Average.OWN, meaning="why there is no energy to the target"
+    )
+    reference_score: float | None = number(
+        "paper",
+        unit="percent",
+        metric=False,
+        average=Average.OWN,
+        report=True,
+        meaning="score that a paper printed for the row",
+    )
+    reference_std: float | None = number(
+        unit="percent", metric=False, average=Average.OWN, meaning="its deviation, if printed"
+    )
+    reference_source: str | None = text(average=Average.OWN, meaning="paper and table")
+    difference: float | None = number(
+        "difference",
+        unit="percent",
+        metric=False,
+        average=Average.OWN,
+        report=True,
+        meaning="score_mean - reference_score",
+    )
+    reference: dict[str, float] = mapping(
+        average=Average.OWN, meaning="other numbers of the paper's line, as printed, JSON"
+    )
+    lm_eval: dict[str, dict[str, dict[str, float | int | None]]] = mapping(
+        meaning="what lm-eval measured on the confirm runs: evaluation, metric, mean and spread, JSON"
+    )
+    rank: str | None = text(
+        "rank",
+        average=Average.OWN,
+        report=True,
+        meaning="place among the finished rows of the sweep, backbone and task: from 1 + how many are "
+        "shown better to all - how many are shown worse",
+    )
+    rank_missing: str | None = text(average=Average.OWN, meaning="why there is no rank")
+    ci_low: float | None = number(
+        "95% interval",
+        unit="percent",
+        average=Average.OWN,
+        report=True,
+        meaning="lower end of the 95% interval of score_mean over seeds and items",
+    )
+    ci_high: float | None = number(
+        unit="percent",
+        average=Average.OWN,
+        report=True,
+        meaning="upper end of the 95% interval",
+    )
+    ci_of: str | None = text(
+        average=Average.OWN,
+        report=True,
+        meaning="what the interval is over: seeds x items, or items for one seed",
+    )
+    ci_missing: str | None = text(meaning="why there is no interval")
+    admitted: bool | None = flag(
+        average=Average.OWN,
+        report=True,
+        meaning="false where a check of validity rejects the row; null = not known",
+    )
+    rejected: list[str] = listing(
+        "rejected", average=Average.OWN, report=True, meaning="why it is rejected, JSON"
+    )
+    dirty: bool = flag(
+        default=False,
+        average=Average.OWN,
+        meaning="whether an edited checkout made one of its runs",
+    )
+    own_code: str | None = text(
+        average=Average.SAME,
+        meaning="commit of the code that the backbone's checkpoint brought; null = only the libraries' ran",
+    )
+    constant_score: float | None = number(
+        "same answer",
+        unit="percent",
+        average=Average.SCORE,
+        report=True,
+        meaning="score of the best answer that is the same for every test item",
+    )
+    constant_p: float | None = number(
+        report=True,
+        meaning="two-sided p-value of no difference between that and score_mean",
+    )
+    constant_missing: str | None = text(meaning="why there is no such score")
+
+    # What follows is kept with the row and shown nowhere as a column.
+    rivals: str = text(
+        default="",
+        hidden=True,
+        average=Average.SAME,
+        meaning="the same for all cells that differ in their attention only, and in its pretrain run",
+    )
+    conditions: str = text(
+        default="",
+        hidden=True,
+        average=Average.SAME,
+        meaning="the same for all cells that differ in their method and architecture only, or in the task",
+    )
+    seed_scores: dict[str, float] = mapping(
+        hidden=True, average=Average.OWN, meaning="test score by seed"
+    )
+    curve: list[list[Any]] = listing(
+        hidden=True,
+        meaning="learning rate, best validation score or null, and status of every ended search trial",
+    )
+    progress: list[list[Any]] = listing(
+        hidden=True,
+        meaning="seed, energy so far in kWh and score of every epoch of a confirm run that was its best yet",
+    )
+    reference_mean: dict[str, Any] = mapping(
+        hidden=True, meaning="what a paper printed for the mean over the arm's tasks"
+    )
+    ended_at: float | None = number(
+        unit="s",
+        hidden=True,
+        measure=last_end_s,
+        meaning="when the last of its trials ended, seconds since 1970",
+    )
+    mean_rank: dict[str, Any] = mapping(
+        hidden=True,
+        meaning="rank, rank_missing and interval of the arm's mean row, which every task's row carries",
+    )
+    ranked: str = text(default="", hidden=True, meaning="digest of the rows that the rank compares")
+    mean_ranked: str = text(
+        default="", hidden=True, meaning="digest of the rows that the mean row's rank compares"
+    )
+    digest: str = text(
+        default="", hidden=True, meaning="digest of the files and settings that the row was made of"
+    )
+
+
+FIELDS = tuple(Field(name=f.name, **f.metadata) for f in fields(Row))
+NAMES = tuple(f.name for f in FIELDS)
+COLUMNS = tuple(f.name for f in FIELDS if not f.hidden)
+BY_NAME = {f.name: f for f in FIELDS}
+
+
+def of_kind(*kinds: Kind) -> tuple[str, ...]:
+    """Names of the columns of some types."""
+    return tuple(f.name for f in FIELDS if f.kind in kinds and not f.hidden)
+
+
+def averaged(*ways: Average) -> tuple[str, ...]:
+    """Names of the fields that a mean row makes in one of these ways."""
+    return tuple(f.name for f in FIELDS if f.average in ways)
+
+
+def measured(results: CellResults) -> dict[str, Any]:
+    """Everything of a row that is made from the results of its trials alone."""
+    values: dict[str, Any] = {}
+    for about in FIELDS:
+        if about.measure is not None:
+            values[about.name] = about.measure(results)
+    return values
+
+
+def with_values(row: Row, **values: Any) -> Row:
+    """`dataclasses.replace` in a tenth of its time: a leaderboard of 10,000 rows does it four times for each."""
+    return row_of({**vars(row), **values})
+
+
+def row_of(values: dict[str, Any]) -> Row:
+    """A row of values for all its fields, without its constructor, which sets one after the other."""
+    row = object.__new__(Row)
+    object.__setattr__(row, "__dict__", values)
+    return row

@@ -1,0 +1,106 @@
+"""Rows as one parquet file: a line per cell, a column per field of `suite.leaderboard.fields`.
+
+Mappings and lists are JSON text. The schema's metadata says which schema version the file has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
+
+from suite.errors import TrackingError
+from suite.files import replacing
+from suite.leaderboard.fields import BY_NAME, FIELDS, NAMES, Kind, Row, row_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or its kind, comes or goes."""
+VERSION_KEY = b"suite-rows"
+REMEDY = "remove it, and run: suite sync"
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Replace a file by these rows, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {}
+    for about in FIELDS:
+        values = [getattr(row, about.name) for row in rows]
+        if about.kind is Kind.JSON:
+            values = [json.dumps(value, allow_nan=False) for value in values]
+        columns[about.name] = pa.array(values, _type(about.kind))
+    table = pa.table(columns).replace_schema_metadata({VERSION_KEY: str(SCHEMA_VERSION)})
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file, in its order.
+
+    Raises:
+        TrackingError: There is no such file; it was cut, is another kind of file, or has another schema version.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise TrackingError(f"{path}: no such file; run: suite sync") from None
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise TrackingError(f"{path}: not a whole file of rows: {reason}; {REMEDY}") from None
+    version = (table.schema.metadata or {}).get(VERSION_KEY)
+    if version is None:
+        raise TrackingError(f"{path}: parquet, but no file of rows; {REMEDY}")
+    if version != str(SCHEMA_VERSION).encode():
+        raise TrackingError(
+            f"{path}: got rows of schema version {version.decode(errors='replace')}, expected "
+            f"{SCHEMA_VERSION}; {REMEDY}"
+        )
+    absent = sorted(set(NAMES) - set(table.column_names))
+    if absent:
+        raise TrackingError(f"{path}: lacks the columns {', '.join(absent)}; {REMEDY}")
+    try:
+        columns = [_values(table, name) for name in NAMES]
+    except ValueError as error:
+        raise TrackingError(f"{path}: not what this suite writes: {error}; {REMEDY}") from None
+    rows = []
+    for values in zip(*columns, strict=True):
+        rows.append(row_of(dict(zip(NAMES, values, strict=True))))
+    return rows
+
+
+def _values(table: pa.Table, name: str) -> list[Any]:
+    about = BY_NAME[name]
+    column = table.column(name)
+    if column.type != _type(about.kind):
+        raise ValueError(f"column {name} is {column.type}, expected {_type(about.kind)}")
+    values: list[Any] = column.to_pylist()
+    if about.kind is Kind.JSON:
+        # One call for the whole column: 10,000 calls would take ten times as long.
+        parsed: list[Any] = from_json("[" + ",".join(values) + "]")
+        if len(parsed) != len(values):
+            raise ValueError(f"column {name} holds text that is not JSON")
+        return parsed
+    return values
+
+
+def _type(kind: Kind) -> pa.DataType:
+    import pyarrow as pa
+
+    types = {
+        Kind.TEXT: pa.string(),
+        Kind.INTEGER: pa.int64(),
+        Kind.NUMBER: pa.float64(),
+        Kind.FLAG: pa.bool_(),
+        Kind.JSON: pa.string(),
+    }
+    return types[kind]
