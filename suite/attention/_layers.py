@@ -1,4 +1,4 @@
-"""What variants across layers have in common: whose layers, which take from which, and which variant goes first."""
+"""What variants across layers have in common: which layers take from which earlier ones."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from suite.errors import IncompatibleError
 
 
 class LayeredOptions(Options):
-    """Where, and over which other variant."""
+    """Which stack shares, and which other variant comes first."""
 
     site: Literal["encoder-self", "decoder-self"] | None = Field(
         None,
-        description="whose self-attentions; null = the decoder's of an encoder-decoder (ours), else the only ones there are",
+        description="whose self-attentions; null = the decoder's of an encoder-decoder (ours),"
+        " else the only ones there are",
     )
     over: Annotated[AttentionChoice, Named] | None = Field(
         None,
-        description="a variant that is applied to the backbone first, as {name: gqa, options: {kv_heads: 2}}; null = none",
+        description="a variant that is applied to the backbone first,"
+        " as {name: gqa, options: {kv_heads: 2}}; null = none",
     )
 
 
@@ -34,19 +36,23 @@ C = TypeVar("C", bound=LayeredOptions)
 
 
 class AcrossLayers(Variant[C]):
-    """Base of the variants whose layers take from earlier ones; like the variant under it, it starts converted or from scratch."""
+    """Base of the variants whose layers take something from earlier layers.
+
+    Such a variant starts as the variant under it does: converted, or from scratch.
+    """
 
     across_layers = True
 
     def __init__(self, config: C) -> None:
         super().__init__(config)
-        self.over = None if config.over is None else self._under(config.over)
-        if self.over is not None:
+        self.over: Variant[Any] | None = None
+        if config.over is not None:
+            self.over = self._configure_over(config.over)
             self.start = self.over.start
 
     @abstractmethod
     def taken_from(self, depth: int) -> dict[int, int]:
-        """Layer that takes -> earlier layer that gives, in a stack of `depth` blocks.
+        """Each taking layer with the earlier layer that gives, in a stack of `depth` blocks.
 
         Raises:
             IncompatibleError: The options do not fit so many layers.
@@ -54,7 +60,13 @@ class AcrossLayers(Variant[C]):
 
     @abstractmethod
     def connect(self, stack: Stack, sites: list[AttentionSite], taken_from: dict[int, int]) -> None:
-        """Take away what the taking layers do without, and hand them what they take; there is at least one."""
+        """Remove what the taking layers do without, and hand them what they take.
+
+        Args:
+            stack: The stack whose layers share.
+            sites: Its self-attentions, by layer.
+            taken_from: Each taking layer with the layer that gives; never empty.
+        """
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
         if self.over is not None:
@@ -63,22 +75,23 @@ class AcrossLayers(Variant[C]):
         name = self._site(family)
         sites = surgery.chosen_sites(model, family, [name], variant=self.name)
         taken_from = self.taken_from(len(sites))
+        # an empty span or a factor of 1 leaves the backbone as it is
         if taken_from:
             stack = next(stack for stack in family.stacks(model) if stack.role == sites[0].role)
             self.connect(stack, sites, taken_from)
 
     def cached_floats(self, site: AttentionSite, family: Family) -> int:
-        alone = (
-            super().cached_floats(site, family)
-            if self.over is None
-            else self.over.cached_floats(site, family)
-        )
-        takes = site.site == self._site(family) and site.layer in self.taken_from(_depth(site))
-        return self.kept_floats(alone) if takes else alone
+        if self.over is None:
+            alone = super().cached_floats(site, family)
+        else:
+            alone = self.over.cached_floats(site, family)
+        if site.site == self._site(family) and site.layer in self.taken_from(_depth(site)):
+            return self.kept_floats(alone)
+        return alone
 
     @abstractmethod
     def kept_floats(self, alone: int) -> int:
-        """What a taking layer caches per token, where it would cache `alone` by itself."""
+        """Numbers that a taking layer caches per token, where it would cache `alone` by itself."""
 
     def new_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
         return [] if self.over is None else self.over.new_parameters(model, family)
@@ -91,31 +104,33 @@ class AcrossLayers(Variant[C]):
             self.over.fold(model, family)
 
     def _site(self, family: Family) -> Literal["encoder-self", "decoder-self"]:
-        return self.config.site or ("encoder-self" if family.kind == "encoder" else "decoder-self")
+        if self.config.site is not None:
+            return self.config.site
+        return "encoder-self" if family.kind == "encoder" else "decoder-self"
 
-    def _under(self, choice: AttentionChoice) -> Variant[Any]:
-        cls = variants.get(choice.name, where=f"options of attention {self.name}: over")
+    def _configure_over(self, choice: AttentionChoice) -> Variant[Any]:
+        where = f"options of attention {self.name}: over"
+        cls = variants.get(choice.name, where=where)
         if cls.across_layers:
             raise IncompatibleError(
-                f"attention {self.name}: over {cls.name}: both let layers take from one another; use one of them"
+                f"attention {self.name}: over {cls.name}: both let layers take from one another;"
+                " use one of them"
             )
-        return cls.configure(
-            choice.options, where=f"options of attention {self.name}: over: options"
-        )
+        return cls.configure(choice.options, where=f"{where}: options")
 
     def _check_family(self, over: Variant[Any], family: Family) -> None:
-        if family.name not in over.families:
-            known, why = (
-                ", ".join(sorted(over.families)),
-                f", {over.families_why}" if over.families_why else "",
-            )
-            raise IncompatibleError(
-                f"attention {self.name}: over {over.name}, which works on {known}, not on {family.name} backbones{why}"
-            )
+        if family.name in over.families:
+            return
+        known = ", ".join(sorted(over.families))
+        reason = f", {over.families_why}" if over.families_why else ""
+        raise IncompatibleError(
+            f"attention {self.name}: over {over.name}, which works on {known}, not on"
+            f" {family.name} backbones{reason}"
+        )
 
 
 def _depth(site: AttentionSite) -> int:
     """Number of blocks in a site's stack."""
     config: Any = site.module.config
-    depth: int = config.num_hidden_layers
+    depth: int = config.num_hidden_layers  # every family's configuration understands this name
     return depth

@@ -1,9 +1,13 @@
-"""What the variants that the MHE paper compares have in common: every attention sublayer changes, and nothing is converted.
+"""What the variants that the MHE paper compares have in common.
+
+Every attention sublayer changes, and nothing is converted: they are trained from scratch.
 
 Source: Xue & Aletras, MHE, arXiv 2310.07911, section 3.
 Deviations:
-    - Where the backbone's projections have biases (BERT, GPT-2), so have the new ones, at zero; the paper's counts are of weights.
-    - T5 adds a position bias per head to the scores, and Llama rotates queries and keys; the paper has neither.
+    - Where the backbone's projections have biases (BERT, GPT-2), so have the new ones, at zero; the
+      paper's counts are of weights.
+    - T5 adds a position bias per head to the scores, and Llama rotates queries and keys; the paper
+      has neither.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from transformers import PreTrainedModel
 
 from suite.attention import _surgery as surgery
 from suite.attention._cache import KeyOnlyLayer, use_cache_layer
-from suite.attention._route import Heads, route
+from suite.attention._route import HeadTransform, route
 from suite.attention._surgery import Projections
 from suite.attention.base import Options, Start, Variant
 from suite.attention.gqa import Sites, site_names
@@ -27,7 +31,7 @@ EMBEDDING_STD = 0.02
 
 
 class MheOptions(Options):
-    """Where."""
+    """Which attention sublayers change."""
 
     sites: Sites = Field(
         "all", description="all attention sublayers (the paper's), the decoder's, or names"
@@ -41,9 +45,8 @@ class FromScratch(Variant[MheOptions]):
     Config = MheOptions
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
-        for site in surgery.chosen_sites(
-            model, family, site_names(self.config.sites, family), variant=self.name
-        ):
+        names = site_names(self.config.sites, family)
+        for site in surgery.chosen_sites(model, family, names, variant=self.name):
             self.convert_site(site, family)
 
     def cached_floats(self, site: AttentionSite, family: Family) -> int:
@@ -60,7 +63,7 @@ class FromScratch(Variant[MheOptions]):
         """Numbers cached per token at a converted site."""
 
 
-# ---- one head ---------------------------------------------------------------------------------------------------------
+# ---- one head ------------------------------------------------------------------------------------
 
 
 class OneHead(FromScratch):
@@ -68,35 +71,40 @@ class OneHead(FromScratch):
 
     def convert_site(self, site: AttentionSite, family: Family) -> None:
         old = surgery.projections(site)
-        surgery.place(
-            site, Projections(*(_single(m, site.head_dim) for m in (old.q, old.k, old.v)))
-        )
+        # drawn in the order q, k, v: another order would change every seed's numbers
+        q = _one_head_like(old.q, site.head_dim)
+        k = _one_head_like(old.k, site.head_dim)
+        v = _one_head_like(old.v, site.head_dim)
+        surgery.place(site, Projections(q, k, v))
         self.spread(site, family)
 
     def kept_floats(self, site: AttentionSite, family: Family) -> int:
-        return 2 * site.head_dim
+        return 2 * site.head_dim  # one key and one value
 
     @abstractmethod
     def spread(self, site: AttentionSite, family: Family) -> None:
         """Make the one head of a site answer for all heads of its output projection."""
 
 
-def _single(like: nn.Module, head_dim: int) -> nn.Linear:
-    assert isinstance(like, nn.Linear)
-    return surgery.fresh(like, head_dim)
+def _one_head_like(old: nn.Module, head_dim: int) -> nn.Linear:
+    assert isinstance(old, nn.Linear)
+    return surgery.fresh(old, head_dim)
 
 
-class HeadEmbeddings(Heads):
-    """Makes H heads of the one that was projected and cached, with an embedding (H, d) each for queries, keys and values."""
+class HeadEmbeddings(HeadTransform):
+    """Makes H heads of the one head that was projected and cached.
+
+    Queries, keys and values have an embedding (H, d) each.
+    """
 
     def __init__(self, heads: int, like: Tensor, head_dim: int) -> None:
         super().__init__()
-        self.query, self.key, self.value = (
-            self._embedding(heads, like, head_dim) for _ in range(3)
-        )
+        self.query = self._embedding(heads, like, head_dim)
+        self.key = self._embedding(heads, like, head_dim)
+        self.value = self._embedding(heads, like, head_dim)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, 1, L, d) each to (B, H, L, d)."""
+        """Turn (B, 1, L, d) each into (B, H, L, d)."""
         return (
             self.combine(query, self.query),
             self.combine(key, self.key),
@@ -106,12 +114,12 @@ class HeadEmbeddings(Heads):
     @staticmethod
     @abstractmethod
     def combine(x: Tensor, embedding: Tensor) -> Tensor:
-        """(B, 1, L, d) with (H, d) to (B, H, L, d)."""
+        """Combine (B, 1, L, d) and (H, d) into (B, H, L, d)."""
 
     @staticmethod
     def _embedding(heads: int, like: Tensor, head_dim: int) -> nn.Parameter:
         drawn = torch.empty(heads, head_dim, dtype=like.dtype, device=like.device)
-        return nn.Parameter(drawn.normal_(0.0, EMBEDDING_STD))
+        return nn.Parameter(drawn.normal_(0.0, EMBEDDING_STD))  # (H, d)
 
 
 class MultiHeadEmbedding(OneHead):
@@ -124,56 +132,62 @@ class MultiHeadEmbedding(OneHead):
         route(site.module, self.Embeddings(site.heads, like, site.head_dim))
 
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
-        return [
-            parameter
-            for module in surgery.modules_in(model, HeadEmbeddings)
-            for parameter in module.parameters()
-        ]
+        found: list[nn.Parameter] = []
+        for module in surgery.modules_in(model, HeadEmbeddings):
+            found.extend(module.parameters())
+        return found
 
 
-# ---- values are keys --------------------------------------------------------------------------------------------------
+# ---- values are keys -----------------------------------------------------------------------------
 
 
-class KeysAsValues(Heads):
+class KeysAsValues(HeadTransform):
     """The values are the keys."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return query, key, key
 
 
-class KeysAgain(Absent):
-    """Gives what the key map gives, before it is rotated: the values of a backbone that rotates its keys.
+class UnrotatedKeys(Absent):
+    """Returns what the key map returns, before it is rotated.
 
-    Has nothing of its own, so that whatever a PETL method makes of the key map holds for the values as well.
+    These are the values of a backbone that rotates its keys. The module has no weights of its own,
+    so that whatever a PETL method makes of the key map holds for the values as well.
     """
 
     def __init__(self, attention: nn.Module, k: str, out_features: int) -> None:
         super().__init__(out_features)
-        self._attention, self._k = (attention,), k  # in a tuple: not a child of this module
+        # in a tuple: torch would make a module in an attribute a child, and the tree a circle
+        self._attention = (attention,)
+        self._k = k
 
     def forward(self, x: Tensor) -> Tensor:
-        keys: Tensor = self._attention[0].get_submodule(self._k)(x)
+        keys: Tensor = self._attention[0].get_submodule(self._k)(x)  # (B, L, h d)
         return keys
 
 
 class TiedValues(FromScratch):
-    """Base of the variants whose values are their keys (SKV and EL); the cache holds one of the two, where that is enough."""
+    """Base of the variants whose values are their keys (SKV and EL).
+
+    The cache holds one of the two, unless the backbone rotates its keys.
+    """
 
     def convert_site(self, site: AttentionSite, family: Family) -> None:
         maps = surgery.projections(site)
         maps.k = self.keys(site, maps.k)
-        maps.v = (
-            KeysAgain(site.module, site.k, surgery.width(maps.k))
-            if family.rotates
-            else Absent(site.head_dim)
-        )
-        surgery.place(site, maps)
-        route(site.module, None if family.rotates else KeysAsValues())
-        if not family.rotates:
+        if family.rotates:
+            maps.v = UnrotatedKeys(site.module, site.k, surgery.width(maps.k))
+            surgery.place(site, maps)
+            route(site.module)
+        else:
+            maps.v = Absent(site.head_dim)
+            surgery.place(site, maps)
+            route(site.module, KeysAsValues())
             use_cache_layer(site.module, KeyOnlyLayer)
 
     def kept_floats(self, site: AttentionSite, family: Family) -> int:
-        return self.key_heads(site) * site.head_dim * (2 if family.rotates else 1)
+        tensors = 2 if family.rotates else 1
+        return self.key_heads(site) * site.head_dim * tensors
 
     @abstractmethod
     def keys(self, site: AttentionSite, own: nn.Module) -> nn.Module:
@@ -185,4 +199,4 @@ class TiedValues(FromScratch):
 
     @abstractmethod
     def key_heads(self, site: AttentionSite) -> int:
-        """Heads that the map gives."""
+        """Number of heads that the map of keys gives."""

@@ -1,9 +1,10 @@
-"""Token mixers: an attention sublayer of an encoder, with its output projection, gives way to a mixing of all tokens.
+"""Token mixers: an encoder mixes all tokens in place of attention and its output projection.
 
-Source: FNet, arXiv 2105.03824, section 3; its official code. MHE (arXiv 2310.07911) names both as baselines.
+Source: FNet, arXiv 2105.03824, section 3; its official code. MHE (arXiv 2310.07911) names both as
+    baselines.
 Deviations:
-    - Padding does not mix in, and a row's result does not depend on how far its batch is padded. The official code lets padding
-      take part in the mixing.
+    - Padding does not mix in, and a row's result does not depend on how far its batch is padded.
+      The official code lets padding take part in the mixing.
     - The backbone's dropout behind the sublayer stays; the official code has none there.
 """
 
@@ -20,12 +21,16 @@ from suite.backbones.base import AttentionSite, Family
 
 
 class Mixer(nn.Module):
-    """Stands where an attention was; its blocks call it alike."""
+    """Takes the place of an attention; its block calls it in the same way."""
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> tuple[Tensor, None]:
-        """(B, L, d) and a mask as attentions get it; (B, L, d) and no probabilities."""
+        """Mix (B, L, d) under the mask that attentions get.
+
+        Returns:
+            (B, L, d), and None in place of attention probabilities.
+        """
         return self.mix(hidden_states, real_tokens(attention_mask)), None
 
     @abstractmethod
@@ -34,19 +39,23 @@ class Mixer(nn.Module):
 
         Args:
             x: (B, L, d).
-            real: (B, L), True where a token is not padding; None = all.
+            real: (B, L), True where a token is not padding; None = no token is padding.
 
         Returns:
-            (B, L, d); what stands at padding has no meaning.
+            (B, L, d); the numbers at padding have no meaning.
         """
 
 
 def real_tokens(mask: Tensor | None) -> Tensor | None:
-    """Tokens that others may attend to, (B, L), from a mask (B, 1, n, L), boolean or additive; None = all."""
+    """The tokens that others may attend to, (B, L); None = all.
+
+    Args:
+        mask: (B, 1, n, L), boolean (True = may attend) or additive (0 = may attend).
+    """
     if mask is None:
         return None
-    seen = mask >= 0 if mask.is_floating_point() else mask
-    return seen[:, 0].any(dim=1)
+    may_attend = mask >= 0 if mask.is_floating_point() else mask
+    return may_attend[:, 0].any(dim=1)  # (B, L)
 
 
 class TokenMixer(Variant[Options]):
@@ -58,10 +67,11 @@ class TokenMixer(Variant[Options]):
 
     @abstractmethod
     def mixer(self, model: PreTrainedModel, site: AttentionSite) -> Mixer:
-        """What takes the place of one attention."""
+        """Make the mixer that takes the place of one attention."""
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
         names = {id(module): name for name, module in model.named_modules()}
+        # a list, because attention_sites no longer finds a site that has become a mixer
         for site in list(family.attention_sites(model)):
             model.set_submodule(names[id(site.module)], self.mixer(model, site))
             site.owner.set_submodule(site.o, nn.Identity())
@@ -70,9 +80,8 @@ class TokenMixer(Variant[Options]):
         return 0
 
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
-        return [
-            parameter
-            for module in model.modules()
-            if isinstance(module, Mixer)
-            for parameter in module.parameters()
-        ]
+        found: list[nn.Parameter] = []
+        for module in model.modules():
+            if isinstance(module, Mixer):
+                found.extend(module.parameters())
+        return found

@@ -1,13 +1,19 @@
-"""The way queries, keys and values take once the projections made them: a registered attention function, no model code.
+"""Change how an attention module attends to what its projections made, with no model code.
 
-q (B, h_q, n, d), k and v (B, h_kv, m, d) come as projected, rotated and cached. Then, per attention module:
-1. `heads` (a module of the variant's) may turn the few cached heads into all heads (MHE, SKV, SHA under T5);
-2. another layer's probabilities or keys and values may be taken instead of its own (Shared Attention, CLA);
-3. the implementation that the backbone had (sdpa, eager, ...) attends, unless probabilities must be had;
-4. what one head found may be given to all heads of the output projection (`tiles`, SHA).
+transformers lets a function be registered as attention implementation; `routed_attention` is one.
+It gets q (B, h_q, n, d), k and v (B, h_kv, m, d) as projected, rotated and cached. Then, per
+module: 1. `heads` (a module of the variant's) may make all heads of the few cached ones (MHE, SKV,
+   SHA under T5);
+2. the module may take another layer's probabilities, or keys and values, instead of its own (Shared
+   Attention, CLA);
+3. the implementation that the backbone had (sdpa, eager, ...) attends, unless the probabilities are
+   needed, which most implementations do not return;
+4. the result of one head may be repeated for all heads of the output projection (`tiles`, SHA).
 
-What one layer gives to later ones travels as an explicit argument of their blocks' forward, so that gradient
-checkpointing recomputes a block from the very tensors that it was called with.
+What one layer gives to later ones travels as an explicit argument of their blocks' forward, so that
+gradient checkpointing recomputes a block from the very tensors that it was called with.
+
+Shapes: B rows, H query heads, H_kv key-value heads, n queries, m keys, d width of a head.
 """
 
 from __future__ import annotations
@@ -24,50 +30,62 @@ from suite.errors import IncompatibleError
 
 ROUTED = "suite_routed"
 PLAIN = ("sdpa", "eager")
-"""Implementations whose masks hold every pair of tokens, from which probabilities can be had."""
+"""Implementations whose masks hold every pair of tokens, which computing probabilities needs."""
 
 
-class Heads(nn.Module):
-    """Base of a variant's own step between projections and attention; its parameters are fetched by ZeRO-3's hooks."""
+class HeadTransform(nn.Module):
+    """Base of a variant's own step between projections and attention.
+
+    It is a module, so that ZeRO-3's hooks fetch its parameters.
+    """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, h, L, d) each, to heads that attend: query (B, H, n, d), key and value (B, H_kv, m, d)."""
+        """Turn (B, h, L, d) each into the heads that attend.
+
+        Returns:
+            query (B, H, n, d), key and value (B, H_kv, m, d).
+        """
         return query, key, value
 
 
-class Exchange:
-    """What layers of one stack hand to later ones during one forward pass; closed in between, so that nothing stays alive."""
+class LayerExchange:
+    """What layers of one stack hand to later ones during one forward pass.
+
+    It is closed and empty between passes, so that no tensor stays alive.
+    """
 
     def __init__(self) -> None:
         self.is_open = False
         self.given: dict[int, Any] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Exchange:
-        made = Exchange()
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerExchange:
+        # a copied model exchanges tensors of its own passes; those in flight stay behind
+        made = LayerExchange()
         memo[id(self)] = made
         return made
 
 
-def route(attention: nn.Module, heads: Heads | None = None) -> None:
-    """Let one attention module attend through `routed_attention`, with `heads` in front of it."""
+def route(attention: nn.Module, heads: HeadTransform | None = None) -> None:
+    """Make one attention module attend through `routed_attention`, after `heads` if given."""
     ALL_ATTENTION_FUNCTIONS.register(ROUTED, routed_attention)
     module: Any = attention
     if not hasattr(module, "routed_implementation"):
-        config = copy.copy(
-            module.config
-        )  # a copy: the stack's masks are still made for the original implementation
+        # a copy: the stack goes on making its masks for the original implementation
+        config = copy.copy(module.config)
+        # _attn_implementation: set_attn_implementation sets whole models, not one attention
         module.routed_implementation = config._attn_implementation
-        config._attn_implementation_internal = ROUTED
+        config._attn_implementation = ROUTED
         module.config = config
     if heads is not None:
         module.heads = heads
 
 
 def observe(attention: nn.Module) -> None:
-    """Let one attention return its probabilities, (B, H, n, m), after softmax and before dropout, without changing a bit of its output.
+    """Make one attention return its probabilities, without changing a bit of its output.
 
-    Where the implementation gives none (sdpa), they are computed again beside it, without a graph: a small price for a
-    decoder's short targets.
+    They are (B, H, n, m), after softmax and before dropout. Where the implementation returns none
+    (sdpa), they are computed beside it without a graph: a small price for a decoder's short
+    targets.
     """
     route(attention)
     known: Any = attention
@@ -75,13 +93,18 @@ def observe(attention: nn.Module) -> None:
 
 
 def check_plain(attention: nn.Module, *, variant: str) -> None:
-    """Raise IncompatibleError where the backbone's implementation cannot give probabilities."""
+    """Check that the attention's probabilities can be computed.
+
+    Raises:
+        IncompatibleError: The backbone's implementation has other masks (see `PLAIN`).
+    """
     module: Any = attention
     implementation = getattr(module, "routed_implementation", module.config._attn_implementation)
     if implementation not in PLAIN:
         raise IncompatibleError(
-            f"attention {variant}: the backbone attends with {implementation!r}, which cannot give attention probabilities; "
-            f"set backbones: config: attn_implementation to {' or '.join(PLAIN)}"
+            f"attention {variant}: the backbone attends with {implementation!r}, which cannot give"
+            " attention probabilities; set backbones: config: attn_implementation to"
+            f" {' or '.join(PLAIN)}"
         )
 
 
@@ -93,10 +116,16 @@ def routed_attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """As transformers' attention functions: (B, n, H, d) and, where they were needed, probabilities (B, H, n, m)."""
+    """Attend, with the signature of transformers' attention functions.
+
+    Returns:
+        (B, n, H, d) and, where they are needed, probabilities (B, H, n, m).
+    """
     output, seen = _attended(module, query, key, value, attention_mask, **options)
     tiles: int = getattr(module, "tiles", 1)
-    return output if tiles == 1 else output.repeat(1, 1, tiles, 1), seen
+    if tiles > 1:
+        output = output.repeat(1, 1, tiles, 1)  # (B, n, 1, d) to (B, n, H, d)
+    return output, seen
 
 
 def _attended(
@@ -108,31 +137,33 @@ def _attended(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     from_layer = options.pop("from_layer", None)
-    give: str | None = getattr(module, "gives", None)
+    gives: str | None = getattr(module, "gives", None)
     takes: str | None = getattr(module, "takes", None)
     if takes == "key_value":
         key, value = from_layer
-    if give == "key_value":
+    # given before `heads`, so that the taking layer makes heads of its own
+    if gives == "key_value":
         _give(module, (key, value))
     if hasattr(module, "heads"):
         query, key, value = module.heads(query, key, value)
     dropout = options.get("dropout", 0.0)
     if takes == "probabilities":
         return apply(from_layer, value, dropout=dropout), from_layer
-    if give == "probabilities" or module.routed_implementation == "eager":
-        scores = probabilities(module, query, key, attention_mask, **options)
-        if give == "probabilities":
-            _give(module, scores)
-        return apply(scores, value, dropout=dropout), scores
+    # T5's own eager path does not repeat grouped heads, so eager attention is computed here
+    if gives == "probabilities" or module.routed_implementation == "eager":
+        seen = probabilities(module, query, key, attention_mask, **options)
+        if gives == "probabilities":
+            _give(module, seen)
+        return apply(seen, value, dropout=dropout), seen
     attend = cast(
         Callable[..., tuple[Tensor, Tensor | None]],
         ALL_ATTENTION_FUNCTIONS[module.routed_implementation],
     )
-    output, seen = attend(module, query, key, value, attention_mask, **options)
+    output, returned = attend(module, query, key, value, attention_mask, **options)
     if getattr(module, "observed", False):
         with torch.no_grad():
-            seen = probabilities(module, query, key, attention_mask, **options)
-    return output, seen
+            returned = probabilities(module, query, key, attention_mask, **options)
+    return output, returned
 
 
 def probabilities(
@@ -145,44 +176,62 @@ def probabilities(
         query: (B, H, n, d).
         key: (B, H_kv, m, d), H_kv divides H.
         mask: None, boolean (True = may attend) or additive, broadcastable to (B, H, n, m).
-        options: `scaling`, a factor on q k^T (T5: 1), `position_bias`, added to the scores, `is_causal`.
+        options: `scaling`, a factor on q k^T (T5: 1; without it 1 / sqrt(d)), `position_bias`,
+            added to the scores, and `is_causal`.
 
     Returns:
         (B, H, n, m) in the dtype of `query`; computed in fp32.
     """
     scaling = options.get("scaling")
-    key = repeated(key, query.shape[1])
-    scores: Tensor = (
-        query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    )  # (B, H, n, m)
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    key = repeated(key, query.shape[1])  # (B, H, m, d)
+    scores: Tensor = query @ key.transpose(-1, -2) * scaling  # (B, H, n, m)
     if options.get("position_bias") is not None:
         scores = scores + options["position_bias"]
-    is_causal = options.get("is_causal")
-    if mask is None and (getattr(module, "is_causal", False) if is_causal is None else is_causal):
-        n, m = scores.shape[-2:]
-        mask = torch.ones(n, m, dtype=torch.bool, device=scores.device).tril(m - n)
+    if mask is None:
+        is_causal = options.get("is_causal")
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", False)
+        if is_causal:
+            n, m = scores.shape[-2:]
+            # with a cache there are more keys than queries, and the last query sees all keys
+            mask = torch.ones(n, m, dtype=torch.bool, device=scores.device).tril(m - n)
     if mask is not None:
+        # the least finite number, as -inf in a whole row would make its softmax NaN
         floor = torch.finfo(scores.dtype).min
-        scores = (
-            scores.masked_fill(~mask, floor)
-            if mask.dtype == torch.bool
-            else (scores + mask).clamp(min=floor)
-        )
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, floor)
+        else:
+            # a score plus the mask's own floor may overflow to -inf
+            scores = (scores + mask).clamp(min=floor)
     return scores.float().softmax(dim=-1).to(query.dtype)
 
 
 def apply(scores: Tensor, value: Tensor, *, dropout: float) -> Tensor:
-    """Probabilities (B, H, n, m), after dropout, times values (B, H_kv, m, d) with their heads repeated: (B, n, H, d)."""
+    """Weigh values by probabilities, after dropout.
+
+    Args:
+        scores: Probabilities, (B, H, n, m).
+        value: (B, H_kv, m, d).
+        dropout: Probability that a weight is dropped; 0 outside of training.
+
+    Returns:
+        (B, n, H, d).
+    """
     dropped = nn.functional.dropout(scores, p=dropout, training=dropout > 0)
-    return (dropped @ repeated(value, scores.shape[1])).transpose(1, 2).contiguous()
+    found = dropped @ repeated(value, scores.shape[1])  # (B, H, n, d)
+    return found.transpose(1, 2).contiguous()
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:
-    """(B, h, L, d) to (B, heads, L, d), each head as often in a row as needed."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+    """Turn (B, h, L, d) into (B, heads, L, d); the copies of a head stand side by side."""
+    if x.shape[1] == heads:
+        return x
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-# ---- from layer to layer ----------------------------------------------------------------------------------------------
+# ---- from layer to layer -------------------------------------------------------------------------
 
 
 def share(
@@ -200,43 +249,51 @@ def share(
         blocks: Its blocks.
         attentions: The attention of each block.
         what: "probabilities" or "key_value".
-        taken_from: Layer that takes -> layer that gives.
+        taken_from: Each taking layer with the layer that gives.
     """
-    exchange = Exchange()
+    exchange = LayerExchange()
     known: Any = stack
     known.exchange = exchange
     stack.register_forward_pre_hook(_open)
+    # also after an error, so that the tensors of a failed pass are freed
     stack.register_forward_hook(_close, always_call=True)
     for giver in set(taken_from.values()):
-        route(attentions[giver])
-        attentions[giver].gives, attentions[giver].exchange, attentions[giver].number = (
-            what,
-            exchange,
-            giver,
-        )
+        attention = attentions[giver]
+        route(attention)
+        attention.gives = what
+        attention.exchange = exchange
+        attention.number = giver
     for taker, giver in taken_from.items():
-        block: Any = blocks[taker]
         route(attentions[taker])
         attentions[taker].takes = what
-        block.exchange, block.taken_from = exchange, giver
+        block: Any = blocks[taker]
+        block.exchange = exchange
+        block.taken_from = giver
         block.register_forward_pre_hook(_hand_over, with_kwargs=True)
 
 
 def _give(module: Any, tensors: Any) -> None:
-    if module.exchange.is_open:  # not while a checkpointed block is computed again
+    # closed while gradient checkpointing computes a block again, in the backward pass
+    if module.exchange.is_open:
         module.exchange.given[module.number] = tensors
 
 
 def _open(stack: Any, args: tuple[Any, ...]) -> None:
-    stack.exchange.is_open, stack.exchange.given = True, {}
+    stack.exchange.is_open = True
+    stack.exchange.given = {}
 
 
 def _close(stack: Any, args: tuple[Any, ...], output: Any) -> None:
-    stack.exchange.is_open, stack.exchange.given = False, {}
+    stack.exchange.is_open = False
+    stack.exchange.given = {}
 
 
 def _hand_over(
     block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The block's hooks run outside of its checkpoint: what it takes is one of the arguments that are recomputed from."""
+    """Add what the block takes to its arguments.
+
+    A block's hooks run outside of its checkpoint, so the tensors are among the arguments that the
+    block is recomputed from.
+    """
     return args, {**kwargs, "from_layer": block.exchange.given[block.taken_from]}

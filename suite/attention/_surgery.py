@@ -1,7 +1,8 @@
 """Replace projections: read them whatever the family calls them, make new ones, put them back.
 
-A replaced k or v projection with fewer rows is all that transformers' attentions need to use fewer heads: they infer the
-number from its width, and cache the few. `num_key_value_groups` tells sdpa how often each is repeated.
+To use fewer heads, it is enough to replace the k or v projection by a narrower one: transformers'
+attentions infer the number of heads from its width, and cache the few. `num_key_value_groups` tells
+sdpa how often to repeat each of them.
 """
 
 from __future__ import annotations
@@ -41,47 +42,49 @@ def chosen_sites(
     if not sites:
         has = sorted({site.site for site in family.attention_sites(model)})
         raise IncompatibleError(
-            f"attention {variant}: sites {sorted(names)} do not exist in a {family.name} backbone, which has {has}"
+            f"attention {variant}: sites {sorted(names)} do not exist in a {family.name} backbone,"
+            f" which has {has}"
         )
     return sites
 
 
 def projections(site: AttentionSite) -> Projections:
-    """The maps of a site as plain `nn.Linear`s; GPT-2's fused one is cut in three, sharing no memory with it."""
+    """The maps of a site; GPT-2's fused one is split in three, which share no memory with it."""
     if not site.fused:
-        return Projections(*(site.module.get_submodule(name) for name in (site.q, site.k, site.v)))
+        q, k, v = (site.module.get_submodule(name) for name in (site.q, site.k, site.v))
+        return Projections(q, k, v)
     fused: Any = site.module.get_submodule(site.q)  # Conv1D: weight (d_in, 3 d), bias (3 d)
-    return Projections(
-        *(
-            _linear(w.T, b)
-            for w, b in zip(fused.weight.chunk(3, dim=1), fused.bias.chunk(3), strict=True)
-        )
-    )
+    weights = fused.weight.chunk(3, dim=1)  # (d_in, d) each
+    biases = fused.bias.chunk(3)  # (d) each
+    # Conv1D stores (in, out), nn.Linear (out, in)
+    q, k, v = (linear(w.T, b) for w, b in zip(weights, biases, strict=True))
+    return Projections(q, k, v)
 
 
 def place(site: AttentionSite, maps: Projections) -> None:
-    """Put maps in place of a site's own and tell the attention how many query heads share a key head."""
+    """Replace a site's maps, and tell the attention how many query heads share a key head."""
     module: Any = site.module
-    if site.fused or isinstance(module.get_submodule(site.q.partition(".")[0]), SplitProjection):
-        split = SplitProjection(maps.q, maps.k, maps.v)
-        module.c_attn, module.split_size = split, [width(maps.q), width(maps.k), width(maps.v)]
+    already_split = isinstance(module.get_submodule(site.q.partition(".")[0]), SplitProjection)
+    if site.fused or already_split:
+        module.c_attn = SplitProjection(maps.q, maps.k, maps.v)
+        module.split_size = [width(maps.q), width(maps.k), width(maps.v)]
     else:
-        for name, projection in zip(
-            (site.q, site.k, site.v), (maps.q, maps.k, maps.v), strict=True
-        ):
-            setattr(module, name, projection)
+        setattr(module, site.q, maps.q)
+        setattr(module, site.k, maps.k)
+        setattr(module, site.v, maps.v)
+    # an absent query is one head wide, so the division may give 0, but each head is used once
     module.num_key_value_groups = max(width(maps.q) // max(width(maps.k), 1), 1)
 
 
 def width(projection: nn.Module) -> int:
-    """Features that a projection gives."""
-    if isinstance(projection, (nn.Linear, Absent, Source)):
+    """Number of features that a projection returns."""
+    if isinstance(projection, (nn.Linear, Absent, PassThrough)):
         return projection.out_features
     raise TypeError(f"{type(projection).__name__} has no known width")
 
 
-class Source(nn.Module):
-    """Hands the hidden state itself on as keys or values (EL-attention): no parameters."""
+class PassThrough(nn.Module):
+    """Returns the hidden state itself as keys or values (EL-attention); it has no parameters."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -92,11 +95,8 @@ class Source(nn.Module):
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear map with copies of these; weight (out, in)."""
-    return _linear(weight, bias)
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear map with copies of a weight, (out, in), and a bias, (out)."""
+    # on the meta device, so that torch does not draw weights that are replaced at once
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     made.weight = nn.Parameter(weight.detach().clone().contiguous())
     if bias is not None:
@@ -105,20 +105,15 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def fresh(like: nn.Linear, out_features: int) -> nn.Linear:
-    """A new map drawn like the one it replaces: normal, with the standard deviation of its weight; zero bias."""
+    """A new map in place of `like`: zero bias, and normal weights as spread as its weights are."""
     weight = torch.empty(
         out_features, like.in_features, dtype=like.weight.dtype, device=like.weight.device
     )
-    if not weight.is_meta:
+    if not weight.is_meta:  # the meta device has no numbers whose deviation could be taken
         weight.normal_(0.0, float(like.weight.detach().std()))
-    return _linear(
-        weight, None if like.bias is None else torch.zeros_like(like.bias[:1]).expand(out_features)
-    )
-
-
-def repeated_heads(x: Tensor, times: int) -> Tensor:
-    """(B, h, L, d) to (B, h·times, L, d), each head `times` in a row."""
-    return x if times == 1 else x.repeat_interleave(times, dim=1)
+    if like.bias is None:
+        return linear(weight, None)
+    return linear(weight, torch.zeros_like(like.bias[:1]).expand(out_features))
 
 
 def modules_in(model: nn.Module, kind: type[nn.Module]) -> Iterator[Any]:

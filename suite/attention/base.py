@@ -1,4 +1,4 @@
-"""What an attention variant is: surgery on a backbone's projections, before any PETL method sees it."""
+"""What an attention variant is: surgery on a backbone's projections, before any PETL method."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ class Options(Strict):
 
 
 class Variant(ABC, Generic[C]):
-    """One file per variant in `suite/attention/`; the file's stem is its name (`mhe_add.py` is `mhe-add`).
+    """An attention variant. Each has one file in `suite/attention/`.
+
+    The file's stem is the variant's name (`mhe_add.py` is `mhe-add`).
 
     Attributes:
         description: One line for `suite list attention`.
         source: Paper and section or equation.
-        families: Names of the backbone families it works on.
-        families_why: Why only those, as the end of a sentence in errors; "" where it is all of them.
-        start: "converted" = from a checkpoint's weights; "scratch" = its new weights mean nothing before they are
-            pre-trained, so it wants random weights (`backbones: [{config: ...}]`) or a `pretrain` stage.
-        keeps_projections: Whether q, k and v stay the checkpoint's own (methods that copy them need that).
+        families: Names of the backbone families that it works on.
+        families_why: Why it works on no others, as the end of a sentence in errors; "" where it
+            works on all.
+        start: "converted" = it starts from a checkpoint's weights; "scratch" = its new weights mean
+            nothing before they are pre-trained, so it needs random weights
+            (`backbones: [{config: ...}]`) or a `pretrain` stage.
+        keeps_projections: Whether q, k and v stay the checkpoint's own; methods that copy them need
+            that.
         across_layers: Whether layers take from one another; two such variants do not go together.
-        Config: Its options.
+        Config: The class of its options.
     """
 
     name: ClassVar[str]
@@ -42,6 +47,7 @@ class Variant(ABC, Generic[C]):
     source: ClassVar[str]
     families: ClassVar[frozenset[str]] = ALL_FAMILIES
     families_why: ClassVar[str] = ""
+    # no ClassVar: a variant over another one starts as that one does
     start: Start = "converted"
     keeps_projections: ClassVar[bool] = False
     across_layers: ClassVar[bool] = False
@@ -52,35 +58,47 @@ class Variant(ABC, Generic[C]):
 
     @classmethod
     def configure(cls, options: Mapping[str, Any], *, where: str = "") -> Variant[Any]:
-        """The variant with checked options.
+        """Check the options and make the variant.
 
         Raises:
-            ConfigError: Unknown key or value out of range.
+            ConfigError: A key is unknown, or a value out of range.
         """
         return cls(validate(cls.Config, options, where=where or f"options of attention {cls.name}"))
 
     @abstractmethod
     def convert(self, model: PreTrainedModel, family: Family) -> None:
-        """Change `model` in place; works on the meta device, and draws from torch's global generator only.
+        """Change `model` in place.
+
+        It works on the meta device too, and draws from torch's global generator only.
 
         Raises:
             IncompatibleError: This backbone cannot be converted.
         """
 
     def cached_floats(self, site: AttentionSite, family: Family) -> int:
-        """Numbers that `generate` keeps per token at one site of the unconverted backbone, once it is converted.
+        """Numbers that `generate` keeps per token at one site, once the model is converted.
 
         The token is one of the decoder's for self-attention, of the source for cross-attention.
+
+        Args:
+            site: The site of the backbone before its conversion.
+            family: The backbone's family.
         """
-        return 2 * site.kv_heads * site.head_dim
+        return 2 * site.kv_heads * site.head_dim  # a key and a value
 
     def new_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
-        """Parameters of a converted model that the checkpoint does not have; every PETL method trains them."""
+        """Parameters of a converted model that the checkpoint lacks; every method trains them."""
         return []
 
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
-        """Parameters of a converted model that are the variant's own and in no projection (MHE's embeddings, WGQA's weights)."""
+        """Parameters of a converted model that are in no projection.
+
+        These are MHE's embeddings, WGQA's weights, and all of a token mixer.
+        """
         return []
 
     def fold(self, model: PreTrainedModel, family: Family) -> None:
-        """Turn what only training needs into plain projections, in place; the function stays the same. Default: nothing."""
+        """Turn what only training needs into plain projections, in place.
+
+        The model computes the same afterwards. Most variants have nothing to fold.
+        """

@@ -1,6 +1,9 @@
-"""Column-weighted grouped-query attention: one learned weight for each output feature of each key head and value head.
+"""Column-weighted grouped-query attention: one learned weight per output feature of each head.
 
-Source: WGQA, arXiv 2407.10855, section 3 (COLWGQA); h·d_head weights each for keys and values of a layer.
+The heads are the key heads and the value heads.
+
+Source: WGQA, arXiv 2407.10855, section 3 (COLWGQA); h·d_head weights each for keys and values of a
+    layer.
 Deviations: those of `_weighted`.
 """
 
@@ -10,6 +13,9 @@ from suite.attention._weighted import Weighted
 
 
 class ColWgqa(Weighted):
-    description = "grouped-query attention; each output feature of a head enters its group's with a learned weight"
+    description = (
+        "grouped-query attention; each output feature of a head enters its group's"
+        " with a learned weight"
+    )
     source = "WGQA, arXiv 2407.10855, section 3"
     form = "column"

@@ -1,7 +1,9 @@
-"""How large an attention is: weights in its projections and numbers in its cache, counted on the meta device.
+"""How large an attention is: weights in its projections and numbers in its cache.
 
-Source: MHE (arXiv 2310.07911) counts weights and no biases: with the output projection in tables 1 to 3 and 13 to 15, without
-    it in table 4, its figures and for GPT-3.
+Everything is counted on the meta device.
+
+Source: MHE (arXiv 2310.07911) counts weights and no biases: with the output projection in tables 1
+    to 3 and 13 to 15, without it in table 4, its figures and for GPT-3.
 """
 
 from __future__ import annotations
@@ -24,15 +26,22 @@ DTYPE_BYTES: dict[Dtype, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 @dataclass(frozen=True, slots=True)
 class AttentionCount:
-    """Parameters (weights, no biases; shared ones once) and cache of all attention sublayers of a model.
+    """Parameters and cache of all attention sublayers of a model.
+
+    Parameters are weights without biases; a shared one counts once.
 
     Attributes:
-        with_output_projection: Of query, key, value and output projections, and `extra_over_base`.
+        with_output_projection: Parameters of the query, key, value and output projections, and
+            `extra_over_base`.
         without_output_projection: The same without output projections.
-        extra_over_base: The variant's own, in no projection: MHE's embeddings, WGQA's weights, all of a token mixer.
-        kv_bytes_per_token: Cached by the decoder's self-attention for each of its tokens; None for encoders.
-        cross_kv_bytes_per_token: Cached by cross-attention for each source token; None where there is none.
-        kv_fraction: `kv_bytes_per_token` over that of the backbone before conversion; None for encoders.
+        extra_over_base: The variant's own parameters in no projection: MHE's embeddings, WGQA's
+            weights, all of a token mixer.
+        kv_bytes_per_token: What the decoder's self-attention caches for each of its tokens; None
+            for encoders.
+        cross_kv_bytes_per_token: What cross-attention caches for each source token; None where
+            there is none.
+        kv_fraction: `kv_bytes_per_token` over that of the backbone before conversion; None for
+            encoders.
     """
 
     with_output_projection: int
@@ -46,13 +55,13 @@ class AttentionCount:
 def count_attention(
     resolved: ResolvedBackbone, head: Head, attention: AttentionChoice, *, dtype: Dtype = "fp16"
 ) -> AttentionCount:
-    """Convert a backbone on the meta device and count it; reads no weights.
+    """Convert a backbone on the meta device and count it; this reads no weights.
 
     Args:
-        resolved: Which backbone.
+        resolved: The backbone.
         head: What it ends in.
         attention: Variant and options; "scratch" variants are counted like others.
-        dtype: Of the cache.
+        dtype: Type of the cached numbers.
 
     Raises:
         ConfigError: Unknown names or keys, or values out of range.
@@ -69,43 +78,50 @@ def attention_counts(
 ) -> AttentionCount:
     """Count a model that `variant` has converted, before any PETL method."""
     extra = sum(parameter.numel() for parameter in variant.extra_parameters(model, family))
-    sites = list(family.attention_sites(model))
-    without = extra + _weights(
-        site.module.get_submodule(name) for site in sites for name in (site.q, site.k, site.v)
-    )
-    output = _weights(site.owner.get_submodule(site.o) for site in sites)
-    kept, before = (_cached(model, family, "decoder-self", v) for v in (variant, None))
+    inputs = []
+    outputs = []
+    for site in family.attention_sites(model):
+        for name in (site.q, site.k, site.v):
+            inputs.append(site.module.get_submodule(name))
+        outputs.append(site.owner.get_submodule(site.o))
+    without = extra + _count_weights(inputs)
+    kept = _cached(model, family, "decoder-self", variant)
+    before = _cached(model, family, "decoder-self", None)
     cross = _cached(model, family, "decoder-cross", variant)
+    fraction = None
+    if kept is not None and before:
+        fraction = kept / before
     return AttentionCount(
-        with_output_projection=without + output,
+        with_output_projection=without + _count_weights(outputs),
         without_output_projection=without,
         extra_over_base=extra,
         kv_bytes_per_token=None if kept is None else kept * DTYPE_BYTES[dtype],
         cross_kv_bytes_per_token=None if cross is None else cross * DTYPE_BYTES[dtype],
-        kv_fraction=kept / before if kept is not None and before else None,
+        kv_fraction=fraction,
     )
 
 
-def _weights(modules: Any) -> int:
-    """Numbers in the weights of modules, each module once; what stands for a map that is gone has none."""
-    weights = [
-        module.weight
-        for module in {id(m): m for m in modules}.values()
-        if isinstance(getattr(module, "weight", None), nn.Parameter)
-    ]
-    return sum(weight.numel() for weight in weights)
+def _count_weights(modules: list[nn.Module]) -> int:
+    """Number of weights in modules; a module that occurs twice (GPT-2's fused one) counts once."""
+    count = 0
+    for module in dict.fromkeys(modules):
+        weight = getattr(module, "weight", None)
+        # the placeholder of a removed map (Absent) has none
+        if isinstance(weight, nn.Parameter):
+            count += weight.numel()
+    return count
 
 
 def _cached(
     model: PreTrainedModel, family: Family, name: str, variant: Variant[Any] | None
 ) -> int | None:
-    """Numbers cached per token at the sites of one name; without a variant, by the backbone itself. None = no such sites."""
+    """Numbers cached per token at the sites called `name`; None = there are no such sites.
+
+    Without a variant it is what the backbone itself caches.
+    """
     sites = [site for site in family.attention_sites(model) if site.site == name]
     if not sites:
         return None
-    return sum(
-        2 * site.kv_heads * site.head_dim
-        if variant is None
-        else variant.cached_floats(site, family)
-        for site in sites
-    )
+    if variant is None:
+        return sum(2 * site.kv_heads * site.head_dim for site in sites)
+    return sum(variant.cached_floats(site, family) for site in sites)

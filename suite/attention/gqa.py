@@ -1,12 +1,15 @@
 """Grouped-query attention: each group of consecutive query heads shares one key and one value head.
 
-Source: Ainslie et al., arXiv 2305.13245, section 2: key and value heads of a checkpoint are mean-pooled per group, in the
-    decoder's self- and cross-attention; then uptraining (a `pretrain` stage here). WGQA (arXiv 2407.10855, section 3)
-    fine-tunes the pooled model at once and uses half of the heads as groups (their setting, hence our default).
+Source: Ainslie et al., arXiv 2305.13245, section 2: key and value heads of a checkpoint are
+    mean-pooled per group, in the decoder's self- and cross-attention; then uptraining (a `pretrain`
+    stage here). WGQA (arXiv 2407.10855, section 3) fine-tunes the pooled model at once and uses
+    half of the heads as groups (their setting, hence our default).
 Deviations:
-    - Also on encoder-only and decoder-only backbones; `sites: all` means every self- and cross-attention.
+    - Also on encoder-only and decoder-only backbones; `sites: all` means every self- and
+      cross-attention.
     - Biases (BERT, GPT-2) are pooled like their rows.
-    - Queries are not repeated: transformers' attentions repeat the few keys and values, and cache only the few.
+    - Queries are not repeated: transformers' attentions repeat the few keys and values, and cache
+      only the few.
 """
 
 from __future__ import annotations
@@ -28,15 +31,17 @@ Sites = Literal["decoder", "all"] | Annotated[list[SiteName], Field(min_length=1
 
 
 class GroupedOptions(Options):
-    """Where, and how the shared heads start."""
+    """Which attention sublayers change, and how the shared heads start."""
 
     sites: Sites | None = Field(
         None,
-        description="decoder: its self- and cross-attention (the paper's; default on encoder-decoders); all (default elsewhere); or names",
+        description="decoder: its self- and cross-attention (the paper's; default on"
+        " encoder-decoders); all (default elsewhere); or names",
     )
     init: Literal["mean", "random"] = Field(
         "mean",
-        description="mean of each group's heads (GQA 2.1), or new weights with the spread of the old (GQA's ablation)",
+        description="mean of each group's heads (GQA 2.1), or new weights with the spread of the"
+        " old (GQA's ablation)",
     )
 
 
@@ -56,14 +61,13 @@ class Gqa(Variant[GqaOptions]):
     Config = GqaOptions
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
-        for site in surgery.chosen_sites(
-            model, family, site_names(self.config.sites, family), variant=self.name
-        ):
+        names = site_names(self.config.sites, family)
+        for site in surgery.chosen_sites(model, family, names, variant=self.name):
             groups = groups_of(site, self.config.kv_heads, variant=self.name)
             maps = surgery.projections(site)
-            maps.k, maps.v = (
-                pooled(m, site, groups, init=self.config.init) for m in (maps.k, maps.v)
-            )
+            # keys before values: new weights are drawn in this order
+            maps.k = pooled(maps.k, site, groups, init=self.config.init)
+            maps.v = pooled(maps.v, site, groups, init=self.config.init)
             surgery.place(site, maps)
             route(site.module)
 
@@ -73,22 +77,22 @@ class Gqa(Variant[GqaOptions]):
         return 2 * groups_of(site, self.config.kv_heads, variant=self.name) * site.head_dim
 
     def new_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
-        """The shared key and value maps, where they start anew."""
+        """The shared key and value maps, where they are drawn anew."""
         if self.config.init == "mean":
             return []
-        sites = surgery.chosen_sites(
-            model, family, site_names(self.config.sites, family), variant=self.name
-        )
-        return [
-            p
-            for site in sites
-            for name in (site.k, site.v)
-            for p in site.module.get_submodule(name).parameters()
-        ]
+        names = site_names(self.config.sites, family)
+        found: list[nn.Parameter] = []
+        for site in surgery.chosen_sites(model, family, names, variant=self.name):
+            for name in (site.k, site.v):
+                found.extend(site.module.get_submodule(name).parameters())
+        return found
 
 
 def site_names(sites: Sites | None, family: Family) -> list[SiteName]:
-    """Site names of an option; without one, the decoder of an encoder-decoder, else all."""
+    """The names of the sites that an option stands for.
+
+    Without an option it is the decoder of an encoder-decoder, and every site elsewhere.
+    """
     if isinstance(sites, list):
         return sites
     decoder: list[SiteName] = ["decoder-self", "decoder-cross"]
@@ -106,9 +110,9 @@ def groups_of(site: AttentionSite, kv_heads: int | None, *, variant: str) -> int
     groups = kv_heads or max(site.kv_heads // 2, 1)
     if site.kv_heads % groups:
         divisors = [n for n in range(1, site.kv_heads + 1) if site.kv_heads % n == 0]
-        what = f"{site.kv_heads} key-value heads do not split into {groups} groups"
         raise IncompatibleError(
-            f"attention {variant}: {what}; set options.kv_heads to one of {divisors}"
+            f"attention {variant}: {site.kv_heads} key-value heads do not split into {groups}"
+            f" groups; set options.kv_heads to one of {divisors}"
         )
     return groups
 
@@ -120,11 +124,14 @@ def pooled(
     assert isinstance(projection, nn.Linear)
     if init == "random":
         return surgery.fresh(projection, groups * site.head_dim)
-    bias = None if projection.bias is None else _mean(projection.bias, site, groups)
+    bias = projection.bias
+    if bias is not None:
+        bias = _mean(bias, site, groups)
     return surgery.linear(_mean(projection.weight, site, groups), bias)
 
 
 def _mean(rows: Tensor, site: AttentionSite, groups: int) -> Tensor:
-    """(kv_heads·d, ...) to (groups·d, ...): consecutive heads averaged."""
+    """Average consecutive heads: (kv_heads·d, ...) to (groups·d, ...)."""
     grouped = rows.detach().view(groups, site.kv_heads // groups, site.head_dim, *rows.shape[1:])
+    # (groups, heads per group, d, ...); the mean is over the heads of a group
     return grouped.mean(1).flatten(0, 1)

@@ -18,7 +18,7 @@ def self_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
     """The self-attentions of each stack in order, by the name of their site.
 
     Raises:
-        IncompatibleError: There is none with probabilities.
+        IncompatibleError: The variant has no attention probabilities.
     """
     found: dict[str, list[AttentionSite]] = {}
     for site in family.attention_sites(model):
@@ -27,21 +27,28 @@ def self_attentions(model: PreTrainedModel, family: Family) -> dict[str, list[At
             found.setdefault(site.site, []).append(site)
     if not found:
         raise IncompatibleError(
-            "attention maps: this attention variant mixes tokens without attention probabilities; choose another"
+            "attention maps: this attention variant mixes tokens without attention probabilities;"
+            " choose another"
         )
     return found
 
 
 @contextmanager
 def watched(sites: dict[str, list[AttentionSite]]) -> Iterator[dict[str, list[Tensor]]]:
-    """What every attention gave in the last forward pass: by site, the probabilities of each layer, (B, H, n, m).
+    """Collect the attention probabilities of every layer while the model runs.
 
-    They are those after softmax and before dropout; layers that take another's give that one's. Empty it between passes.
+    They are (B, H, n, m), after softmax and before dropout. A layer that takes another's
+    probabilities returns those.
+
+    Yields:
+        The probabilities of each layer, by site; empty the lists between two forward passes.
     """
-    seen: dict[str, list[Tensor]] = {name: [] for name in sites}
-    handles = [
-        _watch(site.module, seen[name]) for name, of_stack in sites.items() for site in of_stack
-    ]
+    seen: dict[str, list[Tensor]] = {}
+    handles = []
+    for name, of_stack in sites.items():
+        seen[name] = []
+        for site in of_stack:
+            handles.append(_watch(site.module, seen[name]))
     try:
         yield seen
     finally:
@@ -51,4 +58,5 @@ def watched(sites: dict[str, list[AttentionSite]]) -> Iterator[dict[str, list[Te
 
 def _watch(attention: nn.Module, into: list[Tensor]) -> torch.utils.hooks.RemovableHandle:
     observe(attention)
+    # every family's attention returns its probabilities last
     return attention.register_forward_hook(lambda _module, _args, output: into.append(output[-1]))

@@ -1,10 +1,13 @@
-"""Multi-head embedding, multiplicative: one projected head, whose queries, keys and values each head scales by 1 + an embedding.
+"""Multi-head embedding, multiplicative: there is one projected head, which each head scales.
 
-Source: MHE, arXiv 2310.07911, section 3.4, eq. 6: Q_i = X W_q * (1 + e_i^q), element by element, and so for keys and values.
+It scales the queries, keys and values by 1 + an embedding each.
+
+Source: MHE, arXiv 2310.07911, section 3.4, eq. 6: Q_i = X W_q * (1 + e_i^q), element by element,
+    and so for keys and values.
 Deviations: as `_mhe`, and
     - Embeddings start from N(0, 0.02) (ours, as BERT's do; the paper does not say).
-    - The cache holds the one projected head, and heads are made of it at each step; the paper does not say. Under Llama that
-      head is rotated already, so the embeddings act after the rotation.
+    - The cache holds the one projected head, and heads are made of it at each step; the paper does
+      not say. Under Llama that head is rotated already, so the embeddings act after the rotation.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ class ScalingEmbeddings(HeadEmbeddings):
 
     @staticmethod
     def combine(x: Tensor, embedding: Tensor) -> Tensor:
-        return x * (1 + embedding)[:, None]
+        return x * (1 + embedding)[:, None]  # (B, 1, L, d) * (H, 1, d) = (B, H, L, d)
 
 
 class MheMul(MultiHeadEmbedding):

@@ -1,7 +1,8 @@
 """Multi-query attention: all query heads share one key and one value head.
 
-Source: Shazeer, arXiv 1911.02150; GQA (arXiv 2305.13245, section 2) for the conversion by mean pooling; MHE
-    (arXiv 2310.07911, section 3.2) trains it from scratch at every attention: `{init: random, sites: all}`.
+Source: Shazeer, arXiv 1911.02150; GQA (arXiv 2305.13245, section 2) for the conversion by mean
+    pooling; MHE (arXiv 2310.07911, section 3.2) trains it from scratch at every attention:
+    `{init: random, sites: all}`.
 Deviations: as `gqa`.
 """
 

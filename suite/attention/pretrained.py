@@ -24,4 +24,4 @@ class Pretrained(Variant[NoOptions]):
     Config = NoOptions
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
-        """Nothing to do."""
+        """Change nothing."""

@@ -1,6 +1,9 @@
-"""Row-weighted grouped-query attention: one learned weight for each input feature of each key head and value head.
+"""Row-weighted grouped-query attention: one learned weight per input feature of each head.
 
-Source: WGQA, arXiv 2407.10855, section 3 (ROWWGQA); h·d_model weights each for keys and values of a layer.
+The heads are the key heads and the value heads.
+
+Source: WGQA, arXiv 2407.10855, section 3 (ROWWGQA); h·d_model weights each for keys and values of a
+    layer.
 Deviations: those of `_weighted`.
 """
 
@@ -10,6 +13,9 @@ from suite.attention._weighted import Weighted
 
 
 class RowWgqa(Weighted):
-    description = "grouped-query attention; each input feature of a head enters its group's with a learned weight"
+    description = (
+        "grouped-query attention; each input feature of a head enters its group's"
+        " with a learned weight"
+    )
     source = "WGQA, arXiv 2407.10855, section 3"
     form = "row"

@@ -10,6 +10,9 @@ from suite.attention._weighted import WeightedToOne
 
 
 class RowWmqa(WeightedToOne):
-    description = "multi-query attention; each input feature of a head enters the shared one with a learned weight"
+    description = (
+        "multi-query attention; each input feature of a head enters the shared one"
+        " with a learned weight"
+    )
     source = "WGQA, arXiv 2407.10855, section 3"
     form = "row"

@@ -2,8 +2,10 @@
 
 Source: MHE, arXiv 2310.07911, section 3.2, which names Reformer (arXiv 2001.04451).
 Deviations: as `_mhe`, and
-    - The map is the backbone's map of keys; where several heads share keys already (Llama 3), they share both.
-    - Llama rotates keys but not values: there both are computed, with the same map, and both are cached.
+    - The map is the backbone's map of keys; where several heads share keys already (Llama 3), they
+      share both.
+    - Llama rotates keys but not values: there both are computed, with the same map, and both are
+      cached.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far the learned weights of the WGQA family moved from their start, and whether the move is more than scatter."""
+"""How far the learned weights of the WGQA family moved from their start, and how surely."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from suite.attention._weighted import WeightedLinear
@@ -18,18 +18,23 @@ from suite.backbones.base import AttentionSite, Family
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """The head weights of one key or value map against their start; differences are weight minus start.
+    """The head weights of one key or value map against their start.
+
+    A difference is a weight minus its start.
 
     Attributes:
         site: `encoder-self`, `decoder-self` or `decoder-cross`.
-        layer: Counted from 0.
+        layer: Number of the layer, counted from 0.
         projection: "k" or "v".
         start: Mean of the weights at the start (groups / heads, where they started as GQA's mean).
-        mean_abs_difference: Over all weights of the map.
-        mean_abs_difference_by_head: Over the weights of each head: one (WGQA), d_head (column form) or d_model (row form).
-        mean_difference: Over all weights of the map.
-        t: One-sample t statistic of the differences against 0; None where they have no spread (nothing trained, one weight).
-        p_value: Two-sided, in 0..1; None with `t`. The weights of a map are not independent draws: a description, not a proof.
+        mean_abs_difference: Mean over all weights of the map.
+        mean_abs_difference_by_head: Mean over the weights of each head: one (WGQA), d_head (column
+            form) or d_model (row form).
+        mean_difference: Mean over all weights of the map.
+        t: One-sample t statistic of the differences against 0; None where they have no spread
+            (nothing was trained, or there is one weight).
+        p_value: Two-sided, in 0..1; None with `t`. The weights of a map are not independent draws,
+            so it describes and proves nothing.
     """
 
     site: str
@@ -46,12 +51,14 @@ class WeightChange:
 def weight_changes(
     model: PreTrainedModel, family: Family, start: Mapping[str, Tensor] | None = None
 ) -> list[WeightChange]:
-    """Every weighted key and value map of a model that is not partitioned, in the order of the forward pass.
+    """Compare every weighted key and value map with its start, in the order of the forward pass.
 
     Args:
-        model: Converted by a variant of the WGQA family, with or without a PETL method around its maps; not folded.
-        family: The backbone's.
-        start: Weights before training under the model's parameter names; may be left out where they started as the mean.
+        model: A model that is not partitioned, converted by a variant of the WGQA family and not
+            folded, with or without a PETL method around its maps.
+        family: The backbone's family.
+        start: Weights before training, under the model's parameter names; not needed where they
+            started as the mean.
 
     Raises:
         ValueError: The weights started at random and `start` lacks them.
@@ -68,15 +75,17 @@ def _weighted_maps(
     model: PreTrainedModel, family: Family
 ) -> Iterator[tuple[AttentionSite, Literal["k", "v"], WeightedLinear]]:
     for site in family.attention_sites(model):
-        maps: tuple[tuple[Literal["k", "v"], str], ...] = (("k", site.k), ("v", site.v))
-        for projection, name in maps:
-            if not site.fused:
-                for module in _weighted_in(site.module.get_submodule(name)):
-                    yield site, projection, module
+        if site.fused:  # not converted: a weighted map is split from the others
+            continue
+        for module in _weighted_in(site, site.k):
+            yield site, "k", module
+        for module in _weighted_in(site, site.v):
+            yield site, "v", module
 
 
-def _weighted_in(projection: nn.Module) -> list[WeightedLinear]:
+def _weighted_in(site: AttentionSite, name: str) -> list[WeightedLinear]:
     """The weighted map that a projection is, or that a PETL method wrapped."""
+    projection = site.module.get_submodule(name)
     return [module for module in projection.modules() if isinstance(module, WeightedLinear)]
 
 
@@ -85,19 +94,19 @@ def _start(weighted: WeightedLinear, name: str, start: Mapping[str, Tensor] | No
         return start[name].detach().double()
     if weighted.init == "random":
         raise ValueError(
-            f"{name} started at random; hand over its start (the state of the arm, built again with its seed)"
+            f"{name} started at random; hand over its start (the state of the arm, built again with"
+            " its seed)"
         )
-    return torch.full_like(
-        weighted.head_weight, weighted.groups / weighted.heads
-    ).double()  # rounded as the weights were
+    mean = torch.full_like(weighted.head_weight, weighted.groups / weighted.heads)
+    # double only now, so that the start is rounded as the weights were
+    return mean.double()
 
 
 def _change(
     site: AttentionSite, projection: Literal["k", "v"], weighted: WeightedLinear, start: Tensor
 ) -> WeightChange:
-    difference = (
-        weighted.head_weight.detach().double() - start.to(weighted.head_weight.device)
-    ).view(weighted.heads, -1)  # (h, 1 | d | d_in)
+    now = weighted.head_weight.detach().double()
+    difference = (now - start.to(now.device)).view(weighted.heads, -1)  # (h, 1 | d | d_in)
     t, p_value = _one_sample_test(difference.flatten())
     return WeightChange(
         site=site.site,
@@ -113,9 +122,12 @@ def _change(
 
 
 def _one_sample_test(differences: Tensor) -> tuple[float | None, float | None]:
-    """t and p of "the mean difference is 0", or None where there is no spread to compare it with."""
+    """t and p of "the mean difference is 0"; None where there is no spread to compare it with."""
     if len(differences) < 2 or bool((differences == differences[0]).all()):
         return None, None
     result = stats.ttest_1samp(differences.cpu().numpy(), 0.0)
-    t, p_value = float(result.statistic), float(result.pvalue)
-    return (t, p_value) if math.isfinite(t) else (None, None)
+    t = float(result.statistic)
+    # a spread below the smallest number gives infinity
+    if not math.isfinite(t):
+        return None, None
+    return t, float(result.pvalue)
