@@ -1,4 +1,7 @@
-"""Parameter-efficient transfer learning: one file per method, found by scanning; any method of `peft` as `peft:<type>`."""
+"""Parameter-efficient transfer learning (PETL): one file per method, found by scanning.
+
+Any method of the `peft` library is `peft:<type>`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,12 @@ from typing import Any
 from suite.petl.base import Method
 from suite.registry import Registry
 
-methods: Registry[Method[Any]] = Registry("method", Method, "suite.petl", "petl")  # type: ignore[type-abstract]
+methods: Registry[Method[Any]] = Registry(
+    "method",
+    Method,  # type: ignore[type-abstract]
+    "suite.petl",
+    "petl",
+)
 
 
 def get_method(name: str, *, where: str = "") -> type[Method[Any]]:
@@ -17,7 +25,7 @@ def get_method(name: str, *, where: str = "") -> type[Method[Any]]:
         UnknownNameError: There is none; near names are offered.
     """
     if name.startswith("peft:"):
-        from suite.petl.peft_method import peft_method  # imports peft only when it is asked for
+        from suite.petl.peft_method import peft_method  # importing peft takes seconds
 
         return peft_method(name, where=where)
     return methods.get(name, where=where)

@@ -1,6 +1,7 @@
-"""What READ and LST share: a frozen stack that runs without a graph while somebody watches what its blocks compute.
+"""What READ and LST share: a frozen stack runs without a graph, and hooks record its blocks.
 
 Nothing here reads a weight, so that ZeRO-3's module hooks stay in charge of fetching parameters.
+Shapes: B rows, T tokens, d width of the stack, m tokens of the encoder, e width of a side network.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 
 @dataclass(slots=True)
 class Trace:
-    """What was seen during one run of a stack.
+    """What the hooks recorded during one run of a stack.
 
     Attributes:
-        arguments: What the first block was called with, by parameter name; `hidden_states` is the (dropped-out) embedding.
-        states: Output of every block, (B, T, d) each, after both residual sums and before the stack's final norm.
-        scores: What every watched attention returned last: its probabilities, (B, H, n, m).
+        arguments: The arguments of the first block, by parameter name; `hidden_states` is the
+            embedding after dropout.
+        states: Output of every block, (B, T, d) each, after both residual sums and before the
+            stack's final norm.
+        scores: The probabilities (B, H, n, m) of every watched attention, which it returns last.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -32,21 +35,23 @@ class Trace:
 
 @contextmanager
 def traced(blocks: nn.ModuleList, attentions: Sequence[nn.Module] = ()) -> Iterator[Trace]:
-    """Watch `blocks` (and the last output of `attentions`) while the context lasts."""
+    """Record `blocks` (and the last output of `attentions`) while the context lasts."""
     trace = Trace()
 
-    def first_call(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_arguments(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         trace.arguments.update(named_arguments(block, args, kwargs))
 
-    handles = [blocks[0].register_forward_pre_hook(first_call, with_kwargs=True)]
-    handles += [
-        b.register_forward_hook(lambda _m, _a, output: trace.states.append(hidden_of(output)))
-        for b in blocks
-    ]
-    handles += [
-        a.register_forward_hook(lambda _m, _a, output: trace.scores.append(output[-1]))
-        for a in attentions
-    ]
+    def record_state(_block: nn.Module, _args: Any, output: Any) -> None:
+        trace.states.append(hidden_of(output))
+
+    def record_scores(_attention: nn.Module, _args: Any, output: Any) -> None:
+        trace.scores.append(output[-1])
+
+    handles = [blocks[0].register_forward_pre_hook(record_arguments, with_kwargs=True)]
+    for block in blocks:
+        handles.append(block.register_forward_hook(record_state))
+    for attention in attentions:
+        handles.append(attention.register_forward_hook(record_scores))
     try:
         yield trace
     finally:
@@ -55,7 +60,7 @@ def traced(blocks: nn.ModuleList, attentions: Sequence[nn.Module] = ()) -> Itera
 
 
 def hidden_of(output: Any) -> Tensor:
-    """The hidden state among a block's outputs (T5 hands its position biases on beside it)."""
+    """The hidden state among a block's outputs; T5 returns its position biases beside it."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
@@ -63,18 +68,20 @@ def hidden_of(output: Any) -> Tensor:
 def named_arguments(
     block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a call by parameter name; those of `**kwargs` keep theirs."""
+    """The arguments of a call by parameter name; those in `**kwargs` keep their names."""
     signature = inspect.signature(block.forward)
     named = dict(signature.bind(*args, **kwargs).arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            # bind() puts them into one dictionary under the name of `**kwargs`
             named.update(named.pop(name, {}))
     return named
 
 
 def replace_states(module: nn.Module, output: Any, states: Tensor) -> Any:
-    """Put `states` (B, T, d) in place of the stack's last hidden state and run BERT's pooler on them again."""
+    """Replace the stack's last hidden state by `states` (B, T, d), and run BERT's pooler again."""
     output.last_hidden_state = states
+    # the pooler is inside BERT's stack, so it has already seen the old states
     if getattr(output, "pooler_output", None) is not None:
         assert isinstance(module.pooler, nn.Module)
         output.pooler_output = module.pooler(states)
@@ -82,16 +89,20 @@ def replace_states(module: nn.Module, output: Any, states: Tensor) -> Any:
 
 
 def join(states: Tensor, extra: Tensor) -> Tensor:
-    """Encoder states (B, m, d) with what a side network hands to the decoder (B, m, e) behind them on the feature axis.
+    """Append what a side network hands to the decoder (B, m, e) to encoder states (B, m, d).
 
-    Travelling inside `last_hidden_state`, `extra` is expanded and repeated with it wherever beam search does that.
+    `extra` stands behind the states on the feature axis. Inside `last_hidden_state`, beam search
+    expands and repeats it together with the states.
     """
     return torch.cat([states, extra.to(states.dtype)], dim=-1)  # (B, m, d + e)
 
 
 def split(joined: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The encoder's own states (B, m, d), without a graph, and what was joined to them (B, m, e).
+    """Undo `join`: the encoder's own states (B, m, d), without a graph, and the rest (B, m, e).
 
-    Contiguous, because products over strided memory may differ in the last bit from the untouched backbone's.
+    Both are contiguous, because products over strided memory may differ in the last bit from the
+    untouched backbone's.
     """
-    return joined[..., :width].detach().contiguous(), joined[..., width:].contiguous()
+    states = joined[..., :width].detach().contiguous()  # (B, m, d)
+    extra = joined[..., width:].contiguous()  # (B, m, e)
+    return states, extra

@@ -1,4 +1,8 @@
-"""LST's side network: a narrow copy of a stack that climbs beside it, fed by gated down-projections of the stack's states."""
+"""LST's side network: a narrow copy of a stack that runs beside it.
+
+Its blocks read the stack's states through gated down-projections, so it climbs the stack like a
+ladder. Shapes: B rows, T tokens, d width of the stack, k = d / r width of the side network.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,16 @@ from suite.petl._frozen import hidden_of, join, replace_states, split, traced
 
 @dataclass(slots=True, eq=False)
 class Wiring:
-    """What a stack with a side network must know of itself; no module, so that nothing is registered twice.
+    """What the forward of a stack with a side network needs to know.
+
+    It is no module, so that torch does not register the stack a second time.
 
     Attributes:
         stack: The frozen stack.
-        hands_on: Whether its side states go to a side decoder (encoder of an encoder-decoder) rather than to the head.
+        hands_on: Whether its side states go to a side decoder (encoder of an encoder-decoder)
+            rather than to the head.
         receives: Whether an encoder's side states arrive beside `encoder_hidden_states`.
-        bypassed: True while the pre-trained model itself is asked (Fisher importances).
+        bypassed: Whether the pre-trained model runs alone (for Fisher importances).
     """
 
     stack: Stack
@@ -34,11 +41,11 @@ class Wiring:
 
 
 class SideNetwork(nn.Module):
-    """Ladder beside one stack of N blocks.
+    """The ladder beside one stack of N blocks.
 
     Args:
         stack: The frozen stack, width d.
-        side: The narrow stack whose blocks, final norm and rotary positions are taken, width k = d / r.
+        side: The narrow stack whose blocks, final norm and rotary positions are taken, width k.
         kept: Numbers of the blocks that have a side block.
         to_head: Whether the result is projected up to d for the head.
         dropout_frac: Dropout after the side stack's final norm.
@@ -56,17 +63,21 @@ class SideNetwork(nn.Module):
         temperature: float,
     ) -> None:
         super().__init__()
-        like, d, k = next(stack.module.parameters()), stack.width, side.width
+        like = next(stack.module.parameters())
+        d = stack.width
+        k = side.width
         options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
-        self.kept, self.depth, self.temperature = tuple(kept), len(stack.blocks), temperature
-        self.alpha = nn.Parameter(
-            torch.zeros(self.depth, **options)
-        )  # one a block, also of those without side block
+        self.kept = tuple(kept)
+        self.depth = len(stack.blocks)
+        self.temperature = temperature
+        # one gate a block, as in the official code, also of blocks without side block
+        self.alpha = nn.Parameter(torch.zeros(self.depth, **options))
+        # one for the embedding, and one for each kept block
         self.down = nn.ModuleList(nn.Linear(d, k, **options) for _ in range(len(kept) + 1))
-        self.blocks = _after(side.blocks.to(dtype=like.dtype), self.depth)
-        self.norm = (
-            nn.Identity() if side.final_norm is None else side.final_norm.to(dtype=like.dtype)
-        )
+        self.blocks = _number_after(side.blocks.to(dtype=like.dtype), self.depth)
+        self.norm: nn.Module = nn.Identity()  # BERT's blocks end with a norm of their own
+        if side.final_norm is not None:
+            self.norm = side.final_norm.to(dtype=like.dtype)
         self.rotary: nn.Module | None = getattr(side.module, "rotary_emb", None)
         self.dropout = nn.Dropout(dropout_frac)
         self.up = nn.Linear(k, d, **options) if to_head else None
@@ -81,79 +92,88 @@ class SideNetwork(nn.Module):
         """Climb the ladder.
 
         Args:
-            embedded: What the stack's first block received, (B, T, d).
+            embedded: The input of the stack's first block, (B, T, d).
             states: Output of every block of the stack, (B, T, d) each.
             received: The side encoder's states (B, m, k), for a decoder that cross-attends.
-            arguments: What else the stack's first block received: masks, positions, cache.
+            arguments: The other arguments of the stack's first block: masks, positions, cache.
 
         Returns:
             (B, T, d) for the head, or (B, T, k) without `up`.
         """
         side: Tensor = self.down[0](embedded)  # (B, T, k)
         handed = self._arguments(arguments, side, received)
-        gates = torch.sigmoid(self.alpha / self.temperature)
+        gates = torch.sigmoid(self.alpha / self.temperature)  # (N,)
         for down, block, layer in zip(self.down[1:], self.blocks, self.kept, strict=True):
             side = gates[layer] * side + (1 - gates[layer]) * down(states[layer])
             output = block(side, **handed)
             side = hidden_of(output)
-            if isinstance(
-                output, tuple
-            ):  # T5: the first block computes the position biases, all others reuse them
-                handed["position_bias"], handed["encoder_decoder_position_bias"] = output[1:3]
+            # T5: the first block computes the position biases, all others reuse them
+            if isinstance(output, tuple):
+                handed["position_bias"] = output[1]
+                handed["encoder_decoder_position_bias"] = output[2]
         side = self.dropout(self.norm(side))
         return side if self.up is None else cast(Tensor, self.up(side))
 
     def _arguments(
         self, arguments: Mapping[str, Any], side: Tensor, received: Tensor | None
     ) -> dict[str, Any]:
-        """The frozen block's arguments, with the side network's own encoder states, rotary angles and cache layers."""
-        handed = {name: value for name, value in arguments.items() if name != "hidden_states"}
+        """The frozen block's arguments, with what the side network has of its own.
+
+        These are its encoder states, its rotary angles and its cache layers.
+        """
+        handed = dict(arguments)
+        handed.pop("hidden_states", None)
         if received is not None:
             handed["encoder_hidden_states"] = received
         if self.rotary is not None:
-            handed["position_embeddings"] = self.rotary(
-                side, position_ids=arguments["position_ids"]
-            )
+            position_ids = arguments["position_ids"]
+            # narrow heads turn by angles of their own
+            handed["position_embeddings"] = self.rotary(side, position_ids=position_ids)
         if handed.get("past_key_values") is not None:
-            _grow(handed["past_key_values"], self.depth + len(self.blocks))
+            _add_layers(handed["past_key_values"], self.depth + len(self.blocks))
         return handed
 
 
-def _after(blocks: nn.ModuleList, depth: int) -> nn.ModuleList:
-    """Number the side blocks behind the stack's `depth` own, so that both share one cache (which beams reorder as a whole)."""
+def _number_after(blocks: nn.ModuleList, depth: int) -> nn.ModuleList:
+    """Number the side blocks after the stack's `depth` own blocks.
+
+    Both then share one cache, which beam search reorders as a whole.
+    """
     for module in blocks.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
             cast(Any, module).layer_idx += depth
     return blocks
 
 
-def _grow(cache: Any, layers: int) -> None:
-    """Give a cache made for the backbone the layers of the side blocks."""
-    parts = (
-        (cache.self_attention_cache, cache.cross_attention_cache)
-        if isinstance(cache, EncoderDecoderCache)
-        else (cache,)
-    )
+def _add_layers(cache: Any, layers: int) -> None:
+    """Add layers for the side blocks to a cache that was made for the backbone."""
+    parts = [cache]
+    if isinstance(cache, EncoderDecoderCache):
+        parts = [cache.self_attention_cache, cache.cross_attention_cache]
     for part in parts:
         if not isinstance(part, DynamicCache):
             raise IncompatibleError(
-                f"lst: got a {type(part).__name__}, expected a DynamicCache; leave `cache_implementation` unset"
+                f"lst: got a {type(part).__name__}, expected a DynamicCache; leave"
+                " `cache_implementation` unset"
             )
-        part.layers.extend(type(part.layers[0])() for _ in range(layers - len(part.layers)))
+        layer_class = type(part.layers[0])
+        while len(part.layers) < layers:
+            part.layers.append(layer_class())
 
 
 def narrow_model(
     model: PreTrainedModel, family: Family, *, reduction: int, kept: Sequence[Sequence[int]]
 ) -> PreTrainedModel:
-    """A freshly initialised model of the backbone's own class at 1/`reduction` width with as many blocks a stack as are kept.
+    """A new model of the backbone's own class at 1/`reduction` of its width.
 
-    Its embeddings are never used, hence one row.
+    Each stack has as many blocks as are kept of it.
 
     Raises:
         IncompatibleError: A width is not divisible by `reduction`.
     """
     config: Any = family.scale_config(model.config, reduction)
-    config.vocab_size, config.pad_token_id = 1, None
+    config.vocab_size = 1  # the embeddings are never used
+    config.pad_token_id = None  # it would lie outside of one row
     config.num_hidden_layers = len(kept[0])
     if len(kept) > 1:
         config.num_decoder_layers = len(kept[1])
@@ -164,24 +184,25 @@ def narrow_model(
 def place(stack: Stack, side: SideNetwork, *, hands_on: bool, receives: bool) -> None:
     """Put a side network beside a stack."""
     module: Any = stack.module
-    module.side, module.side_wiring = side, Wiring(stack, hands_on, receives)
-    override_forward(module, _climb)
+    module.side = side
+    module.side_wiring = Wiring(stack, hands_on, receives)
+    override_forward(module, _forward_with_side)
 
 
-def _climb(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run the frozen stack without a graph, then the side network; its states replace the stack's last ones."""
+def _forward_with_side(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the frozen stack without a graph, then the side network on its states."""
     wiring: Wiring = module.side_wiring
     if wiring.bypassed:
         return original(*args, **kwargs)
     received: Tensor | None = None
     if wiring.receives and kwargs.get("encoder_hidden_states") is not None:
-        kwargs["encoder_hidden_states"], received = split(
-            kwargs["encoder_hidden_states"], wiring.stack.width
-        )
+        states, received = split(kwargs["encoder_hidden_states"], wiring.stack.width)
+        kwargs["encoder_hidden_states"] = states
     with torch.no_grad(), traced(wiring.stack.blocks) as trace:
         output = original(*args, **kwargs)
-    states = module.side(trace.arguments["hidden_states"], trace.states, received, trace.arguments)
+    embedded = trace.arguments["hidden_states"]
+    side_states = module.side(embedded, trace.states, received, trace.arguments)
     if wiring.hands_on:
-        output.last_hidden_state = join(output.last_hidden_state, states)
+        output.last_hidden_state = join(output.last_hidden_state, side_states)
         return output
-    return replace_states(module, output, states)
+    return replace_states(module, output, side_states)

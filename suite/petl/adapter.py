@@ -1,13 +1,17 @@
 """Adapters: a small residual bottleneck after a sublayer's output map, inside the residual branch.
 
-Source: Houlsby et al., arXiv 1902.00751, section 2.1 and figure 2: `x + up(act(down(x)))` before dropout, residual sum and
-    (BERT) norm. READ (arXiv 2305.15348, table 8): bottleneck 64; table 1 prints 0.96 % of t5-base, which is one adapter per
-    block (2,379,264 parameters): `placement: block`, the default. READ's text says two per block: `placement: sublayer`.
-    ReLU: the bottleneck adapter in READ's published code. LST's code (arXiv 2206.06522): `placement: sublayer`, after
-    self-attention and feed-forward but not cross-attention, bottleneck 48, gelu_new, norms trained too.
+Source: Houlsby et al., arXiv 1902.00751, section 2.1 and figure 2: `x + up(act(down(x)))` before
+    dropout, residual sum and (BERT) norm. READ (arXiv 2305.15348, table 8): bottleneck 64; table 1
+    prints 0.96 % of t5-base, which is one adapter per block (2,379,264 parameters): `placement:
+    block`, the default. READ's text says two per block: `placement: sublayer`. ReLU: the bottleneck
+    adapter in READ's published code. LST's code (arXiv 2206.06522): `placement: sublayer`, after
+    self-attention and feed-forward but not cross-attention, bottleneck 48, gelu_new, norms trained
+    too.
 Deviations:
-    - Houlsby et al. start near the identity; here `up` starts at zero, so that it is the identity exactly.
-    - Houlsby et al. train the norms beside the adapters; READ does not count them, so `norms` is off by default.
+    - Houlsby et al. start near the identity; here `up` starts at zero, so that it is the identity
+      exactly.
+    - Houlsby et al. train the norms beside the adapters; READ does not count them, so `norms` is
+      off by default.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ class AdapterArchitecture(Architecture):
     )
     placement: Literal["block", "sublayer"] = Field(
         "block",
-        description="block: after feed-forward only (READ's count); sublayer: after self-attention too (Houlsby, LST's code)",
+        description="block: after feed-forward only (READ's count); sublayer: after self-attention"
+        " too (Houlsby, LST's code)",
     )
     activation: Literal["relu", "gelu", "gelu_new", "silu"] = Field(
         "relu", description="READ's code: relu; LST's code: gelu_new"
@@ -55,6 +60,7 @@ class Bottleneck(nn.Module):
         self.down = nn.Linear(width, bottleneck)
         self.act = ACT2FN[activation]
         self.up = nn.Linear(bottleneck, width)
+        # at zero, so that an untrained adapter changes nothing
         nn.init.zeros_(self.up.weight)
         nn.init.zeros_(self.up.bias)
 
@@ -73,34 +79,36 @@ class Adapter(Method[AdapterArchitecture]):
         if self.config.norms:
             for _, norm in family.norms(model):
                 norm.requires_grad_(True)
-        width, like = (
-            family.stacks(model)[0].width,
-            next(model.parameters()),
-        )  # the output itself may be a token mixer's, without weights
+        width = family.stacks(model)[0].width
+        # any parameter gives device and dtype; a token mixer's output map has no weight to ask
+        like = next(model.parameters())
         for sublayer in self._sublayers(model, family):
             with torch.device(like.device):
-                adapter = Bottleneck(width, self.config.bottleneck, self.config.activation).to(
-                    like.dtype
-                )
-            sublayer.output.add_module(
-                "adapter", adapter
-            )  # beside the weight that T5's code reads, and seen by ZeRO-3
+                adapter = Bottleneck(width, self.config.bottleneck, self.config.activation)
+            # a child of the output map: T5's code reads the map's weight, and ZeRO-3 finds both
+            sublayer.output.add_module("adapter", adapter.to(like.dtype))
             sublayer.output.register_forward_hook(_adapt)
         return model
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
         """(2 d b + b + d) per adapter, and the norms if they train."""
-        d, b = family.stacks(model)[0].width, self.config.bottleneck
-        norms = (
-            sum(p.numel() for _, norm in family.norms(model) for p in norm.parameters())
-            if self.config.norms
-            else 0
-        )
-        return len(list(self._sublayers(model, family))) * (2 * d * b + b + d) + norms
+        d = family.stacks(model)[0].width
+        b = self.config.bottleneck
+        total = 0
+        for _ in self._sublayers(model, family):
+            total += 2 * d * b + b + d
+        if self.config.norms:
+            for _, norm in family.norms(model):
+                total += sum(parameter.numel() for parameter in norm.parameters())
+        return total
 
     def _sublayers(self, model: PreTrainedModel, family: Family) -> Iterator[Sublayer]:
-        kinds = ("feed-forward",) if self.config.placement == "block" else ("self", "feed-forward")
-        return (sublayer for sublayer in family.sublayers(model) if sublayer.kind in kinds)
+        for sublayer in family.sublayers(model):
+            is_chosen = sublayer.kind == "feed-forward"
+            if self.config.placement == "sublayer":
+                is_chosen = sublayer.kind != "cross"
+            if is_chosen:
+                yield sublayer
 
 
 def _adapt(module: Any, args: Any, output: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a PETL method is: surgery on a backbone, a list of what trains, and a formula for how much that is."""
+"""What a PETL method is: surgery on a backbone, and a formula for how many parameters train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.backbones.base import Family
 from suite.config.loader import Strict, validate
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
+    from peft import PeftConfig  # at run time it would cost seconds
 
 C = TypeVar("C", bound=Strict)
 ALL_FAMILIES = frozenset({"t5", "bert", "gpt2", "llama"})
@@ -22,23 +22,26 @@ Batch = Mapping[str, torch.Tensor]
 
 
 class Architecture(Strict):
-    """Base of a method's hyperparameters beside the learning rate; every default cites its source."""
+    """Base of a method's hyperparameters other than the learning rate; defaults cite a source."""
 
 
 class Method(ABC, Generic[C]):
-    """One file per method in `suite/petl/`; the file's stem is its name.
+    """A PETL method. Each has one file in `suite/petl/`, and the file's stem is its name.
 
-    The order of a trial's life: `attach` on a freshly loaded model (before DeepSpeed sees it), then, if
-    `needs_preparation`, `prepare` on a few training batches of the same unpartitioned model, then training.
+    A trial calls `attach` on a freshly loaded model, before DeepSpeed sees it. Then, if
+    `needs_preparation`, it calls `prepare` with a few training batches on the same model, which is
+    not partitioned yet. Then it trains.
 
     Attributes:
         description: One line for `suite list methods`.
         source: Paper and section or equation.
-        families: Names of the backbone families it works on.
-        Config: Its hyperparameters.
+        families: Names of the backbone families that it works on.
+        Config: The class of its hyperparameters.
         needs_preparation: Whether `prepare` must run (LST's Fisher pruning).
-        needs_projections: Why q, k and v must be the checkpoint's own; "" = they need not, any attention variant will do.
-        backward_through_backbone: Whether gradients pass through the backbone, so that new parameters inside it can train.
+        needs_projections: Why q, k and v must be the checkpoint's own; "" = they need not be, so
+            any attention variant will do.
+        backward_through_backbone: Whether gradients pass through the backbone, so that new
+            parameters inside it can train.
     """
 
     name: ClassVar[str]
@@ -56,28 +59,33 @@ class Method(ABC, Generic[C]):
 
     @classmethod
     def configure(cls, architecture: Mapping[str, Any], *, where: str = "") -> Method[Any]:
-        """The method with a checked architecture.
+        """Check the architecture and make the method.
 
         Raises:
-            ConfigError: Unknown key or value out of range.
+            ConfigError: A key is unknown, or a value out of range.
         """
         return cls(validate(cls.Config, architecture, where=where or f"architecture of {cls.name}"))
 
     @abstractmethod
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
-        """Perform the surgery and set `requires_grad` on every parameter; task heads are set by the caller.
+        """Perform the surgery and set `requires_grad` on every parameter but the task head's.
 
-        Must work on the meta device. Draws from torch's global generator only (the caller seeds it).
+        The caller sets that of task heads. The method must work on the meta device, and draw from
+        torch's global generator only, which the caller seeds.
 
         Returns:
-            The model to train: `model` itself, or a wrapper with the same forward signature and `generate`.
+            The model to train: `model` itself, or a wrapper with the same forward signature and
+            `generate`.
 
         Raises:
             IncompatibleError: This backbone cannot take this architecture.
         """
 
     def extra_positions(self) -> int:
-        """Positions that the method puts in front of the input, where the backbone has a table of them."""
+        """Number of positions that the method puts in front of the input.
+
+        They count where the backbone has a table of positions, which ends somewhere.
+        """
         return 0
 
     def prepare(
@@ -87,37 +95,46 @@ class Method(ABC, Generic[C]):
         batches: Iterable[Batch],
         loss: Callable[[nn.Module, Batch], torch.Tensor],
     ) -> None:
-        """Initialise from training data; only called when `needs_preparation` (same batches on every rank)."""
+        """Initialise from training data; called only if `needs_preparation`.
+
+        Every rank gets the same batches.
+        """
 
     def peft_config(self, model: nn.Module, family: Family) -> PeftConfig | None:
-        """What `model`, made by `attach`, is in peft's own words, without task head; None where peft would compute something else."""
+        """The peft configuration of what `attach` made, without task head.
+
+        None where peft would compute something else.
+        """
         return None
 
     @abstractmethod
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
-        """The paper's formula for the number of trained parameters, without task head, for this unmodified backbone."""
+        """The number of trained parameters without task head, by the paper's formula.
+
+        Args:
+            model: The backbone, as it is before `attach`.
+            family: Its family.
+        """
 
 
 def freeze(model: nn.Module) -> None:
-    """No parameter trains."""
+    """Make no parameter train."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
 
 
 def head_parameters(model: nn.Module, family: Family) -> list[nn.Parameter]:
-    """The parameters of the task head, which every method trains and every count keeps apart.
+    """The parameters of the task head.
+
+    Every method trains them, and every count keeps them apart.
 
     Args:
         model: A backbone, or what `attach` made of it.
-        family: The backbone's family, which finds it also inside a wrapper.
+        family: The backbone's family; it also finds the backbone inside a wrapper.
     """
     prefixes = tuple(f"{name}." for name in family.head_names(cast(PreTrainedModel, model)))
-    return (
-        [
-            parameter
-            for name, parameter in model.named_parameters()
-            if f"{name}.".startswith(prefixes)
-        ]
-        if prefixes
-        else []
-    )
+    found = []
+    for name, parameter in model.named_parameters():
+        if f"{name}.".startswith(prefixes):
+            found.append(parameter)
+    return found

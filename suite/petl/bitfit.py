@@ -1,13 +1,16 @@
 """BitFit: only biases train.
 
-Source: Ben Zaken et al., arXiv 2106.10199, section 3. T5 and Llama have no biases; the only published construction for them is
-    the official code of LST (arXiv 2206.06522): add zero biases to q, k, v, o, wi, wo, to every RMSNorm and to the LM head,
-    and train those: 282,496 on t5-base, the default here.
+Source: Ben Zaken et al., arXiv 2106.10199, section 3. T5 and Llama have no biases; the only
+    published construction for them is the official code of LST (arXiv 2206.06522): add zero biases
+    to q, k, v,
+    o, wi, wo, to every RMSNorm and to the LM head, and train those: 282,496 on t5-base, the default
+    here.
 Deviations:
-    - READ (arXiv 2305.15348, table 1) prints 0.06 % of t5-base and does not say what trains. `sites: [feed-forward, norm]`
-      gives 139,776 (0.056 %), `[attention, norm]` gives 158,208 (0.064 %); all linear maps and norms, 250,368, do not match.
-    - `head` means maps outside the blocks that belong to the checkpoint (the LM head, BERT's pooler). The task head is trained
-      whole by every method and is not BitFit's.
+    - READ (arXiv 2305.15348, table 1) prints 0.06 % of t5-base and does not say what trains.
+      `sites: [feed-forward, norm]` gives 139,776 (0.056 %), `[attention, norm]` gives 158,208
+      (0.064 %); all linear maps and norms, 250,368, do not match.
+    - `head` means maps outside the blocks that belong to the checkpoint (the LM head, BERT's
+      pooler). The task head is trained whole by every method and is not BitFit's.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class Bitfit(Method[BitfitArchitecture]):
 
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
         freeze(model)
+        # a list, because the model changes while a generator would still walk over it
         for module in list(self._modules(model, family)):
             if getattr(module, "bias", None) is None:
                 _add_bias(module)
@@ -61,32 +65,33 @@ class Bitfit(Method[BitfitArchitecture]):
 
 
 def _biased(model: PreTrainedModel, family: Family) -> Iterator[tuple[Site, nn.Module]]:
-    """Every module that has or can have a bias, with its site; the task head is left out."""
-    sites = list(family.attention_sites(model))
-    attention = {
-        id(m) for site in sites for m in (*site.module.modules(), getattr(site.owner, site.o))
-    }
-    blocks = {id(m) for stack in family.stacks(model) for m in stack.blocks.modules()}
+    """Every module that has or can have a bias, with its site; without the task head."""
+    attention: set[nn.Module] = set()
+    for attention_site in family.attention_sites(model):
+        attention.update(attention_site.module.modules())
+        # BERT keeps the output projection outside of the attention module
+        attention.add(getattr(attention_site.owner, attention_site.o))
+    blocks: set[nn.Module] = set()
+    for stack in family.stacks(model):
+        blocks.update(stack.blocks.modules())
     head = tuple(f"{name}." for name in family.head_names(model))
     for name, module in model.named_modules():
-        if isinstance(module, (nn.Linear, Conv1D)) and not (head and f"{name}.".startswith(head)):
-            yield (
-                (
-                    "attention"
-                    if id(module) in attention
-                    else "feed-forward"
-                    if id(module) in blocks
-                    else "head"
-                ),
-                module,
-            )
+        if not isinstance(module, (nn.Linear, Conv1D)) or f"{name}.".startswith(head):
+            continue
+        if module in attention:
+            yield "attention", module
+        elif module in blocks:
+            yield "feed-forward", module
+        else:
+            yield "head", module
     for _, norm in family.norms(model):
         yield "norm", norm
 
 
 def _features(module: nn.Module) -> int:
-    """Output features: rows of a Linear's weight, columns of GPT-2's Conv1D, length of a norm's scale."""
+    """Number of output features of a map, or length of a norm's scale."""
     assert isinstance(module.weight, Tensor)
+    # Conv1D's weight is (in, out), a Linear's (out, in)
     return module.weight.shape[-1 if isinstance(module, Conv1D) else 0]
 
 
@@ -96,9 +101,8 @@ def _add_bias(module: nn.Module) -> None:
         torch.zeros(_features(module), dtype=module.weight.dtype, device=module.weight.device)
     )
     module.register_parameter("bias", bias)
-    if not isinstance(
-        module, nn.Linear
-    ):  # a Linear adds its bias itself; an RMSNorm does not know of one
+    # a Linear adds its bias itself; an RMSNorm does not know of one
+    if not isinstance(module, nn.Linear):
         module.register_forward_hook(_shift)
 
 

@@ -14,7 +14,7 @@ from suite.petl.base import Architecture, Method, head_parameters
 
 
 class FullArchitecture(Architecture):
-    """`full` has no hyperparameters beside the learning rate."""
+    """`full` has no hyperparameters other than the learning rate."""
 
 
 class Full(Method[FullArchitecture]):
@@ -28,5 +28,7 @@ class Full(Method[FullArchitecture]):
         return model
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
-        head = {id(p) for p in head_parameters(model, family)}
-        return sum(p.numel() for p in model.parameters() if id(p) not in head)
+        """All parameters; a tied one counts once."""
+        everything = sum(parameter.numel() for parameter in model.parameters())
+        head = sum(parameter.numel() for parameter in head_parameters(model, family))
+        return everything - head

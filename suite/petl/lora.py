@@ -1,15 +1,18 @@
 """LoRA: a trained low-rank product beside chosen attention projections.
 
-Source: Hu et al., arXiv 2106.09685, section 4.1 (`W x + (alpha / rank) B A x`, A Kaiming-uniform, B zero); through `peft`.
-    Defaults rank 32, alpha 32, dropout 0.1 on q and v of every attention: the official code of LST (arXiv 2206.06522);
-    READ (arXiv 2305.15348, table 8) also ends at rank 32.
+Source: Hu et al., arXiv 2106.09685, section 4.1 (`W x + (alpha / rank) B A x`, A Kaiming-uniform, B
+    zero); through `peft`. Defaults rank 32, alpha 32, dropout 0.1 on q and v of every attention:
+    the official code of LST (arXiv 2206.06522); READ (arXiv 2305.15348, table 8) also ends at rank
+    32.
 Deviations:
-    - GPT-2 fuses q, k and v in one matrix. Naming any of the three there adapts the whole fused matrix with one rank-r
-      product, as `peft` does: k is adapted too and the three share A. For q and v the count is the same, 4 d r a layer.
+    - GPT-2 fuses q, k and v in one matrix. Naming any of the three there adapts the whole fused
+      matrix with one rank-r product, as `peft` does: k is adapted too and the three share A. For q
+      and v the count is the same, 4 d r a layer.
     - No bias trains with it; LST's code trains all biases beside LoRA, Hu et al. do not.
-    - READ prints 0.48 % for t5-base: 1,179,648 parameters, which is 24 matrices, not q and v of all 36 attentions
-      (3,538,944). It does not say which 24; `sites: [encoder-self]` is one reading that gives exactly this count
-      (`[decoder-self]` and `[decoder-cross]` are the others that keep q and v).
+    - READ prints 0.48 % for t5-base: 1,179,648 parameters, which is 24 matrices, not q and v of all
+      36 attentions (3,538,944). It does not say which 24; `sites: [encoder-self]` is one reading
+      that gives exactly this count (`[decoder-self]` and `[decoder-cross]` are the others that keep
+      q and v).
 """
 
 from __future__ import annotations
@@ -62,15 +65,15 @@ class Lora(Method[LoraArchitecture]):
         names = {id(module): name for name, module in model.named_modules()}
         config = LoraConfig(
             r=self.config.rank,
-            lora_alpha=self.config.alpha,  # type: ignore[arg-type]  # peft divides; a float is as good
+            # peft only divides by it, so a float is as good as the int of its annotation
+            lora_alpha=self.config.alpha,  # type: ignore[arg-type]
             lora_dropout=self.config.dropout,
             target_modules=[names[id(module)] for module in targets],
             fan_in_fan_out=isinstance(targets[0], Conv1D),
         )
         with torch.device(targets[0].weight.device), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="fan_in_fan_out is set"
-            )  # a GPT-2 cut in part holds both kinds; peft tells them apart
+            # a GPT-2 that is split in part holds Conv1D and Linear; peft tells them apart
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
             inject_adapter_in_model(config, model)
         freeze(model)
         for name, parameter in model.named_parameters():
@@ -84,9 +87,10 @@ class Lora(Method[LoraArchitecture]):
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
         """r (in + out) per adapted matrix."""
-        return sum(
-            self.config.rank * sum(module.weight.shape) for module in self._targets(model, family)
-        )
+        total = 0
+        for module in self._targets(model, family):
+            total += self.config.rank * sum(module.weight.shape)
+        return total
 
     def _targets(self, model: PreTrainedModel, family: Family) -> Iterator[nn.Linear | Conv1D]:
         """The adapted modules, each once (a fused q, k, v is one).
@@ -94,25 +98,26 @@ class Lora(Method[LoraArchitecture]):
         Raises:
             IncompatibleError: No attention is chosen, or a projection is not a plain linear map.
         """
-        modules = {
-            id(m): m
-            for site in family.attention_sites(model)
-            if site.site in self.config.sites
-            for m in self._projections(site)
-        }
+        modules: dict[nn.Module, None] = {}  # a dictionary keeps their order, a set does not
+        for site in family.attention_sites(model):
+            if site.site in self.config.sites:
+                modules.update(dict.fromkeys(self._projections(site)))
         if not modules:
             has = sorted({site.site for site in family.attention_sites(model)})
             if not has:
                 raise IncompatibleError(
-                    "lora: this attention variant left no attention projections to adapt; use another method"
+                    "lora: this attention variant left no attention projections to adapt; use"
+                    " another method"
                 )
             raise IncompatibleError(
-                f"lora: sites {self.config.sites} do not exist in a {family.name} backbone, which has {has}"
+                f"lora: sites {self.config.sites} do not exist in a {family.name} backbone, which"
+                f" has {has}"
             )
-        for module in modules.values():
+        for module in modules:
             if not isinstance(module, (nn.Linear, Conv1D)):
                 raise IncompatibleError(
-                    f"lora: cannot adapt a {type(module).__name__}; leave this projection out of targets"
+                    f"lora: cannot adapt a {type(module).__name__}; leave this projection out of"
+                    " targets"
                 )
             yield module
 
@@ -120,5 +125,6 @@ class Lora(Method[LoraArchitecture]):
         for target in self.config.targets:
             owner = site.owner if target == "o" else site.module
             projection = owner.get_submodule(getattr(site, target))
-            if not isinstance(projection, Absent):  # an attention variant does without it
+            # an attention variant may do without it
+            if not isinstance(projection, Absent):
                 yield projection

@@ -1,15 +1,19 @@
-"""LST (ladder side tuning): a narrow side network reads the frozen backbone's states through gated shortcuts.
+"""LST (ladder side-tuning): a narrow side network reads the frozen backbone by gated shortcuts.
 
-Source: LST, Ladder Side-Tuning for Parameter and Memory Efficient Transfer Learning (arXiv 2206.06522), section 3, and
-    its official code (github.com/ylsung/Ladder-Side-Tuning) for every default: reduction 8, gates sigmoid(alpha / 0.1)
-    from alpha 0, T5-base without side blocks 0, 4 and 8 of 12, biases in the down- and up-projections, no distillation.
+Source: LST, Ladder Side-Tuning for Parameter and Memory Efficient Transfer Learning (arXiv
+    2206.06522), section 3, and its official code (github.com/ylsung/Ladder-Side-Tuning) for every
+    default: reduction 8, gates sigmoid(alpha / 0.1) from alpha 0, T5-base without side blocks 0, 4
+    and 8 of 12, biases in the down- and up-projections, no distillation.
 Deviations:
-    Encoder-only and decoder-only backbones: the same ladder on the one stack they have; the up-projection replaces the
-    state that the head (BERT: pooler and head) receives. BERT's side blocks end with their norm and get no second one.
+    Encoder-only and decoder-only backbones: the same ladder on the one stack they have; the
+    up-projection replaces the state that the head (BERT: pooler and head) receives. BERT's side
+    blocks end with their norm and get no second one.
     Dropout after the side stack is the rate of the backbone's residual dropout, 0 for Llama.
-    Rows are pruned without regard to heads, as in the official code; Llama's rotary angles are those of the narrow heads.
+    Rows are pruned without regard to heads, as in the official code; Llama's rotary angles are
+    those of the narrow heads.
     Fisher importances are taken in evaluation mode, so that they do not depend on dropout.
-    The gates of blocks without side block are counted and stored (the official count has them) and change nothing.
+    The gates of blocks without side block are counted and stored (the official count has them) and
+    change nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ from suite.petl._pruning import magnitude, prune_into_side, squared_gradients
 from suite.petl._side import SideNetwork, narrow_model, place
 from suite.petl.base import Architecture, Batch, Method, freeze
 
-_POSITION_TABLE = "relative_attention_bias"
-_RESIDUAL_DROPOUTS = ("dropout_rate", "hidden_dropout_prob", "resid_pdrop")
+_POSITION_TABLE = "relative_attention_bias"  # T5 keeps it in the first block of a stack
+_RESIDUAL_DROPOUTS = ("dropout_rate", "hidden_dropout_prob", "resid_pdrop")  # T5, BERT, GPT-2
 
 
 class LstConfig(Architecture):
@@ -43,7 +47,8 @@ class LstConfig(Architecture):
     )
     drop_every: Annotated[int, Field(ge=0, le=256)] = Field(
         4,
-        description="blocks 0, m, 2m, ... get no side block; 0: all do; official: 4 for base, 2 for large",
+        description="blocks 0, m, 2m, ... get no side block; 0: all do; official: 4 for base,"
+        " 2 for large",
     )
     layers: list[int] | None = Field(
         None, description="blocks that get a side block, in every stack; overrides drop_every"
@@ -60,10 +65,13 @@ class LstConfig(Architecture):
 
 
 class Lst(Method[LstConfig]):
-    description = "a narrow side network fed by gated shortcuts from the frozen backbone; no backward pass through the backbone"
+    description = (
+        "a narrow side network fed by gated shortcuts from the frozen backbone;"
+        " no backward pass through the backbone"
+    )
     source = "LST, arXiv 2206.06522, section 3; official code"
     Config = LstConfig
-    needs_preparation = True  # for init: fisher; `prepare` reads no batch otherwise
+    needs_preparation = True  # `prepare` reads batches for `init: fisher` only
     needs_projections = "its side blocks are pruned copies of the backbone's own"
     backward_through_backbone = False
 
@@ -71,21 +79,20 @@ class Lst(Method[LstConfig]):
         freeze(model)
         stacks = family.stacks(model)
         kept = [self._kept(stack) for stack in stacks]
-        narrow = family.stacks(
-            narrow_model(model, family, reduction=self.config.reduction, kept=kept)
-        )
-        for stack, side, layers in zip(stacks, narrow, kept, strict=True):
-            last = stack is stacks[-1]
+        narrow = narrow_model(model, family, reduction=self.config.reduction, kept=kept)
+        for stack, side, layers in zip(stacks, family.stacks(narrow), kept, strict=True):
+            is_last = stack is stacks[-1]
             network = SideNetwork(
                 stack,
                 side,
                 kept=layers,
-                to_head=last,
+                to_head=is_last,
                 dropout_frac=_residual_dropout(model),
                 temperature=self.config.temperature,
             )
-            place(stack, network, hands_on=not last, receives=last and len(stacks) > 1)
+            place(stack, network, hands_on=not is_last, receives=is_last and len(stacks) > 1)
             _copy_position_table(stack, network)
+        # "fisher" needs batches and waits for `prepare`; the meta device has no numbers to compare
         if self.config.init == "magnitude" and not next(model.parameters()).is_meta:
             prune_into_side(model, family, magnitude)
         return model
@@ -97,7 +104,7 @@ class Lst(Method[LstConfig]):
         batches: Iterable[Batch],
         loss: Callable[[nn.Module, Batch], Tensor],
     ) -> None:
-        """Prune by the squared gradients of the pre-trained model's own loss, example by example.
+        """Prune by the squared gradients of the pre-trained model's own loss of each example.
 
         Raises:
             DataError: There is no example.
@@ -105,46 +112,42 @@ class Lst(Method[LstConfig]):
         if self.config.init != "fisher":
             return
         assert isinstance(model, PreTrainedModel)
-        examples = islice(_single(batches), self.config.fisher_examples)
-        weights = list(
-            dict.fromkeys(
-                [*model.get_input_embeddings().parameters(), *_kept_weights(family.stacks(model))]
+        examples = islice(_single_rows(batches), self.config.fisher_examples)
+        first = next(examples, None)
+        if first is None:
+            raise DataError(
+                "lst: got no training example, expected at least one for the Fisher importances"
+                " (or set init: magnitude)"
             )
-        )
+        weights = [*model.get_input_embeddings().parameters(), *_kept_weights(family.stacks(model))]
+        weights = list(dict.fromkeys(weights))  # a tied weight counts once
         with _as_pretrained(model, family, weights):
-            first = next(examples, None)
-            if first is None:
-                raise DataError(
-                    "lst: got no training example, expected at least one for the Fisher importances (or set init: magnitude)"
-                )
-            importances = squared_gradients(
-                weights, (loss(model, example) for example in chain([first], examples))
-            )
+            losses = (loss(model, example) for example in chain([first], examples))
+            importances = squared_gradients(weights, losses)
         prune_into_side(model, family, importances.__getitem__)
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
-        """Per stack of N blocks, n of them kept, width d, k = d / r.
+        """The sum over stacks of N blocks, n of them kept, with width d and k = d / r.
 
-        Every (a x b) matrix and (a)-vector of a kept block at 1/r in each dimension, one relative-position table, the final
-        norm at 1/r, (n + 1)(dk + k) for the down-projections and N gates; once kd + d for the up-projection.
+        A stack has every (a x b) matrix and (a)-vector of a kept block at 1/r in each dimension,
+        one relative-position table, the final norm at 1/r, (n + 1)(dk + k) for the down-projections
+        and N gates. The last stack also has kd + d for the up-projection.
         """
-        total, stacks, r = 0, family.stacks(model), self.config.reduction
-        for stack in stacks:
-            d, k, kept = stack.width, stack.width // r, self._kept(stack)
-            for layer in kept:
-                total += sum(
-                    _narrow_size(w, r)
-                    for name, w in stack.blocks[layer].named_parameters()
-                    if _POSITION_TABLE not in name
-                )
-            total += sum(
-                w.numel() for name, w in stack.blocks.named_parameters() if _POSITION_TABLE in name
-            )
-            total += (
-                sum(_narrow_size(w, r) for w in stack.final_norm.parameters())
-                if stack.final_norm is not None
-                else 0
-            )
+        r = self.config.reduction
+        total = 0
+        for stack in family.stacks(model):
+            d = stack.width
+            k = d // r
+            kept = self._kept(stack)
+            for name, weight in stack.blocks.named_parameters():
+                layer = int(name.partition(".")[0])
+                # the table has one column a head, and the heads stay as many
+                if _POSITION_TABLE in name:
+                    total += weight.numel()
+                elif layer in kept:
+                    total += _narrow_size(weight, r)
+            if stack.final_norm is not None:
+                total += sum(_narrow_size(weight, r) for weight in stack.final_norm.parameters())
             total += (len(kept) + 1) * (d * k + k) + len(stack.blocks)
         return total + k * d + d
 
@@ -154,18 +157,21 @@ class Lst(Method[LstConfig]):
         Raises:
             IncompatibleError: None is left, or a number is not that of a block.
         """
-        depth, every = len(stack.blocks), self.config.drop_every
+        depth = len(stack.blocks)
+        every = self.config.drop_every
         if self.config.layers is not None:
             kept = sorted(set(self.config.layers))
             if not kept or kept[0] < 0 or kept[-1] >= depth:
                 raise IncompatibleError(
-                    f"lst: layers {self.config.layers}: expected numbers from 0 to {depth - 1} for the {stack.role}"
+                    f"lst: layers {self.config.layers}: expected numbers from 0 to {depth - 1} for"
+                    f" the {stack.role}"
                 )
             return kept
         kept = [i for i in range(depth) if every == 0 or i % every]
         if not kept:
             raise IncompatibleError(
-                f"lst: drop_every {every} leaves none of the {stack.role}'s {depth} blocks; set drop_every: 0"
+                f"lst: drop_every {every} leaves none of the {stack.role}'s {depth} blocks; set"
+                " drop_every: 0"
             )
         return kept
 
@@ -175,19 +181,18 @@ def _narrow_size(weight: Tensor, reduction: int) -> int:
 
 
 def _residual_dropout(model: PreTrainedModel) -> float:
-    return next(
-        (
-            float(getattr(model.config, name))
-            for name in _RESIDUAL_DROPOUTS
-            if hasattr(model.config, name)
-        ),
-        0.0,
-    )
+    for name in _RESIDUAL_DROPOUTS:
+        if hasattr(model.config, name):
+            return float(getattr(model.config, name))
+    return 0.0  # Llama has none
 
 
 @torch.no_grad()
 def _copy_position_table(stack: Stack, side: SideNetwork) -> None:
-    """T5's relative positions keep their size (as many heads) and start as the backbone's, in the first side block."""
+    """Start T5's relative positions in the first side block as the backbone's.
+
+    They keep their size, because the side blocks have as many heads.
+    """
     tables = [w for name, w in stack.blocks.named_parameters() if _POSITION_TABLE in name]
     targets = [w for name, w in side.blocks.named_parameters() if _POSITION_TABLE in name]
     for table, target in zip(tables, targets, strict=True):
@@ -198,23 +203,31 @@ def _kept_weights(stacks: Iterable[Stack]) -> Iterator[nn.Parameter]:
     for stack in stacks:
         side: Any = stack.module.side
         for layer in side.kept:
-            yield from (w for w in stack.blocks[layer].parameters() if w.ndim > 1)
+            for weight in stack.blocks[layer].parameters():
+                # biases and norms follow the rows of the maps, so nobody ranks them
+                if weight.ndim > 1:
+                    yield weight
 
 
-def _single(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Batches of one: squares of single gradients, not of their sums."""
+def _single_rows(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Split batches into batches of one row.
+
+    The Fisher importance sums the squares of single gradients, not of a batch's summed gradient.
+    """
     for batch in batches:
         rows = len(next(iter(batch.values())))
-        yield from (
-            {name: values[i : i + 1] for name, values in batch.items()} for i in range(rows)
-        )
+        for i in range(rows):
+            yield {name: values[i : i + 1] for name, values in batch.items()}
 
 
 @contextmanager
 def _as_pretrained(
     model: PreTrainedModel, family: Family, weights: Iterable[nn.Parameter]
 ) -> Iterator[None]:
-    """The model without its side networks, in evaluation mode, with gradients for `weights`; all is put back afterwards."""
+    """Run the model without its side networks, in evaluation mode, with gradients for `weights`.
+
+    Afterwards everything is as it was.
+    """
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     wirings: list[Any] = [stack.module.side_wiring for stack in family.stacks(model)]
     training = model.training

@@ -1,16 +1,24 @@
 """Prompt tuning: trained vectors in front of the embedded input.
 
-Source: Lester et al., arXiv 2104.08691, section 2; the parameters and their configuration are peft's (`PromptEmbedding`).
-    READ (arXiv 2305.15348, table 8): 20 vectors. Initial values are the first rows of the vocabulary, and T5 gets the prompt
-    on its encoder only: the official code of LST (arXiv 2206.06522), there with 100 vectors.
+Source: Lester et al., arXiv 2104.08691, section 2; the parameters and their configuration are
+    peft's (`PromptEmbedding`). READ (arXiv 2305.15348, table 8): 20 vectors. Initial values are the
+    first
+    rows of the vocabulary, and T5 gets the prompt on its encoder only: the official code of LST
+    (arXiv 2206.06522), there with 100 vectors.
 Deviations:
-    - The vectors are inserted by hooks on the stack, not by peft's model classes, because those (0.21) pool wrongly under a
-      prompt: a GPT-2 or Llama classifier reads its last position, which is padding in a right-padded batch, and BERT's pooler
-      reads the first prompt vector instead of [CLS]; and they drop `position_ids` in generation, so that an answer depends on
-      how far its batch was padded. Where none of this matters (T5; unpadded decoders) the logits equal peft's: a test.
-    - The outputs of encoder-only and decoder-only backbones leave out the prompt's positions, so that logits and labels keep
-      the input's length. T5's decoder attends to the encoder's prompt positions.
-    - With absolute positions (BERT, GPT-2) the prompt takes positions 0 to length - 1 and the text moves up.
+    - The vectors are inserted by hooks on the stack, not by peft's model classes, because those
+      (0.21) pool wrongly under a prompt: a GPT-2 or Llama classifier reads its last position, which
+      is padding in a right-padded batch, and BERT's pooler reads the first prompt vector instead of
+      [CLS]; and they drop `position_ids` in generation, so that an answer depends on how far its
+      batch was padded. Where none of this matters (T5; unpadded decoders) the logits equal peft's:
+      a test.
+    - The outputs of encoder-only and decoder-only backbones leave out the prompt's positions, so
+      that logits and labels keep the input's length. T5's decoder attends to the encoder's prompt
+      positions.
+    - With absolute positions (BERT, GPT-2) the prompt takes positions 0 to length - 1 and the text
+      moves up.
+
+Shapes: B rows, T tokens of the input, P vectors of the prompt, d width.
 """
 
 from __future__ import annotations
@@ -51,21 +59,21 @@ class Prompt(Method[PromptArchitecture]):
         first, *rest = family.stacks(model)
         first.module.add_module("prompt", self._prompt(first))
         first.module.register_forward_pre_hook(_prepend, with_kwargs=True)
-        if family.kind == "encoder":  # BERT's pooler is inside the stack and must find [CLS] first
+        if family.kind == "encoder":
+            # after the last block: BERT's pooler is inside the stack and must find [CLS] first
             first.blocks[-1].register_forward_hook(_Strip(self.config.length))
         elif family.kind == "decoder":
             first.module.register_forward_hook(_strip_stack, with_kwargs=True)
         for stack in rest:
-            stack.module.register_forward_pre_hook(
-                _WidenCrossMask(self.config.length), with_kwargs=True
-            )
+            widen = _WidenCrossMask(self.config.length)
+            stack.module.register_forward_pre_hook(widen, with_kwargs=True)
         return model
 
     def extra_positions(self) -> int:
         return self.config.length
 
     def peft_config(self, model: nn.Module, family: Family) -> PeftConfig | None:
-        """None for heads, which peft's classes let read the wrong position."""
+        """The peft configuration; None for heads, because peft's read the wrong position."""
         known = cast(PreTrainedModel, model)
         if family.kind == "encoder" or family.head_names(known):
             return None
@@ -84,7 +92,7 @@ class Prompt(Method[PromptArchitecture]):
             num_virtual_tokens=self.config.length,
             token_dim=stack.width,
             num_transformer_submodules=1,
-            prompt_tuning_init="RANDOM",
+            prompt_tuning_init="RANDOM",  # "TEXT" would load a tokenizer
         )
         with torch.device(words.weight.device):
             prompt: Any = PromptEmbedding(config, words)
@@ -92,7 +100,8 @@ class Prompt(Method[PromptArchitecture]):
         if self.config.init == "vocab":
             if words.num_embeddings < self.config.length:
                 raise IncompatibleError(
-                    f"prompt: length {self.config.length} exceeds the vocabulary's {words.num_embeddings} rows"
+                    f"prompt: length {self.config.length} exceeds the vocabulary's"
+                    f" {words.num_embeddings} rows"
                 )
             prompt.embedding.weight.data.copy_(words.weight.data[: self.config.length])
         module: nn.Module = prompt
@@ -102,64 +111,73 @@ class Prompt(Method[PromptArchitecture]):
 def _prepend(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the input ids by the prompt and their embeddings; in cached generation only in the first call."""
+    """Replace the input ids by the prompt and their embeddings.
+
+    In generation with a cache, only the first call gets the prompt.
+    """
     assert len(args) <= 1, "stacks take everything but input_ids by name"
-    kwargs = {**kwargs, **({"input_ids": args[0]} if args else {})}
+    kwargs = dict(kwargs)
+    if args:
+        kwargs["input_ids"] = args[0]
     length = module.prompt.embedding.num_embeddings
     if kwargs.get("attention_mask") is not None:
         kwargs["attention_mask"] = _widened(kwargs["attention_mask"], length)
     if kwargs.get("position_ids") is not None:
         kwargs["position_ids"] = kwargs["position_ids"] + length
     cache = kwargs.get("past_key_values")
-    if (
-        cache is not None and cache.get_seq_length() > 0
-    ):  # the prompt's keys and values are in the cache
+    # later calls of generate: the prompt's keys and values are in the cache
+    if cache is not None and cache.get_seq_length() > 0:
         return (), kwargs
-    words = kwargs.get("inputs_embeds")
-    words = (
-        module.get_input_embeddings()(kwargs.pop("input_ids")) if words is None else words
-    )  # (B, T, d)
+    words = kwargs.get("inputs_embeds")  # (B, T, d)
+    if words is None:
+        words = module.get_input_embeddings()(kwargs.pop("input_ids"))
     _check_room(module, length, words.shape[1])
-    prompt = module.prompt(torch.arange(length, device=words.device)).to(words.dtype)  # (L, d)
-    kwargs["inputs_embeds"] = torch.cat(
-        [prompt.expand(len(words), -1, -1), words], dim=1
-    )  # (B, L + T, d)
+    numbers = torch.arange(length, device=words.device)  # (P,)
+    prompt = module.prompt(numbers).to(words.dtype).expand(len(words), -1, -1)  # (B, P, d)
+    kwargs["inputs_embeds"] = torch.cat([prompt, words], dim=1)  # (B, P + T, d)
     if kwargs.get("position_ids") is not None:
-        own = torch.arange(length, device=words.device).expand(len(kwargs["position_ids"]), -1)
-        kwargs["position_ids"] = torch.cat([own, kwargs["position_ids"]], dim=1)
+        positions = kwargs["position_ids"]
+        own_positions = numbers.expand(len(positions), -1)
+        kwargs["position_ids"] = torch.cat([own_positions, positions], dim=1)
     if kwargs.get("token_type_ids") is not None:
-        kwargs["token_type_ids"] = torch.cat(
-            [kwargs["token_type_ids"].new_zeros(len(words), length), kwargs["token_type_ids"]],
-            dim=1,
-        )
+        types = kwargs["token_type_ids"]
+        own_types = types.new_zeros(len(words), length)
+        kwargs["token_type_ids"] = torch.cat([own_types, types], dim=1)
     return (), kwargs
 
 
 def _widened(mask: Tensor, length: int) -> Tensor:
-    """(B, T) -> (B, L + T): the prompt is never masked."""
+    """Widen (B, T) to (B, P + T): the prompt is never masked."""
     return torch.cat([mask.new_ones(len(mask), length), mask], dim=1)
 
 
 def _check_room(module: Any, length: int, tokens: int) -> None:
-    """Positions end somewhere in backbones with a table of them; say so in place of an index error."""
+    """Check that prompt and input fit into a backbone's table of positions, if it has one.
+
+    Without this check torch raises an index error, or fails inside of a GPU kernel.
+    """
     positions = getattr(module.config, "max_position_embeddings", None)
     if positions is not None and length + tokens > positions:
         raise IncompatibleError(
-            f"prompt: {length} vectors and {tokens} tokens of input exceed the backbone's {positions} positions; lower training.max_length"
+            f"prompt: {length} vectors and {tokens} tokens of input exceed the backbone's"
+            f" {positions} positions; lower training.max_length"
         )
 
 
 def _strip_stack(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Drop the prompt's positions from a decoder's output, if this call had them (`_prepend` then passes embeddings)."""
+    """Drop the prompt's positions from a decoder's output, if this call had them."""
+    # _prepend passes embeddings where it adds the prompt, and ids where it does not
     if kwargs.get("inputs_embeds") is not None:
-        output.last_hidden_state = output.last_hidden_state[
-            :, module.prompt.embedding.num_embeddings :
-        ]
+        length = module.prompt.embedding.num_embeddings
+        output.last_hidden_state = output.last_hidden_state[:, length:]
     return output
 
 
+# the two hooks below are classes and no closures, so that a model with them can be pickled
+
+
 class _Strip:
-    """Hook on a block: drop the first `length` positions of its output."""
+    """Hook on a block that drops the first `length` positions of its output."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -169,7 +187,10 @@ class _Strip:
 
 
 class _WidenCrossMask:
-    """Hook on a decoder stack: its encoder's output is `length` positions longer than the mask it is given."""
+    """Hook on a decoder stack that widens the encoder's mask by the prompt's positions.
+
+    The encoder's output has them, but the mask comes from the batch.
+    """
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -178,7 +199,6 @@ class _WidenCrossMask:
         self, module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         mask = kwargs.get("encoder_attention_mask")
-        return args, kwargs if mask is None else {
-            **kwargs,
-            "encoder_attention_mask": _widened(mask, self.length),
-        }
+        if mask is None:
+            return args, kwargs
+        return args, {**kwargs, "encoder_attention_mask": _widened(mask, self.length)}

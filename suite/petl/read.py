@@ -1,15 +1,23 @@
-"""READ: a recurrent network over the layers of a frozen backbone adds a correction to its last state.
+"""READ: a recurrent network over a frozen backbone's layers adds a correction to its last state.
 
-Source: Recurrent Adaptation of Large Transformers (arXiv 2305.15348), Algorithm 1, equations 1-8; final choice GRU/256: Table 8.
-    Cell input and output (norm on the inputs, projection with bias, PyTorch's initialisation, output scale): the
-    authors' code for image captioning (github.com/JohnlNguyen/READ); their T5 code is not public.
+Source: Recurrent Adaptation of Large Transformers (arXiv 2305.15348), Algorithm 1, equations 1-8;
+    final choice GRU/256: Table 8. Cell input and output (norm on the inputs, projection with bias,
+    PyTorch's initialisation, output scale): the authors' code for image captioning
+    (github.com/JohnlNguyen/READ); their T5 code is not public.
 Deviations:
     Several heads: the paper writes one; the cross-attention probabilities are averaged over heads.
-    Algorithm 1's projection of the encoder's state is its network's output map; a third map would not give 0.80 %.
-    Without recurrence: one complete network per layer, each started from zero, outputs summed (the reading that gives 9.6 %).
-    Encoder-only and decoder-only backbones (not in the paper): the one stack they have, corrected like the T5 decoder
-    without attention; BERT's blocks end with their norm, so `merge` makes no difference there.
-    Dropout of the frozen backbone follows the model's train/eval mode, as in any other method; READ itself has none.
+    Algorithm 1's projection of the encoder's state is its network's output map; a third map would
+    not give 0.80 %.
+    Without recurrence: one complete network per layer, each started from zero, outputs summed (the
+    reading that gives 9.6 %).
+    Encoder-only and decoder-only backbones (not in the paper): the one stack they have, corrected
+    like the T5 decoder without attention; BERT's blocks end with their norm, so `merge` makes no
+    difference there.
+    Dropout of the frozen backbone follows the model's train/eval mode, as in any other method; READ
+    itself has none.
+
+Shapes: B rows, T tokens (n of a decoder, m of its encoder), d width, h recurrent state, N layers, H
+heads.
 """
 
 from __future__ import annotations
@@ -30,12 +38,13 @@ from suite.backbones.base import Family, Stack
 from suite.petl._frozen import Trace, join, replace_states, split, traced
 from suite.petl.base import Architecture, Method, freeze
 
+# rows of a cell's weight in units of h, which the parameter formula needs
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 _CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 class ReadConfig(Architecture):
-    """READ, table 8 and Algorithm 1."""
+    """Hyperparameters of READ; defaults from table 8 and Algorithm 1."""
 
     cell: Literal["gru", "lstm", "rnn"] = Field("gru", description="recurrent cell; Table 8")
     hidden: Annotated[int, Field(ge=1, le=8192)] = Field(
@@ -57,7 +66,10 @@ class ReadConfig(Architecture):
 
 
 class DepthNetwork(nn.Module):
-    """RMSNorm(d), one recurrent cell d -> h that walks through the layers, Linear(h -> d): every token is a sequence of its own."""
+    """A recurrent network that walks through the layers of a stack: RMSNorm(d), cell, Linear(h, d).
+
+    The cell maps d to h. Every token is a sequence of its own, whose steps are the N layers.
+    """
 
     def __init__(
         self, width: int, config: ReadConfig, *, device: torch.device, dtype: torch.dtype
@@ -72,11 +84,11 @@ class DepthNetwork(nn.Module):
             nn.init.zeros_(self.out.bias)
 
     def forward(self, layers: Tensor) -> Tensor:
-        """(N, B, T, d) to (B, T, d)."""
+        """Map (N, B, T, d) to (B, T, d)."""
         depth, *rows, width = layers.shape
         states, _ = self.cell(self.norm(layers).view(depth, -1, width))  # (N, B·T, h)
         state = states[-1] if self.state == "last" else states.mean(0)  # (B·T, h)
-        out: Tensor = self.out(state)
+        out: Tensor = self.out(state)  # (B·T, d)
         return out.view(*rows, width)
 
 
@@ -94,7 +106,7 @@ class Correction(nn.Module):
         self.scale = config.output_scale
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
-        """N states (B, T, d) to one correction (B, T, d)."""
+        """Map N states (B, T, d) to one correction (B, T, d)."""
         stacked = torch.stack(tuple(layers))  # (N, B, T, d)
         if len(self.networks) == 1:
             parts = [self.networks[0](stacked)]
@@ -105,7 +117,15 @@ class Correction(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """What a corrected stack must know of itself; no module, so that nothing is registered twice."""
+    """What the forward of a corrected stack needs to know.
+
+    It is no module, so that torch does not register the stack a second time.
+
+    Attributes:
+        stack: The frozen stack.
+        merge: Whether the correction is added before or after the final norm.
+        crosses: Its cross-attentions; () where the encoder hands over no correction.
+    """
 
     stack: Stack
     merge: Literal["before", "after"]
@@ -113,7 +133,10 @@ class Wiring:
 
 
 class Read(Method[ReadConfig]):
-    description = "a recurrent network over the frozen backbone's layers corrects its last state; no backward pass through the backbone"
+    description = (
+        "a recurrent network over the frozen backbone's layers corrects its last state;"
+        " no backward pass through the backbone"
+    )
     source = "READ, arXiv 2305.15348, Algorithm 1"
     Config = ReadConfig
     backward_through_backbone = False
@@ -121,16 +144,16 @@ class Read(Method[ReadConfig]):
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
         freeze(model)
         *encoders, last = family.stacks(model)
+        # the encoder first: the networks' weights are drawn in this order
         for stack in encoders:
             self._wire(stack, _encode)
-        crosses = (
-            tuple(site.module for site in family.attention_sites(model) if site.kind == "cross")
-            if encoders
-            else ()
-        )
-        for attention in crosses:
-            observe(attention)
-        self._wire(last, _correct, crosses)
+        crosses = []
+        if encoders:
+            for site in family.attention_sites(model):
+                if site.kind == "cross":
+                    observe(site.module)
+                    crosses.append(site.module)
+        self._wire(last, _correct, tuple(crosses))
         return model
 
     def _wire(
@@ -142,18 +165,26 @@ class Read(Method[ReadConfig]):
         override_forward(module, forward)
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
-        """Per stack d + g(dh + h² + 2h) + (hd + d), g gates; times the number of layers without recurrence."""
-        h, g = self.config.hidden, GATES[self.config.cell]
+        """d + g(dh + h² + 2h) + (hd + d) for each stack, with g gates.
+
+        Without recurrence every layer has as many.
+        """
+        h = self.config.hidden
+        g = GATES[self.config.cell]
         total = 0
         for stack in family.stacks(model):
             d = stack.width
             network = d + g * (d * h + h * h + 2 * h) + (h * d + d)
-            total += network if self.config.recurrent else network * len(stack.blocks)
+            networks = 1 if self.config.recurrent else len(stack.blocks)
+            total += networks * network
         return total
 
 
 def _encode(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Encoder of an encoder-decoder: the decoder sees the uncorrected states; the correction cE travels beside them."""
+    """Run the encoder of an encoder-decoder, and compute its correction cE.
+
+    The decoder sees the uncorrected states; cE travels beside them.
+    """
     with torch.no_grad(), traced(module.read_wiring.stack.blocks) as trace:
         output = original(*args, **kwargs)
     output.last_hidden_state = join(output.last_hidden_state, module.read(trace.states))
@@ -161,17 +192,14 @@ def _encode(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
 
 
 def _correct(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-    """The stack that feeds the head: phi_N + correction, before or after the final norm."""
+    """Run the stack that feeds the head, and add the correction to its last state phi_N."""
     wiring: Wiring = module.read_wiring
     received: Tensor | None = None
     if wiring.crosses and kwargs.get("encoder_hidden_states") is not None:
-        kwargs["encoder_hidden_states"], received = split(
-            kwargs["encoder_hidden_states"], wiring.stack.width
-        )
-    norm, with_graph = (
-        wiring.stack.final_norm if wiring.merge == "before" else None,
-        torch.is_grad_enabled(),
-    )
+        states, received = split(kwargs["encoder_hidden_states"], wiring.stack.width)
+        kwargs["encoder_hidden_states"] = states
+    norm = wiring.stack.final_norm if wiring.merge == "before" else None
+    with_graph = torch.is_grad_enabled()
     with torch.no_grad(), traced(wiring.stack.blocks, wiring.crosses) as trace:
 
         def correction() -> Tensor:
@@ -188,9 +216,10 @@ def _correct(original: Callable[..., Any], module: Any, *args: Any, **kwargs: An
 def _added_before(
     norm: nn.Module, correction: Callable[[], Tensor], *, with_graph: bool
 ) -> Iterator[None]:
-    """Add a correction to what `norm` receives; from there to the end of the stack (its dropout) the graph is kept."""
+    """Add a correction to what `norm` receives."""
 
     def add(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        # from the correction to the end of the stack (norm and dropout) the graph is needed
         torch.set_grad_enabled(with_graph)
         return (args[0] + correction(),)
 
@@ -202,15 +231,19 @@ def _added_before(
 
 
 def cell_inputs(trace: Trace, received: Tensor | None) -> list[Tensor]:
-    """x_j = phi_j, plus the head mean of the cross-attention probabilities times the encoder's correction where there is one.
+    """The inputs x_j of the recurrent cell.
+
+    x_j = phi_j; where the encoder hands over a correction, plus the mean over heads of the
+    cross-attention probabilities times the correction.
 
     Args:
-        trace: N states (B, n, d) and, for a decoder that cross-attends, N probabilities (B, H, n, m).
-        received: cE (B, m, d).
+        trace: N states (B, n, d) and, for a decoder that cross-attends, N probabilities (B, H, n,
+            m).
+        received: The encoder's correction cE, (B, m, d).
     """
     if received is None:
         return trace.states
-    return [
-        phi + sigma.mean(1) @ received
-        for phi, sigma in zip(trace.states, trace.scores, strict=True)
-    ]
+    inputs = []
+    for phi, sigma in zip(trace.states, trace.scores, strict=True):
+        inputs.append(phi + sigma.mean(1) @ received)  # (B, n, d)
+    return inputs
