@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from suite.cluster.network import choose, interfaces
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import IncompatibleError, ResourceError, SweepConflictError
-from suite.meters import LocalPhase, combine, of_attempt
+from suite.meters import LocalPhase, combine, name_devices_by_attempt
 from suite.plan.admission import Turn
 from suite.plan.definition import check_definition, store_definition
 from suite.plan.plan import make_plan
@@ -282,7 +282,7 @@ def test_a_device_is_counted_once_and_devices_of_two_hosts_are_added() -> None:
 def test_a_board_that_changed_its_rank_between_attempts_is_counted_for_both() -> None:
     """Attempt 1: rank 0 on board A, rank 1 on B. A's host dies; attempt 2 has rank 0 alone, on board B."""
     first = [
-        of_attempt({"train": dict_of(account({board: spent}))}, 1)["train"]
+        name_devices_by_attempt({"train": dict_of(account({board: spent}))}, 1)["train"]
         for board, spent in (("A", 100.0), ("B", 80.0))
     ]
     taken_up = LocalPhase(**first[0])
@@ -290,7 +290,7 @@ def test_a_board_that_changed_its_rank_between_attempts_is_counted_for_both() ->
     assert total_j({"train": taken_up}, {"train": LocalPhase(**first[1])}) == pytest.approx(
         100 + 80 + 30
     )
-    again = of_attempt({"train": dict_of({"train": taken_up})}, 2)["train"]
+    again = name_devices_by_attempt({"train": dict_of({"train": taken_up})}, 2)["train"]
     assert again["joules"]["nvml"] == {"A@1": 100.0, "B@2": 30.0}, (
         "what an attempt was is named once"
     )

@@ -111,9 +111,10 @@ def fresh(like: nn.Linear, out_features: int) -> nn.Linear:
     )
     if not weight.is_meta:  # the meta device has no numbers whose deviation could be taken
         weight.normal_(0.0, float(like.weight.detach().std()))
-    if like.bias is None:
-        return linear(weight, None)
-    return linear(weight, torch.zeros_like(like.bias[:1]).expand(out_features))
+    bias: Tensor | None = like.bias
+    if bias is not None:
+        bias = torch.zeros_like(bias[:1]).expand(out_features)
+    return linear(weight, bias)
 
 
 def modules_in(model: nn.Module, kind: type[nn.Module]) -> Iterator[Any]:

@@ -124,7 +124,7 @@ def pooled(
     assert isinstance(projection, nn.Linear)
     if init == "random":
         return surgery.fresh(projection, groups * site.head_dim)
-    bias = projection.bias
+    bias: Tensor | None = projection.bias
     if bias is not None:
         bias = _mean(bias, site, groups)
     return surgery.linear(_mean(projection.weight, site, groups), bias)

@@ -2,9 +2,11 @@
 
 >>> with Meter() as meter:
 ...     train()
->>> meter.seconds, meter.energy_kwh, meter.energy_source, meter.watts, meter.memory.allocated_max_bytes
+>>> meter.seconds, meter.energy_kwh, meter.energy_source, meter.watts
+>>> meter.memory.allocated_max_bytes
 
-The suite's own loop uses the parts: accounts by phase that survive checkpoints and are combined over ranks.
+The suite's own loop uses the parts: accounts of each phase, which survive checkpoints and are
+combined over ranks.
 
 >>> meter = PhaseMeter(torch.device("cpu"))
 >>> with meter.phase("train"):
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from suite.meters.clock import Ticker, Unavailable, synchronise
     from suite.meters.energy import WATTS_PER_CORE, EnergySource
     from suite.meters.idle import idle_watts
-    from suite.meters.local import LocalPhase, of_attempt
+    from suite.meters.local import LocalPhase, name_devices_by_attempt
     from suite.meters.machine import hardware
     from suite.meters.memory import TensorPeak, baseline_bytes, release_memory
     from suite.meters.meter import Meter
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from suite.meters.record import MemoryPeak, PhaseRecord
     from suite.meters.totals import combine
 
+# the module that each name comes from
 _MODULES = {
     "WATTS_PER_CORE": "energy",
     "EnergySource": "energy",
@@ -47,7 +50,7 @@ _MODULES = {
     "combine": "totals",
     "hardware": "machine",
     "idle_watts": "idle",
-    "of_attempt": "local",
+    "name_devices_by_attempt": "local",
     "release_memory": "memory",
     "synchronise": "clock",
     "why_no_energy": "nvml",
@@ -68,7 +71,7 @@ __all__ = [
     "combine",
     "hardware",
     "idle_watts",
-    "of_attempt",
+    "name_devices_by_attempt",
     "release_memory",
     "synchronise",
     "why_no_energy",
@@ -76,7 +79,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a meter when it is first used: whoever only reads records does not wait for torch."""
+    """Import a meter when it is first used: reading records must not wait for torch."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

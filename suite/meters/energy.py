@@ -1,6 +1,7 @@
 """Energy of a rank's processor: RAPL where it can be read, and processor time x watts per core.
 
-Each source hands over what was spent since it was last asked, by device, so that ranks which share a device can count it once.
+Each source returns what was spent since it was last asked, by device, so that ranks which share a
+device can count it once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from suite.meters.clock import Unavailable
 JOULES_PER_KWH = 3.6e6
 
 WATTS_PER_CORE = 4.0
-"""Power of one busy core where nothing can be measured. Ours: server parts of 2021-2023 have 280 W / 64 to 360 W / 96 cores of TDP."""
+"""Power of one busy core where nothing can be measured.
+
+Ours: server processors of 2021-2023 have 280 W / 64 to 360 W / 96 cores of TDP.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +33,9 @@ class Reading:
     """What was spent since the last reading.
 
     Attributes:
-        joules: By device.
-        gpu_processes: Compute processes seen, by GPU UUID.
-        host_cpu_s: (this process', the whole host's) busy processor seconds, by host.
+        joules: Energy by device.
+        gpu_processes: Number of compute processes seen, by GPU UUID.
+        host_cpu_s: Busy processor seconds of (this process, the whole host), by host.
     """
 
     joules: dict[str, float]
@@ -40,12 +44,13 @@ class Reading:
 
 
 class EnergySource(ABC):
-    """One way to know energy.
+    """One way to measure energy.
 
     Attributes:
-        kind: Labels the result.
-        interval_s: How often `tick` must run; None: never.
-        lags: The counter is refreshed at intervals, so that standing still says nothing about a short phase.
+        kind: The label of its results.
+        interval_s: How often `tick` must run; None = never.
+        lags: Whether the counter is refreshed at intervals only, so that a counter that stands
+            still says nothing about a short phase.
     """
 
     kind: ClassVar[str]
@@ -53,12 +58,12 @@ class EnergySource(ABC):
     lags: ClassVar[bool] = False
 
     def tick(self) -> None:
-        """Called from a thread while a phase is open."""
+        """Sample; a thread calls this while a phase is open."""
         return
 
     @abstractmethod
     def collect(self) -> Reading:
-        """What was spent since the last call.
+        """Return what was spent since the last call.
 
         Raises:
             Unavailable: It is not known; the next call starts afresh.
@@ -66,55 +71,60 @@ class EnergySource(ABC):
 
 
 class CpuTime(EnergySource):
-    """User + system seconds of all threads of this process x watts per core. An estimate; child processes are not in it."""
+    """Estimate: user + system seconds of all threads of this process x watts per core.
+
+    Child processes are not in it.
+    """
 
     kind = "cpu-time-estimate"
 
     def __init__(self, watts_per_core: float = WATTS_PER_CORE) -> None:
         self.watts_per_core = watts_per_core
-        self._device = (
-            f"process-{uuid.uuid4().hex[:12]}"  # pids repeat across containers of one host
-        )
-        self._last_s = time.process_time()
+        # no pid: containers of one host repeat them
+        self._device = f"process-{uuid.uuid4().hex[:12]}"
+        self._last_s = time.process_time()  # the time before this source is nobody's
 
     def collect(self) -> Reading:
         now_s = time.process_time()
-        spent_s, self._last_s = now_s - self._last_s, now_s
+        spent_s = now_s - self._last_s
+        self._last_s = now_s
         return Reading({self._device: spent_s * self.watts_per_core})
 
 
 def host_busy_s() -> float:
-    """Seconds that all processors of this host have worked since boot, whoever for."""
+    """Seconds that all processors of this host have worked since boot, for anybody."""
     times = psutil.cpu_times()
-    return float(
-        sum(
-            getattr(times, part, 0.0)
-            for part in ("user", "nice", "system", "irq", "softirq", "steal")
-        )
-    )
+    busy_s = 0.0
+    for part in ("user", "nice", "system", "irq", "softirq", "steal"):
+        busy_s += getattr(times, part, 0.0)  # not every system has every part
+    return busy_s
 
 
 class Rapl(EnergySource):
-    """Running-average power limit counters of the processor packages, via Linux' powercap. Covers the whole host.
+    """RAPL counters (running average power limit) of the processor packages, via Linux' powercap.
 
-    DRAM and platform domains are left out: not every processor has them, and the platform domain contains the packages.
+    They cover the whole host. DRAM and platform domains are left out: not every processor has them,
+    and the platform domain contains the packages.
 
     Args:
         root: The powercap folder.
-        busy_s: Busy processor seconds of the host, to tell whether other work shares it.
+        busy_s: Returns the busy processor seconds of the host, which tell whether other work shares
+            it.
 
     Raises:
-        Unavailable: No package domain, or none that this user may read.
+        Unavailable: There is no package domain, or none that this user may read.
     """
 
     kind = "rapl"
-    interval_s = 10.0  # a 65 kJ counter wraps in 3 minutes at 350 W; one wrap between two reads is all that can be seen
+    # a 65 kJ counter wraps in 3 minutes at 350 W, and two wraps between two reads look like one
+    interval_s = 10.0
 
     def __init__(
         self, root: Path = Path("/sys/class/powercap"), busy_s: Callable[[], float] = host_busy_s
     ) -> None:
         self._packages = [_Package(zone) for zone in _package_zones(root)]
-        self._busy_s, self._host = busy_s, host_id()
+        self._busy_s = busy_s
+        self._host = host_id()
         self._last_cpu_s = self._cpu_s()
         self._lock = threading.Lock()
         self._failure: Unavailable | None = None
@@ -125,18 +135,20 @@ class Rapl(EnergySource):
                 for package in self._packages:
                     package.update()
             except Unavailable as failure:
-                self._failure = failure
+                self._failure = failure  # kept for `collect`: a thread has nobody to tell
 
     def collect(self) -> Reading:
         self.tick()
         with self._lock:
-            failure, self._failure = self._failure, None
-            joules = {
-                f"{self._host}/{package.name}": package.take_j() for package in self._packages
-            }
-        now = self._cpu_s()
-        host_cpu_s = now[0] - self._last_cpu_s[0], now[1] - self._last_cpu_s[1]
-        self._last_cpu_s = now
+            failure = self._failure
+            self._failure = None
+            joules = {}
+            for package in self._packages:
+                joules[f"{self._host}/{package.name}"] = package.take_j()
+        own_s, busy_s = self._cpu_s()
+        last_own_s, last_busy_s = self._last_cpu_s
+        self._last_cpu_s = own_s, busy_s
+        host_cpu_s = own_s - last_own_s, busy_s - last_busy_s
         if failure is not None:
             raise failure
         return Reading(joules, host_cpu_s={self._host: host_cpu_s})
@@ -157,22 +169,23 @@ class _Package:
 
     def update(self) -> None:
         now_uj = int(_read(self._counter))
-        self._pending_uj += (
-            now_uj - self._last_uj + (self._range_uj if now_uj < self._last_uj else 0)
-        )
+        self._pending_uj += now_uj - self._last_uj
+        if now_uj < self._last_uj:  # the counter wrapped
+            self._pending_uj += self._range_uj
         self._last_uj = now_uj
 
     def take_j(self) -> float:
-        taken_uj, self._pending_uj = self._pending_uj, 0
-        return taken_uj / 1e6
+        taken_uj = self._pending_uj
+        self._pending_uj = 0
+        return taken_uj / 1e6  # microjoules
 
 
 def _package_zones(root: Path) -> list[Path]:
-    zones = [
-        zone
-        for zone in sorted(root.glob("intel-rapl:*"))
-        if _read(zone / "name").startswith("package")
-    ]
+    zones = []
+    # AMD's processors have the same names here
+    for zone in sorted(root.glob("intel-rapl:*")):
+        if _read(zone / "name").startswith("package"):
+            zones.append(zone)
     if not zones:
         raise Unavailable(f"no RAPL package domain under {root}")
     return zones
@@ -186,7 +199,7 @@ def _read(path: Path) -> str:
 
 
 def host_id() -> str:
-    """The same for all processes of a host until it reboots, and no name of it."""
+    """A random name that all processes of a host share until it reboots; it tells no host name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,7 @@
-"""What a device draws while nothing runs: reported beside energy, and never subtracted from it."""
+"""The power that a device draws while nothing runs.
+
+It is reported beside energy, and never subtracted from it.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,16 @@ MEASURED = ("nvml", "nvml-sampled", "rapl")
 
 
 def idle_watts(device: torch.device, *, seconds: float = 2.0) -> float:
-    """Mean power over a pause; of a GPU the board's, of a CPU that of its packages.
+    """Mean power over a pause: a GPU's board, or the packages of a CPU.
 
     Args:
-        device: Nothing else may use it meanwhile.
-        seconds: Length of the pause; a counter that is refreshed every 0.1 s needs at least one.
+        device: The device; nothing else may use it meanwhile.
+        seconds: Length of the pause; a counter that is refreshed every 0.1 s needs at least one
+            second.
 
     Raises:
-        Unavailable: No counter measures power here. An estimate from processor time says nothing about a pause.
+        Unavailable: No counter measures power here. An estimate from processor time says nothing
+            about a pause.
     """
     meter = PhaseMeter(device, sample_read_energy=False)
     synchronise(device)
@@ -31,11 +36,12 @@ def idle_watts(device: torch.device, *, seconds: float = 2.0) -> float:
     records, missing = combine([meter.local()])
     record = records["idle"]
     if record.energy_kwh is None or record.energy_source not in MEASURED:
-        absent = [
-            why for kind, why in meter.describe()["energy_sources_absent"].items() if kind != READ
-        ]
-        reasons = dict.fromkeys(
-            [*absent, *(why for where, why in missing.items() if ".energy" in where)]
-        )
+        reasons: dict[str, None] = {}  # without doubles, in their order
+        for kind, why in meter.describe()["energy_sources_absent"].items():
+            if kind != READ:
+                reasons[why] = None
+        for where, why in missing.items():
+            if ".energy" in where:
+                reasons[why] = None
         raise Unavailable(f"no counter measures power here: {'; '.join(reasons)}")
     return record.energy_kwh * JOULES_PER_KWH / record.seconds

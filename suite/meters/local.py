@@ -11,30 +11,36 @@ from suite.meters.energy import Reading
 MemoryField = Literal["allocated_bytes", "reserved_bytes", "rss_bytes"]
 
 
-def of_attempt(state: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """The accounts of a rank (`PhaseMeter.state`) with each device of the attempt that ends here named apart.
+def name_devices_by_attempt(state: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Add the number of the attempt that ends here to the devices in a rank's accounts.
 
-    Ranks that read one board at the same time are to be counted once, but the next attempt may give the board to another rank,
-    and what it spends then is to be added.
+    Ranks that read one board in the same attempt count it once. The next attempt may give the board
+    to another rank, and what it spends then is added.
 
     Args:
-        number: Of the attempt, from 1.
+        state: The accounts, as `PhaseMeter.state` returns them.
+        number: Number of the attempt, from 1.
     """
-
-    def apart(by_device: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            device if "@" in device else f"{device}@{number}": spent
-            for device, spent in by_device.items()
-        }
-
     named = {}
     for name, phase in state.items():
-        joules = {kind: apart(spent) for kind, spent in phase["joules"].items()}
+        joules = {}
+        for kind, spent in phase["joules"].items():
+            joules[kind] = _with_number(spent, number)
         named[name] = {
             **phase,
             "joules": joules,
-            **{key: apart(phase[key]) for key in ("gpu_processes", "host_cpu_s")},
+            "gpu_processes": _with_number(phase["gpu_processes"], number),
+            "host_cpu_s": _with_number(phase["host_cpu_s"], number),
         }
+    return named
+
+
+def _with_number(by_device: Mapping[str, Any], number: int) -> dict[str, Any]:
+    named = {}
+    for device, spent in by_device.items():
+        # a device with a number belongs to an earlier attempt, from which this one was resumed
+        key = device if "@" in device else f"{device}@{number}"
+        named[key] = spent
     return named
 
 
@@ -44,12 +50,13 @@ class LocalPhase:
 
     Attributes:
         seconds: Wall clock.
-        joules: By kind of energy source, then by device.
-        covered_s: Seconds for which a kind of source gave readings; less than `seconds` means it has a hole.
-        gpu_processes: Most compute processes seen at once, by GPU UUID.
-        host_cpu_s: [this process', the host's] busy processor seconds, by host.
+        joules: Energy by kind of source, then by device.
+        covered_s: Seconds for which a kind of source gave readings; where it is less than
+            `seconds`, the source has a hole.
+        gpu_processes: The most compute processes seen at once, by GPU UUID.
+        host_cpu_s: Busy processor seconds of [this process, the host], by host.
         memory: Peaks in bytes.
-        missing: Kind of source, or memory field -> why it has a hole or is absent.
+        missing: Why a kind of source or a memory field has a hole or is absent.
     """
 
     seconds: float = 0.0
@@ -61,30 +68,31 @@ class LocalPhase:
     missing: dict[str, str] = field(default_factory=dict)
 
     def add_reading(self, kind: str, reading: Reading, seconds: float) -> None:
-        """Account for `seconds` more of a source."""
+        """Add a reading of a source, which covers `seconds`."""
         self.covered_s[kind] = self.covered_s.get(kind, 0.0) + seconds
         self.add_joules(kind, reading.joules)
         self._add_sharers(reading.gpu_processes, reading.host_cpu_s)
 
     def add_joules(self, kind: str, joules: Mapping[str, float], share_frac: float = 1.0) -> None:
-        """Account for a share of what a source's devices spent."""
+        """Add a share of what a source's devices spent."""
         by_device = self.joules.setdefault(kind, {})
         for device, spent in joules.items():
             by_device[device] = by_device.get(device, 0.0) + spent * share_frac
 
     def add_peak(self, name: MemoryField, size_bytes: int) -> None:
         """Keep the largest peak over all visits."""
+        # phases of a resumed trial keep the peak of all attempts
         self.memory[name] = max(size_bytes, self.memory.get(name, 0))
 
     def merge(self, other: LocalPhase) -> None:
-        """Add what another account of the same phase holds."""
+        """Add another account of the same phase."""
         self.seconds += other.seconds
         for kind, joules in other.joules.items():
             self.add_reading(kind, Reading(joules), other.covered_s.get(kind, 0.0))
         self._add_sharers(other.gpu_processes, other.host_cpu_s)
         for name, peak in other.memory.items():
             self.add_peak(name, peak)
-        self.missing = other.missing | self.missing
+        self.missing = other.missing | self.missing  # the first reason stays
 
     def _add_sharers(
         self, gpu_processes: Mapping[str, int], host_cpu_s: Mapping[str, Sequence[float]]

@@ -1,4 +1,4 @@
-"""What a trial ran on, for its provenance. No host or user names."""
+"""The hardware that a trial ran on, for its provenance, without host or user names."""
 
 from __future__ import annotations
 
@@ -16,30 +16,37 @@ def hardware(api: Any = pynvml) -> dict[str, Any]:
     """Processor, memory, GPUs and platform of this host.
 
     Args:
-        api: The NVML binding; asking it makes no CUDA context.
+        api: The NVML binding; unlike torch.cuda it makes no CUDA context.
     """
     gpus, why_none = _gpus(api)
+    usable_cores = None
+    if hasattr(os, "sched_getaffinity"):  # Linux; containers often may use fewer than there are
+        usable_cores = len(os.sched_getaffinity(0))
     facts = {
         "cpu_model": _cpu_model(),
         "physical_cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "usable_cores": usable_cores,
         "memory_bytes": psutil.virtual_memory().total,
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "torch_threads": torch.get_num_threads(),
         "gpus": gpus,
     }
-    return facts | ({"gpus_missing": why_none} if why_none else {})
+    if why_none:
+        facts["gpus_missing"] = why_none
+    return facts
 
 
 def _cpu_model() -> str | None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+    except OSError:  # not Linux
         lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, None) or platform.processor() or None
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip() or platform.processor() or None
+    return platform.processor() or None
 
 
 def _gpus(api: Any) -> tuple[list[dict[str, Any]], str | None]:
@@ -47,12 +54,13 @@ def _gpus(api: Any) -> tuple[list[dict[str, Any]], str | None]:
     try:
         api.nvmlInit()
         driver = api.nvmlSystemGetDriverVersion()
-        handles = [
-            api.nvmlDeviceGetHandleByIndex(index) for index in range(api.nvmlDeviceGetCount())
-        ]
-        return [_gpu(api, handle) | {"driver": driver} for handle in handles], None
+        gpus = []
+        for index in range(api.nvmlDeviceGetCount()):
+            handle = api.nvmlDeviceGetHandleByIndex(index)
+            gpus.append(_gpu(api, handle) | {"driver": driver})
     except api.NVMLError as error:
         return [], f"NVML: {error}"
+    return gpus, None
 
 
 def _gpu(api: Any, handle: Any) -> dict[str, Any]:
@@ -65,7 +73,7 @@ def _gpu(api: Any, handle: Any) -> dict[str, Any]:
         ("tdp_w", "PowerManagementDefaultLimit"),
     ):
         try:
-            facts[key] = getattr(api, f"nvmlDeviceGet{question}")(handle) / 1e3
+            facts[key] = getattr(api, f"nvmlDeviceGet{question}")(handle) / 1e3  # NVML says mW
         except api.NVMLError:
             facts[key] = None
     return facts

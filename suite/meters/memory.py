@@ -1,4 +1,4 @@
-"""Peak memory: the CUDA allocator's own peaks; on a CPU the bytes of live tensors, and the process' resident set."""
+"""Peak memory: the CUDA allocator's own peaks; on a CPU the live tensors and the resident set."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any, Self
 
 import psutil
 import torch
+
+# the only way to see every operation's result; torch documents the class, but has it in this module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.meters.clock import Unavailable
 
 
 def baseline_bytes(device: torch.device) -> int:
-    """What this process holds and uses now: tensors on a GPU, the resident set on a CPU."""
+    """Memory that this process holds now: tensors on a GPU, the resident set on a CPU."""
     release_memory()
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
@@ -26,45 +28,54 @@ def baseline_bytes(device: torch.device) -> int:
 
 
 def release_memory() -> None:
-    """Give back what nothing uses, so that one trial's remains are not the next one's memory.
+    """Return unused memory to the system, so that the next trial does not start with it.
 
     glibc keeps freed pages (1.1 GB after freeing 99.9% of it) until `malloc_trim`.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    if trim is not None:  # other C libraries (musl, macOS) do not have it
         trim(0)
+    # not is_available(): asking an unused GPU would make a CUDA context
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 class ResidentPeak:
-    """Peak resident set of this process (VmHWM), reset through /proc/self/clear_refs. Whole process: libraries are in it."""
+    """Peak resident set of this process (VmHWM), with its libraries.
+
+    It is reset through /proc/self/clear_refs.
+    """
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self._proc = proc
 
     def reset(self) -> None:
-        """The peak becomes the present size.
+        """Make the present size the peak.
 
         Raises:
-            Unavailable: Not Linux, or not allowed.
+            Unavailable: The system is not Linux, or does not allow it.
         """
         try:
+            # 5 resets the peak and nothing else (proc(5))
             (self._proc / "clear_refs").write_text("5")
         except OSError as error:
             raise Unavailable(f"cannot reset the peak resident set: {error}") from error
 
     def read_bytes(self) -> int:
-        """Largest resident set since the last reset."""
+        """Largest resident set since the last reset.
+
+        Raises:
+            Unavailable: The kernel does not report it.
+        """
         for line in (self._proc / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+                return int(line.split()[1]) * 1024  # the kernel says kB and means KiB
         raise Unavailable("the kernel does not report VmHWM")
 
 
 class CudaPeak:
-    """Peaks of this process' CUDA caching allocator; resetting resets all peaks of the device."""
+    """Peaks of this process' CUDA caching allocator; a reset resets all peaks of the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -80,24 +91,29 @@ class CudaPeak:
 
 
 class TensorPeak(TorchDispatchMode):
-    """Peak bytes of live CPU tensors while it is entered: those that lived at the start, and every result of an operation.
+    """Peak bytes of live CPU tensors while it is entered.
 
-    Counts storages, each once, whatever the number of views; a storage leaves when it is freed. Backward passes run in the calling
-    thread on a CPU and are seen. Not seen: scratch space inside a kernel, tensors made by other threads. (torch's MemTracker does the
-    like by module hooks, but refuses frozen parameters.)
+    It counts the tensors that are alive at the start, and every result of an operation. A storage
+    counts once, whatever the number of its views, until it is freed. Backward passes run in the
+    calling thread on a CPU and are seen. Scratch space inside a kernel and tensors made by other
+    threads are not seen. (torch's MemTracker does something similar by module hooks, but refuses
+    frozen parameters.)
 
     Args:
-        of: Count these and what is made of them, in place of every tensor that lives when it is entered.
+        of: Count these tensors and what is made of them, instead of every tensor that is alive at
+            the start.
 
     Attributes:
-        live_bytes: Now.
-        peak_bytes: Largest since it was last entered.
-        stale: Whether entering looks for tensors made in the meantime. That costs about 0.1 s; frees in the meantime are known anyway.
+        live_bytes: Bytes that are alive now.
+        peak_bytes: The most bytes since it was last entered.
+        stale: Whether entering looks for tensors made in the meantime, which costs about 0.1 s;
+            frees in the meantime are known anyway.
     """
 
     def __init__(self, of: Iterable[torch.Tensor] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live_bytes = self.peak_bytes = 0
+        self.live_bytes = 0
+        self.peak_bytes = 0
         self.stale = of is None
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         for tensor in of or ():
@@ -120,17 +136,23 @@ class TensorPeak(TorchDispatchMode):
         return result
 
     def _see(self, tensor: torch.Tensor) -> None:
-        """Count the tensor's storage, or what it has grown or shrunk by since it was last seen."""
-        if tensor.device.type != "cpu" or (storage := _storage(tensor)) is None:
+        """Count the tensor's storage, or by how much it changed since it was last seen."""
+        if tensor.device.type != "cpu":
             return
-        key, size = storage._cdata, storage.nbytes()
-        known = self._known.get(key)
-        if known is None:
+        storage = _storage(tensor)
+        if storage is None:
+            return
+        # torch keeps one Python object for a storage while any tensor uses it, so its id names it
+        key = id(storage)
+        size = storage.nbytes()
+        if key not in self._known:
             self._known[key] = weakref.ref(storage, lambda _: self._forget(key)), size
             self.live_bytes += size
-        elif known[1] != size:
-            self._known[key] = known[0], size
-            self.live_bytes += size - known[1]
+            return
+        reference, known_size = self._known[key]
+        if known_size != size:  # resize_ changes a storage in place
+            self._known[key] = reference, size
+            self.live_bytes += size - known_size
 
     def _forget(self, key: int) -> None:
         _, size = self._known.pop(key, (None, 0))
@@ -138,7 +160,7 @@ class TensorPeak(TorchDispatchMode):
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Its storage; None where it has none of its own (sparse tensors, wrappers)."""
+    """The tensor's storage; None where it has none of its own (sparse tensors, wrappers)."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -154,13 +176,14 @@ def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
 
 
 def _live_tensors() -> Iterator[torch.Tensor]:
-    """Every tensor Python knows of, and the gradients of leaves: those nobody has read have no Python object."""
+    """Every tensor that Python knows of, and the gradients of leaves."""
     objects = gc.get_objects()
     kinds = set(_subclasses(torch.Tensor))
-    for tensor in compress(
-        objects, map(kinds.__contains__, map(type, objects))
-    ):  # all in C: there are a million objects
+    # map and compress run in C, which counts: there are a million objects
+    is_tensor = map(kinds.__contains__, map(type, objects))
+    for tensor in compress(objects, is_tensor):
         yield tensor
+        # a gradient that nobody has read has no Python object yet
         if tensor.is_leaf and tensor.grad is not None:
             yield tensor.grad
 

@@ -7,7 +7,8 @@
 ...                 loss = model(batch)
 ...             with meter.phase("backward"):
 ...                 loss.backward()
->>> meter.seconds, meter.energy_kwh, meter.energy_source, meter.watts, meter.memory.allocated_max_bytes, meter.co2e_g
+>>> meter.seconds, meter.energy_kwh, meter.energy_source, meter.watts, meter.co2e_g
+>>> meter.memory.allocated_max_bytes
 >>> meter["train/backward"].energy_kwh
 >>> print(meter.table())
 """
@@ -36,17 +37,26 @@ Device = str | torch.device
 
 
 class Meter:
-    """Meters a block, and named phases inside it, which may nest; an outer phase contains its inner ones.
+    """Meters a block, and named phases inside it.
+
+    Phases may nest; an outer phase contains its inner ones.
 
     Args:
-        device: What computes: one device, or all that this process drives. None: the current GPU, else the CPU.
-        watch_tensors: On a CPU, count live tensors for the peak of allocated memory. It slows every operation, so that times are not
-            typical; a GPU's allocator counts by itself.
-        idle_s: Measure idle power for so long before the block; 0: do not.
-        grid_g_per_kwh: Grams of CO2 equivalent per kWh of the grid that feeds the machine, for `co2e_g`.
+        device: The device that computes, or all that this process drives. None = the current GPU,
+            or the CPU where there is none.
+        watch_tensors: Whether to count live tensors on a CPU, for the peak of allocated memory. It
+            slows every operation, so that times are not typical. A GPU's allocator counts by
+            itself.
+        idle_s: Seconds before the block in which idle power is measured; 0 = it is not measured.
+        grid_g_per_kwh: Grams of CO2 equivalent per kWh of the grid that feeds the machine, for
+            `co2e_g`.
         watts_per_core: Power of a busy core, for the estimate where no counter can be read.
-        read_energy: Also sample READ's equation 16 (arXiv 2305.15348): utilisation x TDP. GPUs only.
-        sources: Energy sources in place of the devices' own, one list for each device.
+        read_energy: Whether to sample READ's equation 16 (arXiv 2305.15348) too: utilisation x TDP.
+            GPUs only.
+        sources: Energy sources instead of the devices' own, one list for each device.
+
+    Raises:
+        ValueError: The grid intensity is negative, or the devices repeat or are of several kinds.
     """
 
     def __init__(
@@ -66,24 +76,28 @@ class Meter:
             )
         self.devices = _devices(device)
         given: Sequence[Sequence[EnergySource] | None] = sources or [None] * len(self.devices)
-        self._meters = [
-            PhaseMeter(
+        self._meters: list[PhaseMeter] = []
+        for each, own in zip(self.devices, given, strict=True):
+            meter = PhaseMeter(
                 each,
                 watts_per_core=watts_per_core,
                 sample_read_energy=read_energy,
                 sources=own,
                 watch_tensors=watch_tensors,
             )
-            for each, own in zip(self.devices, given, strict=True)
-        ]
-        self._idle_s, self._grid = idle_s, grid_g_per_kwh
-        self._path: list[str] = []
-        self._names: list[str] = []
-        self._own: list[dict[str, LocalPhase]] = []
+            self._meters.append(meter)
+        self._idle_s = idle_s
+        self._grid = grid_g_per_kwh
+        self._path: list[str] = []  # the open phases, from the outside in
+        self._names: list[str] = []  # paths of all phases, in the order of their first visit
+        self._own: list[dict[str, LocalPhase]] = []  # accounts of this process, one a device
+        # all accounts that count, of other processes too after `gather`; None until the block ends
         self._accounts: list[dict[str, LocalPhase]] | None = None
-        self._block = ExitStack()
+        self._block = ExitStack()  # keeps the whole block open between __enter__ and __exit__
         self.idle_watts: float | None = None
-        self.idle_watts_missing: str | None = None if idle_s else "not asked for (idle_s=0)"
+        self.idle_watts_missing: str | None = None
+        if not idle_s:
+            self.idle_watts_missing = "not asked for (idle_s=0)"
 
     def __enter__(self) -> Self:
         if self._names:
@@ -107,7 +121,7 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Meter what happens inside as `name`, within the phase that is open; may be entered again."""
+        """Meter a block as phase `name`, inside the phase that is open; may be entered again."""
         if not self._names or self._accounts is not None:
             raise RuntimeError(
                 f"phase {name!r}: only inside the Meter's block (`with Meter() as meter: ...`)"
@@ -122,25 +136,28 @@ class Meter:
             self._path.pop()
 
     def gather(self) -> Self:
-        """Put together what all processes of the default process group metered: seconds of the slowest, each board once. Collective.
+        """Combine what all processes of the process group metered; all of them must call it.
 
-        Afterwards every process reports the same numbers.
+        Afterwards every process reports the same numbers: seconds are those of the slowest, and
+        each board counts once.
         """
         self._ended()
         own = self._own
         if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # the second list is only a placeholder of the right length
             everyone: list[list[dict[str, LocalPhase]]] = [own] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(everyone, own)
             self._accounts = [account for accounts in everyone for account in accounts]
-            self._names = list(
-                dict.fromkeys(name for account in self._accounts for name in account)
-            )
+            names: dict[str, None] = {}  # processes may have entered other phases
+            for account in self._accounts:
+                names.update(dict.fromkeys(account))
+            self._names = list(names)
         return self
 
-    # ---- what it found --------------------------------------------------------------------------------------------
+    # ---- what it found ---------------------------------------------------------------------------
 
     def __getitem__(self, path: str) -> PhaseRecord:
-        """Cost of a phase by its path (`train/forward`), inner phases included; "" is the whole block.
+        """Cost of a phase by its path (`train/forward`), with inner phases; "" is the whole block.
 
         Raises:
             KeyError: No such phase was entered.
@@ -159,7 +176,7 @@ class Meter:
 
     @property
     def missing(self) -> dict[str, str]:
-        """For every null of the whole block: why."""
+        """The reason for every null of the whole block, by field."""
         return self._record(TOTAL)[1]
 
     @property
@@ -169,7 +186,7 @@ class Meter:
 
     @property
     def energy_kwh(self) -> float | None:
-        """Energy of all devices; None where it cannot be told, with the reason in `missing`."""
+        """Energy of all devices; None where it is not known, with the reason in `missing`."""
         return self.total.energy_kwh
 
     @property
@@ -181,34 +198,39 @@ class Meter:
     def watts(self) -> float | None:
         """Mean power over the block."""
         energy_kwh = self.energy_kwh
-        return None if energy_kwh is None else energy_kwh * JOULES_PER_KWH / self.seconds
+        if energy_kwh is None:
+            return None
+        return energy_kwh * JOULES_PER_KWH / self.seconds
 
     @property
     def memory(self) -> MemoryPeak:
-        """Peaks in bytes by kind: allocated (tensors), reserved (the allocator's), rss (the process)."""
+        """Peaks in bytes: allocated (tensors), reserved (the allocator's), rss (the process)."""
         return self.total.memory
 
     @property
     def co2e_g(self) -> float | None:
         """Grams of CO2 equivalent of `energy_kwh`; None without a grid intensity or energy."""
         energy_kwh = self.energy_kwh
-        return None if energy_kwh is None or self._grid is None else energy_kwh * self._grid
+        if energy_kwh is None or self._grid is None:
+            return None
+        return energy_kwh * self._grid
 
     def table(self) -> str:
-        """All phases in plain text, a line each."""
+        """All phases in plain text, one line each."""
         rows = [("phase", "seconds", "Wh", "source", "peak allocated MiB")]
-        rows += [_line(name, self[name]) for name in self._names]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
+        rows += [_cells(name, self[name]) for name in self._names]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
 
-    # ---- parts ----------------------------------------------------------------------------------------------------
+    # ---- parts -----------------------------------------------------------------------------------
 
     @contextmanager
     def _inside(self, path: str) -> Iterator[None]:
-        """The phase on every device."""
+        """Open the phase on every device."""
         if path not in self._names:
             self._names.append(path)
         with ExitStack() as stack:
@@ -222,30 +244,40 @@ class Meter:
         return self._accounts
 
     def _record(self, path: str) -> tuple[PhaseRecord, dict[str, str]]:
-        parts = [_with_inner(account, path) for account in self._ended()]
+        accounts = self._ended()
         if path not in self._names:
             raise KeyError(f"{path!r}; phases: {', '.join(name for name in self._names if name)}")
-        records, missing = combine([{path: part} for part in parts if part is not None])
-        return records[path], {
-            where.removeprefix(f"phases.{path}."): why for where, why in missing.items()
-        }
+        parts = []
+        for account in accounts:
+            part = _with_inner(account, path)
+            if part is not None:  # another process may not have entered this phase
+                parts.append({path: part})
+        records, missing = combine(parts)
+        reasons = {}
+        for where, why in missing.items():
+            reasons[where.removeprefix(f"phases.{path}.")] = why
+        return records[path], reasons
 
     def _measure_idle(self) -> None:
-        if self._idle_s:
-            try:
-                self.idle_watts = sum(
-                    idle_watts(device, seconds=self._idle_s) for device in self.devices
-                )
-            except Unavailable as why:
-                self.idle_watts_missing = str(why)
+        if not self._idle_s:
+            return
+        try:
+            self.idle_watts = sum(
+                idle_watts(device, seconds=self._idle_s) for device in self.devices
+            )
+        except Unavailable as why:
+            self.idle_watts_missing = str(why)
 
 
 def _devices(given: Device | Sequence[Device] | None) -> list[torch.device]:
     if given is None:
+        # "cuda" without a number is the current GPU; _numbered gives it its number
         given = "cuda" if torch.cuda.is_available() else "cpu"
     several: Iterable[Device] = [given] if isinstance(given, (str, torch.device)) else given
     devices = [_numbered(torch.device(each)) for each in several]
-    if not devices or len(set(devices)) < len(devices) or len({d.type for d in devices}) > 1:
+    repeats = len(set(devices)) < len(devices)
+    kinds = {device.type for device in devices}
+    if repeats or len(kinds) != 1:
         raise ValueError(
             f"device {given!r}: expected one device, or several different ones of a kind"
         )
@@ -253,41 +285,39 @@ def _devices(given: Device | Sequence[Device] | None) -> list[torch.device]:
 
 
 def _numbered(device: torch.device) -> torch.device:
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if device.type == "cuda" and device.index is None
-        else device
-    )
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _count_the_process_once(accounts: Sequence[dict[str, LocalPhase]]) -> None:
-    """All meters of a process read the same resident set, and reset its peak for one another: the largest belongs to the first."""
+    """Give the largest resident set of a process to its first meter, and none to the others.
+
+    All meters of a process read the same resident set, and reset its peak for one another.
+    """
     for name, first in accounts[0].items():
+        if "rss_bytes" in first.missing:
+            continue
         peaks = [account[name].memory.get("rss_bytes") for account in accounts]
-        if (
-            known := [peak for peak in peaks if peak is not None]
-        ) and "rss_bytes" not in first.missing:
+        known = [peak for peak in peaks if peak is not None]
+        if known:
             first.memory["rss_bytes"] = max(known)
             for account in accounts[1:]:
                 account[name].memory["rss_bytes"] = 0
 
 
 def _with_inner(account: dict[str, LocalPhase], path: str) -> LocalPhase | None:
-    """A phase's own account with those of all phases inside it."""
-    inside = [
-        phase
-        for name, phase in account.items()
-        if path in (TOTAL, name) or name.startswith(f"{path}/")
-    ]
-    if not inside:
-        return None
-    whole = LocalPhase()
-    for phase in inside:
-        whole.merge(phase)
+    """A phase's own account, merged with those of all phases inside it; None if there are none."""
+    whole: LocalPhase | None = None
+    for name, phase in account.items():
+        if path in (TOTAL, name) or name.startswith(f"{path}/"):
+            if whole is None:
+                whole = LocalPhase()
+            whole.merge(phase)
     return whole
 
 
-def _line(name: str, record: PhaseRecord) -> tuple[str, str, str, str, str]:
+def _cells(name: str, record: PhaseRecord) -> tuple[str, str, str, str, str]:
     energy = "-" if record.energy_kwh is None else f"{record.energy_kwh * 1000:.4g}"
     allocated = record.memory.allocated_max_bytes
     peak = "-" if allocated is None else f"{allocated / 2**20:.1f}"

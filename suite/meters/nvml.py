@@ -1,6 +1,8 @@
-"""Energy of a rank's GPU from NVML: the total-energy counter, else integrated power; and READ's utilisation x TDP.
+"""Energy of a rank's GPU from NVML.
 
-All three are per board: on a GPU split by MIG, or shared with processes of others, they are not this trial's and stay null.
+It comes from the counter of total energy, or from integrated power where there is none. READ's
+utilisation x TDP is sampled beside it. All three are about a whole board: on a GPU that is split by
+MIG, or shared with processes of others, they are not this trial's and stay null.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ class Gpu:
         api: The NVML binding.
 
     Raises:
-        Unavailable: No driver, a board NVML does not know (a MIG slice has a UUID of its own), or MIG is on.
+        Unavailable: There is no driver, NVML does not know the board (a MIG slice has a UUID of its
+            own), or MIG is on.
     """
 
     def __init__(self, name: str, api: Any = pynvml) -> None:
-        self.uuid, self._api = name, api
+        self.uuid = name
+        self._api = api
         try:
             api.nvmlInit()
             self._handle = api.nvmlDeviceGetHandleByUUID(name)
@@ -40,10 +44,15 @@ class Gpu:
     @classmethod
     def of(cls, device: torch.device) -> Gpu:
         """The board behind a CUDA device."""
+        # by UUID: CUDA_VISIBLE_DEVICES renumbers devices for CUDA and not for NVML
         return cls(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
     def ask(self, question: str) -> Any:
-        """`nvmlDeviceGet<question>` of this board."""
+        """Call `nvmlDeviceGet<question>` for this board.
+
+        Raises:
+            Unavailable: The board or the driver cannot answer.
+        """
         try:
             return getattr(self._api, f"nvmlDeviceGet{question}")(self._handle)
         except self._api.NVMLError as error:
@@ -51,9 +60,8 @@ class Gpu:
 
     def reading(self, joules: float) -> Reading:
         """A reading of this board, with the number of processes that compute on it."""
-        return Reading(
-            {self.uuid: joules}, gpu_processes={self.uuid: len(self.ask("ComputeRunningProcesses"))}
-        )
+        processes = len(self.ask("ComputeRunningProcesses"))
+        return Reading({self.uuid: joules}, gpu_processes={self.uuid: processes})
 
     def _mig_is_on(self) -> bool:
         try:
@@ -63,7 +71,10 @@ class Gpu:
 
 
 class GpuCounter(EnergySource):
-    """NVML's total energy since the driver was loaded, in mJ (Volta and later; refreshed every 20-100 ms)."""
+    """NVML's total energy since the driver was loaded, in mJ.
+
+    Volta and later boards have it, and refresh it every 20-100 ms.
+    """
 
     kind = "nvml"
     lags = True
@@ -74,7 +85,9 @@ class GpuCounter(EnergySource):
 
     def collect(self) -> Reading:
         now_mj = self._read_mj()
-        spent_mj, self._last_mj = now_mj - self._last_mj, now_mj
+        spent_mj = now_mj - self._last_mj
+        self._last_mj = now_mj
+        # the counter starts at 0 when the driver is loaded
         if spent_mj < 0:
             raise Unavailable("NVML's energy counter went back: the driver was reloaded")
         return self._gpu.reading(spent_mj / 1e3)
@@ -92,7 +105,7 @@ class GpuPower(EnergySource):
     def __init__(self, gpu: Gpu) -> None:
         gpu.ask("PowerUsage")  # fail here, not in the thread
         self._gpu = gpu
-        self._integral_ws = Integral(lambda: gpu.ask("PowerUsage") / 1e3)
+        self._integral_ws = Integral(lambda: gpu.ask("PowerUsage") / 1e3)  # NVML says mW
 
     def tick(self) -> None:
         self._integral_ws.sample()
@@ -102,9 +115,10 @@ class GpuPower(EnergySource):
 
 
 class GpuUtilisation(EnergySource):
-    """READ eq. 16 (arXiv 2305.15348): the integral of u/100 x p0, u the utilisation in percent, p0 the board's TDP.
+    """READ eq. 16 (arXiv 2305.15348): the integral of u/100 x p0.
 
-    READ samples once a minute; here about once a second. p0 is NVML's default power limit, which is the TDP as shipped.
+    u is the utilisation in percent, and p0 the board's TDP: NVML's default power limit, which is
+    the TDP as shipped. READ samples once a minute; here it is about once a second.
     """
 
     kind = "read-eq16"
@@ -125,11 +139,14 @@ class GpuUtilisation(EnergySource):
 def gpu_sources(
     open_gpu: Callable[[], Gpu], *, sample_read_energy: bool
 ) -> tuple[list[EnergySource], dict[str, str]]:
-    """A board's energy sources (the counter, or the power where there is none; READ's sampling), and for those it lacks: why.
+    """A board's energy sources: the counter, or the power where there is none; READ's sampling.
 
     Args:
         open_gpu: Opens the board, or raises `Unavailable`.
         sample_read_energy: Whether to sample READ's equation 16.
+
+    Returns:
+        The sources, and for each kind that is absent the reason.
     """
     try:
         gpu = open_gpu()
@@ -141,8 +158,11 @@ def gpu_sources(
         GpuUtilisation,
     ]
     sources: list[EnergySource] = []
-    absent = {} if sample_read_energy else {GpuUtilisation.kind: "switched off"}
+    absent: dict[str, str] = {}
+    if not sample_read_energy:
+        absent[GpuUtilisation.kind] = "switched off"
     for kind in wanted:
+        # power is for boards without the counter, which stands before it in the list
         if kind.kind in absent or (kind is GpuPower and sources):
             continue
         try:
@@ -153,13 +173,15 @@ def gpu_sources(
 
 
 def why_no_energy(api: Any = pynvml) -> str | None:
-    """Why the energy of a board of this host cannot be metered; None where every board's can. Makes no CUDA context."""
+    """Why the energy of one of this host's boards cannot be metered; None where all can be.
+
+    It makes no CUDA context.
+    """
+    names = []
     try:
         api.nvmlInit()
-        names = [
-            api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(index))
-            for index in range(api.nvmlDeviceGetCount())
-        ]
+        for index in range(api.nvmlDeviceGetCount()):
+            names.append(api.nvmlDeviceGetUUID(api.nvmlDeviceGetHandleByIndex(index)))
     except api.NVMLError as error:
         return f"NVML: {error}"
     for name in names:

@@ -1,7 +1,8 @@
 """What each phase of a trial costs one rank: seconds, energy, peak memory.
 
-At every border between phases the device is synchronised and all counters are read once; what they moved by belongs to the innermost
-phase that was open. So phases add up without gaps or overlaps, and an inner phase is not part of the outer one.
+At every border between phases the device is synchronised, and every counter is read once. What the
+counters moved by belongs to the innermost phase that was open. So phases add up without gaps or
+overlaps, and an inner phase is not part of the outer one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ class PhaseMeter:
     """The meter of one rank for one trial.
 
     Args:
-        device: Where the rank computes: its GPU is metered, else its processor.
+        device: The device that the rank computes on: a GPU is metered, otherwise the processor.
         watts_per_core: Power of a busy core, for the estimate where no counter can be read.
-        sample_read_energy: Also sample READ's equation 16 (GPU only).
-        sources: Energy sources in place of the device's own.
-        watch_tensors: On a CPU, watch the tensors' peak all the time, and not in `probe` alone. It slows every operation.
+        sample_read_energy: Whether to sample READ's equation 16 too (GPU only).
+        sources: Energy sources instead of the device's own.
+        watch_tensors: Whether to watch the tensors' peak on a CPU all the time, and not in `probe`
+            alone. It slows every operation.
     """
 
     def __init__(
@@ -45,67 +47,72 @@ class PhaseMeter:
     ) -> None:
         self.device = device
         self.watts_per_core = watts_per_core
+        self._absent: dict[str, str] = {}
         if sources is None:
             self._sources, self._absent = _open_sources(
                 device, watts_per_core, sample_read_energy=sample_read_energy
             )
         else:
-            self._sources, self._absent = list(sources), {}
-        self._tickers = [
-            Ticker(source.tick, source.interval_s)
-            for source in self._sources
-            if source.interval_s is not None
-        ]
+            self._sources = list(sources)
+        self._tickers = []
+        for source in self._sources:
+            if source.interval_s is not None:
+                self._tickers.append(Ticker(source.tick, source.interval_s))
         self._resident = ResidentPeak()
         self._cuda = CudaPeak(device) if device.type == "cuda" else None
         self._phases: dict[str, LocalPhase] = {}
-        self._open: list[str] = []
-        self._tensors = TensorPeak()
+        self._open: list[str] = []  # names of the open phases, from the outside in
+        self._tensors = TensorPeak()  # entered by `probe` for single steps
         self._watched = TensorPeak() if watch_tensors and device.type == "cpu" else None
         self._probing = False
+        # by phase: the number of watched steps, and the largest size of them
         self._probes: dict[str, tuple[int, int]] = {}
+        # by kind of source: (phase, seconds) of each stretch in which a lagging counter stood still
         self._still: dict[str, list[tuple[LocalPhase | None, float]]] = {}
         self._last_s = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Meter what happens inside as phase `name`; may be entered again, and inside another phase."""
+        """Meter a block as phase `name`; may be entered again, and inside another phase."""
         synchronise(self.device)
         if self._watched is not None and not self._open:
             self._watched.stale = True
             self._watched.__enter__()
         self._border()
         self._open.append(name)
-        self._tensors.stale = True
+        self._tensors.stale = True  # the phase may have made tensors that no probe has seen
         self._phases.setdefault(name, LocalPhase(missing=dict(self._absent)))
         if len(self._open) == 1:
-            self._tick(True)
+            for ticker in self._tickers:
+                ticker.start()
         try:
             yield
         finally:
             try:
                 synchronise(self.device)
                 self._border()
-            finally:  # also where the device is lost
+            finally:  # also where the device is lost and synchronise raises
                 self._open.pop()
                 if not self._open:
-                    self._tick(False)
+                    for ticker in self._tickers:
+                        ticker.stop()
                     if self._watched is not None:
                         self._watched.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def probe(self, size: int | None = None) -> Iterator[bool]:
-        """Watch the tensors' peak on a CPU during one step of the open phase, if this step can raise it.
+        """Watch the tensors' peak on a CPU during one step, if it can raise the phase's peak.
 
-        Watching slows a step, so it is done for few: the first two of a phase (the optimizer's state appears in the first), and then every
-        step larger than all before; among n shuffled batches these are about ln(n). Which they are depends on the sizes alone.
-        On a GPU the allocator keeps the peak and nothing is done.
+        Watching slows a step, so only a few are watched: the first two of a phase (the optimizer's
+        state appears in the first), and then every step that is larger than all before. Among n
+        shuffled batches these are about ln(n), and which they are depends on the sizes alone. On a
+        GPU the allocator keeps the peak, and this does nothing.
 
         Args:
-            size: Largest micro-batch of the step in padded tokens; None: watch in any case.
+            size: Largest micro-batch of the step in padded tokens; None = watch in any case.
 
         Yields:
-            Whether this step is watched, and its time therefore not typical.
+            Whether this step is watched, which makes its time untypical.
         """
         if not self._wants_probe(size):
             yield False
@@ -115,39 +122,44 @@ class PhaseMeter:
         self._probing = True
         try:
             with self._tensors:
-                self._settle(
-                    to_nobody=True
-                )  # finding the live tensors is our cost, not the phase's
+                # finding the live tensors is our cost, not the phase's
+                self._settle(to_nobody=True)
                 yield True
         finally:
             self._probing = False
             phase.add_peak("allocated_bytes", self._tensors.peak_bytes)
 
     def seconds(self, name: str) -> float:
-        """Wall clock of a phase on this rank so far, an open visit included; 0 if it was never entered."""
+        """Wall clock of a phase on this rank so far; 0 if it was never entered."""
         self._settle()
         return self._phases[name].seconds if name in self._phases else 0.0
 
     def energy_kwh(self, name: str) -> float | None:
-        """Energy of a phase by this rank's own meters so far; None where unknown. For display: `combine` knows what ranks share."""
+        """Energy of a phase by this rank's own meters so far; None where it is not known.
+
+        It is for display: only `combine` knows which devices ranks share.
+        """
         self._settle()
-        return phase_energy([self._phases[name]])[0] if name in self._phases else None
+        if name not in self._phases:
+            return None
+        energy_kwh, _, _ = phase_energy([self._phases[name]])
+        return energy_kwh
 
     def local(self) -> dict[str, LocalPhase]:
         """A copy of this rank's accounts by phase, for `combine`."""
         self._settle()
-        phases = copy.deepcopy(self._phases)
+        phases = copy.deepcopy(self._phases)  # the meter goes on counting in its own
         for phase in phases.values():
             self._explain_memory(phase)
         return phases
 
     def state(self) -> dict[str, Any]:
-        """The accounts as JSON, for a checkpoint; each rank keeps its own."""
+        """The accounts in JSON's types, for a checkpoint; each rank keeps its own."""
         self._settle()
         return {name: asdict(phase) for name, phase in self._phases.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Add what an earlier process spent on this trial, before it was cut off."""
+        """Add what an earlier process spent on this trial, before it was interrupted."""
         for name, saved in state.items():
             self._phases.setdefault(name, LocalPhase()).merge(LocalPhase(**copy.deepcopy(saved)))
 
@@ -159,36 +171,40 @@ class PhaseMeter:
             "watts_per_core": self.watts_per_core,
         }
 
-    def _tick(self, on: bool) -> None:
-        for ticker in self._tickers:
-            ticker.start() if on else ticker.stop()
-
     def _border(self) -> None:
-        """Give everything since the last border to the innermost open phase, if any, and start afresh."""
+        """Give everything since the last border to the innermost open phase, and start afresh.
+
+        Without an open phase it belongs to nobody.
+        """
         self._settle()
         phase = self._phases[self._open[-1]] if self._open else None
         if self._cuda is not None:
             if phase is not None:
                 phase.add_peak("allocated_bytes", self._cuda.allocated_bytes())
                 phase.add_peak("reserved_bytes", self._cuda.reserved_bytes())
-            self._cuda.reset()
+            self._cuda.reset()  # the next phase has a peak of its own
         if self._watched is not None:
             if phase is not None:
                 phase.add_peak("allocated_bytes", self._watched.peak_bytes)
-            self._watched.peak_bytes = self._watched.live_bytes
+            self._watched.peak_bytes = self._watched.live_bytes  # what TensorPeak has for a reset
         try:
             if phase is not None and "rss_bytes" not in phase.missing:
                 phase.add_peak("rss_bytes", self._resident.read_bytes())
             self._resident.reset()
         except Unavailable as why:
-            for known in (self._absent, *(phase.missing for phase in self._phases.values())):
-                known.setdefault("rss_bytes", str(why))
+            # without a reset no phase's peak is its own, earlier ones' neither
+            self._absent.setdefault("rss_bytes", str(why))
+            for known in self._phases.values():
+                known.missing.setdefault("rss_bytes", str(why))
 
     def _settle(self, *, to_nobody: bool = False) -> None:
-        """Give time and energy since the last time to the innermost open phase, or to nobody."""
-        phase = None if to_nobody or not self._open else self._phases[self._open[-1]]
+        """Give time and energy since the last call to the innermost open phase, or to nobody."""
+        phase = None
+        if self._open and not to_nobody:
+            phase = self._phases[self._open[-1]]
         now_s = time.perf_counter()
-        passed_s, self._last_s = now_s - self._last_s, now_s
+        passed_s = now_s - self._last_s
+        self._last_s = now_s
         if phase is not None:
             phase.seconds += passed_s
         for source in self._sources:
@@ -202,15 +218,18 @@ class PhaseMeter:
     def _account(
         self, source: EnergySource, reading: Reading, phase: LocalPhase | None, passed_s: float
     ) -> None:
-        """Give a reading to the phase; of a lagging counter, also to the stretches just before in which it stood still, by their time."""
+        """Give a reading to the phase.
+
+        A lagging counter may have stood still in the stretches just before; what it has moved by is
+        shared among them and this one, by their time.
+        """
         if phase is not None:
-            phase.add_reading(
-                source.kind, Reading({}, reading.gpu_processes, reading.host_cpu_s), passed_s
-            )
+            without_joules = Reading({}, reading.gpu_processes, reading.host_cpu_s)
+            phase.add_reading(source.kind, without_joules, passed_s)
         stretches = self._still.setdefault(source.kind, [])
         moved = any(reading.joules.values())
         if phase is not None or moved:
-            stretches.append((phase, max(passed_s, 1e-9)))
+            stretches.append((phase, max(passed_s, 1e-9)))  # never 0: it is divided by the sum
         if moved or not source.lags:
             total_s = sum(seconds for _, seconds in stretches)
             for owner, seconds in stretches:
@@ -219,35 +238,35 @@ class PhaseMeter:
             stretches.clear()
 
     def _wants_probe(self, size: int | None) -> bool:
-        if (
-            self.device.type != "cpu"
-            or not self._open
-            or self._probing
-            or self._watched is not None
-        ):
+        if self.device.type != "cpu" or not self._open:
+            return False
+        if self._probing or self._watched is not None:  # the step is watched already
             return False
         name = self._open[-1]
         count, largest = self._probes.get(name, (0, 0))
         if size is not None and count >= 2 and size <= largest:
             return False
-        # the first step's size sets no mark: it ran without the optimizer's state, a later step of that size needs more
-        self._probes[name] = count + 1, max(largest, size or 0) if count else 0
+        # the first step ran without the optimizer's state, so a later one of its size needs more
+        if count > 0:
+            largest = max(largest, size or 0)
+        self._probes[name] = count + 1, largest
         return True
 
     def _explain_memory(self, phase: LocalPhase) -> None:
-        if self.device.type == "cpu":
-            phase.missing.setdefault("reserved_bytes", "a CPU has no caching allocator")
-            if "allocated_bytes" not in phase.memory:
-                phase.missing.setdefault(
-                    "allocated_bytes",
-                    "no step of this phase was watched (Meter(watch_tensors=True), PhaseMeter.probe)",
-                )
+        if self.device.type != "cpu":
+            return
+        phase.missing.setdefault("reserved_bytes", "a CPU has no caching allocator")
+        if "allocated_bytes" not in phase.memory:
+            phase.missing.setdefault(
+                "allocated_bytes",
+                "no step of this phase was watched (Meter(watch_tensors=True), PhaseMeter.probe)",
+            )
 
 
 def _open_sources(
     device: torch.device, watts_per_core: float, *, sample_read_energy: bool
 ) -> tuple[list[EnergySource], dict[str, str]]:
-    """The device's energy sources, and for those that it should have: why not."""
+    """The device's energy sources, and for each kind that is absent the reason."""
     if device.type == "cuda":
         return gpu_sources(lambda: Gpu.of(device), sample_read_energy=sample_read_energy)
     absent = {"read-eq16": "READ's equation 16 is defined for GPUs (utilisation x TDP)"}

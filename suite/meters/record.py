@@ -1,4 +1,4 @@
-"""What a meter reports: cost of a phase, one record whatever measured it."""
+"""What a meter reports: the cost of a phase, in one record whatever measured it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field
 class Record(BaseModel):
     """Base of result records: frozen, and strict when read back."""
 
+    # extra="forbid": an unknown field is a file of another version, which nobody should half-read
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class MemoryPeak(Record):
-    """Peak memory of one phase in bytes, as the maximum and the sum over ranks; None where it cannot be measured."""
+    """Peak memory of one phase in bytes, as the maximum and the sum over ranks.
+
+    A number is None where it cannot be measured.
+    """
 
     allocated_max_bytes: int | None = None
     allocated_sum_bytes: int | None = None
@@ -23,7 +27,10 @@ class MemoryPeak(Record):
 
 
 class PhaseRecord(Record):
-    """Cost of one phase (load, train, eval, test, checkpoint), summed over its visits; energy over all ranks' devices."""
+    """Cost of one phase (load, train, eval, test, checkpoint), summed over its visits.
+
+    Energy is the sum over all ranks' devices.
+    """
 
     seconds: float
     energy_kwh: float | None = None

@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 
 from suite.errors import CheckpointError
 from suite.files import sha256, write_atomic
-from suite.meters import PhaseMeter, baseline_bytes, of_attempt
+from suite.meters import PhaseMeter, baseline_bytes, name_devices_by_attempt
 from suite.record.folder import TrialFolder
 from suite.record.result import EpochRecord, Status, TrialResult, ValidityRecord
 from suite.record.spec import Phase, TrialSpec
@@ -278,7 +278,8 @@ class Trainer:
         progress = Progress.from_json(state)
         attempt = len(progress.world_sizes)
         progress.meters = {
-            rank: of_attempt(accounts, attempt) for rank, accounts in progress.meters.items()
+            rank: name_devices_by_attempt(accounts, attempt)
+            for rank, accounts in progress.meters.items()
         }
         meter.load_state(progress.meters.get(str(self.rank), {}))
         progress.resumed_from.append(progress.epoch)
