@@ -1,4 +1,4 @@
-"""Build an arm: backbone, attention variant, PETL method and task head put together, and counted."""
+"""Build an arm of backbone, attention variant, PETL method and task head; check it and count it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from suite.petl.base import Method, head_parameters
 
 @dataclass(frozen=True, slots=True)
 class ArmCount:
-    """Parameters of an arm; shared tensors count once.
+    """Number of parameters of an arm; a shared tensor counts once.
 
     Attributes:
-        total: All.
+        total: All parameters.
         trainable: Those that train, with the task head.
-        head: Part of `trainable` that is the task head.
-        method: The rest of `trainable`, what papers report for a method, with what the attention variant adds.
+        head: The part of `trainable` that is the task head.
+        method: The rest of `trainable`: what papers report for a method, and what the attention
+            variant adds.
     """
 
     total: int
@@ -47,25 +48,30 @@ def build_arm(
     weights: Path | None = None,
     random_start: bool = False,
 ) -> tuple[nn.Module, Method[Any]]:
-    """The model to train and the method that shaped it.
+    """Build the model to train.
 
-    What the attention variant adds to the checkpoint trains with every method that sends gradients through the backbone,
-    unless `weights` hold it: then it is part of the backbone like any other weight.
+    What the attention variant adds to the checkpoint trains with every method that sends gradients
+    through the backbone. If `weights` has it, it is part of the backbone like any other weight.
 
     Args:
-        resolved: Which backbone.
-        head: What the model answers with.
-        arm: Its attention variant converts the backbone before its method sees it; of the architecture, what is left out takes
-            the method's default.
-        meta: Shapes only: no weights are read or made.
-        pretrained: Treat the converted backbone as pretrained even if the arm names no pretrain run: for the pretrain run itself,
-            and for an arm that is only counted.
-        weights: File of these weights; None on the meta device, and for the pretrain run itself.
-        random_start: New weights everywhere, although the backbone has others: for a pretrain run.
+        resolved: The backbone.
+        head: What the model ends in.
+        arm: Its attention variant converts the backbone before its method sees it. An architecture
+            need not be complete: the method's defaults fill it.
+        meta: Whether to make shapes only, without reading or making weights.
+        pretrained: Whether the converted backbone counts as pretrained even if the arm names no
+            pretrain run: for the pretrain run itself, and for an arm that is only counted.
+        weights: File of the pretrain run's weights; None on the meta device, and for the pretrain
+            run itself.
+        random_start: Whether all weights are new, although the backbone has others: for a pretrain
+            run.
+
+    Returns:
+        The model, and the method that shaped it.
 
     Raises:
-        ConfigError: Unknown names or keys, or values out of range.
-        IncompatibleError: Choices that do not go together.
+        ConfigError: A name or key is unknown, or a value out of range.
+        IncompatibleError: The choices do not go together.
     """
     pretrained = pretrained or arm.pretrain is not None
     petl = get_method(arm.method).configure(arm.architecture)
@@ -75,15 +81,19 @@ def build_arm(
         resolved, "attention variant", variant.name, variant.families, why=variant.families_why
     )
     check_pair(resolved, variant, petl, pretrained=pretrained)
-    model, family = build(resolved, head, meta=meta, random_start=random_start), resolved.family
+    model = build(resolved, head, meta=meta, random_start=random_start)
+    family = resolved.family
     variant.convert(model, family)
+    new: list[nn.Parameter] = []
     if weights is not None:
         load_weights(model, family, weights)
-    new = [] if weights is not None else variant.new_parameters(model, family)
+    else:
+        new = variant.new_parameters(model, family)
     if new and not petl.backward_through_backbone:
         check_trained(variant, petl, pretrained=pretrained)
-        new = []
+        new = []  # a pretrain run has trained them, and they stay frozen
     trained = petl.attach(model, family)
+    # after attach, which freezes whatever the method does not train
     for parameter in (*new, *task_head(trained, resolved)):
         parameter.requires_grad_(True)
     return trained, petl
@@ -92,37 +102,64 @@ def build_arm(
 def check_pair(
     resolved: ResolvedBackbone, variant: Variant[Any], petl: Method[Any], *, pretrained: bool
 ) -> None:
-    """Raise IncompatibleError for a variant without the weights it needs, or a method without the projections it needs."""
+    """Check that variant and method find what they need.
+
+    Raises:
+        IncompatibleError: The variant lacks trained weights, or the method the checkpoint's own
+            projections.
+    """
     if variant.start == "scratch" and resolved.origin != "random" and not pretrained:
         raise IncompatibleError(
-            f"attention {variant.name} starts from scratch: in the checkpoint of {resolved.choice.name} its new weights mean nothing; "
-            f"add a pretrain stage (pretrain: ...) or take random weights (backbones: [{{name: {resolved.choice.name}, config: {{}}}}])"
+            f"attention {variant.name} starts from scratch: in the checkpoint of"
+            f" {resolved.choice.name} its new weights mean nothing; add a pretrain stage"
+            " (pretrain: ...) or take random weights"
+            f" (backbones: [{{name: {resolved.choice.name}, config: {{}}}}])"
         )
     if petl.needs_projections and not variant.keeps_projections:
         raise IncompatibleError(
-            f"method {petl.name} does not go with attention {variant.name}: {petl.needs_projections}, "
-            "and this variant changes the projections; use another method, or attention pretrained"
+            f"method {petl.name} does not go with attention {variant.name}:"
+            f" {petl.needs_projections}, and this variant changes the projections; use another"
+            " method, or attention pretrained"
         )
 
 
 def check_trained(variant: Variant[Any], petl: Method[Any], *, pretrained: bool) -> None:
-    """Raise IncompatibleError where nothing ever trains what a variant adds; a pretrain stage has done it, and it stays frozen."""
+    """Check that something trains what a variant adds, where the method itself cannot.
+
+    Raises:
+        IncompatibleError: There is no pretrain stage that would have trained it.
+    """
     if not pretrained:
         raise IncompatibleError(
-            f"method {petl.name} does not go with attention {variant.name}: the method runs the backbone without a backward pass, "
-            "so that the variant's new parameters would never train; add a pretrain stage (pretrain: ...) or use another method"
+            f"method {petl.name} does not go with attention {variant.name}: the method runs the"
+            " backbone without a backward pass, so that the variant's new parameters would never"
+            " train; add a pretrain stage (pretrain: ...) or use another method"
         )
 
 
 def check_family(
     resolved: ResolvedBackbone, kind: str, name: str, families: Collection[str], *, why: str = ""
 ) -> None:
-    """Raise IncompatibleError, which says `why`, unless `families` holds the backbone's."""
-    if resolved.family.name not in families:
-        known, reason = ", ".join(sorted(families)), f", {why}" if why else ""
-        raise IncompatibleError(
-            f"{kind} {name} does not work on {resolved.choice.name}, a {resolved.family.name} backbone{reason}; it works on {known}"
-        )
+    """Check that a method or variant works on the backbone's family.
+
+    Args:
+        resolved: The backbone.
+        kind: "method" or "attention variant", for the message.
+        name: Its name.
+        families: The families that it works on.
+        why: Why it works on no others, for the message.
+
+    Raises:
+        IncompatibleError: It does not.
+    """
+    if resolved.family.name in families:
+        return
+    known = ", ".join(sorted(families))
+    reason = f", {why}" if why else ""
+    raise IncompatibleError(
+        f"{kind} {name} does not work on {resolved.choice.name}, a {resolved.family.name}"
+        f" backbone{reason}; it works on {known}"
+    )
 
 
 def check_arm(
@@ -133,44 +170,53 @@ def check_arm(
     max_length: int | None = None,
     pretrained: bool = False,
 ) -> None:
-    """Everything `build_arm` would refuse, found without reading weights.
+    """Check an arm without reading weights.
 
     Args:
-        pretrained: As in `build_arm`.
-        max_length: Longest sequence in tokens, where it is known: it must fit the backbone's positions.
+        resolved: The backbone.
+        head: What the model ends in.
+        arm: The arm.
+        max_length: Longest sequence in tokens, where it is known; it must fit the backbone's
+            positions.
+        pretrained: See `build_arm`.
+
+    Raises:
+        ConfigError: See `build_arm`.
+        IncompatibleError: See `build_arm`; or the sequences are too long.
     """
     _, petl = build_arm(resolved, head, arm, meta=True, pretrained=pretrained)
-    positions, needed = (
-        getattr(resolved.config, "max_position_embeddings", None),
-        (max_length or 0) + petl.extra_positions(),
-    )
-    if positions is not None and needed > positions:
-        extra = (
-            f" and the {petl.extra_positions()} positions of {petl.name}"
-            if petl.extra_positions()
-            else ""
-        )
+    # T5 has relative positions and no table, so its sequences may be of any length
+    positions = getattr(resolved.config, "max_position_embeddings", None)
+    extra = petl.extra_positions()
+    if positions is not None and (max_length or 0) + extra > positions:
+        and_extra = f" and the {extra} positions of {petl.name}" if extra else ""
         raise IncompatibleError(
-            f"sequences of {max_length} tokens{extra} exceed the backbone's {positions} positions; set training.max_length "
-            f"(where a decoder writes text: and training.target_max_length, together) to at most {positions - petl.extra_positions()}"
+            f"sequences of {max_length} tokens{and_extra} exceed the backbone's {positions}"
+            " positions; set training.max_length (where a decoder writes text: and"
+            f" training.target_max_length, together) to at most {positions - extra}"
         )
 
 
 def count(model: nn.Module, head: Collection[nn.Parameter]) -> ArmCount:
-    """Count the parameters of a built arm, also one that ZeRO-3 has partitioned.
+    """Count the parameters of a built arm, which ZeRO-3 may have partitioned.
 
     Args:
         model: What `build_arm` returned.
         head: The task head's parameters, as `task_head` finds them.
     """
+    # by id, because tensors compare by value
     heads = {id(parameter) for parameter in head}
-    total = trainable = in_head = 0
+    total = 0
+    trainable = 0
+    in_head = 0
     for parameter in model.parameters():
+        # a partitioned parameter has no elements of its own; DeepSpeed keeps their number here
         elements = int(getattr(parameter, "ds_numel", parameter.numel()))
         total += elements
         if parameter.requires_grad:
             trainable += elements
-            in_head += elements if id(parameter) in heads else 0
+            if id(parameter) in heads:
+                in_head += elements
     return ArmCount(total=total, trainable=trainable, head=in_head, method=trainable - in_head)
 
 
@@ -181,13 +227,17 @@ def count_arm(
     *,
     pretrained: bool = False,
 ) -> ArmCount:
-    """Count an arm on the meta device: no weights are read.
+    """Count an arm on the meta device, without reading weights.
 
     Args:
-        pretrained: As in `build_arm`; True also counts what could not train without a pretrain stage.
+        resolved: The backbone.
+        head: What the model ends in.
+        arm: The arm.
+        pretrained: See `build_arm`; True also counts what cannot train without a pretrain stage.
 
     Raises:
-        As `build_arm`.
+        ConfigError: See `build_arm`.
+        IncompatibleError: See `build_arm`.
     """
     model, _ = build_arm(resolved, head, arm, meta=True, pretrained=pretrained)
     return count(model, task_head(model, resolved))
@@ -199,17 +249,20 @@ def task_head(model: nn.Module, resolved: ResolvedBackbone) -> list[nn.Parameter
 
 
 def trainable_names(model: nn.Module) -> list[str]:
-    """Names of the trained parameters, in the model's order; shared tensors once."""
+    """Names of the trained parameters, in the model's order; a shared tensor has one."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """The trained tensors by name, detached, shared tensors once: what a checkpoint of an unpartitioned arm holds."""
-    return {
-        name: parameter.detach()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
+    """The trained tensors by name, detached; a shared tensor has one name.
+
+    A checkpoint of an arm that is not partitioned holds these.
+    """
+    state = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            state[name] = parameter.detach()
+    return state
 
 
 def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -220,7 +273,8 @@ def load_trained_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """
     own = trained_state(model)
     if own.keys() != state.keys():
-        missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        missing = sorted(own.keys() - state.keys())
+        unknown = sorted(state.keys() - own.keys())
         raise ValueError(
             f"trained tensors differ from the arm's: missing {missing}, unknown {unknown}"
         )
@@ -236,9 +290,8 @@ def full_architecture(method: str, architecture: Mapping[str, Any]) -> dict[str,
     """The architecture with every default filled in, as it goes into an arm's name and record.
 
     Raises:
-        ConfigError: As `Method.configure`.
+        ConfigError: A key is unknown, or a value out of range.
     """
-    complete: dict[str, Any] = (
-        get_method(method).configure(architecture).config.model_dump(mode="json")
-    )
+    configured = get_method(method).configure(architecture)
+    complete: dict[str, Any] = configured.config.model_dump(mode="json")
     return complete
