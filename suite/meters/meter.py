@@ -285,7 +285,8 @@ def _devices(given: Device | Sequence[Device] | None) -> list[torch.device]:
 
 
 def _numbered(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
+    index: int | None = device.index  # torch's stub knows no device without a number
+    if device.type == "cuda" and index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
