@@ -130,7 +130,7 @@ def test_a_url_that_cannot_be_used_says_what_can(url: str, says: str) -> None:
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(StorageError, match=r"petl-suite\[s3\]"):
         open_storage("s3://bucket/x")
 

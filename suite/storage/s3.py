@@ -1,14 +1,18 @@
-"""`s3://BUCKET/PREFIX` as a storage, through s3fs.
+"""`s3://BUCKET/PREFIX` as a storage, through boto3.
 
-Source: s3fs (https://s3fs.readthedocs.io); Amazon S3, conditional writes (`If-None-Match: *` on PutObject).
+boto3 is Amazon's own client. It finds credentials and endpoint as all AWS tools do, and its errors
+name S3's code, which tells a key that is not there from a bucket that is not. What is ours here is
+`create`: no library says whether a conditional put whose answer was lost has won.
+
+Source: Amazon S3, conditional writes (`If-None-Match: *` on PutObject).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,63 +23,60 @@ from suite.files import replacing
 from suite.storage.base import NO_ROOM, PATIENCE_S, Storage, checked_key, visible
 
 T = TypeVar("T")
-CONNECT_S, READ_S = 5.0, 60.0
-LATER = (
-    "SlowDown",
-    "ServiceUnavailable",
-    "InternalError",
-    "RequestTimeout",
-    "OperationAborted",
-    "ConditionalRequestConflict",
-)
-"""Codes by which a server asks to be asked again."""
+CONNECT_S = 5.0
+READ_S = 60.0
+CONNECTIONS = 16
+"""More than a home's copy transfers at once."""
+LATER = ("RequestTimeout", "OperationAborted", "ConditionalRequestConflict", "TooManyRequests")
+"""Codes below 500 by which a server asks to be asked again."""
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 SETTINGS = (*ENDPOINTS, "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 
 
 class S3Storage(Storage):
-    """A bucket, or a prefix in one; credentials and endpoint from where the AWS tools take theirs.
-
-    s3fs and botocore try nothing again by themselves: here it is known whether a lost answer may have been a success.
-    """
+    """A bucket, or a prefix in one; credentials and endpoint from where the AWS tools take theirs."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S, clock: Clock = CLOCK) -> None:
         super().__init__(url, patience_s=patience_s, clock=clock)
-        if importlib.util.find_spec("s3fs") is None:
+        if importlib.util.find_spec("boto3") is None:
             raise StorageError(
-                f"storage {url}: needs s3fs; install it on every host: pip install 'petl-suite[s3]'"
+                f"storage {url}: needs boto3; install it on every host: "
+                "pip install 'petl-suite[s3]'"
             )
-        self._root = self.url.partition("://")[2]
-        if not self._root or self._root.startswith("/"):
+        self._bucket, _, self._prefix = self.url.partition("://")[2].partition("/")
+        if not self._bucket:
             raise StorageError(f"storage {url}: names no bucket; expected s3://BUCKET/PREFIX")
 
     @property
-    def _fs(self) -> Any:
-        return _filesystem(os.getpid(), tuple(os.environ.get(name, "") for name in SETTINGS))
+    def _client(self) -> Any:
+        settings = tuple(os.environ.get(name, "") for name in SETTINGS)
+        return _client(os.getpid(), settings)
 
     def read(self, key: str) -> bytes | None:
         def now() -> bytes | None:
             try:
-                data: bytes = self._fs.cat_file(self._path(key))
-            except FileNotFoundError as error:
-                self._blame_bucket(error)
-                return None
+                data: bytes = self._client.get_object(**self._at(key))["Body"].read()
+            except _failures() as error:
+                if _code(error) == "NoSuchKey":
+                    return None
+                raise
             return data
 
         return self._do(now, key)
 
     def write(self, key: str, data: bytes) -> None:
-        self._do(lambda: self._fs.pipe_file(self._path(key), data), key)
+        self._do(lambda: self._client.put_object(**self._at(key), Body=data), key)
 
     def create(self, key: str, data: bytes) -> bool:
-        lost = False  # an answer, after which our own bytes may be there
+        # Whether an answer was lost: then our own bytes may be there already.
+        lost = False
 
         def now() -> bool:
             nonlocal lost
             try:
-                self._fs.pipe_file(self._path(key), data, mode="create")
+                self._client.put_object(**self._at(key), Body=data, IfNoneMatch="*")
             except _failures() as error:
-                if _exists_already(error):
+                if _code(error) == "PreconditionFailed":
                     return lost and self.read(key) == data
                 lost = lost or _is_transient(error)
                 raise
@@ -84,59 +85,67 @@ class S3Storage(Storage):
         return self._do(now, key)
 
     def exists(self, key: str) -> bool:
-        path = self._path(key)
+        at = self._at(key)
 
+        # S3 lists in order, so the key itself comes first. A HEAD request has no body, and could
+        # not say that it is the bucket that does not exist.
         def now() -> bool:
-            try:
-                return bool(self._fs.info(path)["type"] == "file")
-            except FileNotFoundError as error:
-                self._blame_bucket(error)
-                return False
+            found = self._client.list_objects_v2(Bucket=self._bucket, Prefix=at["Key"], MaxKeys=1)
+            return any(item["Key"] == at["Key"] for item in found.get("Contents", ()))
 
         return self._do(now, key)
 
     def keys(self, prefix: str = "") -> list[str]:
-        def now() -> list[str]:
-            try:
-                found = self._fs.find(self._path(prefix))
-            except FileNotFoundError as error:
-                self._blame_bucket(error)
-                return []
-            return [str(path).removeprefix(f"{self._root}/") for path in found]
+        start = self._name(prefix)
 
-        return visible(self._do(now, prefix))
+        def now() -> list[str]:
+            pages = self._client.get_paginator("list_objects_v2")
+            names: list[str] = []
+            for page in pages.paginate(Bucket=self._bucket, Prefix=start):
+                names += [item["Key"] for item in page.get("Contents", ())]
+            return names
+
+        found = []
+        for name in self._do(now, prefix):
+            # `a` finds `a` and `a/b`, and not `ab`.
+            if not start or name == start or name.startswith(f"{start}/"):
+                found.append(name.removeprefix(f"{self._prefix}/"))
+        return visible(found)
 
     def delete(self, prefix: str) -> None:
-        checked_key(prefix)
-
-        def now() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm([self._path(key) for key in {prefix.strip("/"), *self.keys(prefix)}])
-
-        self._do(now, prefix)
+        for key in {checked_key(prefix), *self.keys(prefix)}:
+            at = self._at(key)
+            self._do(functools.partial(self._client.delete_object, **at), key)
 
     def push(self, local: Path, key: str) -> None:
-        self._do(lambda: self._fs.put_file(str(local), self._path(key)), key)
-
-    def pull(self, key: str, local: Path) -> None:
         def now() -> None:
-            with replacing(local) as temporary:
-                self._fs.get_file(self._path(key), str(temporary))
+            with local.open("rb") as file:
+                self._client.upload_fileobj(file, **self._at(key))
 
         self._do(now, key)
 
-    def _path(self, key: str) -> str:
-        return f"{self._root}/{checked_key(key)}" if key else self._root
+    def pull(self, key: str, local: Path) -> None:
+        def now() -> None:
+            with replacing(local) as temporary, temporary.open("wb") as file:
+                shutil.copyfileobj(self._client.get_object(**self._at(key))["Body"], file)
 
-    def _blame_bucket(self, error: Exception) -> None:
-        """A key that is not there is an answer; a bucket that is not there is a mistake."""
-        if _code(error) == "NoSuchBucket":
-            raise error
+        self._do(now, key)
+
+    def _at(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._name(checked_key(key))}
+
+    def _name(self, key: str) -> str:
+        """The name in the bucket of a key, or of the root."""
+        parts = [self._prefix]
+        if key:
+            parts.append(checked_key(key))
+        return "/".join(filter(None, parts))
 
     def _do(self, call: Callable[[], T], key: str) -> T:
         try:
             return self.patiently(call, _is_transient)
         except _failures() as error:
+            # A full disk stays an OSError: a sweep waits for room and does not try again.
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise
             raise StorageError(
@@ -145,83 +154,85 @@ class S3Storage(Storage):
 
 
 @functools.lru_cache(maxsize=4)
-def _filesystem(process: int, settings: tuple[str, ...]) -> Any:
-    """One set of connections for all storages of a process; made at first use, as its thread would not survive a fork."""
-    from s3fs.core import S3FileSystem
+def _client(process: int, settings: tuple[str, ...]) -> Any:
+    """One set of connections for all storages of a process; a fork must not share its parent's."""
+    from boto3.session import Session
+    from botocore.config import Config
 
-    config = {
-        "connect_timeout": CONNECT_S,
-        "read_timeout": READ_S,
-        "retries": {"total_max_attempts": 1},
-    }
-    system = S3FileSystem(config_kwargs=config, use_listings_cache=False, skip_instance_cache=True)
-    system.retries = 1
-    return system
+    # Nothing is tried again below `Storage.patiently`: only there is it known whether a lost answer
+    # may have been a success.
+    config = Config(
+        connect_timeout=CONNECT_S,
+        read_timeout=READ_S,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=CONNECTIONS,
+    )
+    return Session().client("s3", config=config)
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What botocore, aiohttp and s3fs raise; they share no base."""
-    from aiohttp import ClientError as TransferError
+    """What boto3 raises, and what the files on this side do."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    return (BotoCoreError, ClientError, TransferError, OSError, TimeoutError)
+    return (BotoCoreError, ClientError, OSError)
 
 
 def _unanswered() -> tuple[type[Exception], ...]:
     """Of these, what is raised where no answer came, or a part of one."""
-    from aiohttp import ClientError as TransferError
-    from botocore.exceptions import ConnectionError as EndpointError
-    from botocore.exceptions import HTTPClientError, IncompleteReadError, ResponseStreamingError
+    from botocore import exceptions
 
     return (
-        HTTPClientError,
-        EndpointError,
-        IncompleteReadError,
-        ResponseStreamingError,
-        TransferError,
-        TimeoutError,
-        ConnectionError,
+        exceptions.HTTPClientError,
+        exceptions.ConnectionError,
+        exceptions.IncompleteReadError,
+        exceptions.ResponseStreamingError,
     )
 
 
-def _code(error: BaseException | None) -> str:
-    """S3's own name of an error, from the exception or its cause; "" where it has none."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        error = error.__cause__
-    return ""
+def _code(error: Exception) -> str:
+    """S3's own name of an error; "" where no answer came."""
+    response = getattr(error, "response", {})
+    return str(response.get("Error", {}).get("Code", ""))
 
 
-def _exists_already(error: Exception) -> bool:
-    return isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412")
+def _status(error: Exception) -> int:
+    """The HTTP status of an answer; 0 where none came."""
+    response = getattr(error, "response", {})
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def _is_transient(error: Exception) -> bool:
-    """Worth asking again: no answer, a broken one, or a server that says later. Not: no key, no bucket, no right, no credentials."""
-    if isinstance(error, _unanswered()):
-        return True
-    code = _code(error)
-    return code in LATER or (code.isdigit() and int(code) >= 500)
+    """Whether to ask again: no answer, a broken one, or a server that says later.
+
+    Not: no key, no bucket, no right, no credentials.
+    """
+    return isinstance(error, _unanswered()) or _status(error) >= 500 or _code(error) in LATER
 
 
 def _explained(error: Exception, patience_s: float) -> str:
-    """What to do about it; the exception's own text holds no secret, but may hold a signed URL, which is left out."""
-    from botocore.exceptions import BotoCoreError, NoCredentialsError, PartialCredentialsError
+    """What to do about it."""
+    from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
 
+    code = _code(error)
     if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
-        return "no credentials; expected AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or a machine's role, on every host"
-    if isinstance(error, PermissionError):
-        return f"refused ({_code(error) or 'AccessDenied'}); expected credentials that may list, read, write and delete there"
-    if isinstance(error, FileNotFoundError):
         return (
-            "no such bucket; create it first" if _code(error) == "NoSuchBucket" else "no such key"
+            "no credentials; expected AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, "
+            "or a machine's role, on every host"
         )
+    if _status(error) in (401, 403):
+        return f"refused ({code}); expected credentials that may list, read, write and delete there"
+    if code == "NoSuchBucket":
+        return "no such bucket; create it first"
+    if _status(error) == 404:
+        return "no such key"
     if isinstance(error, _unanswered()):
         where = next(filter(None, map(os.environ.get, ENDPOINTS)), "Amazon's endpoint")
         waited_s = max(patience_s, CONNECT_S)
-        return f"{where} could not be reached within {waited_s:g} s ({type(error).__name__}); check the network and AWS_ENDPOINT_URL"
-    return f"{type(error).__name__} {_code(error)}".strip() + (
-        f": {error}" if isinstance(error, (BotoCoreError, OSError)) else ""
-    )
+        return (
+            f"{where} could not be reached within {waited_s:g} s ({type(error).__name__}); "
+            "check the network and AWS_ENDPOINT_URL"
+        )
+    # The text of an answer may hold a signed URL, which is as good as a password.
+    if isinstance(error, ClientError):
+        return f"{type(error).__name__} {code}"
+    return f"{type(error).__name__}: {error}"

@@ -107,7 +107,11 @@ def test_groups_over_hosts_with_disks_of_their_own_outlive_the_loss_of_one(
     head, w1, w2, spare = (bed.host(name) for name in ("head", "w1", "w2", "spare"))
     log, list_keys = (
         bed.folder / "storage.log",
-        ["python", "-c", f"import s3fs; print(*s3fs.S3FileSystem().find('{URL[5:]}'), sep='\\n')"],
+        [
+            "python",
+            "-c",
+            f"from suite.storage.base import open_storage; print(open_storage({URL!r}).keys())",
+        ],
     )
     running = head.popen(command(bed, "--storage", URL), log=log)
     wait_until(
