@@ -225,7 +225,9 @@ def _is_transposed(block: nn.Module, part: Part) -> bool:
 def matrix(block: nn.Module, part: Part) -> Tensor:
     """A view of a projection's weight as (out, in); GPT-2's `Conv1D` keeps (in, out)."""
     weight = cast(Tensor, block.get_submodule(part.name).weight).detach()
-    return weight.t() if _is_transposed(block, part) else weight
+    if _is_transposed(block, part):
+        return weight.t()
+    return weight
 
 
 def slice_vectors(norm: nn.Module, narrow: nn.Module, kept: Tensor) -> None:
@@ -249,6 +251,7 @@ def squared_gradients(
         parameters: The parameters to score; one that no loss depends on scores 0.
         losses: One scalar per example, made one at a time.
     """
+    # fp32 also for a bf16 model: squares of small gradients lose their digits
     totals = {p: torch.zeros_like(p, dtype=torch.float32) for p in parameters}
     for loss in losses:
         gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True)

@@ -112,5 +112,6 @@ class Adapter(Method[AdapterArchitecture]):
 
 
 def _adapt(module: Any, args: Any, output: Tensor) -> Tensor:
+    # the module is an argument, so that the hook of a copied model finds the copy's adapter
     adapted: Tensor = module.adapter(output)
     return adapted

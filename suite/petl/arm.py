@@ -248,11 +248,6 @@ def task_head(model: nn.Module, resolved: ResolvedBackbone) -> list[nn.Parameter
     return head_parameters(model, resolved.family)
 
 
-def trainable_names(model: nn.Module) -> list[str]:
-    """Names of the trained parameters, in the model's order; a shared tensor has one."""
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
     """The trained tensors by name, detached; a shared tensor has one name.
 

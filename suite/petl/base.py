@@ -135,6 +135,7 @@ def head_parameters(model: nn.Module, family: Family) -> list[nn.Parameter]:
     prefixes = tuple(f"{name}." for name in family.head_names(cast(PreTrainedModel, model)))
     found = []
     for name, parameter in model.named_parameters():
+        # the dot: `classifier` must not match `classifier2`
         if f"{name}.".startswith(prefixes):
             found.append(parameter)
     return found

@@ -77,6 +77,7 @@ class Lora(Method[LoraArchitecture]):
             inject_adapter_in_model(config, model)
         freeze(model)
         for name, parameter in model.named_parameters():
+            # peft's names: q.lora_A.default.weight
             parameter.requires_grad_(".lora_" in name)
         return model
 

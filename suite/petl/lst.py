@@ -123,7 +123,7 @@ class Lst(Method[LstConfig]):
         weights = list(dict.fromkeys(weights))  # a tied weight counts once
         with _as_pretrained(model, family, weights):
             losses = (loss(model, example) for example in chain([first], examples))
-            importances = squared_gradients(weights, losses)
+            importances = squared_gradients(weights, losses)  # one graph at a time
         prune_into_side(model, family, importances.__getitem__)
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:

@@ -192,6 +192,7 @@ def _attach(
     config = _peft_config(config_class, options, where=name)
     if config.is_prompt_learning:
         _set_task(config, model, family, name=name)
+    # first, so that only what peft adds or unfreezes trains
     freeze(model)
     try:
         wrapped = _wrap(model, config)

@@ -87,7 +87,10 @@ class DepthNetwork(nn.Module):
         """Map (N, B, T, d) to (B, T, d)."""
         depth, *rows, width = layers.shape
         states, _ = self.cell(self.norm(layers).view(depth, -1, width))  # (N, B·T, h)
-        state = states[-1] if self.state == "last" else states.mean(0)  # (B·T, h)
+        if self.state == "last":
+            state = states[-1]  # (B·T, h)
+        else:
+            state = states.mean(0)
         out: Tensor = self.out(state)  # (B·T, d)
         return out.view(*rows, width)
 
@@ -98,6 +101,7 @@ class Correction(nn.Module):
     def __init__(self, stack: Stack, config: ReadConfig) -> None:
         super().__init__()
         like = next(stack.module.parameters())
+        # one network walks through all layers, or every layer has one of its own
         count = 1 if config.recurrent else len(stack.blocks)
         self.networks = nn.ModuleList(
             DepthNetwork(stack.width, config, device=like.device, dtype=like.dtype)
