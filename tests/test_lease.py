@@ -21,9 +21,9 @@ from suite.errors import StaleDriverError, SweepConflictError
 from suite.plan.definition import lease_root
 from suite.record.folder import Home
 from suite.storage import lease as leases
-from suite.storage.base import open_storage
 from suite.storage.fence import Fence, claim_key
 from suite.storage.lease import Beat, Claim, acquire, holder, newest_epoch
+from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
 from suite.tracking import open_store
 from suite.train.failure import is_infrastructure
@@ -247,7 +247,7 @@ from suite.storage.fence import Fence, claim_key
 from suite.record.folder import Home
 from suite.storage.workspace import Workspace
 from suite.train.loop import Trainer
-from suite.storage.base import open_storage
+from suite.storage.urls import open_storage
 from tests.test_loop import make_spec
 
 home, root = Home(Path(sys.argv[1]) / "home"), Path(sys.argv[1]) / "sweeps"

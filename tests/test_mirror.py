@@ -24,10 +24,10 @@ from suite.petl.arm import full_architecture
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, TrialResult
 from suite.record.spec import Phase, TrialSpec
-from suite.storage.base import open_storage
 from suite.storage.fence import Fence, claim_key
 from suite.storage.identity import home_id
 from suite.storage.mirror import Mirror
+from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
 from tests.buckets import BUCKET, free_port, s3_server
 from tests.records import make_home, make_result, make_spec, write_trial

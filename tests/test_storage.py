@@ -14,7 +14,8 @@ from moto.server import ThreadedMotoServer
 
 from suite.cli.export import _check_new, _folder_for
 from suite.errors import ConfigError, StorageError
-from suite.storage.base import Storage, checked_key, open_storage
+from suite.storage.base import Storage, checked_key
+from suite.storage.urls import open_storage
 from tests.buckets import BUCKET, free_port, s3_server
 
 __all__ = ["s3_server"]

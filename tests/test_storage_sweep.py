@@ -16,7 +16,7 @@ from suite.plan.events import Listener, Outcome
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
-from suite.storage.base import open_storage
+from suite.storage.urls import open_storage
 from suite.tune.driver import run_sweep
 from tests.buckets import BUCKET, free_port, running
 from tests.sweeps import make_roots, toy_sweep

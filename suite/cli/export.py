@@ -77,7 +77,7 @@ def export(
 
 
 def _check_new(out: str) -> None:
-    from suite.storage.base import is_local, open_storage
+    from suite.storage.urls import is_local, open_storage
 
     if is_local(out):
         folder = Path(open_storage(out).url)
@@ -92,7 +92,7 @@ def _check_new(out: str) -> None:
 def _folder_for(out: str) -> Iterator[Path]:
     """The folder itself, or one whose files are then put where the URL says, the description last: what has it is whole."""
     from suite.export.description import FILE
-    from suite.storage.base import is_local, open_storage
+    from suite.storage.urls import is_local, open_storage
 
     if is_local(out):
         yield Path(open_storage(out).url)

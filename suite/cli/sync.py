@@ -82,8 +82,8 @@ def _mirror(home: Home, url: str, sweep: str | None) -> None:
 
 
 def _fetch(home: Home, url: str, *, weights: bool) -> None:
-    from suite.storage.base import open_storage
     from suite.storage.mirror import Mirror
+    from suite.storage.urls import open_storage
 
     storage = open_storage(url, patience_s=PATIENCE_S)
     if not storage.keys("sweeps") and not storage.keys("trials"):

@@ -19,8 +19,8 @@ from suite.errors import ResourceError
 from suite.files import write_atomic
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import EpochRecord
-from suite.storage.base import is_local, open_storage
 from suite.storage.mirror import Mirror
+from suite.storage.urls import is_local, open_storage
 
 REMOVAL_S = 20.0
 

@@ -32,7 +32,7 @@ from suite.doctor.places import home_writable, storage
 from suite.errors import ResourceError
 from suite.record.provenance import git_state, versions
 from suite.redact import redact
-from suite.storage.base import is_local, open_storage
+from suite.storage.urls import is_local, open_storage
 
 ANSWER_S = 120.0
 VISIBLE_S = 10.0

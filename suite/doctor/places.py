@@ -47,7 +47,7 @@ def home_writable(home: Path) -> Finding:
 def storage(url: str) -> Finding:
     """Storage that answers, and refuses to create a key twice, on which the claim of a sweep by one driver rests."""
     from suite.errors import StorageError
-    from suite.storage.base import open_storage
+    from suite.storage.urls import open_storage
 
     began = time.perf_counter()
     try:

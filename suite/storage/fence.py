@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from suite.errors import StaleDriverError
-from suite.storage.base import open_storage
+from suite.storage.urls import open_storage
 
 
 def claims_key(sweep: str) -> str:

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 from suite.record.folder import Home
-from suite.storage.base import open_storage
+from suite.storage.urls import open_storage
 
 
 def identity_path(home: Home) -> Path:

@@ -25,8 +25,9 @@ from pydantic import ValidationError
 from suite.clock import CLOCK, Clock
 from suite.config.loader import Strict
 from suite.errors import StorageError, SweepConflictError
-from suite.storage.base import Storage, open_storage
+from suite.storage.base import Storage
 from suite.storage.fence import Fence, claim_key, claims_key
+from suite.storage.urls import open_storage
 
 log = logging.getLogger(__name__)
 BEAT_S = 10.0

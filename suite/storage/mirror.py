@@ -17,9 +17,10 @@ from suite.errors import StorageError
 from suite.files import json_bytes, sha256, write_atomic
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import FailureRecord, TrialResult
-from suite.storage.base import Storage, open_storage
+from suite.storage.base import Storage
 from suite.storage.fence import Fence
 from suite.storage.identity import home_id, identity_path
+from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
 
 T = TypeVar("T")

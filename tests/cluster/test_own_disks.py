@@ -110,7 +110,7 @@ def test_groups_over_hosts_with_disks_of_their_own_outlive_the_loss_of_one(
         [
             "python",
             "-c",
-            f"from suite.storage.base import open_storage; print(open_storage({URL!r}).keys())",
+            f"from suite.storage.urls import open_storage; print(open_storage({URL!r}).keys())",
         ],
     )
     running = head.popen(command(bed, "--storage", URL), log=log)
