@@ -1,4 +1,4 @@
-"""A Ray distributed benchmark suite for attention variants and parameter-efficient transfer learning."""
+"""A benchmark suite for attention variants and parameter-efficient transfer learning, on Ray."""
 
 from importlib import import_module
 from typing import Any
@@ -7,13 +7,14 @@ __version__ = "0.1.0"
 
 
 def load(folder: Any) -> tuple[Any, Any]:
-    """The model and the tokenizer of a folder that `suite export` wrote; see `suite.export.load`.
+    """Load the model and the tokenizer from a folder that `suite export` wrote.
 
     Args:
-        folder: Its path.
+        folder: Path of the folder.
 
     Returns:
         A torch module in evaluation mode on the CPU, and a tokenizer of transformers.
     """
+    # imported here, because it imports torch: `import suite` must stay quick
     loaded: tuple[Any, Any] = import_module("suite.export").load(folder)
     return loaded

@@ -1,8 +1,9 @@
-"""`suite run` as a script, because `ray submit` copies one to the head and runs it there.
+"""`suite run` as a script, because `ray submit` copies a script to the head node and runs it there.
 
     ray submit cluster.yaml suite/run_sweep.py -- SWEEP.yaml
 
-It joins the cluster that runs there (`--address auto`) and takes paths of sweeps as they are in the checkout, wherever it was copied to.
+It joins the cluster that runs there (`--address auto`). The path of a sweep may be as it is in the
+checkout, wherever the script was copied to.
 """
 
 from __future__ import annotations
@@ -13,26 +14,30 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> None:
-    """Run one sweep on the cluster of this machine; always ends in `SystemExit`.
+    """Run one sweep on the cluster of this machine; this always ends in `SystemExit`.
 
     Args:
-        arguments: What follows `suite run`; a `--` that a launcher passed on is dropped.
+        arguments: The arguments of `suite run`; a leading `--`, which a launcher passed on, is
+            dropped.
     """
     import suite
     from suite.cli import main as command
 
-    given = arguments[1:] if arguments[:1] == ["--"] else arguments
+    given = list(arguments)
+    if given[:1] == ["--"]:
+        del given[0]
     root = Path(suite.__file__).parents[1]
+    # a sweep of the checkout, named from the checkout's folder
     if given and not Path(given[0]).exists() and (root / given[0]).is_file():
         os.chdir(root)
-    named = any(argument == "--address" or argument.startswith("--address=") for argument in given)
-    command(["run", *given, *([] if named else ["--address", "auto"])])
+    if not any(argument.partition("=")[0] == "--address" for argument in given):
+        given += ["--address", "auto"]
+    command(["run", *given])
 
 
 if __name__ == "__main__":
     folder = Path(__file__).resolve().parent
-    if (
-        folder.name == "suite" and (folder / "__init__.py").is_file()
-    ):  # run in the checkout: its modules are found by the package alone
+    # run in the checkout, Python puts suite/ itself on the path, where its modules are top-level
+    if folder.name == "suite" and (folder / "__init__.py").is_file():
         sys.path[0] = str(folder.parent)
     main(sys.argv[1:])

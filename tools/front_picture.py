@@ -1,9 +1,10 @@
-"""Draws docs/images/front.png from the results committed under notebooks/: `python tools/front_picture.py`."""
+"""Draw docs/images/front.png from the results under notebooks/: `python tools/front_picture.py`."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -17,81 +18,95 @@ from suite.tracking.query import read_rows
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "notebooks" / "minilm-glue-small.parquet"
 PICTURE = ROOT / "docs" / "images" / "front.png"
-COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#000000",
-)  # Okabe and Ito's, told apart by everybody
-LOOKS = dict(
-    zip(
-        ("full", "lora", "adapter", "read", "prompt", "lst", "bitfit"),
-        zip(COLOURS, "osD^v*P", strict=True),
-        strict=True,
-    )
-)
+
+# colour and marker of each method; the colours are Okabe and Ito's, which everybody can tell apart
+STYLES = {
+    "full": ("#0072B2", "o"),
+    "lora": ("#E69F00", "s"),
+    "adapter": ("#009E73", "D"),
+    "read": ("#CC79A7", "^"),
+    "prompt": ("#56B4E9", "v"),
+    "lst": ("#D55E00", "*"),
+    "bitfit": ("#000000", "P"),
+}
 
 
 def main() -> None:
+    table, cells = read_results()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
+    draw_curves(left, cells)
+    draw_costs(right, table)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    PICTURE.parent.mkdir(exist_ok=True)
+    # without matplotlib's version, so that the same results give the same file
+    figure.savefig(PICTURE, dpi=110, metadata={"Software": None})
+
+
+def read_results() -> tuple[Any, list[Any]]:
+    """The leaderboard of SST-2, and its cells in the order of `STYLES`."""
     with tempfile.TemporaryDirectory() as folder:
         uri = f"sqlite:///{folder}/mlflow.db"
         import_results(RESULTS, tracking_uri=uri)
         table = leaderboard(uri, task="sst2")
-        cells = [
-            cell
-            for cell, _ in read_rows(open_store(uri, create=False))
-            if cell.task == "sst2" and cell.chosen is not False
-        ]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
-    for cell in sorted(cells, key=lambda cell: list(LOOKS).index(cell.method)):
-        colour, marker = LOOKS[cell.method]
+        cells = []
+        for cell, _ in read_rows(open_store(uri, create=False)):
+            # architectures that lost their method's contest are left out
+            if cell.task == "sst2" and cell.chosen is not False:
+                cells.append(cell)
+    methods = list(STYLES)
+    cells.sort(key=lambda cell: methods.index(cell.method))
+    return table, cells
+
+
+def draw_curves(axes: Any, cells: list[Any]) -> None:
+    """Draw validation accuracy over the learning rates that were tried."""
+    for cell in cells:
+        colour, marker = STYLES[cell.method]
+        # a trial that diverged has no score
         points = sorted((rate, score) for rate, score, _ in cell.curve if score is not None)
-        left.plot(
-            [p[0] for p in points],
-            [p[1] for p in points],
-            color=colour,
-            marker=marker,
-            label=cell.method,
-        )
-    left.set(
+        rates = [rate for rate, _ in points]
+        scores = [score for _, score in points]
+        axes.plot(rates, scores, color=colour, marker=marker, label=cell.method)
+    axes.set(
         xscale="log",
         xlabel="learning rate tried",
         ylabel="validation accuracy, %",
         title="Every method has a rate of its own",
     )
-    left.legend(frameon=False, fontsize=9, loc="lower left", ncols=2)
+    axes.legend(frameon=False, fontsize=9, loc="lower left", ncols=2)
+
+
+def draw_costs(axes: Any, table: Any) -> None:
+    """Draw test accuracy with its interval over the energy of a training run."""
     for row in table[table.status == "done"].itertuples():
-        colour, marker = LOOKS[row.method]
-        bars = [[max(row.score_mean - row.ci_low, 0)], [max(row.ci_high - row.score_mean, 0)]]
-        right.errorbar(
-            row.energy_kwh * 1e6,
+        colour, marker = STYLES[row.method]
+        energy_mwh = row.energy_kwh * 1e6
+        # matplotlib refuses negative lengths, which rounding could give
+        below = max(row.score_mean - row.ci_low, 0)
+        above = max(row.ci_high - row.score_mean, 0)
+        axes.errorbar(
+            energy_mwh,
             row.score_mean,
-            yerr=bars,
+            yerr=[[below], [above]],
             color=colour,
             marker=marker,
             markersize=8,
             capsize=3,
         )
-        right.annotate(
+        axes.annotate(
             f"{row.method} ({row.rank})",
-            (row.energy_kwh * 1e6, row.score_mean),
+            (energy_mwh, row.score_mean),
             xytext=(7, 5),
             textcoords="offset points",
         )
-    right.set(
+    axes.set(
         xlabel="energy of a training run, mWh (estimate)",
         ylabel="test accuracy, %, 95% interval",
         title="Score, cost, rank",
     )
-    right.margins(x=0.12)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=110, metadata={"Software": None})
+    axes.margins(x=0.12)
 
 
 if __name__ == "__main__":
