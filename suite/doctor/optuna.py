@@ -1,6 +1,7 @@
-"""Whether the storage that `--optuna` names can be reached, has the schema that this Optuna writes, and can be written.
+"""Checks of the storage that `--optuna` names: connection, schema and the right to write.
 
-Changes nothing: `RDBStorage` would, for opening a database writes its version and makes what is missing.
+They change nothing there. `RDBStorage` would: opening a database makes missing tables and writes its
+version.
 """
 
 from __future__ import annotations
@@ -9,11 +10,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-import optuna
-from alembic.config import Config
-from alembic.script import ScriptDirectory
-from optuna.storages import JournalStorage
-from optuna.storages._rdb.models import BaseModel
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import Connection, create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
@@ -28,23 +25,23 @@ from suite.tracking.optuna_mirror import database_url, explained, journal_path
 
 REMEDY = "docs/stores.md; the sweep does not wait for it, suite sync --optuna catches up later"
 VERSION = "alembic_version"
-OWN_TABLES = frozenset({*BaseModel.metadata.tables, VERSION})
-"""What Optuna makes in a database."""
 TRIED = "written by suite doctor"
 
 
 def check_optuna(url: str) -> Finding:
-    """The storage behind a URL, as `suite.tracking.optuna_mirror.open_storage` takes it. Changes nothing there."""
+    """Check the storage behind a URL, as `suite.tracking.optuna_mirror.open_storage` takes it."""
     try:
         with quiet(), explained(url):
             path = journal_path(url)
-            return _database(database_url(url)) if path is None else _journal(path)
+            if path is None:
+                return _database(database_url(url))
+            return _journal(path)
     except TrackingError as error:
         return fail("optuna", found=str(error), remedy=REMEDY)
 
 
 def _journal(path: Path) -> Finding:
-    """A file that is read as Optuna reads it; one that is not there is not made."""
+    """Read the file as Optuna does; do not make one that is not there."""
     if not path.exists():
         return _none_yet(path)
     if (why := _unwritable(path)) is not None:
@@ -59,24 +56,25 @@ def _none_yet(path: Path) -> Finding:
 
 
 def _unwritable(path: Path) -> Finding | None:
-    """A file beside which nothing can be written cannot be either: sqlite and journals have a second file while they write."""
-    places = (nearest(path), nearest(path.parent))
-    refused = next(
-        (
-            place
-            for place in places
-            if not os.access(place, os.W_OK | (os.X_OK if place.is_dir() else 0))
-        ),
-        None,
-    )
-    if refused is None:
-        return None
-    remedy = "name another place, or give this user the right to write there"
-    return fail("optuna", found=f"{path}: {refused} cannot be written", remedy=remedy)
+    """A finding if the file, or the folder around it, cannot be written.
+
+    Both are needed: sqlite and journals keep a second file while they write.
+    """
+    for place in (nearest(path), nearest(path.parent)):
+        needed = os.W_OK
+        if place.is_dir():
+            needed |= os.X_OK
+        if not os.access(place, needed):
+            return fail(
+                "optuna",
+                found=f"{path}: {place} cannot be written",
+                remedy="name another place, or give this user the right to write there",
+            )
+    return None
 
 
 def _database(url: str) -> Finding:
-    """A database: connection, tables, the version of its schema, and a row that is taken back."""
+    """Check connection, tables, the version of the schema, and whether a row can be written."""
     if url.startswith("sqlite:"):
         path = Path(url.removeprefix("sqlite:///"))
         if not path.exists():
@@ -85,31 +83,39 @@ def _database(url: str) -> Finding:
             return why
     engine = create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
-        tables = {*inspect(connection).get_table_names()}
-        server = f"{engine.dialect.name} {'.'.join(map(str, connection.dialect.server_version_info or ()))}"
-        return _judged(connection, tables, f"{redact(url.partition('?')[0])}: {server}")
+        tables = set(inspect(connection).get_table_names())
+        version = ".".join(map(str, connection.dialect.server_version_info or ()))
+        text = f"{redact(url.partition('?')[0])}: {engine.dialect.name} {version}"
+        return _judged(connection, tables, text)
 
 
 def _judged(connection: Connection, tables: Collection[str], text: str) -> Finding:
-    """What the tables say, and of a whole set whether it takes a row."""
-    own = OWN_TABLES & {*tables}
+    """What the tables say; if they are complete, whether they take a row."""
+    # A new storage in memory shows what this Optuna makes, without a look into its models.
+    template = RDBStorage("sqlite:///:memory:")
+    expected = set(inspect(template.engine).get_table_names())
+    own = expected.intersection(tables)
     if not own:
-        has = "empty" if not tables else f"no table of Optuna, {len(tables)} of something else"
-        tried = (
-            "" if connection.dialect.name == "sqlite" else " (whether this user may was not tried)"
-        )
-        return ok("optuna", found=f"{text}, {has}: the first run makes its tables{tried}")
-    if VERSION in own and (theirs := _other_schema(connection)) is not None:
-        remedy = "all who use it need the same Optuna; back it up, then: optuna storage upgrade --storage URL"
-        return fail("optuna", found=f"{text}, {theirs}", remedy=remedy)
-    if own != OWN_TABLES:
-        found = f"{text}, Optuna's tables are incomplete: no {', '.join(sorted(OWN_TABLES - own))}"
+        return _no_tables(connection, tables, text)
+    newest = template.get_head_version()
+    if VERSION in own:
+        found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION}").scalar()  # noqa: S608 - a constant
+        if found != newest:
+            return fail(
+                "optuna",
+                found=f"{text}, schema {found or 'unknown'}, this Optuna writes {newest}",
+                remedy="all who use it need the same Optuna; back it up, then: "
+                "optuna storage upgrade --storage URL",
+            )
+    if own != expected:
         return fail(
             "optuna",
-            found=found,
-            remedy="they were cut off while they were made, or somebody removed some: give an empty database",
+            found=f"{text}, Optuna's tables are incomplete: no {', '.join(sorted(expected - own))}",
+            remedy="they were cut off while they were made, or somebody removed some: "
+            "give an empty database",
         )
-    if (why := _refused(connection)) is not None:
+    why = _refused(connection)
+    if why is not None:
         return fail(
             "optuna",
             found=f"{text}, cannot be written: {redact(why)}",
@@ -118,25 +124,22 @@ def _judged(connection: Connection, tables: Collection[str], text: str) -> Findi
     return ok("optuna", found=f"{text}, the schema of this Optuna, can be written")
 
 
-def _other_schema(connection: Connection) -> str | None:
-    """In words, where the database has another schema than this Optuna writes."""
-    found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION}").scalar()  # noqa: S608 - a constant
-    newest = _newest_schema()
-    return None if found == newest else f"schema {found or 'unknown'}, this Optuna writes {newest}"
-
-
-def _newest_schema() -> str | None:
-    """The last of the migrations that Optuna's package brings."""
-    config = Config()
-    folder = Path(optuna.__file__).parent / "storages" / "_rdb" / "alembic"
-    config.set_main_option("script_location", str(folder).replace("%", "%%"))
-    return ScriptDirectory.from_config(config).get_current_head()
+def _no_tables(connection: Connection, tables: Collection[str], text: str) -> Finding:
+    has = "empty"
+    if tables:
+        has = f"no table of Optuna, {len(tables)} of something else"
+    untried = " (whether this user may was not tried)"
+    # Of an sqlite file it is known: the right to write the file is all it takes.
+    if connection.dialect.name == "sqlite":
+        untried = ""
+    return ok("optuna", found=f"{text}, {has}: the first run makes its tables{untried}")
 
 
 def _refused(connection: Connection) -> str | None:
-    """Why a study cannot be written: one is, in a transaction that is rolled back."""
+    """Why a study cannot be written, tried in a transaction that is rolled back."""
     try:
-        connection.rollback()  # what looking at the tables began
+        # Looking at the tables began a transaction, perhaps a read-only one.
+        connection.rollback()
         connection.exec_driver_sql(f"INSERT INTO studies (study_name) VALUES ('{TRIED}')")  # noqa: S608 - a constant
     except SQLAlchemyError as error:
         return str(error).strip().splitlines()[0][:300]

@@ -1,4 +1,4 @@
-"""Trials of a study in Optuna's form, in memory: what samplers and terminators are asked about."""
+"""Trials of a study in Optuna's form, in memory, for its samplers and terminators."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import optuna
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from suite.config.space import LearningRateRange
 
 Finished = tuple[int, float, float | None]
-"""Number, learning rate, and score (a higher one is better) or None of a trial that has ended."""
+"""Number, learning rate and score of a trial that has ended: higher is better, None = no score."""
 Running = tuple[int, float]
 NAME = "learning_rate"
 
@@ -27,49 +27,51 @@ def as_trials(
     """(number, trial) in number order. A trial without a score counts as the worst one seen.
 
     Args:
-        searched: The range; trials outside it (of a range that was longer) lengthen it.
+        searched: The range. It grows if trials lie outside it, because it was wider before.
         finished: At least one with a score.
         running: Trials without a result yet.
-        costs: With two objectives the second one's value by number, of which less is better; None = one objective.
+        costs: The second objective by trial number, where less is better; None = one objective.
     """
-    distribution = distribution_of(
-        searched, [lr for _, lr, _ in finished] + [lr for _, lr in running]
-    )
+    tried = [learning_rate for _, learning_rate, _ in finished]
+    tried += [learning_rate for _, learning_rate in running]
+    distributions: dict[str, BaseDistribution] = {NAME: distribution_of(searched, tried)}
     worst = min(score for _, _, score in finished if score is not None)
-    dearest = max(costs.values(), default=0.0) if costs is not None else 0.0
-
-    def complete(number: int, learning_rate: float, score: float | None) -> FrozenTrial:
+    trials = []
+    for number, learning_rate, score in finished:
         values = [worst if score is None else score]
         if costs is not None:
-            values.append(costs.get(number, dearest))
-        given = {"params": {NAME: learning_rate}, "distributions": {NAME: distribution}}
-        return create_trial(state=TrialState.COMPLETE, values=values, **given)  # type: ignore[arg-type]
-
-    ended = [(n, complete(n, lr, score)) for n, lr, score in finished]
-    live = [
-        (
-            n,
-            create_trial(
-                state=TrialState.RUNNING, params={NAME: lr}, distributions={NAME: distribution}
-            ),
+            # A trial whose cost is unknown counts as the dearest one.
+            values.append(costs.get(number, max(costs.values(), default=0.0)))
+        ended = create_trial(
+            state=TrialState.COMPLETE,
+            values=values,
+            params={NAME: learning_rate},
+            distributions=distributions,
         )
-        for n, lr in running
-    ]
-    return sorted([*ended, *live], key=lambda pair: pair[0])
+        trials.append((number, ended))
+    for number, learning_rate in running:
+        live = create_trial(
+            state=TrialState.RUNNING,
+            params={NAME: learning_rate},
+            distributions=distributions,
+        )
+        trials.append((number, live))
+    return sorted(trials, key=lambda pair: pair[0])
 
 
 def distribution_of(searched: LearningRateRange, tried: Sequence[float]) -> FloatDistribution:
     """The range as Optuna's, made to hold everything that was tried."""
-    return FloatDistribution(min([searched.low, *tried]), max([searched.high, *tried]), log=True)
+    low = min([searched.low, *tried])
+    high = max([searched.high, *tried])
+    return FloatDistribution(low, high, log=True)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A new study, a slower optimiser and an experimental class are not news."""
+    """Keep Optuna from reporting every new study and every experimental class."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.simplefilter(
-            "ignore", FutureWarning
-        )  # optuna.terminator moves to OptunaHub with version 6
+        # Version 5 says at every call that optuna.terminator moves to OptunaHub with version 6.
+        warnings.simplefilter("ignore", FutureWarning)
         yield

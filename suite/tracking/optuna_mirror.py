@@ -1,13 +1,15 @@
-"""Studies mirrored into an Optuna storage, for optuna-dashboard. A view of the trial folders: the search never reads it.
+"""Studies mirrored into an Optuna storage, for optuna-dashboard.
 
-A study per cell, named `<sweep>/<cell> @<home>`; its trials carry the hash of theirs, by which each is written once. Where
-the storage says something else than the folders do (a trial was removed and run again), the study is written anew.
+The mirror is a view of the trial folders: the search never reads it. Every cell has one study, named
+`<sweep>/<cell> @<home>`. It shows the trials that have ended. Each carries the hash of its folder, so
+that it is written once. If the storage says something else than the folders do (a trial was removed
+and run again), the study is written anew.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,11 +18,10 @@ from typing import Any
 
 import optuna
 from filelock import FileLock, Timeout
-from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -32,7 +33,7 @@ from suite.plan.plan import Plan, PlannedCell
 from suite.plan.second_objective import cost
 from suite.record.cells import Cell, Trial, read_cells
 from suite.record.folder import Home
-from suite.record.result import Status
+from suite.record.result import Status, TrialResult
 from suite.redact import redact
 from suite.storage.databases import check_local, with_deadlines, with_driver
 from suite.storage.identity import home_id
@@ -40,13 +41,15 @@ from suite.tracking.encode import result_digest
 from suite.tracking.follower import Follower
 
 LOCK_TIMEOUT_S = 60.0
-HASH, DIGEST = "suite.trial", "suite.result"
-"""User attributes of a trial: the hash of its folder, and what its result was when it was written."""
+HASH = "suite.trial"
+"""User attribute of a trial: the hash of its folder."""
+DIGEST = "suite.result"
+"""User attribute of a trial: the digest of its result when it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorReport:
-    """What a mirroring did: trials that were `written` (or have ended since) or `already` there, over so many `studies`."""
+    """How many trials were `written` or `already` there, in how many `studies`."""
 
     written: int = 0
     already: int = 0
@@ -59,12 +62,12 @@ class MirrorReport:
 
 
 def mirror_studies(home: Home, url: str, *, sweep: str | None = None) -> MirrorReport:
-    """Bring an Optuna storage up to date with the studies of a home; done twice, the second time writes nothing.
+    """Show the studies of a home in an Optuna storage. A second call writes nothing.
 
     Args:
         home: Its folders are only read.
-        url: `postgresql://...`, `sqlite:///PATH` or `journal:///PATH`; a database of its own, not MLflow's.
-        sweep: Only this one; None = all.
+        url: `postgresql://...`, `sqlite:///PATH` or `journal:///PATH`; not MLflow's own database.
+        sweep: Only this sweep; None = all.
 
     Raises:
         TrackingError: The storage cannot be reached or used.
@@ -75,7 +78,8 @@ def mirror_studies(home: Home, url: str, *, sweep: str | None = None) -> MirrorR
             storage = open_storage(url)
             try:
                 for name in sweeps(home):
-                    if sweep in (None, name) and (plan := known_plan(home, name)) is not None:
+                    plan = known_plan(home, name)
+                    if sweep in (None, name) and plan is not None:
                         report += _mirror_sweep(storage, home, plan)
             finally:
                 storage.remove_session()
@@ -104,18 +108,22 @@ def open_storage(url: str) -> BaseStorage:
 
 def journal_path(url: str) -> Path | None:
     """The file of a journal, None for a database."""
-    return Path(url.removeprefix("journal://")) if url.startswith("journal:///") else None
+    if not url.startswith("journal:///"):
+        return None
+    return Path(url.removeprefix("journal://"))
 
 
 def database_url(url: str) -> str:
-    """A database's URL with driver, deadlines and, of sqlite, an absolute path.
+    """A database's URL with driver and deadlines; the path of an sqlite file becomes absolute.
 
     Raises:
-        TrackingError: A URL of another kind, MLflow's own database, or sqlite on a network file system.
+        TrackingError: The URL is of another kind, or names MLflow's own database, or an sqlite file
+            on a network file system.
     """
     if not re.match(r"(sqlite:///|postgres(ql)?[:+]|mysql[:+])", url):
         raise TrackingError(
-            f"--optuna {redact(url)}: expected postgresql://USER:PASSWORD@HOST/DATABASE, sqlite:///PATH or journal:///PATH"
+            f"--optuna {redact(url)}: expected postgresql://USER:PASSWORD@HOST/DATABASE, "
+            "sqlite:///PATH or journal:///PATH"
         )
     url = with_deadlines(with_driver(url))
     if url.startswith("sqlite:"):
@@ -126,14 +134,15 @@ def database_url(url: str) -> str:
             return url
     if inspect(create_engine(url, poolclass=NullPool)).has_table("experiments"):
         raise TrackingError(
-            f"--optuna {redact(url.partition('?')[0])}: holds MLflow's tables, which Optuna's would break; make it another database"
+            f"--optuna {redact(url.partition('?')[0])}: holds MLflow's tables, "
+            "which Optuna's would break; make it another database"
         )
     return url
 
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """What Optuna and its driver raise, as one line that names the storage and holds no password."""
+    """Turn what Optuna and its driver raise into one line that names the storage, not the password."""
     try:
         yield
     except (
@@ -152,166 +161,156 @@ def explained(url: str) -> Iterator[None]:
 
 def _mirror_sweep(storage: BaseStorage, home: Home, plan: Plan) -> MirrorReport:
     cells = read_cells(home, plan.config.name)
-    known = {study.study_name: study._study_id for study in storage.get_all_studies()}
+    shown = set(optuna.get_all_study_names(storage))
     report = MirrorReport()
     for planned in plan.cells:
         cell = cells.get(planned.key)
-        if cell is not None and cell.search:
-            name = f"{plan.config.name}/{planned.key} @{home_id(home)}"
-            report += _Study(
-                storage, name, known.get(name), planned, plan.config.search.second
-            ).mirror(cell)
+        if cell is None or not cell.search:
+            continue
+        name = f"{plan.config.name}/{planned.key} @{home_id(home)}"
+        mirror = _StudyMirror(storage, name, planned, plan.config.search.second)
+        report += mirror.bring_up_to_date(cell, exists=name in shown)
     return report
 
 
-@dataclass(slots=True)
-class _Study:
-    """One cell's study in a storage; `id` is None while it is not there."""
+@dataclass(frozen=True, slots=True)
+class _StudyMirror:
+    """The study that shows one cell."""
 
     storage: BaseStorage
     name: str
-    id: int | None
     planned: PlannedCell
     second: str | None
 
-    def mirror(self, cell: Cell) -> MirrorReport:
-        found = [] if self.id is None else self.storage.get_all_trials(self.id, deepcopy=False)
-        ours = [
-            trial for trial in found if HASH in trial.user_attrs
-        ]  # of one that somebody added by hand nothing is known, and it stays
-        there, wanted = (
-            {trial.user_attrs[HASH]: trial for trial in ours},
-            {t.folder.hash: t for t in cell.search},
-        )
-        twice = len(there) < len(ours)  # by two drivers, of which one was superseded
-        if twice or any(_differs(trial, wanted.get(name)) for name, trial in there.items()):
-            assert self.id is not None
-            self.storage.delete_study(self.id)
-            self.id, there = None, {}
-        study = self._make() if self.id is None else self.id
-        changed = [
-            self._write(study, trial, there.get(name), cell) for name, trial in wanted.items()
-        ]
+    def bring_up_to_date(self, cell: Cell, *, exists: bool) -> MirrorReport:
+        ended = {}
+        for trial in cell.search:
+            if trial.result is not None:
+                ended[trial.folder.hash] = trial
+        study = self._open(exists=exists)
+        shown = _own_trials(study)
+        if not _agree(shown, ended):
+            optuna.delete_study(study_name=self.name, storage=self.storage)
+            study = self._open(exists=False)
+            shown = []
+        there = {trial.user_attrs[HASH] for trial in shown}
+        written = 0
+        for trial_hash, trial in ended.items():
+            if trial_hash not in there:
+                study.add_trial(self._frozen(trial, cell))
+                written += 1
         self._describe(study, cell)
-        return MirrorReport(sum(changed), len(changed) - sum(changed), 1)
+        return MirrorReport(written, len(there), 1)
 
-    def _make(self) -> int:
-        score = (
-            StudyDirection.MAXIMIZE
-            if self.planned.task.higher_is_better
-            else StudyDirection.MINIMIZE
+    def _open(self, *, exists: bool) -> Study:
+        if exists:
+            return optuna.load_study(study_name=self.name, storage=self.storage)
+        directions = [StudyDirection.MINIMIZE]
+        if self.planned.task.higher_is_better:
+            directions = [StudyDirection.MAXIMIZE]
+        # The second objective is a cost.
+        if self.second is not None:
+            directions.append(StudyDirection.MINIMIZE)
+        return optuna.create_study(
+            study_name=self.name,
+            storage=self.storage,
+            directions=directions,
+            # Another driver may have made it since the names were read.
+            load_if_exists=True,
         )
-        return self.storage.create_new_study(
-            [score] if self.second is None else [score, StudyDirection.MINIMIZE], self.name
-        )
-
-    def _write(self, study: int, trial: Trial, known: FrozenTrial | None, cell: Cell) -> bool:
-        """Whether anything was written."""
-        frozen = self._frozen(trial, cell)
-        if known is None:
-            self.storage.create_new_trial(study, template_trial=frozen)
-            return True
-        if known.state.is_finished() or not frozen.state.is_finished():
-            return False
-        for key, value in frozen.user_attrs.items():
-            self.storage.set_trial_user_attr(known._trial_id, key, value)
-        for step, score in frozen.intermediate_values.items():
-            self.storage.set_trial_intermediate_value(known._trial_id, step, score)
-        self.storage.set_trial_state_values(known._trial_id, frozen.state, frozen.values)
-        return True
 
     def _frozen(self, trial: Trial, cell: Cell) -> FrozenTrial:
-        result, values = trial.result, self._values(trial)
-        state = (
-            TrialState.RUNNING
-            if result is None
-            else _state(result.status, scored=values is not None)
-        )
-        tried = distribution_of(
-            self.planned.learning_rate, [t.spec.learning_rate for t in cell.search]
-        )
-        distributions: dict[str, BaseDistribution] = {NAME: tried}
-        return FrozenTrial(
-            number=-1,
-            trial_id=-1,
-            state=state,
-            value=None,
-            values=values if state is TrialState.COMPLETE else None,
-            datetime_start=datetime.now()
-            if result is None
-            else datetime.fromtimestamp(result.started_at),
-            datetime_complete=None
-            if result is None
-            else datetime.fromtimestamp(result.finished_at),
-            params={NAME: trial.spec.learning_rate},
-            distributions=distributions,
-            user_attrs=_attributes(trial),
-            system_attrs={},
-            intermediate_values={}
-            if result is None
-            else {e.epoch: e.validation_score for e in result.epochs},
-        )
-
-    def _values(self, trial: Trial) -> list[float] | None:
-        """Score, and the second objective where there is one; None unless all are known."""
+        """An ended trial in Optuna's form."""
         result = trial.result
-        if result is None or result.score is None:
+        assert result is not None
+        values = self._values(result)
+        state = TrialState.FAIL
+        if result.status is Status.PRUNED:
+            state = TrialState.PRUNED
+        elif values is not None:
+            state = TrialState.COMPLETE
+        tried = [other.spec.learning_rate for other in cell.search]
+        searched = distribution_of(self.planned.learning_rate, tried)
+        frozen = create_trial(
+            state=state,
+            values=values if state is TrialState.COMPLETE else None,
+            params={NAME: trial.spec.learning_rate},
+            distributions={NAME: searched},
+            user_attrs=_attributes(trial, result),
+            intermediate_values={e.epoch: e.validation_score for e in result.epochs},
+        )
+        frozen.datetime_start = datetime.fromtimestamp(result.started_at)
+        frozen.datetime_complete = datetime.fromtimestamp(result.finished_at)
+        return frozen
+
+    def _values(self, result: TrialResult) -> list[float] | None:
+        """The score, and the second objective where there is one; None unless all are known."""
+        if result.score is None:
             return None
         if self.second is None:
             return [result.score]
-        dear = cost(result, self.second)
-        return None if dear is None else [result.score, dear]
+        second = cost(result, self.second)
+        if second is None:
+            return None
+        return [result.score, second]
 
-    def _describe(self, study: int, cell: Cell) -> None:
-        """The names of the cell, and what its confirm runs gave."""
+    def _describe(self, study: Study, cell: Cell) -> None:
+        """Note the names of the cell, and what its confirm runs gave."""
         arm = self.planned.arm
-        names = {
+        test_scores = {}
+        for trial in cell.confirmed():
+            if trial.result is not None:
+                test_scores[str(trial.spec.seed)] = trial.result.score
+        wanted = {
             "backbone": arm.backbone.name,
             "attention": arm.attention.name,
             "method": arm.method,
-            "task": self.planned.task.name,
-        }
-        confirmed = {
-            str(t.spec.seed): t.result.score for t in cell.confirmed() if t.result is not None
-        }
-        wanted: dict[str, Any] = {
-            **names,
             "architecture": arm.architecture,
-            "test scores by seed": confirmed,
+            "task": self.planned.task.name,
+            "test scores by seed": test_scores,
         }
-        known = self.storage.get_study_user_attrs(study)
+        known = study.user_attrs
         for key, value in wanted.items():
             if known.get(key) != value:
-                self.storage.set_study_user_attr(study, key, value)
+                study.set_user_attr(key, value)
 
 
-def _differs(there: FrozenTrial, trial: Trial | None) -> bool:
-    """Whether what the storage holds for ended is not what the folder holds."""
-    if trial is None or not there.state.is_finished():
-        return trial is None
-    return trial.result is None or there.user_attrs.get(DIGEST) != result_digest(trial.result)
+def _own_trials(study: Study) -> list[FrozenTrial]:
+    """The trials that came from folders. Those that somebody added by hand stay as they are."""
+    trials = study.get_trials(deepcopy=False)
+    return [trial for trial in trials if HASH in trial.user_attrs]
 
 
-def _state(status: Status, *, scored: bool) -> TrialState:
-    if status is Status.PRUNED:
-        return TrialState.PRUNED
-    return TrialState.COMPLETE if scored else TrialState.FAIL
+def _agree(shown: Sequence[FrozenTrial], ended: Mapping[str, Trial]) -> bool:
+    """Whether every trial of a study is one of the folders', as it ended, and is there once."""
+    hashes = {trial.user_attrs[HASH] for trial in shown}
+    # A driver that was superseded may have written a trial a second time.
+    if len(hashes) < len(shown):
+        return False
+    for frozen in shown:
+        trial = ended.get(frozen.user_attrs[HASH])
+        if trial is None or trial.result is None:
+            return False
+        if frozen.user_attrs.get(DIGEST) != result_digest(trial.result):
+            return False
+    return True
 
 
-def _attributes(trial: Trial) -> dict[str, Any]:
-    result = trial.result
-    known: dict[str, Any] = {HASH: trial.folder.hash, "number": trial.spec.number}
-    if result is None:
-        return known
-    known |= {DIGEST: result_digest(result), "status": result.status.value}
+def _attributes(trial: Trial, result: TrialResult) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        HASH: trial.folder.hash,
+        DIGEST: result_digest(result),
+        "number": trial.spec.number,
+        "status": result.status.value,
+    }
     train = result.phases.get("train")
     if train is not None:
-        known |= {
-            "train_s": train.seconds,
-            "energy_kwh": train.energy_kwh,
-            "peak_memory_bytes": train.memory.allocated_max_bytes,
-        }
-    return known if result.failure is None else {**known, "failure": result.failure.message[:500]}
+        known["train_s"] = train.seconds
+        known["energy_kwh"] = train.energy_kwh
+        known["peak_memory_bytes"] = train.memory.allocated_max_bytes
+    if result.failure is not None:
+        known["failure"] = result.failure.message[:500]
+    return known
 
 
 class OptunaFollower(Follower):
@@ -334,7 +333,9 @@ class OptunaFollower(Follower):
         patience_s: float = 20.0,
     ) -> None:
         super().__init__("Optuna", say=say, patience_s=patience_s)
-        self.home, self.url, self.sweep = home, url, sweep
+        self.home = home
+        self.url = url
+        self.sweep = sweep
 
     def bring_up_to_date(self) -> str | None:
         try:
