@@ -2,11 +2,10 @@
 
 Source: LST, arXiv 2206.06522, section 3.4, in the form of the official code ("fisher-v2").
     Walk through the kept blocks in order and carry the kept coordinates of the residual stream
-    along,
-    beginning with those of the embedding: of q, k and v together (product of their row norms), then
-    o, of the feed-forward input maps together, then its output map, keep the rows whose importance,
-    restricted to the columns kept so far, has the largest L1 norm. Norms are sliced by the
-    coordinates of the stream where they stand.
+    along, beginning with those of the embedding: of q, k and v together (product of their row
+    norms), then o, of the feed-forward input maps together, then its output map, keep the rows
+    whose importance, restricted to the columns kept so far, has the largest L1 norm. Norms are
+    sliced by the coordinates of the stream where they stand.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Source: Ben Zaken et al., arXiv 2106.10199, section 3. T5 and Llama have no biases; the only
     published construction for them is the official code of LST (arXiv 2206.06522): add zero biases
-    to q, k, v,
-    o, wi, wo, to every RMSNorm and to the LM head, and train those: 282,496 on t5-base, the default
-    here.
+    to q, k, v, o, wi, wo, to every RMSNorm and to the LM head, and train those: 282,496 on t5-base,
+    the default here.
 Deviations:
     - READ (arXiv 2305.15348, table 1) prints 0.06 % of t5-base and does not say what trains.
       `sites: [feed-forward, norm]` gives 139,776 (0.056 %), `[attention, norm]` gives 158,208

@@ -1,7 +1,8 @@
 """Any method of the `peft` library by name: `peft:ia3`, `peft:vera`, `peft:ln-tuning`, ...
 
 Source: https://github.com/huggingface/peft; the paper of each method stands in peft's
-documentation. Deviations:
+    documentation.
+Deviations:
     - peft's own defaults hold, also for the modules it adapts (`target_modules`), as far as it
       knows the backbone.
     - peft's copy of the task head (`modules_to_save`) is taken out again; the suite trains the head

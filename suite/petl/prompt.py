@@ -2,9 +2,8 @@
 
 Source: Lester et al., arXiv 2104.08691, section 2; the parameters and their configuration are
     peft's (`PromptEmbedding`). READ (arXiv 2305.15348, table 8): 20 vectors. Initial values are the
-    first
-    rows of the vocabulary, and T5 gets the prompt on its encoder only: the official code of LST
-    (arXiv 2206.06522), there with 100 vectors.
+    first rows of the vocabulary, and T5 gets the prompt on its encoder only: the official code of
+    LST (arXiv 2206.06522), there with 100 vectors.
 Deviations:
     - The vectors are inserted by hooks on the stack, not by peft's model classes, because those
       (0.21) pool wrongly under a prompt: a GPT-2 or Llama classifier reads its last position, which
