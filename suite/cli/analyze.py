@@ -200,7 +200,8 @@ def _objective(resolved: ResolvedBackbone, task: TaskConfig, training: TrainingC
     from suite.backbones.loading import load_tokenizer
     from suite.data.make_objective import make_objective
 
-    kind, tokenizer = resolved.family.kind, load_tokenizer(resolved)
+    kind = resolved.family.kind
+    tokenizer = load_tokenizer(resolved)
     return make_objective(
         task, kind=kind, tokenizer=tokenizer, training=training, decoder_objective="head"
     )

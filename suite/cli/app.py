@@ -1,6 +1,7 @@
 """All commands in one place, and the one border where exceptions become messages and exit codes.
 
-Exit codes: 0 done; 1 done, but something ended without a result; 2 a mistake in what was given; 130 stopped by Ctrl-C, 143 by SIGTERM.
+Exit codes: 0 done; 1 done, but something ended without a result; 2 a mistake in what was given;
+130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "run": (run.run, "suite run sweeps/quickstart.yaml --set search.trials=4"),
     "trial": (
         trial.trial,
-        "suite trial --backbone minilm --method lora --task acceptability --set learning_rate=2e-3 --set rank=4",
+        "suite trial --backbone minilm --method lora --task acceptability --set learning_rate=2e-3 "
+        "--set rank=4",
     ),
     "status": (status.status, "suite status --home runs --sweep quickstart"),
     "submit": (
@@ -102,24 +104,22 @@ TASKS: dict[str, tuple[Callable[..., None], str]] = {
 
 app = typer.Typer(
     name="suite",
-    help="Benchmark attention variants and parameter-efficient fine-tuning methods: same budget, same data, same loop.",
+    help="Benchmark attention variants and parameter-efficient fine-tuning methods: same budget, "
+    "same data, same loop.",
     epilog="Example: suite run sweeps/quickstart.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, (_command, _example) in COMMANDS.items():
-    app.command(_name, epilog=f"Example: {_example}")(_command)
 _tasks = typer.Typer(help="Look at a task before anything is trained on it.", no_args_is_help=True)
-for _name, (_command, _example) in TASKS.items():
-    _tasks.command(_name, epilog=f"Example: {_example}")(_command)
-app.add_typer(_tasks, name="task")
 _analyses = typer.Typer(
     help="Look into attention: how alike layers are, how they vary, what learned weights became.",
     no_args_is_help=True,
 )
-for _name, (_command, _example) in ANALYSES.items():
-    _analyses.command(_name, epilog=f"Example: {_example}")(_command)
+for _group, _commands in ((app, COMMANDS), (_tasks, TASKS), (_analyses, ANALYSES)):
+    for _name, (_command, _example) in _commands.items():
+        _group.command(_name, epilog=f"Example: {_example}")(_command)
+app.add_typer(_tasks, name="task")
 app.add_typer(_analyses, name="analyze")
 
 
@@ -141,16 +141,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: What follows `suite`; None = the process's own arguments.
     """
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="suite")
+        app(args=arguments, prog_name="suite")
     except SuiteError as error:
         print(f"error: {redact(error)}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
+        # A full disk is the user's to mend; any other such error is a defect and shows where.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        where = f" ({error.filename})" if error.filename else ""
+        where = ""
+        if error.filename:
+            where = f" ({error.filename})"
         print(
-            f"error: {error.strerror}{where}; free some space and give the same command again; what had ended is kept",
+            f"error: {error.strerror}{where}; free some space and give the same command again; "
+            "what had ended is kept",
             file=sys.stderr,
         )
         sys.exit(1)

@@ -84,11 +84,10 @@ def compare(
             f"got {' and '.join(given) or 'no arm'}{', and --all-pairs' if all_pairs else ''}; give two arms, or --all-pairs"
         )
     arms = read_arms(place, sweep)
-    pairs = (
-        [_named(arms, given, place)]
-        if given
-        else [pair for pair in combinations(arms.values(), 2) if _comparable(*pair)]
-    )
+    if given:
+        pairs = [_named(arms, given, place)]
+    else:
+        pairs = [pair for pair in combinations(arms.values(), 2) if _comparable(*pair)]
     known = {cell.task for pair in pairs for cells in pair for cell in cells}
     if task is not None and task not in known:
         raise UnknownNameError("task", task, known, where="--task")
@@ -244,7 +243,10 @@ def _adjusted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for row, p in zip(family, holm(np.array([row["p"] for row in family])), strict=True):
             row["p_holm"] = float(p)
             if p < 1 - LEVEL:
-                row["better"] = "a" if (row["difference"] > 0) == row["higher_is_better"] else "b"
+                if (row["difference"] > 0) == row["higher_is_better"]:
+                    row["better"] = "a"
+                else:
+                    row["better"] = "b"
     return list(rows)
 
 
@@ -275,11 +277,17 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _signed(value: float | None) -> str:
-    return render.MISSING if value is None else f"{value:+.2f}"
+    if value is None:
+        return render.MISSING
+    return f"{value:+.2f}"
 
 
 def _p(value: float | None) -> str:
-    return render.MISSING if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+    if value is None:
+        return render.MISSING
+    if value < 0.001:
+        return "< 0.001"
+    return f"{value:.3f}"
 
 
 def _verdict(row: Row) -> str:

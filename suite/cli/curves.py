@@ -136,4 +136,8 @@ def columns(cells: Sequence[CellSummary]) -> list[Column]:
 
 
 def _mark(row: render.Row) -> str:
-    return "" if not row["chosen"] else "chosen (edge)" if row["edge"] else "chosen"
+    if not row["chosen"]:
+        return ""
+    if row["edge"]:
+        return "chosen (edge)"
+    return "chosen"

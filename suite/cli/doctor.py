@@ -48,7 +48,10 @@ def doctor(
         {key: redact(value) for key, value in asdict(finding).items()} for finding in found
     ]
     counts = {level: sum(row["level"] == level for row in rows) for level in ("ok", "warn", "fail")}
-    where = "this machine" if address is None else f"cluster {address}"
+    if address is None:
+        where = "this machine"
+    else:
+        where = f"cluster {address}"
     render.render(
         rows,
         COLUMNS,

@@ -143,7 +143,10 @@ def _is_whole(trial: Trial) -> bool:
 
 def _validation(trial: Trial) -> tuple[float, int]:
     """How good a run is on validation data; of equals, the lowest seed."""
-    score = None if trial.result is None else trial.result.validation_score
+    if trial.result is None:
+        score = None
+    else:
+        score = trial.result.validation_score
     return float("-inf") if score is None else trial.spec.task.utility(score), -trial.spec.seed
 
 
@@ -154,7 +157,10 @@ def facts_of(cell: Cell, home: Home) -> Facts:
 
     sweep = (cell.search or cell.confirm)[0].spec.sweep
     row = summarise(cell, read_definition(home, sweep))
-    interval = None if row.ci_low is None or row.ci_high is None else (row.ci_low, row.ci_high)
+    if row.ci_low is None or row.ci_high is None:
+        interval = None
+    else:
+        interval = (row.ci_low, row.ci_high)
     return Facts(
         seed_scores=row.seed_scores,
         score_mean=row.score_mean,

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from suite.plan.plan import Plan
 
 T = TypeVar("T")
-BACKBONES, METHODS, TASKS = ("minilm",), ("full", "lora", "read"), ("acceptability", "entailment")
+BACKBONES = ("minilm",)
+METHODS = ("full", "lora", "read")
+TASKS = ("acceptability", "entailment")
 """What is taken without an answer: nothing of it is downloaded."""
 PRETRAINED = "pretrained"
 DEFAULT = Path("my-sweep.yaml")
@@ -122,7 +124,10 @@ class _Asker:
     def __call__(self, question: str, default: Sequence[str], read: Callable[[str], T]) -> T:
         while True:
             usual = ",".join(default)
-            given = usual if self.silent else typer.prompt(question, default=usual, err=True)
+            if self.silent:
+                given = usual
+            else:
+                given = typer.prompt(question, default=usual, err=True)
             try:
                 return read(given)
             except ConfigError as error:
@@ -135,39 +140,53 @@ def _asker(*, yes: bool, needed: Mapping[str, str | None]) -> _Asker:
     """Who answers what the options leave open.
 
     Raises:
-        ConfigError: Nobody is there to ask, and options are missing.
+        ConfigError: Options are missing, and there is no terminal to ask on.
     """
     missing = [option for option, given in needed.items() if given is None]
     terminal = sys.stdin.isatty()
     if missing and not yes and not terminal:
         raise ConfigError(
-            f"suite init: no terminal to ask on; give {', '.join(missing)}, or --yes for the defaults of what is not given"
+            f"suite init: no terminal to ask on; give {', '.join(missing)}, or --yes for the "
+            "defaults of what is not given"
         )
     return _Asker(silent=yes or not terminal)
 
 
 def _names(given: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in (given or "").split(",") if name.strip()))
+    """Names with commas between them, each once."""
+    found: dict[str, None] = {}
+    for part in (given or "").split(","):
+        if part.strip():
+            found[part.strip()] = None
+    return tuple(found)
 
 
 def _some(given: str) -> tuple[str, ...]:
-    if not (names := _names(given)):
+    names = _names(given)
+    if not names:
         raise ConfigError("expected at least one name")
     return names
 
 
 def _split(given: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Methods and attention variants out of one list; of variants alone, `full` trains them, beside the unchanged backbone."""
+    """Methods and attention variants out of one list.
+
+    Variants without a method are trained by `full`, beside the unchanged backbone.
+    """
     from suite.attention import variants
     from suite.petl import methods
 
     known = {*methods.names(), *variants.names()}
+    chosen = []
+    attention = []
     for name in _some(given):
         if name not in known and not name.startswith("peft:"):
             raise UnknownNameError("method or attention variant", name, known)
-    attention = tuple(name for name in _some(given) if name in variants.names())
-    chosen = tuple(name for name in _some(given) if name not in attention)
-    return chosen or ("full",), _beside_unchanged(attention)
+        if name in variants.names():
+            attention.append(name)
+        else:
+            chosen.append(name)
+    return tuple(chosen) or ("full",), _beside_unchanged(attention)
 
 
 def _beside_unchanged(attention: Sequence[str]) -> tuple[str, ...]:
@@ -191,7 +210,9 @@ def _budget(given: str) -> Budget:
 
 
 def _usual_budget() -> str:
-    return Budget.STANDARD if any(Path("/dev").glob("nvidia[0-9]*")) else Budget.QUICK
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        return Budget.STANDARD
+    return Budget.QUICK
 
 
 def _refuse_to_overwrite(path: Path, *, force: bool) -> None:
@@ -207,7 +228,7 @@ def _checked(text: str, path: Path) -> Plan:
     """The plan of the sweep, made by the loader and planner that `suite run` uses.
 
     Raises:
-        SuiteError: A name that does not exist, or choices that do not go together; nothing was written.
+        SuiteError: A name does not exist, or choices do not go together; nothing was written.
     """
     from suite.config.loader import parse_yaml, validate
     from suite.config.sweep import SweepConfig
@@ -229,6 +250,6 @@ def _write(path: Path, text: str) -> None:
 
 def _say_what_next(path: Path, plan: Plan) -> None:
     print(f"{path}: {len(plan.cells)} cells, {plan.total_trials} trials at least")
-    print(
-        f"next:\n  suite run {path} --dry-run   what it would take\n  suite run {path}             the same again goes on after a stop"
-    )
+    print("next:")
+    print(f"  suite run {path} --dry-run   what it would take")
+    print(f"  suite run {path}             the same again goes on after a stop")

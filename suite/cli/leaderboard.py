@@ -231,19 +231,26 @@ def _axis(row: Row, key: str) -> str:
     """What a row stands for on an axis; a backbone that ran code of its own says so."""
     if key == "backbone":
         return render.backbone(row)
-    return render.attention(row) if key == "attention" else str(row[key])
+    if key == "attention":
+        return render.attention(row)
+    return str(row[key])
 
 
 def _status(row: Row) -> str:
     """`done (dirty)`: one of the runs was made by an edited checkout."""
-    return f"{row['status']} (dirty)" if row.get("dirty") else str(row["status"])
+    if row.get("dirty"):
+        return f"{row['status']} (dirty)"
+    return str(row["status"])
 
 
 def _score(row: Row) -> str:
     """`83.1 ± 0.4`; an arrow marks scores of which less is better."""
-    mean, std = row["score_mean"], row["score_std"]
+    mean = row["score_mean"]
+    std = row["score_std"]
     shown = render.score(mean) + (f" ± {render.score(std)}" if std is not None else "")
-    return f"{shown} ↓" if mean is not None and row["higher_is_better"] is False else shown
+    if mean is not None and row["higher_is_better"] is False:
+        return f"{shown} ↓"
+    return shown
 
 
 def _interval(row: Row) -> str:

@@ -109,7 +109,8 @@ def _search_spaces() -> list[Row]:
 
 def _range(space: Any) -> str:
     choices = len(space.architectures)
-    low, high = space.learning_rate.low, space.learning_rate.high
+    low = space.learning_rate.low
+    high = space.learning_rate.high
     return f"learning rate {low:g} to {high:g}, {choices} architecture{'s' if choices > 1 else ''}"
 
 

@@ -37,7 +37,8 @@ class Board(Listener):
     """
 
     def __init__(self, console: Console, clock: Any = time.monotonic) -> None:
-        self.console, self._clock = console, clock
+        self.console = console
+        self._clock = clock
         self._name = ""
         self._states: Mapping[str, CellState] = {}
         self._known: dict[str, CellReport] = {}
@@ -47,7 +48,9 @@ class Board(Listener):
         self._finished_here = 0
 
     def on_start(self, plan: Plan, cells: Mapping[str, CellState]) -> None:
-        self._name, self._states, self._started_s = plan.config.name, cells, self._clock()
+        self._name = plan.config.name
+        self._states = cells
+        self._started_s = self._clock()
         for state in cells.values():
             for trial in state.trials:
                 self._add_energy(trial.result)
@@ -60,9 +63,10 @@ class Board(Listener):
         self._take(spec)
 
     def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
-        progress = (
-            f"step {record.step:,}" if spec.phase is Phase.PRETRAIN else f"epoch {record.epoch}"
-        )
+        if spec.phase is Phase.PRETRAIN:
+            progress = f"step {record.step:,}"
+        else:
+            progress = f"epoch {record.epoch}"
         self._now[_key(spec)] = (
             f"{_trial_name(spec)} {progress}: {_score(spec, record.validation_score)}"
         )
@@ -98,11 +102,9 @@ class Board(Listener):
 
     def eta_s(self) -> float | None:
         """Seconds to the end at this run's own pace; None before its first trial ended."""
-        return (
-            (self._clock() - self._started_s) / self._finished_here * self.left
-            if self._finished_here
-            else None
-        )
+        if self._finished_here:
+            return (self._clock() - self._started_s) / self._finished_here * self.left
+        return None
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
@@ -132,7 +134,10 @@ class Board(Listener):
         return [cell for cell in self._cells if cell in chosen]
 
     def _line(self, cell: CellReport) -> list[str]:
-        pretrain = "" if cell.pretrain is None else self._now.get(cell.pretrain.checkpoint, "")
+        if cell.pretrain is None:
+            pretrain = ""
+        else:
+            pretrain = self._now.get(cell.pretrain.checkpoint, "")
         idle = cell.running == 0 and (cell.left == 0 or cell.waits_for > 0)
         now = (
             self._now.get(cell.key)
@@ -158,18 +163,17 @@ class Board(Listener):
 
     def _take(self, spec: TrialSpec | None = None) -> None:
         """Look at the cells that news of a trial can concern; None = at all."""
-        state = (
-            self._states.get(spec.cell)
-            if spec is not None and spec.phase is not Phase.PRETRAIN
-            else None
-        )
-        changed = (
-            self._states.values()
-            if state is None
-            else [state]
-            if state.contest is None
-            else self._rivals(state)
-        )
+        if spec is not None and spec.phase is not Phase.PRETRAIN:
+            state = self._states.get(spec.cell)
+        else:
+            state = None
+        if state is None:
+            changed = self._states.values()
+        else:
+            if state.contest is None:
+                changed = [state]
+            else:
+                changed = self._rivals(state)
         self._known = self._known | {
             each.cell.key: cell_status(each) for each in changed
         }  # the other thread sees the old or the new
@@ -180,11 +184,12 @@ class Board(Listener):
         return [self._states[member.cell.key] for member in state.contest.cells]
 
     def _add_energy(self, result: TrialResult | None) -> None:
-        known = (
-            [phase.energy_kwh for phase in result.phases.values() if phase.energy_kwh is not None]
-            if result is not None
-            else []
-        )
+        if result is not None:
+            known = [
+                phase.energy_kwh for phase in result.phases.values() if phase.energy_kwh is not None
+            ]
+        else:
+            known = []
         if known:
             self._energy_kwh = (self._energy_kwh or 0.0) + sum(known)
 
@@ -194,23 +199,31 @@ class Board(Listener):
 
 def _key(spec: TrialSpec) -> str:
     """Under which a run's news are kept: its cell's, or its own where many cells wait for it."""
-    return spec.hash if spec.phase is Phase.PRETRAIN else spec.cell
+    if spec.phase is Phase.PRETRAIN:
+        return spec.hash
+    return spec.cell
 
 
 def _score(spec: TrialSpec, value: float | None) -> str:
-    return f"loss {render.brief(value)}" if spec.phase is Phase.PRETRAIN else render.score(value)
+    if spec.phase is Phase.PRETRAIN:
+        return f"loss {render.brief(value)}"
+    return render.score(value)
 
 
 def _trial_name(spec: TrialSpec) -> str:
     if spec.phase is Phase.PRETRAIN:
         return "pretrain"
-    return f"search {spec.number}" if spec.phase is Phase.SEARCH else f"seed {spec.seed}"
+    if spec.phase is Phase.SEARCH:
+        return f"search {spec.number}"
+    return f"seed {spec.seed}"
 
 
 def _arm(attention: str, options: dict[str, Any], method: str) -> str:
     """`lora`, or with another attention than the checkpoint's `gqa kv_heads=2, lora`."""
     shown = render.attention({"attention": attention, "attention_options": options})
-    return method if attention == "pretrained" else f"{shown}, {method}"
+    if attention == "pretrained":
+        return method
+    return f"{shown}, {method}"
 
 
 def _where(spec: TrialSpec) -> str:
@@ -227,15 +240,17 @@ def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
     if result.status is Status.PRUNED:
         return f"pruned at validation score {render.score(result.validation_score)}, {took}"
     if not result.status.has_score:
-        cause = (
-            f": {result.failure.type}: {result.failure.message} (log: {result.failure.log_path})"
-            if result.failure is not None
-            else ""
-        )
+        if result.failure is not None:
+            cause = f": {result.failure.type}: {result.failure.message} (log: {result.failure.log_path})"
+        else:
+            cause = ""
         return f"{result.status.value} after {took}{cause}"
     if spec.phase is Phase.PRETRAIN:
         return f"{_score(spec, result.score)}, {took}"
-    kind = "test" if spec.phase is Phase.CONFIRM else "validation"
+    if spec.phase is Phase.CONFIRM:
+        kind = "test"
+    else:
+        kind = "validation"
     return f"{kind} score {render.score(result.score)}, {took}"
 
 

@@ -147,7 +147,8 @@ def lm_eval(
         from suite.evaluation.harness import choose_device
         from suite.record.folder import Home
 
-        chosen, place = choose_device(device), Home(home)
+        chosen = choose_device(device)
+        place = Home(home)
         if backbone is not None:
             subjects = [_untrained(place, backbone, attention, overrides or (), data_root)]
         elif what is not None and Path(what).is_dir():
@@ -171,7 +172,9 @@ def lm_eval(
 
 
 def _whole(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isdecimal() else text
+    if text is not None and text.isdecimal():
+        return int(text)
+    return text
 
 
 def _config(**given: Any) -> LmEvalConfig:
@@ -214,7 +217,8 @@ def _exported(folder: Path) -> Subject:
     from suite.export.description import read_description
 
     description = read_description(folder)
-    resolved, arm = open_base(description, folder), description.arm
+    resolved = open_base(description, folder)
+    arm = description.arm
     check_writes(resolved)
     check_head(description.made_head, arm, description.task)
     names = {"sweep": None, **names_of(arm), "task": description.task, "seed": description.seed}
@@ -232,7 +236,8 @@ def _of_home(
         cells: list[Cell] = [find_cell(home, what, sweep=sweep)]
     else:
         cells = [cell for arm in read_arms(home, sweep).values() for cell in arm]
-    found, refused = [], []
+    found = []
+    refused = []
     for trial in confirmed_trials(cells):
         try:
             found.append(confirmed_run(trial, home))
@@ -254,7 +259,8 @@ def result_rows(subjects: Iterable[Subject], names: Iterable[str]) -> Iterable[R
     from suite.config.hashing import canonical_json
     from suite.record.lm_eval import over_seeds, read_record
 
-    wanted, groups = set(names), defaultdict(list)
+    wanted = set(names)
+    groups = defaultdict(list)
     for subject in subjects:
         groups[canonical_json({key: subject.names[key] for key in NAMES})].append(subject)
     for members in groups.values():
@@ -302,7 +308,9 @@ def columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _four(value: float | None) -> str:
-    return render.MISSING if value is None else f"{value:.4f}"
+    if value is None:
+        return render.MISSING
+    return f"{value:.4f}"
 
 
 def _sync(home: Home, tracking_uri: str | None, sweeps: Iterable[str]) -> None:

@@ -45,14 +45,15 @@ DataRootOption: TypeAlias = Annotated[
 
 
 def no_password(context: typer.Context, option: typer.CallbackParam, url: str | None) -> str | None:
-    """Refuse a URL with a password on the command line; the environment is its user's alone.
+    """Refuse a URL that holds a password on the command line, which every user of a machine sees.
 
     Raises:
-        ConfigError: It holds one.
+        ConfigError: The URL holds a password.
     """
     source = context.get_parameter_source(option.name or "")
+    # From the environment a password is welcome: only its user can read that.
     if source is not None and source.name == "COMMANDLINE":
-        server = "; of a server, use MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        server = "; for a server, use MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         own = {
             "tracking_uri": f"put the whole URL into MLFLOW_TRACKING_URI{server}",
             "storage": "put it into SUITE_STORAGE",
@@ -92,17 +93,19 @@ OptunaOption: TypeAlias = Annotated[
         metavar="URL",
         envvar="SUITE_OPTUNA",
         callback=no_password,
-        help="Mirror the studies there, for optuna-dashboard: postgresql://..., sqlite:///PATH or journal:///PATH.",
+        help="Mirror the studies there, for optuna-dashboard: postgresql://..., sqlite:///PATH or "
+        "journal:///PATH.",
     ),
 ]
 
 
 def use_trusted(context: typer.Context, items: list[str] | None) -> list[str] | None:
-    """Let these checkpoints run code of their own, in this process and in its workers, until the command ends.
+    """Let these checkpoints run their own code, here and in the workers, until the command ends.
 
     Raises:
-        ConfigError: Not NAME@COMMIT.
+        ConfigError: An item is not NAME@COMMIT.
     """
+    # A shell that completes a line parses it too, and must trust nothing.
     if items and not context.resilient_parsing:
         context.with_resource(trusting(items))
     return items
@@ -114,7 +117,8 @@ TrustOption: TypeAlias = Annotated[
         "--trust-remote-code",
         metavar="NAME@COMMIT",
         callback=use_trusted,
-        help="Run the code that this backbone brings, at this commit. Read it first: it can do all that you can.",
+        help="Run the code that this backbone brings, at this commit. Read it first: it can do "
+        "all that you can.",
     ),
 ]
 InsecureOption: TypeAlias = Annotated[
@@ -130,16 +134,17 @@ RetryOption: TypeAlias = Annotated[
 
 
 def use_tasks(context: typer.Context, folder: Path | None) -> Path | None:
-    """Search a folder of tasks before all others, in this process and in its workers, until the command ends.
+    """Search a folder of tasks before all others, here and in the workers, until the command ends.
 
     Raises:
-        ConfigError: It holds no task.
+        ConfigError: The folder holds no task.
     """
     if folder is None or context.resilient_parsing:
         return folder
     if not any(folder.glob("*.yaml")) and not any(folder.glob("*.py")):
         raise ConfigError(
-            f"--tasks {folder}: holds no *.yaml and no *.py; expected a folder whose files are tasks"
+            f"--tasks {folder}: holds no *.yaml and no *.py; expected a folder whose files are "
+            "tasks"
         )
     context.with_resource(search_first(folder))
     return folder
@@ -147,11 +152,13 @@ def use_tasks(context: typer.Context, folder: Path | None) -> Path | None:
 
 @contextmanager
 def search_first(folder: Path) -> Iterator[None]:
-    """Tasks of this folder hide all others of their names, for the time of the block."""
+    """Within the block, the tasks of this folder hide others of the same names."""
     before = os.environ.get(TASK_FOLDERS)
-    os.environ[TASK_FOLDERS] = os.pathsep.join(
-        [str(folder.resolve()), *([before] if before else [])]
-    )
+    folders = [str(folder.resolve())]
+    if before:
+        folders.append(before)
+    # In the environment, because worker processes inherit it.
+    os.environ[TASK_FOLDERS] = os.pathsep.join(folders)
     try:
         yield
     finally:
@@ -206,22 +213,26 @@ DEFAULT_HOME = Path("runs")
 
 
 def split_names(text: str) -> list[str]:
-    """`full,read` as names, each once.
+    """`full,read` as a list of names, each once.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no name.
     """
-    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    names = []
+    for part in text.split(","):
+        name = part.strip()
+        if name and name not in names:
+            names.append(name)
     if not names:
         raise ConfigError(f"{text!r}: expected names with commas between them, as full,read")
     return names
 
 
 def existing_home(path: Path) -> Path:
-    """`path`, if sweeps or trials were ever run there.
+    """`path`, if trials were ever run there.
 
     Raises:
-        ConfigError: Nothing was.
+        ConfigError: None were.
     """
     if not (path / "trials").is_dir() and not (path / "mlflow.db").exists():
         raise ConfigError(

@@ -27,15 +27,23 @@ def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
 
     @cache
     def lines(name: str | None) -> Sequence[Reference]:
-        definition = None if name is None else read_definition(home, name)
-        return () if definition is None else definition.config.reference
+        if name is None:
+            definition = None
+        else:
+            definition = read_definition(home, name)
+        if definition is None:
+            return ()
+        return definition.config.reference
 
     def of(row: Row) -> dict[str, Any]:
         trained = row["method"] != UNTRAINED
         about = {key: row[key] for key in ("backbone", "attention", "architecture")} | {
             "options": row["attention_options"]
         }
-        method = row["method"] if trained else None
+        if trained:
+            method = row["method"]
+        else:
+            method = None
         found = evaluated(
             lines(row["sweep"] or sweep), trained=trained, method=method, **about
         ).get(f"{row['lm_eval_task']}/{row['metric']}")

@@ -159,7 +159,10 @@ def profile(
         shape=changes.pop(SHAPE, {}),
         architectures=changes,
     )
-    pair = None if compare is None else compared(compare, [arm.named() for arm in arms], fmt)
+    if compare is None:
+        pair = None
+    else:
+        pair = compared(compare, [arm.named() for arm in arms], fmt)
     check_targets(out, figures)
     with render.stdout_for_result():
         found = (estimate_only if estimate else measure)(
@@ -203,26 +206,28 @@ def check_targets(out: Path | None, figures: Path | None) -> None:
 def make_setting(
     shapes: dict[str, Any], *, dtype: Precision, device: Device, **rest: Any
 ) -> Setting:
-    """The setting with what was left open filled in for this machine.
+    """The setting, with what was left open filled in for this machine.
 
     Raises:
-        ConfigError: Numbers that do not go together.
+        ConfigError: The numbers do not go together.
     """
     import torch
 
     from suite.config.loader import validate
     from suite.profile import Setting
 
-    where = (
-        ("cuda" if torch.cuda.is_available() else "cpu") if device is Device.AUTO else device.value
-    )
-    precision = ("bf16" if where == "cuda" else "fp32") if dtype is Precision.AUTO else dtype.value
-    batch = shapes["batch"] or (96 if where == "cuda" else 8)
-    return validate(
-        Setting,
-        {**shapes, "batch": batch, "dtype": precision, "device": where, **rest},
-        where="suite profile",
-    )
+    where = device.value
+    if device is Device.AUTO:
+        where = "cuda" if torch.cuda.is_available() else "cpu"
+    on_gpu = where == "cuda"
+    precision = dtype.value
+    if dtype is Precision.AUTO:
+        precision = "bf16" if on_gpu else "fp32"
+    batch = shapes["batch"]
+    if batch is None:
+        batch = 96 if on_gpu else 8  # 96: READ's batch (arXiv 2305.15348)
+    found = {**shapes, "batch": batch, "dtype": precision, "device": where, **rest}
+    return validate(Setting, found, where="suite profile")
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
@@ -246,35 +251,40 @@ def method_names(text: str) -> list[str]:
     from suite.cli.options import split_names
     from suite.petl import methods
 
-    return methods.names() if text == "all" else split_names(text)
+    if text == "all":
+        return methods.names()
+    return split_names(text)
 
 
 def read_changes(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`lora.rank=8` by method, and `backbone.num_layers=2`.
+    """What `--set` changes: `lora.rank=8` by method, and `backbone.num_layers=2`.
 
     Raises:
-        ConfigError: No key of a method or of the backbone.
-        UnknownNameError: Of a method that is not profiled.
+        ConfigError: A key names neither a method nor the backbone.
+        UnknownNameError: The key's method is not profiled.
     """
     from suite.config.loader import apply_overrides
     from suite.errors import ConfigError, UnknownNameError
 
     for item in overrides:
-        if "." not in item.partition("=")[0]:
+        key = item.partition("=")[0]
+        if "." not in key:
             raise ConfigError(
                 f"--set {item}: expected METHOD.KEY=VALUE or backbone.KEY=VALUE, as lora.rank=8"
             )
-        if (first := item.partition("=")[0].split(".")[0]) not in (SHAPE, *names):
-            raise UnknownNameError("method", first, [*names, SHAPE], where="--set")
+        owner = key.split(".")[0]
+        if owner not in (SHAPE, *names):
+            raise UnknownNameError("method", owner, [*names, SHAPE], where="--set")
     return apply_overrides({}, overrides)
 
 
 def compared(text: str, arms: Sequence[ArmProfile], fmt: Format) -> tuple[str, str]:
-    """The two names of `--compare`, which some couple of arms has.
+    """The two names of `--compare`; at least one couple of arms differs in them.
 
     Raises:
-        ConfigError: Not two names, two that no couple differs in, or a format for one table.
-        UnknownNameError: A name that no arm has.
+        ConfigError: There are not two names, no couple of arms differs in them alone, or the
+            format holds one table only.
+        UnknownNameError: No arm has one of the names.
     """
     from suite.cli.options import split_names
     from suite.errors import ConfigError, UnknownNameError
@@ -282,15 +292,20 @@ def compared(text: str, arms: Sequence[ArmProfile], fmt: Format) -> tuple[str, s
     pair = split_names(text)
     if len(pair) != 2:
         raise ConfigError(
-            f"--compare {text!r}: expected two different names with a comma between them, as full,read"
+            f"--compare {text!r}: expected two different names with a comma between them, "
+            "as full,read"
         )
-    known = list(dict.fromkeys(name for arm in arms for name in (arm.method, arm.attention)))
+    known: dict[str, None] = {}  # a set that keeps the order of the arms
+    for arm in arms:
+        known[arm.method] = None
+        known[arm.attention] = None
     for name in pair:
         if name not in known:
             raise UnknownNameError("method or attention variant", name, known, where="--compare")
     if not couples(arms, (pair[0], pair[1])):
         raise ConfigError(
-            f"--compare {text}: no two arms differ in this alone; name two methods, or two attention variants"
+            f"--compare {text}: no two arms differ in this alone; name two methods, or two "
+            "attention variants"
         )
     if fmt is Format.CSV:
         raise ConfigError(
@@ -303,140 +318,154 @@ def compared(text: str, arms: Sequence[ArmProfile], fmt: Format) -> tuple[str, s
 
 
 def show(found: Profile, pair: tuple[str, str] | None, fmt: Format) -> None:
-    """Two tables, training and use, and the ratios; JSON is one document with all of it, CSV a line per arm."""
-    compared_rows = (
-        [] if pair is None else [(a, b, ratio_rows(a, b)) for a, b in couples(found.arms, pair)]
-    )
+    """Print two tables, training and use, and the ratios; JSON is one document, CSV a line per arm."""
+    couples_shown = []
+    if pair is not None:
+        couples_shown = couples(found.arms, pair)
     if fmt is Format.JSON:
-        ratios = [
-            {"first": a.name, "second": b.name, "ratios": rows} for a, b, rows in compared_rows
-        ]
-        print(
-            json.dumps(
-                {**found.model_dump(mode="json"), **({} if pair is None else {"compared": ratios})},
-                indent=2,
-                allow_nan=False,
-            )
-        )
+        _show_json(found, pair, couples_shown)
         return
     rows = [row_of(arm) for arm in found.arms]
     if fmt is Format.CSV:
         render.render(rows, [], fmt)
         return
     render.render(rows, training_columns(found), fmt, title="Training")
-    if used := [row for row in rows if row["inference"] or row["decoding"]]:
+    used = [row for row in rows if row["inference"] or row["decoding"]]
+    if used:
         print()
         render.render(used, use_columns(found), fmt, title="Use")
     print("\n" + "\n".join(notes(found)))
-    for first, second, ratios_ in compared_rows:
+    for first, second in couples_shown:
         print()
-        show_ratios(first, second, ratios_, fmt)
+        show_ratios(first, second, ratio_rows(first, second), fmt)
+
+
+def _show_json(
+    found: Profile, pair: tuple[str, str] | None, shown: Sequence[tuple[ArmProfile, ArmProfile]]
+) -> None:
+    document = found.model_dump(mode="json")
+    if pair is not None:
+        document["compared"] = []
+        for first, second in shown:
+            rows = ratio_rows(first, second)
+            entry = {"first": first.name, "second": second.name, "ratios": rows}
+            document["compared"].append(entry)
+    print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def row_of(arm: ArmProfile) -> dict[str, Any]:
-    """An arm in plain values; nested ones by dotted keys."""
+    """An arm as plain values; nested values get dotted keys."""
     row: dict[str, Any] = {"arm": arm.name, **arm.model_dump(mode="json", exclude={"rounds"})}
     for part in ("time", "memory"):
         values = row.pop(part) or {}
-        row |= {
-            f"{part}.{key}": value["median"] if isinstance(value, dict) else value
-            for key, value in values.items()
-        }
+        for key, value in values.items():
+            # A timed quantity has a median and quartiles; a table shows the median.
+            if isinstance(value, dict):
+                value = value["median"]
+            row[f"{part}.{key}"] = value
     expected = row.pop("estimate") or {"memory": {}}
-    row |= {f"estimate.{key}": value for key, value in expected["memory"].items()}
-    return row | {key: expected.get(key) for key in ("forward_flops", "step_flops")}
+    for key, value in expected["memory"].items():
+        row[f"estimate.{key}"] = value
+    for key in ("forward_flops", "step_flops"):
+        row[key] = expected.get(key)
+    return row
 
 
 def training_columns(found: Profile) -> list[Column]:
-    """Columns of the first table; what is estimated says so."""
-    estimated = any(arm.energy_source in ESTIMATED for arm in found.arms)
+    """Columns of the first table; a column of estimates says so in its title."""
     measured = any(arm.time is not None for arm in found.arms)
-    timed = [
-        column("time.step_s", "step", seconds_text),
-        Column("fwd + bwd + update", parts_text, right=True, rank=2),
-        column("time.samples_per_s", "samples/s", render.brief),
-        column(
-            "energy_kwh_per_1000",
-            "est. Wh/1000" if estimated else "Wh/1000",
-            lambda v: "-" if v is None else f"{v * 1000:.3g}",
-        ),
-        column("memory.peak_bytes", "peak", render.size),
-    ]
-    kept = ("parameters", "optimizer", "gradients", "activations")
-    shown = "memory" if measured else "estimate"
-    return [
-        column("arm"),
-        column("trainable_parameters", "trains", render.count),
-        *(timed if measured else []),
-        column("estimate.peak_bytes", "estimate", render.size),
-        *(column(f"{shown}.{name}_bytes", name, render.size, rank=1) for name in kept),
-        column("step_flops", "FLOPs", lambda v: "-" if v is None else f"{v:.3g}", rank=3),
-        *(
-            [
-                column(
-                    "flops_utilisation",
-                    "of peak",
-                    lambda v: "-" if v is None else f"{v:.0%}",
-                    rank=2,
-                )
-            ]
-            if measured
-            else []
-        ),
-        column("status", "", lambda v: "" if v in ("ok", "estimated") else str(v)),
-    ]
-
-
-def use_columns(found: Profile) -> list[Column]:
-    """Columns of the second table: by batch size and context."""
-    batches, contexts = found.setting["inference_batches"], found.setting["contexts"]
-    columns = [column("arm")]
-    for batch in batches:
+    columns = [column("arm"), column("trainable_parameters", "trains", render.count)]
+    if measured:
+        energy_title = "Wh/1000"
+        if any(arm.energy_source in ESTIMATED for arm in found.arms):
+            energy_title = "est. Wh/1000"
         columns += [
-            _picked(
-                "inference",
-                "batch",
-                batch,
-                f"forward, batch {batch}",
-                lambda item: seconds_text(item["seconds"]["median"]),
-            )
+            column("time.step_s", "step", seconds_text),
+            Column("fwd + bwd + update", parts_text, right=True, rank=2),
+            column("time.samples_per_s", "samples/s", render.brief),
+            column("energy_kwh_per_1000", energy_title, _watt_hours_text),
+            column("memory.peak_bytes", "peak", render.size),
         ]
-        columns += [
-            _picked(
-                "inference",
-                "batch",
-                batch,
-                f"peak, batch {batch}",
-                lambda item: render.size(item["peak_bytes"]),
-            )
-        ]
-    if any(arm.decoding for arm in found.arms):
-        for context in contexts:
-            columns += [
-                _picked(
-                    "decoding",
-                    "context_tokens",
-                    context,
-                    f"token at {context}",
-                    lambda item: seconds_text(item["token_s"]["median"]),
-                )
-            ]
-            columns += [
-                _picked(
-                    "decoding",
-                    "context_tokens",
-                    context,
-                    f"cache at {context}",
-                    lambda item: render.size(item["kv_bytes"]),
-                )
-            ]
+    columns.append(column("estimate.peak_bytes", "estimate", render.size))
+    # Without a measurement the parts of the memory are the estimate's.
+    source = "memory" if measured else "estimate"
+    for name in ("parameters", "optimizer", "gradients", "activations"):
+        columns.append(column(f"{source}.{name}_bytes", name, render.size, rank=1))
+    columns.append(column("step_flops", "FLOPs", _flops_text, rank=3))
+    if measured:
+        columns.append(column("flops_utilisation", "of peak", _percent_text, rank=2))
+    columns.append(column("status", "", _problem_text))
     return columns
 
 
-def _picked(key: str, by: str, value: int, head: str, show_item: Any) -> Column:
+def use_columns(found: Profile) -> list[Column]:
+    """Columns of the second table: two for each batch size, and two for each context."""
+    columns = [column("arm")]
+    for batch in found.setting["inference_batches"]:
+        columns += [
+            _picked(
+                ("inference", "batch", batch),
+                f"forward, batch {batch}",
+                lambda item: seconds_text(item["seconds"]["median"]),
+            ),
+            _picked(
+                ("inference", "batch", batch),
+                f"peak, batch {batch}",
+                lambda item: render.size(item["peak_bytes"]),
+            ),
+        ]
+    if not any(arm.decoding for arm in found.arms):
+        return columns
+    for context in found.setting["contexts"]:
+        columns += [
+            _picked(
+                ("decoding", "context_tokens", context),
+                f"token at {context}",
+                lambda item: seconds_text(item["token_s"]["median"]),
+            ),
+            _picked(
+                ("decoding", "context_tokens", context),
+                f"cache at {context}",
+                lambda item: render.size(item["kv_bytes"]),
+            ),
+        ]
+    return columns
+
+
+def _watt_hours_text(kwh: float | None) -> str:
+    if kwh is None:
+        return render.MISSING
+    return f"{kwh * 1000:.3g}"
+
+
+def _flops_text(flops: float | None) -> str:
+    if flops is None:
+        return render.MISSING
+    return f"{flops:.3g}"
+
+
+def _percent_text(share: float | None) -> str:
+    if share is None:
+        return render.MISSING
+    return f"{share:.0%}"
+
+
+def _problem_text(status: str) -> str:
+    """Nothing where all is well, so that a problem stands out."""
+    if status in ("ok", "estimated"):
+        return ""
+    return status
+
+
+def _picked(place: tuple[str, str, int], head: str, show_item: Any) -> Column:
+    """A column of the item in `row[place[0]]` whose `place[1]` has the value `place[2]`."""
+    key, by, value = place
+
     def text(row: Mapping[str, Any]) -> str:
-        found = [item for item in row[key] if item[by] == value]
-        return str(show_item(found[0])) if found else render.MISSING
+        for item in row[key]:
+            if item[by] == value:
+                return str(show_item(item))
+        return render.MISSING
 
     return Column(head, text, right=True)
 
@@ -445,25 +474,29 @@ def seconds_text(value: float | None) -> str:
     """Seconds or milliseconds, three digits."""
     if value is None:
         return render.MISSING
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+    if value >= 1:
+        return f"{value:.3g} s"
+    return f"{value * 1000:.3g} ms"
 
 
 def parts_text(row: Mapping[str, Any]) -> str:
-    """Forward, backward and update, beside one another."""
-    return " + ".join(
-        seconds_text(row.get(f"time.{part}_s")) for part in ("forward", "backward", "update")
-    )
+    """The times of forward, backward and update, with + between them."""
+    parts = [seconds_text(row.get(f"time.{part}_s")) for part in ("forward", "backward", "update")]
+    return " + ".join(parts)
 
 
 def notes(found: Profile) -> list[str]:
     """What the tables rest on, and why an arm has no numbers."""
     from suite.profile.record import NO_DECODING
 
-    setting, measured = found.setting, any(arm.time is not None for arm in found.arms)
-    how = f"medians of {setting['rounds']} round(s)" if measured else "estimates, nothing was run"
+    setting = found.setting
+    how = "estimates, nothing was run"
+    if any(arm.time is not None for arm in found.arms):
+        how = f"medians of {setting['rounds']} round(s)"
     lines = [
-        f"{found.device_name}; {setting['ranks']} rank(s), ZeRO {setting['zero']}, {setting['dtype']}; "
-        f"batch {setting['batch']} x {setting['seq']} tokens; {how}; sizes on the fullest rank"
+        f"{found.device_name}; {setting['ranks']} rank(s), ZeRO {setting['zero']}, "
+        f"{setting['dtype']}; batch {setting['batch']} x {setting['seq']} tokens; {how}; "
+        "sizes on the fullest rank"
     ]
     if any(arm.energy_source in ESTIMATED for arm in found.arms):
         lines.append(
@@ -473,54 +506,59 @@ def notes(found: Profile) -> list[str]:
         lines.append(f"of peak: of {found.peak_flops:.3g} FLOP/s a rank, {found.peak_flops_source}")
     if found.idle_watts is not None:
         lines.append(f"idle power: {found.idle_watts:.0f} W (not subtracted)")
-    lines += [f"{arm.name}: {arm.status}: {arm.reason}" for arm in found.arms if arm.reason]
-    lost = [
-        (arm.name, key, why)
-        for arm in found.arms
-        for key, why in arm.missing.items()
-        if why != NO_DECODING
-    ]
-    return lines + [f"{name}: no {key}: {why}" for name, key, why in lost]
+    for arm in found.arms:
+        if arm.reason:
+            lines.append(f"{arm.name}: {arm.status}: {arm.reason}")
+    for arm in found.arms:
+        for key, why in arm.missing.items():
+            # An encoder does not decode; that it lacks these numbers is no news.
+            if why != NO_DECODING:
+                lines.append(f"{arm.name}: no {key}: {why}")
+    return lines
 
 
 def show_ratios(
     first: ArmProfile, second: ArmProfile, rows: Sequence[dict[str, Any]], fmt: Format
 ) -> None:
-    """`first / second`; a sentence where one of them has no numbers."""
+    """Print the ratios `first / second`, or a sentence where one of them has no numbers."""
+    title = f"{first.name} / {second.name}"
     if not rows:
         print(
-            f"{first.name} / {second.name}: nothing to compare, {first.name} is {first.status}, {second.name} is {second.status}"
+            f"{title}: nothing to compare, {first.name} is {first.status}, "
+            f"{second.name} is {second.status}"
         )
         return
-    shown = [
+    columns = [
         column("quantity"),
         column("first", first.name, render.brief),
         column("second", second.name, render.brief),
-    ]
-    shown += [
         column("ratio", show=render.brief),
         Column("95% interval", _interval),
         column("estimated", "by the estimate", render.brief),
     ]
-    render.render(rows, shown, fmt, title=f"{first.name} / {second.name}")
+    render.render(rows, columns, fmt, title=title)
 
 
 def couples(
     arms: Sequence[ArmProfile], pair: tuple[str, str]
 ) -> list[tuple[ArmProfile, ArmProfile]]:
-    """Arms of the first name beside those of the second with the same backbone and the same other choice."""
+    """Arms of the first name with those of the second that are equal in everything else."""
 
     def rest(arm: ArmProfile, name: str) -> tuple[str, str] | None:
         if arm.method == name:
             return arm.backbone, arm.attention
-        return (arm.backbone, arm.method) if arm.attention == name else None
+        if arm.attention == name:
+            return arm.backbone, arm.method
+        return None
 
-    return [
-        (a, b)
-        for a in arms
-        for b in arms
-        if a is not b and rest(a, pair[0]) is not None and rest(a, pair[0]) == rest(b, pair[1])
-    ]
+    found = []
+    for first in arms:
+        for second in arms:
+            of_first = rest(first, pair[0])
+            of_second = rest(second, pair[1])
+            if first is not second and of_first is not None and of_first == of_second:
+                found.append((first, second))
+    return found
 
 
 def ratio_rows(first: ArmProfile, second: ArmProfile) -> list[dict[str, Any]]:
@@ -531,7 +569,9 @@ def ratio_rows(first: ArmProfile, second: ArmProfile) -> list[dict[str, Any]]:
 
 def _interval(row: Mapping[str, Any]) -> str:
     if row["low"] is None:
-        return "exact" if row["exact"] else "one round"
+        if row["exact"]:
+            return "exact"
+        return "one round"
     return f"{row['low']:.3g} - {row['high']:.3g}"
 
 

@@ -42,7 +42,10 @@ def _section(command: Any, name: str) -> str:
         for piece in p.get_usage_pieces(context)
     ]
     rows = [_row(p, context) for p in command.params if p.name != "help"]
-    table = ["| | |", "| --- | --- |", *rows, ""] if rows else []
+    if rows:
+        table = ["| | |", "| --- | --- |", *rows, ""]
+    else:
+        table = []
     example = (command.epilog or "").removeprefix("Example: ")
     title = f"## {name}\n\n```text\n{' '.join([name, '[OPTIONS]', *pieces])}\n```"
     return "\n".join(
@@ -53,7 +56,10 @@ def _section(command: Any, name: str) -> str:
 def _row(parameter: Any, context: Any) -> str:
     """Names and value, then what --help says of it."""
     names, text = parameter.get_help_record(context)
-    often = " May be given often." if parameter.multiple and "often" not in text else ""
+    if parameter.multiple and "often" not in text:
+        often = " May be given often."
+    else:
+        often = ""
     return f"| `{names.replace('|', ', ')}` | {_escaped(text.removesuffix('[required]'))}{often} |"
 
 

@@ -28,18 +28,24 @@ from suite.report.values import (
 
 __all__ = [
     "MISSING",
+    "Column",
+    "Row",
     "attention",
     "backbone",
     "brief",
+    "column",
     "count",
     "duration",
     "energy",
+    "fitting",
+    "make_table",
+    "render",
     "score",
     "settings",
     "size",
+    "stdout_for_result",
     "text",
 ]
-__all__ += ["Column", "Row", "column", "fitting", "make_table", "render", "stdout_for_result"]
 
 Row = Mapping[str, Any]
 
@@ -64,13 +70,12 @@ class Column:
 def column(
     key: str, head: str | None = None, show: Callable[[Any], str] = text, *, rank: int = 0
 ) -> Column:
-    """The column of one key."""
-    return Column(
-        key if head is None else head,
-        lambda row: show(row.get(key)),
-        right=show is not text,
-        rank=rank,
-    )
+    """The column of one key of a row; its title is the key where `head` is None."""
+    if head is None:
+        head = key
+    # Everything that is not shown as text is a number.
+    is_number = show is not text
+    return Column(head, lambda row: show(row.get(key)), right=is_number, rank=rank)
 
 
 def render(
@@ -81,19 +86,19 @@ def render(
     keys: Sequence[str] = (),
     title: str = "",
 ) -> None:
-    """Print to stdout.
+    """Print rows to stdout.
 
     Args:
         rows: Plain values; `json` and `csv` print all of them, unformatted.
         columns: What `table` and `md` show.
-        fmt: How.
-        keys: CSV's columns where there may be no row.
-        title: Above a table or document.
+        fmt: The format.
+        keys: CSV's columns, needed where there may be no row.
+        title: Stands above a table or document.
     """
     if fmt is Format.JSON:
         print(json.dumps([dict(row) for row in rows], indent=2, allow_nan=False))
     elif fmt is Format.CSV:
-        _csv(rows, keys or list(dict.fromkeys(key for row in rows for key in row)), sys.stdout)
+        _csv(rows, keys, sys.stdout)
     elif fmt is Format.MD:
         _markdown(rows, columns, title)
     else:
@@ -101,37 +106,60 @@ def render(
 
 
 def _csv(rows: Sequence[Row], keys: Sequence[str], out: TextIO) -> None:
+    if not keys:
+        # Rows may have different keys; a dict keeps the order in which they come.
+        found: dict[str, None] = {}
+        for row in rows:
+            found.update(dict.fromkeys(row))
+        keys = list(found)
     writer = csv.DictWriter(out, fieldnames=list(keys), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(
-        {k: json.dumps(v) if isinstance(v, (dict, list)) else v for k, v in row.items()}
-        for row in rows
-    )
+    for row in rows:
+        line = {}
+        for key, value in row.items():
+            # A cell of CSV is text: what is nested becomes JSON.
+            line[key] = json.dumps(value) if isinstance(value, dict | list) else value
+        writer.writerow(line)
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
-    lines = [[c.head for c in columns], [("--:" if c.right else "---") for c in columns]]
-    lines += [[c.show(row).replace("|", "\\|") for c in columns] for row in rows]
-    print(
-        "\n".join(
-            [*([title, ""] if title else []), *("| " + " | ".join(line) + " |" for line in lines)]
-        )
-    )
+    heads = []
+    rules = []
+    for c in columns:
+        heads.append(c.head)
+        rules.append("--:" if c.right else "---")
+    lines = [heads, rules]
+    for row in rows:
+        lines.append([c.show(row).replace("|", "\\|") for c in columns])
+    if title:
+        print(title + "\n")
+    for line in lines:
+        print("| " + " | ".join(line) + " |")
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
-    shown = fitting(rows, columns, console.width) if sys.stdout.isatty() else list(columns)
+    # A pipe has no width: whoever reads it wants whole lines.
+    width = None if sys.stdout.isatty() else 10_000
+    console = Console(width=width, highlight=False)
+    shown = list(columns)
+    if sys.stdout.isatty():
+        shown = fitting(rows, columns, console.width)
+    cells = []
+    for row in rows:
+        cells.append([c.show(row) for c in shown])
     with console.capture() as captured:
-        console.print(make_table([[c.show(row) for c in shown] for row in rows], shown))
-    lines = [line.rstrip() for line in captured.get().splitlines()]
-    print("\n".join([*([title, ""] if title else []), *(line for line in lines if line)]))
+        console.print(make_table(cells, shown))
+    if title:
+        print(title + "\n")
+    for line in captured.get().splitlines():
+        if line.strip():
+            print(line.rstrip())
     if len(shown) < len(columns):
         hidden = ", ".join(c.head for c in columns if c not in shown)
         print(
-            f"(not shown, for want of width: {hidden}; --format csv has everything)",
+            f"(the terminal is too narrow for: {hidden}; --format csv has everything)",
             file=sys.stderr,
         )
 
@@ -146,17 +174,23 @@ def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> Any
     for c in columns:
         table.add_column(c.head, justify="right" if c.right else "left", overflow="fold")
     for line in cells:
-        table.add_row(*(Text(cell) for cell in line))
+        table.add_row(*[Text(cell) for cell in line])
     return table
 
 
 def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that fit side by side; those of the highest rank are dropped first, the later before the earlier."""
-    widths = {id(c): 2 + max([len(c.head), *(len(c.show(row)) for row in rows)]) for c in columns}
+    """The columns that fit side by side.
+
+    Columns of the highest rank are dropped first, and of one rank the later before the earlier.
+    """
+    widths = {}
+    for c in columns:
+        texts = [c.head] + [c.show(row) for row in rows]
+        widths[id(c)] = 2 + max(len(text) for text in texts)  # 2: the gap between columns
+    droppable = [c for c in columns if c.rank]
+    droppable.sort(key=lambda c: (c.rank, columns.index(c)), reverse=True)
     shown = list(columns)
-    for candidate in sorted(
-        (c for c in columns if c.rank), key=lambda c: (c.rank, columns.index(c)), reverse=True
-    ):
+    for candidate in droppable:
         if sum(widths[id(c)] for c in shown) <= width:
             break
         shown.remove(candidate)
@@ -165,7 +199,8 @@ def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[
 
 @contextmanager
 def stdout_for_result() -> Iterator[None]:
-    """Send everything that libraries and child processes print meanwhile to stderr, so that stdout holds the result alone."""
+    """Send what libraries and child processes print meanwhile to stderr: stdout is the result's."""
+    # The file descriptor, not sys.stdout: child processes and C code write there too.
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -47,7 +47,10 @@ def report(
 ) -> None:
     """Who leads on what, at what cost, and what cannot be told apart: one self-contained page per sweep."""
     elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    place = home if elsewhere else existing_home(home)
+    if elsewhere:
+        place = home
+    else:
+        place = existing_home(home)
     if port is not None and not live:
         raise ConfigError(
             "--port: goes with --live, which was not given; without it nothing is served"

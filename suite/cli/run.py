@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from suite.config.sweep import SweepConfig
     from suite.plan.events import Outcome
 
-STOPPED, TERMINATED = 130, 143
+STOPPED = 130
+TERMINATED = 143
 """Exit codes after Ctrl-C and after SIGTERM, as shells have it."""
 
 
@@ -140,7 +141,9 @@ class Asked:
 
     @property
     def home_option(self) -> list[str]:
-        return [] if self.home == DEFAULT_HOME else ["--home", str(self.home)]
+        if self.home == DEFAULT_HOME:
+            return []
+        return ["--home", str(self.home)]
 
 
 def find_sweep(given: str) -> Path:

@@ -53,7 +53,8 @@ def find_cell(home: Home, given: str, *, sweep: str | None = None) -> Cell:
     name, arms = _without_sweep(given, read_arms(home, sweep))
     arm, slash, task = name.rpartition("/")
     if not slash or task not in {cell.task for cells in arms.values() for cell in cells}:
-        arm, task = name, ""
+        arm = name
+        task = ""
     cells = {cell.task: cell for cell in _find(arms, arm, given, home)}
     if not task and len(cells) > 1:
         raise ConfigError(
@@ -61,7 +62,9 @@ def find_cell(home: Home, given: str, *, sweep: str | None = None) -> Cell:
         )
     if task and task not in cells:
         raise UnknownNameError("task", task, cells, where=f"{given!r}: {arm}")
-    return cells[task] if task else next(iter(cells.values()))
+    if task:
+        return cells[task]
+    return next(iter(cells.values()))
 
 
 def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], list[Cell]]:

@@ -54,4 +54,6 @@ def published_rows(data: HubData) -> int | None:
 def published_tokens(data: HubData) -> int | None:
     """Tokens of running text, roughly; None where they are not known here."""
     words = WORDS.get((data.hub, data.config))
-    return None if words is None else round(words * TOKENS_PER_WORD)
+    if words is None:
+        return None
+    return round(words * TOKENS_PER_WORD)

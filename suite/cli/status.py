@@ -59,7 +59,10 @@ def status(
     from suite.record.folder import Home
 
     place = Home(home)
-    names = [sweep] if sweep is not None else sweeps(place)
+    if sweep is not None:
+        names = [sweep]
+    else:
+        names = sweeps(place)
     if not names:
         raise ConfigError(
             f"--home {home}: holds no sweep; expected a folder that `suite run` wrote to"
@@ -78,13 +81,15 @@ def _show(home: Home, name: str, fmt: Format) -> None:
     from suite.plan.status import driver
 
     rows = _rows(home, name)
-    done, total = (
-        sum(r["search_done"] + r["confirm_done"] for r in rows),
-        sum(r["total"] for r in rows),
-    )
+    done = sum(r["search_done"] + r["confirm_done"] for r in rows)
+    total = sum(r["total"] for r in rows)
     over = all(CellStatus(row["progress"]).is_over for row in rows)
     running = driver(home, name)
-    state = f"running, {running}" if running is not None else "done" if over else "not running"
+    state = "not running"
+    if running is not None:
+        state = f"running, {running}"
+    elif over:
+        state = "done"
     render.render(
         rows, _columns(rows), fmt, title=f"sweep {name}: {state}, {done} of {total} trials done"
     )
@@ -107,7 +112,10 @@ def _show_studies(rows: list[dict[str, Any]]) -> None:
     if noted:
         print("\nstudies:")
     for row, notes in noted:
-        architecture = f" {render.settings(row['architecture'])}" if row["waits_for"] else ""
+        if row["waits_for"]:
+            architecture = f" {render.settings(row['architecture'])}"
+        else:
+            architecture = ""
         print(f"  {row['method']}{architecture} on {row['task']}: {'; '.join(notes)}")
 
 
@@ -121,7 +129,10 @@ def _show_pretrains(rows: list[dict[str, Any]]) -> None:
     if runs:
         print("\npretrain runs:")
     for row, run in runs.values():
-        loss = f", loss {render.brief(run['loss'])}" if run["loss"] is not None else ""
+        if run["loss"] is not None:
+            loss = f", loss {render.brief(run['loss'])}"
+        else:
+            loss = ""
         steps = f"{run['steps_done']:,} of {run['steps']:,} steps on {run['corpus']}"
         print(
             f"  {row['attention']} on {row['backbone']}, {run['checkpoint']}: {run['state']}, {steps}{loss}"
@@ -140,7 +151,10 @@ def _row(cell: CellReport) -> dict[str, Any]:
         for key in KEYS
         if key not in ("sweep", "progress", "failures", "pretrain")
     }
-    pretrain = None if cell.pretrain is None else asdict(cell.pretrain)
+    if cell.pretrain is None:
+        pretrain = None
+    else:
+        pretrain = asdict(cell.pretrain)
     return {
         **plain,
         "progress": cell.status.value,
@@ -182,4 +196,6 @@ def _columns(rows: list[dict[str, Any]]) -> list[Column]:
 
 
 def _count_failures(row: Row) -> str:
-    return str(len(row["failures"])) if row["failures"] else render.MISSING
+    if row["failures"]:
+        return str(len(row["failures"]))
+    return render.MISSING

@@ -37,7 +37,10 @@ def stop(
     storage: StorageOption = None,
 ) -> None:
     """End a running sweep in order: what finished stays, running trials go on from their last epoch when it is run again."""
-    said = _stop_job(address, sweep) if address is not None else _stop_here(home, storage, sweep)
+    if address is not None:
+        said = _stop_job(address, sweep)
+    else:
+        said = _stop_here(home, storage, sweep)
     print(f"sweep {sweep}: {said}; run or submit it again to go on", file=sys.stderr)
 
 
@@ -74,21 +77,19 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
     from suite.record.folder import Home
     from suite.storage.lease import holder
 
-    claim = (
-        holder(lease_root(Home(home.resolve()), storage), sweep)
-        if home.is_dir() or storage is not None
-        else None
-    )
+    if home.is_dir() or storage is not None:
+        claim = holder(lease_root(Home(home.resolve()), storage), sweep)
+    else:
+        claim = None
     if claim is None:
         raise ConfigError(
             f"{sweep}: no driver of this sweep is running in {storage or home}; running ones: suite status --home {home}"
         )
     if not claim.is_here:
-        how = (
-            f"suite stop {sweep} --address http://HEAD:8265"
-            if claim.job
-            else f"suite stop {sweep} there"
-        )
+        if claim.job:
+            how = f"suite stop {sweep} --address http://HEAD:8265"
+        else:
+            how = f"suite stop {sweep} there"
         raise ConfigError(f"{sweep}: is run by {claim}, not on this machine; end it with: {how}")
     _end(claim)
     return f"stopped (process {claim.pid})"

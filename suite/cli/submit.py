@@ -94,7 +94,10 @@ def submit(
 
     folder = working_dir.resolve()
     found = find_sweep(sweep)
-    relative_tasks = None if tasks is None else inside(folder, tasks, option="--tasks")
+    if tasks is None:
+        relative_tasks = None
+    else:
+        relative_tasks = inside(folder, tasks, option="--tasks")
     with search_first(tasks) if tasks is not None else nullcontext():
         config = load_sweep(found, overrides or ())
     refuse_password(
@@ -128,11 +131,10 @@ def submit(
         config.name, storage or str(place), command, folder, variables, config.failures.grace_s
     )
     job, is_new = cluster.submit(wanted)
-    what = (
-        f"submitted, with {size / 2**20:.1f} MiB of {folder}"
-        if is_new
-        else "is running already; following it"
-    )
+    if is_new:
+        what = f"submitted, with {size / 2**20:.1f} MiB of {folder}"
+    else:
+        what = "is running already; following it"
     print(f"sweep {config.name}: {what} (job {job.id})", file=sys.stderr)
     if detach:
         return _say_how_to_go_on(cluster, job, sweep)
@@ -148,7 +150,10 @@ def cluster_home(home: Path | None, storage: str | None) -> Path:
     if home is None and storage is not None:
         return LOCAL_HOME
     if home is None or not home.is_absolute():
-        given = "none" if home is None else str(home)
+        if home is None:
+            given = "none"
+        else:
+            given = str(home)
         raise ConfigError(
             f"--home: got {given}, expected an absolute path that every node of the cluster sees, or give --storage s3://..."
         )
@@ -229,7 +234,9 @@ def _row(cluster: JobClient, job: Job) -> dict[str, Any]:
 
 
 def _progress(row: Mapping[str, Any]) -> str:
-    return render.MISSING if row["done"] is None else f"{row['done']}/{row['total']}"
+    if row["done"] is None:
+        return render.MISSING
+    return f"{row['done']}/{row['total']}"
 
 
 def _follow(cluster: JobClient, job: Job, sweep: str, *, attached: bool) -> None:
@@ -247,11 +254,10 @@ def _follow(cluster: JobClient, job: Job, sweep: str, *, attached: bool) -> None
             file=sys.stderr,
         )
     if code:
-        reason = (
-            ended.message.partition("\n")[0]
-            if ended.exit_code is None
-            else f"exit code {ended.exit_code}"
-        )
+        if ended.exit_code is None:
+            reason = ended.message.partition("\n")[0]
+        else:
+            reason = f"exit code {ended.exit_code}"
         print(
             f"job {job.id}: {ended.status.lower()}, {reason}; submit it again to go on",
             file=sys.stderr,

@@ -65,7 +65,10 @@ class Answers:
 def sweep_text(name: str, answers: Answers) -> str:
     """A commented sweep file; whether its names exist is for the loader to say."""
     preset = PRESETS[answers.budget]
-    workers = preset.workers if answers.workers is None else answers.workers
+    if answers.workers is None:
+        workers = preset.workers
+    else:
+        workers = answers.workers
     lines = [
         "# Made by `suite init`. What it would do and cost: suite run FILE --dry-run. Any value can also be changed on the command",
         "# line: --set search.trials=16. All keys, with ranges: suite/config/sweep.py and training.py.",
@@ -130,7 +133,10 @@ def sweep_text(name: str, answers: Answers) -> str:
 
 
 def _search(preset: Preset, trials: int | None) -> list[str]:
-    budget = preset.trials if trials is None else trials
+    if trials is None:
+        budget = preset.trials
+    else:
+        budget = trials
     return [
         "search: # learning rates tried per cell, scored on validation data; the budget is equal for every arm",
         _line(

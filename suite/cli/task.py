@@ -155,7 +155,10 @@ def _look(
         read_as(reader, rows, sample, training=training, examples=shown) for reader in readers
     ]
     objective = make_any(readers, task, training)
-    scored = [] if objective is None else scoring(rows, sample, objective)
+    if objective is None:
+        scored = []
+    else:
+        scored = scoring(rows, sample, objective)
     return Report(
         task,
         file,
@@ -214,9 +217,16 @@ def _show_splits(report: Report) -> None:
     """Labels, or quartiles of numbers, as columns; texts that are answered more than once below."""
     from suite.config.task import LabelTask
 
-    task, facts = report.task, report.splits
-    words = list(facts[0].answers) if isinstance(task, LabelTask) else []
-    show = render.brief if isinstance(task, LabelTask) and task.is_regression else _percent
+    task = report.task
+    facts = report.splits
+    if isinstance(task, LabelTask):
+        words = list(facts[0].answers)
+    else:
+        words = []
+    if isinstance(task, LabelTask) and task.is_regression:
+        show = render.brief
+    else:
+        show = _percent
     columns = [column("split"), column("source", "from"), column("rows", show=render.count)]
     if facts[0].distinct_answers and not words:
         columns += [column("distinct_answers", "different answers", render.count)]
@@ -288,12 +298,18 @@ def _paragraph(before: str, text: str, *, indent: int) -> None:
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}... ({len(text):,} characters)"
 
 
 def _percent(share: float | None) -> str:
-    return render.MISSING if share is None else f"{100 * share:.1f}%"
+    if share is None:
+        return render.MISSING
+    return f"{100 * share:.1f}%"
 
 
 def _article(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+    if kind[0] in "aeiou":
+        return f"an {kind}"
+    return f"a {kind}"

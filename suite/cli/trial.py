@@ -132,7 +132,8 @@ def build_spec(
     )
     micro_batching(spec.training, ranks)
     resolved = resolve_backbone(arm)
-    kind, tokenizer = resolved.family.kind, load_tokenizer(resolved, draft=True)
+    kind = resolved.family.kind
+    tokenizer = load_tokenizer(resolved, draft=True)
     objective = make_objective(
         spec.task,
         kind=kind,
@@ -148,7 +149,9 @@ def _phase(given: Any, test: bool) -> Phase:
     from suite.record.spec import Phase
 
     if given is None:
-        return Phase.CONFIRM if test else Phase.SEARCH
+        if test:
+            return Phase.CONFIRM
+        return Phase.SEARCH
     known = [Phase.SEARCH, Phase.CONFIRM]
     if given not in known:
         raise UnknownNameError("phase", str(given), known, where="--set")

@@ -34,13 +34,14 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one arm.
+    """What decides how much one arm computes.
 
     Attributes:
         total: Parameters.
         trainable: Those that train.
         passed: Those that gradients pass through.
-        encoder_decoder: Whether the input passes through one half of the parameters and the target through the other.
+        encoder_decoder: Whether the input passes through one half of the parameters and the
+            target through the other.
     """
 
     total: int
@@ -49,45 +50,54 @@ class Work:
     encoder_decoder: bool
 
     def flops(self, training: TrainingConfig) -> float:
-        """Of an optimizer step with every example as long as it is cut."""
-        tokens = (
-            (training.max_length + training.target_max_length) / 2
-            if self.encoder_decoder
-            else training.max_length
-        )
+        """FLOPs of an optimizer step in which every example has its greatest length."""
+        if self.encoder_decoder:
+            tokens = (training.max_length + training.target_max_length) / 2
+        else:
+            tokens = training.max_length
         return 2.0 * (self.total + self.passed + self.trainable) * tokens * training.batch_size
 
 
 def steps_at_most(config: SweepConfig, task: TaskConfig) -> int | None:
-    """Optimizer steps of a trial that never stops early; None where the training rows are unknown without reading data."""
+    """Optimizer steps of a trial that never stops early; None where only the data tell."""
     training = config.training
     if training.epoch_steps is not None:
         return training.epochs * training.epoch_steps
     examples = training_examples(task, config.limit, block=training.max_length)
-    return None if examples is None else training.epochs * (examples // training.batch_size)
+    if examples is None:
+        return None
+    return training.epochs * (examples // training.batch_size)
 
 
 def training_examples(task: TaskConfig, limit: LimitConfig, *, block: int) -> int | None:
-    """Examples of one pass over the training split, at most; None where that is not known without reading data.
+    """Examples of one pass over the training split, at most; None where only the data tell.
 
     Args:
+        task: The task.
+        limit: The sweep's limit on rows.
         block: Tokens of an example of running text.
     """
     if isinstance(task, LanguageModelTask):
-        from suite.cli.sizes import published_tokens
+        return _text_blocks(task, limit, block=block)
+    rows = _rows(task)
+    if limit.train is None:
+        return rows
+    if rows is None:
+        return limit.train
+    return min(rows, limit.train)
 
-        tokens = (
-            published_tokens(task.data)
-            if isinstance(task.data, HubData) and limit.train is None
-            else None
-        )
-        return (
-            None if tokens is None else tokens // block
-        )  # a limit counts rows, of which the tokens are unknown
-    rows = [limit.train] if limit.train is not None else []
-    if (known := _rows(task)) is not None:
-        rows.append(known)
-    return min(rows, default=None)
+
+def _text_blocks(task: LanguageModelTask, limit: LimitConfig, *, block: int) -> int | None:
+    """Blocks of running text in the training split; None where its tokens are unknown."""
+    from suite.cli.sizes import published_tokens
+
+    # A limit counts rows, and how many tokens a row of text has is unknown.
+    if limit.train is not None or not isinstance(task.data, HubData):
+        return None
+    tokens = published_tokens(task.data)
+    if tokens is None:
+        return None
+    return tokens // block
 
 
 def _rows(task: TaskConfig) -> int | None:
@@ -97,7 +107,9 @@ def _rows(task: TaskConfig) -> int | None:
         return int(generators.get(task.data.generator).configure(task.data.options).options.train)
     from suite.cli.sizes import published_rows
 
-    return published_rows(task.data) if isinstance(task.data, HubData) else None
+    if isinstance(task.data, HubData):
+        return published_rows(task.data)
+    return None
 
 
 def arm_work(plan: Plan, *, where: str) -> dict[str, Work]:
@@ -122,78 +134,94 @@ def _work(resolved: Any, head: Any, arm: Arm) -> Work:
         head,
         arm,
     )
-    passed = count.total if get_method(arm.method).backward_through_backbone else count.trainable
+    if get_method(arm.method).backward_through_backbone:
+        passed = count.total
+    else:
+        passed = count.trainable
     return Work(count.total, count.trainable, passed, resolved.family.kind == "encoder-decoder")
 
 
 def device_hours(
     plan: Plan, trials: Mapping[str, Iterable[Trial]], *, on_gpus: bool, where: str
 ) -> dict[str, Any]:
-    """Hours of one device for all search trials and confirm runs, at most; null where a size is unknown.
+    """Hours of one device for all search trials and confirm runs, at most; null = unknown.
 
     Args:
-        trials: Those that already ran, by cell.
-        on_gpus: What a worker computes on, for the assumed speed.
+        plan: The sweep.
+        trials: Trials that already ran, by cell.
+        on_gpus: Whether a worker computes on a GPU, for the assumed speed.
         where: The sweep's file, for errors.
 
     Returns:
-        `device_hours_at_most` with `device_hours_pretrain` beside it, and `assumption`, one sentence.
+        `device_hours_at_most` with `device_hours_pretrain` beside it, and `assumption`, one
+        sentence.
     """
-    tflops, device = (GPU_TFLOPS, "GPU") if on_gpus else (CPU_TFLOPS, "CPU worker")
+    device = "CPU worker"
+    tflops = CPU_TFLOPS
+    if on_gpus:
+        device = "GPU"
+        tflops = GPU_TFLOPS
     work = arm_work(plan, where=where)
-    assumed = {
-        cell.key: work[cell.arm.key].flops(plan.config.training) / (tflops * 1e12)
-        for cell in plan.cells
-    }
-    measured = {
-        key: step_s
-        for key, ended in trials.items()
-        if (step_s := _device_s_per_step(ended)) is not None
-    }
-    ratio = fmean(step_s / assumed[key] for key, step_s in measured.items()) if measured else 1.0
-    hours = [
-        _hours(plan, cell, measured.get(cell.key, ratio * assumed[cell.key])) for cell in plan.cells
-    ]
-    known = [h for h in hours if h is not None]
+    assumed_s = {}  # seconds of a device per optimizer step, by cell
+    measured_s = {}
+    for cell in plan.cells:
+        flops = work[cell.arm.key].flops(plan.config.training)
+        assumed_s[cell.key] = flops / (tflops * 1e12)
+        step_s = _device_s_per_step(trials.get(cell.key, ()))
+        if step_s is not None:
+            measured_s[cell.key] = step_s
+    # Cells without a measurement are off by as much as the measured ones were.
+    ratio = 1.0
     basis = (
-        f"from the measured steps of {len(measured)} of {len(plan.cells)} cells"
-        if measured
-        else f"assumes {tflops:g} TFLOP/s achieved by a {device}; examples as long as max_length allows"
+        f"assumes {tflops:g} TFLOP/s achieved by a {device}; examples as long as max_length allows"
     )
+    if measured_s:
+        ratio = fmean(step_s / assumed_s[key] for key, step_s in measured_s.items())
+        basis = f"from the measured steps of {len(measured_s)} of {len(plan.cells)} cells"
+    total: float | None = 0.0
+    for cell in plan.cells:
+        hours = _hours(plan, cell, measured_s.get(cell.key, ratio * assumed_s[cell.key]))
+        if hours is None:
+            total = None
+            break
+        assert total is not None
+        total += hours
     return {
         "device": device,
-        "device_hours_at_most": sum(known) if len(known) == len(hours) else None,
+        "device_hours_at_most": total,
         "device_hours_pretrain": _pretrain_hours(plan, work, ratio / (tflops * 1e12)),
         "assumption": f"{basis}; every epoch run, evaluation left out",
     }
 
 
 def _hours(plan: Plan, cell: PlannedCell, step_s: float) -> float | None:
+    """Device-hours of all trials of a cell; None where its steps are unknown."""
     steps = steps_at_most(plan.config, cell.task)
-    return None if steps is None else plan.trials_of(cell) * steps * step_s / SECONDS_PER_HOUR
+    if steps is None:
+        return None
+    return plan.trials_of(cell) * steps * step_s / SECONDS_PER_HOUR
 
 
 def _device_s_per_step(trials: Iterable[Trial]) -> float | None:
-    """Seconds of the train phase times workers per optimizer step, mean over a cell's ended trials."""
-    spent = [
-        (t.result.phases["train"].seconds * t.spec.world_size, t.result.epochs[-1].step)
-        for t in trials
-        if t.result is not None and t.result.epochs and "train" in t.result.phases
-    ]
-    steps = sum(s for _, s in spent)
-    return sum(seconds for seconds, _ in spent) / steps if steps else None
+    """Seconds of the train phase times workers per optimizer step, over a cell's ended trials."""
+    device_s = 0.0
+    steps = 0
+    for trial in trials:
+        result = trial.result
+        if result is not None and result.epochs and "train" in result.phases:
+            device_s += result.phases["train"].seconds * trial.spec.world_size
+            steps += result.epochs[-1].step
+    if steps:
+        return device_s / steps
+    return None
 
 
 def _pretrain_hours(plan: Plan, work: Mapping[str, Work], s_per_flop: float) -> float:
-    """Of the pretrain stage: all weights train in every run."""
-    total = 0.0
+    """Device-hours of the pretrain stage, in which all weights train."""
+    total_s = 0.0
     for spec in plan.pretrains:
         arm = work[next(cell.arm.key for cell in plan.cells if cell.arm.pretrain == spec.hash)]
         whole = replace(arm, trainable=arm.total, passed=arm.total)
-        total += (
-            spec.training.epochs
-            * (spec.training.epoch_steps or 0)
-            * whole.flops(spec.training)
-            * s_per_flop
-        )
-    return total / SECONDS_PER_HOUR
+        steps = spec.training.epochs * (spec.training.epoch_steps or 0)
+        total_s += steps * whole.flops(spec.training) * s_per_flop
+    return total_s / SECONDS_PER_HOUR
