@@ -25,16 +25,16 @@ GROUPS = ("backbone", "attention", "architecture")
 def read_overrides(
     data: dict[str, Any], overrides: Sequence[str], *, method: str, groups: Sequence[str]
 ) -> dict[str, Any]:
-    """`data` with `--set` applied; a method's own settings are typed by their bare names (`rank=4`).
+    """`data` with `--set` applied; a method's own settings have bare names (`rank=4`).
 
     Args:
-        data: Where to start.
+        data: The values to change.
         overrides: `key=value` items.
-        method: Whose settings are known.
+        method: The method whose settings may be set.
         groups: What else may be set.
 
     Raises:
-        UnknownNameError: A key that is neither.
+        UnknownNameError: A key is neither a setting nor a group.
     """
     settings = list(get_method(method, where="--method").Config.model_fields)
     items = []
@@ -42,7 +42,10 @@ def read_overrides(
         first = item.partition("=")[0].split(".")[0]
         if first not in groups and first not in settings:
             raise UnknownNameError("key", first, [*groups, *settings], where="--set")
-        items.append(item if first in groups else f"architecture.{item}")
+        # A bare name is a setting of the method, which lies under `architecture`.
+        if first not in groups:
+            item = f"architecture.{item}"
+        items.append(item)
     return apply_overrides(data, items)
 
 
@@ -50,11 +53,13 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
     """The arm with its complete architecture.
 
     Args:
-        backbone, method, attention: Names.
-        changes: What `--set` said of the groups `GROUPS`.
+        backbone: Name, hub id, folder or package of the backbone.
+        method: Name of the PETL method.
+        attention: Name of the attention variant.
+        changes: What `--set` says about each of the groups `GROUPS`.
 
     Raises:
-        ConfigError: A name, key or value that cannot be used.
+        ConfigError: A name, key or value cannot be used.
     """
     refuse_trust(changes.get("backbone"), where="--set backbone")
     data = {
@@ -69,7 +74,10 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
 
 
 def head_for(resolved: ResolvedBackbone, task: TaskConfig | None, *, num_labels: int) -> Head:
-    """What a backbone answers with: text (encoder-decoders, tasks of text), else a head for the task, or of `num_labels` classes."""
+    """What a backbone answers with: text, a head for the task, or a head of `num_labels` classes.
+
+    Encoder-decoders answer with text, and so does every backbone on a task of text.
+    """
     kind = resolved.family.kind
     if kind != "encoder-decoder" and isinstance(task, MultipleChoiceTask):
         return Head("choice")
@@ -79,9 +87,11 @@ def head_for(resolved: ResolvedBackbone, task: TaskConfig | None, *, num_labels:
         return Head("text")
     if task is not None and task.is_regression:
         return Head("regression")
-    return Head("classification", task.num_labels if task is not None else num_labels)
+    if task is not None:
+        num_labels = task.num_labels
+    return Head("classification", num_labels)
 
 
 def resolve_backbone(arm: Arm, *, only_shape: bool = False) -> ResolvedBackbone:
-    """The arm's backbone, found and checked; `only_shape` where it is only counted."""
+    """The arm's backbone, found and checked; with `only_shape` its weights are not needed."""
     return resolve(arm.backbone, where="--backbone", only_shape=only_shape)

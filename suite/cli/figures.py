@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -19,16 +20,16 @@ TITLES = {
 
 
 def similarity_figure(statistics: MapStatistics, path: Path, *, title: str) -> None:
-    """Similarity of every two layers: each measure of the head mean, and of the same head averaged over heads."""
+    """Similarity of every two layers by each measure: of the head mean, and averaged over heads."""
     figure = Figure(figsize=(3.4 * len(MEASURES) + 0.8, 6.6), layout="constrained")
     axes = figure.subplots(2, len(MEASURES), squeeze=False)
-    shown = [
-        (statistics.head_mean[measure], statistics.by_head[measure].mean(0)) for measure in MEASURES
-    ]
-    lowest = min(float(matrix.min()) for pair in shown for matrix in pair)
-    for column, (measure, (head_mean, heads)) in enumerate(zip(MEASURES, shown, strict=True)):
-        _heat(axes[0, column], head_mean, title=TITLES[measure], lowest=lowest)
-        image = _heat(axes[1, column], heads, title="", lowest=lowest)
+    head_means = [statistics.head_mean[measure] for measure in MEASURES]  # (L, L) each
+    same_heads = [statistics.by_head[measure].mean(0) for measure in MEASURES]  # (L, L) each
+    # One scale for all panels, or their colours could not be compared.
+    lowest = min(float(matrix.min()) for matrix in head_means + same_heads)
+    for column, measure in enumerate(MEASURES):
+        _heat(axes[0, column], head_means[column], title=TITLES[measure], lowest=lowest)
+        image = _heat(axes[1, column], same_heads[column], title="", lowest=lowest)
     axes[0, 0].set_ylabel("head mean\nlayer")
     axes[1, 0].set_ylabel("same head, averaged\nlayer")
     figure.colorbar(image, ax=axes, label="cosine", shrink=0.8)
@@ -40,7 +41,7 @@ def heads_figure(statistics: MapStatistics, path: Path, *, title: str) -> None:
     """Similarity of every two layers for each head, on valid pairs."""
     maps = statistics.by_head["valid"]  # (H, L, L)
     columns = min(len(maps), 4)
-    rows = -(-len(maps) // columns)
+    rows = math.ceil(len(maps) / columns)
     figure = Figure(figsize=(2.4 * columns + 0.8, 2.4 * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for place, axis in enumerate(axes.flat):

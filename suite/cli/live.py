@@ -1,4 +1,7 @@
-"""What a person sees while a sweep runs: a live table on a terminal, else one line per finished trial; all on stderr."""
+"""What a person sees while a sweep runs, on stderr.
+
+On a terminal that is a live table, elsewhere one line per finished trial.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,8 @@ class Board(Listener):
     def on_trial_retry(self, spec: TrialSpec, failure: FailureRecord) -> None:
         self._now[_key(spec)] = f"{_trial_name(spec)} again"
         self._say(
-            f"{_where(spec)}: {failure.type}: {failure.message}; going on from its last epoch (log: {failure.log_path})"
+            f"{_where(spec)}: {failure.type}: {failure.message}; going on from its last epoch "
+            f"(log: {failure.log_path})"
         )
 
     def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
@@ -102,21 +106,25 @@ class Board(Listener):
 
     def eta_s(self) -> float | None:
         """Seconds to the end at this run's own pace; None before its first trial ended."""
-        if self._finished_here:
-            return (self._clock() - self._started_s) / self._finished_here * self.left
-        return None
+        if not self._finished_here:
+            return None
+        elapsed_s: float = self._clock() - self._started_s
+        return elapsed_s / self._finished_here * self.left
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
         elapsed = render.duration(self._clock() - self._started_s)
-        heading = f"sweep {self._name}: {self.done} of {self.total} trials done, {elapsed} so far, energy {render.energy(self._energy_kwh)}"
+        heading = (
+            f"sweep {self._name}: {self.done} of {self.total} trials done, {elapsed} so far, "
+            f"energy {render.energy(self._energy_kwh)}"
+        )
         cells = self._in_view(max(1, self.console.height - MARGIN_LINES))
         hidden = len(self._cells) - len(cells)
-        footing = self._left() + (
-            f"; {hidden} more cells (suite status shows all)" if hidden else ""
-        )
+        footing = self._left()
+        if hidden:
+            footing += f"; {hidden} more cells (suite status shows all)"
         return Group(
             Text(heading, style="bold"),
             render.make_table([self._line(cell) for cell in cells], COLUMNS),
@@ -124,26 +132,28 @@ class Board(Listener):
         )
 
     def _in_view(self, lines: int) -> list[CellReport]:
-        """All cells, or as many as fit: those at work first, then the unfinished, in the plan's order."""
-        if len(self._cells) <= lines:
-            return self._cells
-        urgency = {
-            id(c): 0 if c.key in self._now else 1 if c.done < c.total else 2 for c in self._cells
-        }
-        chosen = sorted(self._cells, key=lambda c: urgency[id(c)])[:lines]
-        return [cell for cell in self._cells if cell in chosen]
+        """All cells, or as many as fit: those at work, then the unfinished, in the plan's order."""
+        cells = self._cells
+        if len(cells) <= lines:
+            return cells
+
+        def urgency(cell: CellReport) -> int:
+            if cell.key in self._now:
+                return 0
+            if cell.done < cell.total:
+                return 1
+            return 2
+
+        chosen = {cell.key for cell in sorted(cells, key=urgency)[:lines]}
+        return [cell for cell in cells if cell.key in chosen]
 
     def _line(self, cell: CellReport) -> list[str]:
-        if cell.pretrain is None:
-            pretrain = ""
-        else:
-            pretrain = self._now.get(cell.pretrain.checkpoint, "")
+        now = self._now.get(cell.key, "")
+        if not now and cell.pretrain is not None:
+            now = self._now.get(cell.pretrain.checkpoint, "")
         idle = cell.running == 0 and (cell.left == 0 or cell.waits_for > 0)
-        now = (
-            self._now.get(cell.key)
-            or pretrain
-            or ("; ".join([cell.status.value, *cell.notes]) if idle else "")
-        )
+        if not now and idle:
+            now = "; ".join([cell.status.value, *cell.notes])
         numbers = [
             f"{cell.done}/{cell.total}",
             render.score(cell.best_validation_score),
@@ -153,45 +163,37 @@ class Board(Listener):
 
     def _left(self) -> str:
         eta = self.eta_s()
-        return f"{self.left} left" + (
-            f", about {render.duration(eta)}" if eta is not None and self.left else ""
-        )
+        if eta is None or not self.left:
+            return f"{self.left} left"
+        return f"{self.left} left, about {render.duration(eta)}"
 
     @property
     def _cells(self) -> list[CellReport]:
         return list(self._known.values())
 
     def _take(self, spec: TrialSpec | None = None) -> None:
-        """Look at the cells that news of a trial can concern; None = at all."""
+        """Look again at the cells that news of a trial can concern; None = at all cells."""
+        changed = list(self._states.values())
         if spec is not None and spec.phase is not Phase.PRETRAIN:
-            state = self._states.get(spec.cell)
-        else:
-            state = None
-        if state is None:
-            changed = self._states.values()
-        else:
-            if state.contest is None:
-                changed = [state]
-            else:
+            state = self._states[spec.cell]
+            changed = [state]
+            if state.contest is not None:
                 changed = self._rivals(state)
-        self._known = self._known | {
-            each.cell.key: cell_status(each) for each in changed
-        }  # the other thread sees the old or the new
+        reports = {state.cell.key: cell_status(state) for state in changed}
+        # A new mapping: the thread that draws sees the old one or the new one, whole.
+        self._known = self._known | reports
 
     def _rivals(self, state: CellState) -> list[CellState]:
-        """All cells of its contest, which wait for one another."""
+        """All cells of a cell's contest, which wait for one another."""
         assert state.contest is not None
         return [self._states[member.cell.key] for member in state.contest.cells]
 
     def _add_energy(self, result: TrialResult | None) -> None:
-        if result is not None:
-            known = [
-                phase.energy_kwh for phase in result.phases.values() if phase.energy_kwh is not None
-            ]
-        else:
-            known = []
-        if known:
-            self._energy_kwh = (self._energy_kwh or 0.0) + sum(known)
+        if result is None:
+            return
+        for phase in result.phases.values():
+            if phase.energy_kwh is not None:
+                self._energy_kwh = (self._energy_kwh or 0.0) + phase.energy_kwh
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)

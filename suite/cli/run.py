@@ -69,7 +69,7 @@ def run(
     ] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Run a sweep, or go on with it: what has finished is never run again. Prints the leaderboard."""
+    """Run a sweep, or go on with it: what has finished never runs again. Prints the leaderboard."""
     from suite.config.sweep_files import load_sweep
 
     path = find_sweep(sweep)
@@ -102,7 +102,12 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was typed after `suite run`, for running and for saying how to go on; `sweep` as typed, `path` its file."""
+    """What was typed after `suite run`, for running and for saying how to go on.
+
+    Attributes:
+        sweep: The sweep as typed.
+        path: The file of the sweep.
+    """
 
     sweep: str
     path: Path
@@ -120,24 +125,25 @@ class Asked:
     @property
     def command(self) -> str:
         """The same command again, quoted for a shell."""
-        options = {
-            "--data-root": self.data_root,
-            "--tasks": self.tasks,
-            "--address": self.address,
-            "--storage": self.storage,
-            "--tracking-uri": self.tracking_uri,
-            "--optuna": self.optuna if self.optuna != os.environ.get("SUITE_OPTUNA") else None,
-        }
-        given = [
-            text
-            for key, value in options.items()
-            if value is not None
-            for text in (key, str(value))
+        options: list[tuple[str, object]] = [
+            ("--data-root", self.data_root),
+            ("--tasks", self.tasks),
+            ("--address", self.address),
+            ("--storage", self.storage),
+            ("--tracking-uri", self.tracking_uri),
         ]
-        changes = [text for item in self.overrides for text in ("--set", item)]
-        changes += [text for item in self.trust for text in ("--trust-remote-code", item)]
-        changes += ["--insecure"] if self.insecure else []
-        return shlex.join(["suite", "run", self.sweep, *self.home_option, *given, *changes])
+        # Optuna's URL may hold a password: one from the environment is not shown.
+        if self.optuna != os.environ.get("SUITE_OPTUNA"):
+            options.append(("--optuna", self.optuna))
+        options += [("--set", item) for item in self.overrides]
+        options += [("--trust-remote-code", item) for item in self.trust]
+        words = ["suite", "run", self.sweep, *self.home_option]
+        for name, value in options:
+            if value is not None:
+                words += [name, str(value)]
+        if self.insecure:
+            words.append("--insecure")
+        return shlex.join(words)
 
     @property
     def home_option(self) -> list[str]:
@@ -150,7 +156,7 @@ def find_sweep(given: str) -> Path:
     """The file of a path, or of a name that `suite list sweeps` knows.
 
     Raises:
-        UnknownNameError: Neither.
+        UnknownNameError: It is neither.
     """
     from suite.registry import yaml_names
 
@@ -160,16 +166,13 @@ def find_sweep(given: str) -> Path:
         return path
     if given in known:
         return known[given]
-    raise UnknownNameError(
-        "sweep",
-        given,
-        [*known, *(str(p) for p in path.parent.glob("*.yaml"))],
-        where="SWEEP (a file or a known name)",
-    )
+    files = [str(file) for file in path.parent.glob("*.yaml")]
+    where = "SWEEP (a file or a known name)"
+    raise UnknownNameError("sweep", given, [*known, *files], where=where)
 
 
 def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
-    """The sweep, with the live table and MLflow listening."""
+    """Run the sweep while the live table and MLflow listen."""
     from suite.cli.live import board
     from suite.cluster.access import require_token
     from suite.record.folder import Home
@@ -189,18 +192,16 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
         followers.append(OptunaFollower(home, asked.optuna, sweep=config.name))
     try:
         with render.stdout_for_result(), board() as shown:
-            listeners: list[Any] = [
-                shown,
-                *followers,
-            ]  # the tracking package stands beside tune and does not import its Listener
-            given: dict[str, Any] = {
-                "data_root": asked.data_root,
-                "address": asked.address,
-                "storage": asked.storage,
-                "where": str(asked.path),
-                "retry_given_up": retry_given_up,
-            }
-            return run_sweep(config, home=home, listeners=listeners, **given)
+            return run_sweep(
+                config,
+                home=home,
+                listeners=[shown, *followers],
+                data_root=asked.data_root,
+                address=asked.address,
+                storage=asked.storage,
+                where=str(asked.path),
+                retry_given_up=retry_given_up,
+            )
     except KeyboardInterrupt:
         print(f"\nstopped by Ctrl-C. Go on with: {asked.command}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
@@ -220,7 +221,8 @@ def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
         )
     except SuiteError as error:
         print(f"no leaderboard: {error}", file=sys.stderr)
-    except Exception as error:  # noqa: BLE001 - the trials are done: how they ended must be said, and decides the exit code
+    except Exception as error:  # noqa: BLE001
+        # The trials are done: how they ended must still be said, and decides the exit code.
         print(f"no leaderboard: {type(error).__name__}: {redact(error)}", file=sys.stderr)
 
 
@@ -231,30 +233,27 @@ def _attach_report(config: SweepConfig, asked: Asked) -> None:
 
 
 def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> None:
-    """What went wrong, or what to type next; leaves with another code than 0 if anything has no result."""
+    """Say what went wrong, or what to type next; exit with 1 if anything has no result."""
     here = shlex.join([*asked.home_option, "--sweep", config.name])
     if outcome.interrupted:
         print(
             f"{outcome.reason}; nothing that finished is lost. Go on with: {asked.command}",
             file=sys.stderr,
         )
-        raise typer.Exit(
-            {"stopped by Ctrl-C": STOPPED, "stopped by SIGTERM": TERMINATED}.get(outcome.reason, 1)
-        )
+        codes = {"stopped by Ctrl-C": STOPPED, "stopped by SIGTERM": TERMINATED}
+        raise typer.Exit(codes.get(outcome.reason, 1))
     for folder, why in outcome.not_measured.items():
         print(
             f"lm-eval has not measured {folder}: {why}; try again with: suite lm-eval {here}",
             file=sys.stderr,
         )
-    given_up = [
-        failure
-        for cell in outcome.cells
-        for failure in cell.failures
-        if failure.status == "gave up"
-    ]
+    given_up = 0
+    for cell in outcome.cells:
+        given_up += sum(failure.status == "gave up" for failure in cell.failures)
     if given_up:
         print(
-            f"trials given up: {len(given_up)}; once the cause is mended: {asked.command} --retry-given-up",
+            f"trials given up: {given_up}; once the cause is mended: "
+            f"{asked.command} --retry-given-up",
             file=sys.stderr,
         )
     if outcome.failed:
@@ -268,8 +267,7 @@ def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> No
         "suite list tasks": "what else there is; also methods, backbones, sweeps",
         "suite run my-sweep.yaml --dry-run": "a sweep of your own; docs/quickstart.md shows how",
     }
-    width = max(map(len, hints))
-    print(
-        "\nnext:\n" + "\n".join(f"  {hint:<{width}}  {what}" for hint, what in hints.items()),
-        file=sys.stderr,
-    )
+    width = max(len(hint) for hint in hints)
+    print("\nnext:", file=sys.stderr)
+    for hint, what in hints.items():
+        print(f"  {hint:<{width}}  {what}", file=sys.stderr)

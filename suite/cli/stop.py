@@ -36,7 +36,10 @@ def stop(
     home: HomeOption = DEFAULT_HOME,
     storage: StorageOption = None,
 ) -> None:
-    """End a running sweep in order: what finished stays, running trials go on from their last epoch when it is run again."""
+    """End a running sweep in order.
+
+    What has finished stays; running trials go on from their last epoch when the sweep is run again.
+    """
     if address is not None:
         said = _stop_job(address, sweep)
     else:
@@ -48,18 +51,17 @@ def _stop_job(address: str, sweep: str) -> str:
     """End the jobs of this sweep on a cluster.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No job runs this sweep.
     """
     from suite.cluster.jobs import JobClient
 
     cluster = JobClient(address)
     running = cluster.live(sweep)
     if not running:
-        others = sorted({job.sweep for job in cluster.jobs() if job.is_live and job.sweep}) or [
-            "none"
-        ]
+        others = {job.sweep for job in cluster.jobs() if job.is_live and job.sweep}
+        names = ", ".join(sorted(others)) or "none"
         raise ConfigError(
-            f"{sweep}: no such sweep is running on {cluster.address}; running: {', '.join(others)}"
+            f"{sweep}: no such sweep is running on {cluster.address}; running: {names}"
         )
     for job in running:
         cluster.stop(job.id)
@@ -70,8 +72,8 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
     """Send SIGTERM to the driver and wait for it.
 
     Raises:
-        ConfigError: No driver of it is running, or it is on another machine.
-        ResourceError: It does not end.
+        ConfigError: No driver runs this sweep, or its driver is on another machine.
+        ResourceError: The driver does not end.
     """
     from suite.plan.definition import lease_root
     from suite.record.folder import Home
@@ -83,7 +85,8 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
         claim = None
     if claim is None:
         raise ConfigError(
-            f"{sweep}: no driver of this sweep is running in {storage or home}; running ones: suite status --home {home}"
+            f"{sweep}: no driver of this sweep is running in {storage or home}; "
+            f"running ones: suite status --home {home}"
         )
     if not claim.is_here:
         if claim.job:
@@ -102,6 +105,7 @@ def _end(claim: Claim) -> None:
     while not claim.is_gone:
         if time.monotonic() > end_s:
             raise ResourceError(
-                f"process {claim.pid}: has not ended within {WAIT_S:.0f} s; end it with: kill -9 {claim.pid}"
+                f"process {claim.pid}: has not ended within {WAIT_S:.0f} s; "
+                f"end it with: kill -9 {claim.pid}"
             )
         time.sleep(0.2)

@@ -1,4 +1,7 @@
-"""`suite submit`: a sweep as a job of a Ray cluster that is elsewhere; and what `suite status --address` shows of such jobs."""
+"""`suite submit`: run a sweep as a job of a Ray cluster that is elsewhere.
+
+`suite status --address` shows these jobs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
     from suite.cluster.jobs import Job, JobClient
 
 EXIT_CODES = {"SUCCEEDED": 0, "STOPPED": STOPPED}
-LOCAL_HOME = Path("/tmp/suite-home")  # noqa: S108 - a cache: with --storage what counts is there; `run_sweep` sees whose it is
+# With --storage this is a cache: what counts lies in the storage. `run_sweep` checks its owner.
+LOCAL_HOME = Path("/tmp/suite-home")  # noqa: S108
 DashboardOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -86,7 +90,10 @@ def submit(
         bool, typer.Option("--detach", help="Return at once; the sweep runs on.")
     ] = False,
 ) -> None:
-    """Run a sweep on a cluster, or follow it where it runs already. Ctrl-C stops following, not the sweep."""
+    """Run a sweep on a cluster, or follow it where it runs already.
+
+    Ctrl-C ends the following, not the sweep.
+    """
     from suite.cluster.access import require_token
     from suite.cluster.jobs import JobClient, Submission, dashboard_url
     from suite.cluster.package import check_size
@@ -94,11 +101,11 @@ def submit(
 
     folder = working_dir.resolve()
     found = find_sweep(sweep)
-    if tasks is None:
-        relative_tasks = None
-    else:
-        relative_tasks = inside(folder, tasks, option="--tasks")
-    with search_first(tasks) if tasks is not None else nullcontext():
+    relative_tasks = None
+    with ExitStack() as stack:
+        if tasks is not None:
+            relative_tasks = inside(folder, tasks, option="--tasks")
+            stack.enter_context(search_first(tasks))
         config = load_sweep(found, overrides or ())
     refuse_password(
         storage,
@@ -123,10 +130,13 @@ def submit(
     url = dashboard_url(_required(address))
     variables = _variables(folder)
     if not insecure:
-        require_token(url)  # before it is shown any
+        require_token(url)  # before anything is sent there
     cluster = JobClient(url)
     size = check_size(folder)
-    command = f"exec {asked.command}" + (" --retry-given-up" if retry_given_up else "")
+    # exec: signals that Ray sends to the job must reach the driver, not a shell around it.
+    command = f"exec {asked.command}"
+    if retry_given_up:
+        command += " --retry-given-up"
     wanted = Submission(
         config.name, storage or str(place), command, folder, variables, config.failures.grace_s
     )
@@ -145,17 +155,16 @@ def cluster_home(home: Path | None, storage: str | None) -> Path:
     """The home of a sweep on a cluster, as it was given.
 
     Raises:
-        ConfigError: None was, or a relative one: it would lie in the job's own folder, which Ray removes.
+        ConfigError: There is none, or it is relative: then it would lie in the job's own folder,
+            which Ray removes.
     """
     if home is None and storage is not None:
         return LOCAL_HOME
     if home is None or not home.is_absolute():
-        if home is None:
-            given = "none"
-        else:
-            given = str(home)
+        given = "none" if home is None else str(home)
         raise ConfigError(
-            f"--home: got {given}, expected an absolute path that every node of the cluster sees, or give --storage s3://..."
+            f"--home: got {given}, expected an absolute path that every node of the cluster sees, "
+            "or give --storage s3://..."
         )
     return home
 
@@ -164,12 +173,13 @@ def inside(folder: Path, path: Path, *, option: str) -> Path:
     """The path as it is seen from the working folder.
 
     Raises:
-        ConfigError: It lies elsewhere, and would not be on the cluster.
+        ConfigError: The path lies elsewhere, and would not be on the cluster.
     """
     resolved = path.resolve()
     if not resolved.is_relative_to(folder):
         raise ConfigError(
-            f"{option} {path}: is not below --working-dir {folder}, which is all that the cluster gets; move it there"
+            f"{option} {path}: is not below --working-dir {folder}, which is all that the cluster "
+            "gets; move it there"
         )
     return resolved.relative_to(folder)
 
@@ -179,21 +189,17 @@ def show_jobs(address: str, *, sweep: str | None, fmt: Format) -> None:
     from suite.cluster.jobs import JobClient
 
     cluster = JobClient(address)
-    rows = [_row(cluster, job) for job in cluster.jobs() if sweep in (None, job.sweep)]
+    rows = []
+    for job in cluster.jobs():
+        if sweep in (None, job.sweep):
+            rows.append(_row(cluster, job))
     columns = [
         column("job"),
         column("sweep"),
         column("home"),
         column("state"),
         Column("done", _progress, right=True),
-    ]
-    columns += [
-        Column(
-            "running for",
-            lambda row: (
-                render.duration(row["seconds"]) if row["seconds"] is not None else render.MISSING
-            ),
-        )
+        Column("running for", _duration),
     ]
     render.render(rows, columns, fmt, title=f"sweeps on {cluster.address}", keys=tuple(_KEYS))
 
@@ -214,23 +220,37 @@ _KEYS = (
 
 
 def _row(cluster: JobClient, job: Job) -> dict[str, Any]:
+    done = None
+    total = None
     progress = cluster.progress(job.id)
-    end_s = job.ended_s or (time.time() if job.is_live else None)
+    if progress is not None:
+        done, total = progress
+    end_s = job.ended_s
+    if end_s is None and job.is_live:
+        end_s = time.time()
+    seconds = None
+    if job.started_s is not None and end_s is not None:
+        # The clocks of two machines differ: a job may seem to end before it began.
+        seconds = max(0.0, end_s - job.started_s)
     return {
         "job": job.id,
         "sweep": job.sweep,
         "home": job.home,
         "state": job.status.lower(),
-        "done": None if progress is None else progress[0],
-        "total": None if progress is None else progress[1],
+        "done": done,
+        "total": total,
         "started_at": job.started_s,
         "ended_at": job.ended_s,
-        "seconds": None
-        if job.started_s is None or end_s is None
-        else max(0.0, end_s - job.started_s),
+        "seconds": seconds,
         "exit_code": job.exit_code,
         "message": job.message.partition("\n")[0],
     }
+
+
+def _duration(row: Mapping[str, Any]) -> str:
+    if row["seconds"] is None:
+        return render.MISSING
+    return render.duration(row["seconds"])
 
 
 def _progress(row: Mapping[str, Any]) -> str:
@@ -240,7 +260,7 @@ def _progress(row: Mapping[str, Any]) -> str:
 
 
 def _follow(cluster: JobClient, job: Job, sweep: str, *, attached: bool) -> None:
-    """Print what the driver prints; leave as it leaves."""
+    """Print what the driver prints; exit with its code."""
     try:
         ended = cluster.follow(job.id, _write, attached=attached)
     except KeyboardInterrupt:
@@ -248,16 +268,15 @@ def _follow(cluster: JobClient, job: Job, sweep: str, *, attached: bool) -> None
         _say_how_to_go_on(cluster, job, sweep)
         raise typer.Exit(STOPPED) from None
     code = EXIT_CODES.get(ended.status, ended.exit_code or 1)
-    if code == 127:
+    if code == 127:  # a shell's code for a command that it does not find
         print(
             "the head has no command `suite`: install the project on every node (docs/cluster.md)",
             file=sys.stderr,
         )
     if code:
+        reason = f"exit code {ended.exit_code}"
         if ended.exit_code is None:
             reason = ended.message.partition("\n")[0]
-        else:
-            reason = f"exit code {ended.exit_code}"
         print(
             f"job {job.id}: {ended.status.lower()}, {reason}; submit it again to go on",
             file=sys.stderr,
@@ -272,38 +291,40 @@ def _write(text: str) -> None:
 
 def _say_how_to_go_on(cluster: JobClient, job: Job, sweep: str) -> None:
     here = shlex.join(["--address", cluster.address])
-    print(
-        f"follow it: the same command again\nall jobs:  suite status {here}\nend it:    suite stop {job.sweep or sweep} {here}",
-        file=sys.stderr,
-    )
+    print("follow it: the same command again", file=sys.stderr)
+    print(f"all jobs:  suite status {here}", file=sys.stderr)
+    print(f"end it:    suite stop {job.sweep or sweep} {here}", file=sys.stderr)
 
 
 def _required(address: str | None) -> str:
     if address is None:
         raise ConfigError(
-            "--address: got none, expected the dashboard of a Ray cluster, http://HEAD:8265 (here: suite run SWEEP)"
+            "--address: got none, expected the dashboard of a Ray cluster, http://HEAD:8265 "
+            "(here: suite run SWEEP)"
         )
     return address
 
 
 def _sweep_there(found: Path, folder: Path) -> str:
-    """How the cluster finds the sweep: by its path in the working folder, or by its name if the project brings it."""
+    """How the cluster finds the sweep: by its path in the working folder, or by a shipped name."""
     from suite.registry import shipped_folder
 
-    if found.resolve().is_relative_to(
-        shipped_folder("sweeps").resolve()
-    ) and not found.resolve().is_relative_to(folder):
+    path = found.resolve()
+    is_shipped = path.is_relative_to(shipped_folder("sweeps").resolve())
+    # In a checkout the shipped folder may lie in the working folder, whose files are uploaded.
+    if is_shipped and not path.is_relative_to(folder):
         return found.stem
     return str(inside(folder, found, option="SWEEP"))
 
 
 def _variables(folder: Path) -> dict[str, str]:
-    """Of this machine's environment: folders of plug-ins and tasks, as they lie in the working folder; and how wide to print."""
+    """Variables for the job: folders of plug-ins and tasks in the working folder, and the width."""
     variables = {"COLUMNS": str(shutil.get_terminal_size((120, 24)).columns)}
     for name in ("SUITE_PATH", TASK_FOLDERS):
-        roots = [Path(root) for root in os.environ.get(name, "").split(os.pathsep) if root]
-        if roots:
-            variables[name] = os.pathsep.join(
-                str(inside(folder, root, option=name)) for root in roots
-            )
+        relative = []
+        for root in os.environ.get(name, "").split(os.pathsep):
+            if root:
+                relative.append(str(inside(folder, Path(root), option=name)))
+        if relative:
+            variables[name] = os.pathsep.join(relative)
     return variables

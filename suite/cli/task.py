@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from suite.data.preview import Reader, Reading
 
 FAMILIES = (("minilm", "bert-base"), ("t5-base",), ("gpt2",))
-"""Backbones that stand for encoders, encoder-decoders and decoders: of each the first that can be found."""
+"""Backbones that stand for encoders, encoder-decoders and decoders; the first that is here is taken."""
 SHOWN_CHARACTERS = 600
 WIDTH = 120
 FAILED = 2
@@ -53,17 +53,15 @@ class Report:
         return all(finding.level != "fail" for finding in self.findings)
 
     def plain(self) -> dict[str, Any]:
-        """For programs."""
-        parts = {
-            name: [asdict(one) for one in getattr(self, name)]
-            for name in ("splits", "readings", "findings")
-        }
+        """The report as JSON-ready values."""
         return {
             "task": self.task.name,
             "kind": self.task.kind,
             "file": str(self.file),
             "fit": self.fit,
-            **parts,
+            "splits": [asdict(split) for split in self.splits],
+            "readings": [asdict(reading) for reading in self.readings],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 
@@ -97,21 +95,19 @@ def check(
         CheckFormat, typer.Option("--format", help="How to print it.")
     ] = CheckFormat.TABLE,
 ) -> None:
-    """Validate a task and look at its rows: sizes, labels, lengths and truncation, rows in two splits, and what each family reads.
+    """Validate a task and look at its rows.
 
-    It reads the answers of every split, test among them: it is no trial, and nothing that it finds reaches one.
-    Ends with code 2 if something makes the task unfit to compare on.
+    Shows sizes, labels, lengths and truncation, rows that stand in two splits, and what each
+    family reads. It reads the answers of every split, test among them: it is no trial, and nothing
+    that it finds reaches one. Ends with code 2 if something makes the task unfit to compare on.
     """
-    limits = {"max_length": max_length, "target_max_length": target_max_length}
+    limits = {}
+    if max_length is not None:
+        limits["max_length"] = max_length
+    if target_max_length is not None:
+        limits["target_max_length"] = target_max_length
     with render.stdout_for_result(), _found(given) as (task, file):
-        report = _look(
-            task,
-            file,
-            data_root,
-            backbone,
-            rows,
-            {key: value for key, value in limits.items() if value is not None},
-        )
+        report = _look(task, file, data_root, backbone, rows, limits)
     if fmt is CheckFormat.JSON:
         print(json.dumps(report.plain(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -151,29 +147,24 @@ def _look(
     rows = TaskRows.read(task, data_root)
     sample = sampled(task, rows)
     splits, findings = look(rows)
-    readings = [
-        read_as(reader, rows, sample, training=training, examples=shown) for reader in readers
-    ]
+    readings = []
+    for reader in readers:
+        readings.append(read_as(reader, rows, sample, training=training, examples=shown))
+    all_findings = [families(readings), *findings]
     objective = make_any(readers, task, training)
-    if objective is None:
-        scored = []
-    else:
-        scored = scoring(rows, sample, objective)
-    return Report(
-        task,
-        file,
-        splits,
-        readings,
-        [families(readings), *findings, *scored, *truncation(readings)],
-    )
+    if objective is not None:
+        all_findings += scoring(rows, sample, objective)
+    all_findings += truncation(readings)
+    return Report(task, file, splits, readings, all_findings)
 
 
 def _readers(names: Sequence[str] | None) -> list[Reader]:
     from suite.data.preview import Reader
 
-    return [
-        Reader.of(_first(choice)) for choice in ([(name,) for name in names] if names else FAMILIES)
-    ]
+    choices: Sequence[Sequence[str]] = FAMILIES
+    if names:
+        choices = [(name,) for name in names]
+    return [Reader.of(_first(choice)) for choice in choices]
 
 
 def _first(names: Sequence[str]) -> Any:
@@ -192,9 +183,9 @@ def _first(names: Sequence[str]) -> Any:
 
 def _show(report: Report) -> None:
     task = report.task
-    typer.echo(
-        f"{typer.style(task.name, bold=True)}, {task.kind}, version {task.version}: {task.description}\n{report.file}\n"
-    )
+    name = typer.style(task.name, bold=True)
+    typer.echo(f"{name}, {task.kind}, version {task.version}: {task.description}")
+    typer.echo(f"{report.file}\n")
     _heading("splits")
     _show_splits(report)
     for reading in report.readings:
@@ -205,12 +196,9 @@ def _show(report: Report) -> None:
     width = max(len(finding.check) for finding in report.findings)
     for finding in report.findings:
         _show_finding(finding, width)
-    worst = [
-        sum(finding.level == level for finding in report.findings) for level in ("fail", "warn")
-    ]
-    print(
-        f"\n{'fit to compare on' if report.fit else 'not fit to compare on'}: {worst[0]} failed, {worst[1]} to look at"
-    )
+    levels = [finding.level for finding in report.findings]
+    verdict = "fit to compare on" if report.fit else "not fit to compare on"
+    print(f"\n{verdict}: {levels.count('fail')} failed, {levels.count('warn')} to look at")
 
 
 def _show_splits(report: Report) -> None:
@@ -219,38 +207,43 @@ def _show_splits(report: Report) -> None:
 
     task = report.task
     facts = report.splits
-    if isinstance(task, LabelTask):
-        words = list(facts[0].answers)
-    else:
-        words = []
-    if isinstance(task, LabelTask) and task.is_regression:
-        show = render.brief
-    else:
-        show = _percent
     columns = [column("split"), column("source", "from"), column("rows", show=render.count)]
-    if facts[0].distinct_answers and not words:
-        columns += [column("distinct_answers", "different answers", render.count)]
-    rows = [
-        {**asdict(fact), **{f"answer {word}": share for word, share in fact.answers.items()}}
-        for fact in facts
-    ]
-    render.render(
-        rows,
-        columns + [column(f"answer {word}", _short(word, 24), show) for word in words],
-        Format.TABLE,
-    )
-    for fact in facts if not words else ():
-        counts = {text: round(share * fact.rows) for text, share in fact.answers.items()}
-        common = [f"{count} x {_short(text, 60)!r}" for text, count in counts.items() if count > 1]
-        if common:
-            _paragraph(f"  common in {fact.split}: ", ", ".join(common), indent=4)
+    if isinstance(task, LabelTask):
+        # A regression's answers are quartiles, a classification's are shares of the rows.
+        show = render.brief if task.is_regression else _percent
+        for word in facts[0].answers:
+            columns.append(column(f"answer {word}", _short(word, 24), show))
+    elif facts[0].distinct_answers:
+        columns.append(column("distinct_answers", "different answers", render.count))
+    rows = []
+    for fact in facts:
+        row = asdict(fact)
+        for word, share in fact.answers.items():
+            row[f"answer {word}"] = share
+        rows.append(row)
+    render.render(rows, columns, Format.TABLE)
+    if not isinstance(task, LabelTask):
+        for fact in facts:
+            _show_common_answers(fact)
     print()
 
 
+def _show_common_answers(fact: SplitFacts) -> None:
+    """Texts that answer more than one row of a split."""
+    common = []
+    for text, share in fact.answers.items():
+        count = round(share * fact.rows)
+        if count > 1:
+            common.append(f"{count} x {_short(text, 60)!r}")
+    if common:
+        _paragraph(f"  common in {fact.split}: ", ", ".join(common), indent=4)
+
+
 def _show_reading(reading: Reading) -> None:
-    _heading(
-        f"as {_article(reading.kind)} reads it ({reading.backbone}{', bytes for its tokenizer' if reading.draft else ''})"
-    )
+    tokenizer = ""
+    if reading.draft:
+        tokenizer = ", bytes for its tokenizer"
+    _heading(f"as {_article(reading.kind)} reads it ({reading.backbone}{tokenizer})")
     if reading.refused is not None:
         print(f"  cannot: {reading.refused}")
     for example in reading.examples:
@@ -261,17 +254,24 @@ def _show_reading(reading: Reading) -> None:
 
 
 def _show_lengths(readings: Sequence[Reading]) -> None:
-    rows = [
-        {"backbone": r.backbone + (" (bytes)" if r.draft else ""), **asdict(one)}
-        for r in readings
-        for one in r.lengths
+    rows = []
+    for reading in readings:
+        backbone = reading.backbone
+        if reading.draft:
+            backbone += " (bytes)"
+        for lengths in reading.lengths:
+            rows.append({"backbone": backbone, **asdict(lengths)})
+    columns = [
+        column("backbone"),
+        column("what", "of"),
+        column("p50", show=render.count),
+        column("p90", show=render.count),
+        column("p99", show=render.count),
+        column("longest", "max", render.count),
+        column("at_most", "kept", render.count),
+        column("cut_frac", "cut", _percent),
     ]
-    numbers = [
-        column(key, head, render.count)
-        for key, head in (("p50", "p50"), ("p90", "p90"), ("p99", "p99"), ("longest", "max"))
-    ]
-    limits = [column("at_most", "kept", render.count), column("cut_frac", "cut", _percent)]
-    render.render(rows, [column("backbone"), column("what", "of"), *numbers, *limits], Format.TABLE)
+    render.render(rows, columns, Format.TABLE)
     print()
 
 

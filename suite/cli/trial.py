@@ -63,7 +63,8 @@ def trial(
 ) -> None:
     """Train once and print the result record as JSON; without Ray, Optuna or MLflow.
 
-    --set takes learning_rate (default 1e-3), seed, training.*, limit.*, and the method's own settings by their bare names (rank=8).
+    --set takes learning_rate (default 1e-3), seed, training.*, limit.*, and the method's own
+    settings by their bare names (rank=8).
     `score` is the best validation score; with --test the test score of that epoch.
     """
     from suite.record.folder import Home
@@ -102,10 +103,10 @@ def build_spec(
     ranks: int = 1,
     test: bool = False,
 ) -> TrialSpec:
-    """The specification of a run by hand, complete and checked; nothing is read of weights or data.
+    """The specification of a run by hand, complete and checked; reads no weights and no data.
 
     Raises:
-        ConfigError: A name, key or value that cannot be used, or choices that do not go together.
+        ConfigError: A name, key or value cannot be used, or choices do not go together.
     """
     from suite.backbones.loading import load_tokenizer
     from suite.cli.arms import GROUPS, make_arm, read_overrides, resolve_backbone
@@ -118,9 +119,11 @@ def build_spec(
 
     start: dict[str, Any] = {"learning_rate": DEFAULT_LEARNING_RATE, "training": {}}
     data = read_overrides(start, overrides, method=method, groups=(*SETTINGS, *GROUPS))
-    arm = make_arm(
-        backbone, method, attention, {key: data.pop(key) for key in GROUPS if key in data}
-    )
+    changes = {}
+    for key in GROUPS:
+        if key in data:
+            changes[key] = data.pop(key)
+    arm = make_arm(backbone, method, attention, changes)
     identity = {
         "sweep": "trial",
         "arm": arm,
@@ -130,7 +133,7 @@ def build_spec(
     spec = validate(
         TrialSpec, {**data, **identity, "phase": _phase(data.get("phase"), test)}, where="--set"
     )
-    micro_batching(spec.training, ranks)
+    micro_batching(spec.training, ranks)  # raises where the batch does not divide
     resolved = resolve_backbone(arm)
     kind = resolved.family.kind
     tokenizer = load_tokenizer(resolved, draft=True)

@@ -107,9 +107,7 @@ def _rows(task: TaskConfig) -> int | None:
         return int(generators.get(task.data.generator).configure(task.data.options).options.train)
     from suite.cli.sizes import published_rows
 
-    if isinstance(task.data, HubData):
-        return published_rows(task.data)
-    return None
+    return published_rows(task.data)
 
 
 def arm_work(plan: Plan, *, where: str) -> dict[str, Work]:
@@ -178,17 +176,15 @@ def device_hours(
     if measured_s:
         ratio = fmean(step_s / assumed_s[key] for key, step_s in measured_s.items())
         basis = f"from the measured steps of {len(measured_s)} of {len(plan.cells)} cells"
-    total: float | None = 0.0
+    known_hours = []
     for cell in plan.cells:
         hours = _hours(plan, cell, measured_s.get(cell.key, ratio * assumed_s[cell.key]))
-        if hours is None:
-            total = None
-            break
-        assert total is not None
-        total += hours
+        if hours is not None:
+            known_hours.append(hours)
+    all_known = len(known_hours) == len(plan.cells)
     return {
         "device": device,
-        "device_hours_at_most": total,
+        "device_hours_at_most": sum(known_hours) if all_known else None,
         "device_hours_pretrain": _pretrain_hours(plan, work, ratio / (tflops * 1e12)),
         "assumption": f"{basis}; every epoch run, evaluation left out",
     }
