@@ -28,8 +28,8 @@ from suite.petl.arm import full_architecture
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
-from suite.train.engine import free_port
 from suite.train.loop import Trainer
+from suite.train.process_group import free_port
 
 WANTED_RATIO = 0.95
 LIMIT = LimitConfig(train=640, validation=40, test=40)

@@ -141,8 +141,9 @@ def train_with_ray_train(config: dict[str, Any]) -> None:
     from suite.meters import PhaseMeter
     from suite.petl.arm import build_arm
     from suite.train.batches import TrainBatches
-    from suite.train.engine import Engine, adopt_process_group
+    from suite.train.engine import Engine
     from suite.train.evaluate import evaluate
+    from suite.train.process_group import adopt_process_group
 
     spec, home = TrialSpec.model_validate_json(config["spec"]), Home(Path(config["home"]))
     rank = ray.train.get_context().get_world_rank()

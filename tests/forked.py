@@ -42,7 +42,7 @@ def fork_group(
     Returns:
         Exit codes by rank: 0, 1 after an exception, -9 of a rank that was killed.
     """
-    from suite.train.engine import free_port
+    from suite.train.process_group import free_port
 
     _warm_up()
     port = free_port()
@@ -81,7 +81,7 @@ def _forks(world_size: int) -> list[int]:
 def _child(
     work: Callable[[], None], rank: int, world_size: int, port: int | None, timeout_s: float
 ) -> None:
-    from suite.train.engine import close_process_group, init_process_group
+    from suite.train.process_group import close_process_group, init_process_group
 
     code = 1
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from suite.train.engine import close_process_group, free_port, init_process_group
+from suite.train.process_group import close_process_group, free_port, init_process_group
 
 
 def on_ranks(

@@ -19,9 +19,10 @@ from torch import distributed as dist
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError
 from suite.train.checkpoint import MARKER, Checkpoints, UnusableError, read_marker, sealed
-from suite.train.engine import Engine, gather_objects
+from suite.train.engine import Engine
 from suite.train.fingerprint import place_sum, together
 from suite.train.pieces import adam_of, pieces_of, steps_of
+from suite.train.process_group import gather_objects
 from suite.train.shards import shard_name
 from tests.forked import fork_group, kill_at
 from tests.ranks import on_ranks

@@ -14,14 +14,13 @@ from safetensors import safe_open
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
 from suite.train.checkpoint import MARKER, Checkpoints
-from suite.train.engine import (
-    Engine,
+from suite.train.engine import Engine
+from suite.train.engine_config import engine_config, micro_batching
+from suite.train.process_group import (
     close_process_group,
-    engine_config,
     free_port,
     gather_objects,
     init_process_group,
-    micro_batching,
 )
 from suite.train.restore import frozen_digest
 from suite.train.shards import shard_name

@@ -242,7 +242,7 @@ def test_a_worker_of_a_stale_driver_writes_neither_checkpoint_nor_result(tmp_pat
 FENCED = """
 import json, sys
 from pathlib import Path
-from suite.train.engine import free_port
+from suite.train.process_group import free_port
 from suite.storage.fence import Fence, claim_key
 from suite.record.folder import Home
 from suite.storage.workspace import Workspace

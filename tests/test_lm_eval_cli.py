@@ -20,8 +20,8 @@ from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tracking import leaderboard
 from suite.tracking.store import open_store
-from suite.train.engine import free_port
 from suite.train.loop import Trainer
+from suite.train.process_group import free_port
 from tests.commands import Suite, suite
 from tests.lm_tasks import keep_caches, write_lm_tasks, write_suite_task
 from tests.sweeps import finish

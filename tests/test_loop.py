@@ -25,9 +25,9 @@ from suite.record.folder import Home
 from suite.record.result import Status, TrialResult, ValidityRecord
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
-from suite.train.engine import free_port
 from suite.train.loop import Trainer, TrialEndedError
 from suite.train.lr_schedule import lr_multiplier
+from suite.train.process_group import free_port
 from suite.train.restore import restore
 from tests.tiny import tiny_choice
 

@@ -15,8 +15,8 @@ from suite.metrics.items import Items, statistic_of
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
-from suite.train.engine import free_port
 from suite.train.loop import Trainer
+from suite.train.process_group import free_port
 from tests.rows import write_rows
 from tests.tiny import tiny_choice
 

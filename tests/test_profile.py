@@ -22,7 +22,7 @@ from suite.profile.estimate import estimate
 from suite.profile.figures import ATTENTION_WEIGHTS, draw
 from suite.profile.record import Estimate, Memory
 from suite.profile.training import Training
-from suite.train.engine import close_process_group, free_port, init_process_group
+from suite.train.process_group import close_process_group, free_port, init_process_group
 from tests.commands import Suite, suite
 from tests.ranks import on_ranks
 from tests.tiny import tiny_choice

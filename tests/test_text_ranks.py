@@ -27,9 +27,10 @@ from suite.record.folder import Home
 from suite.record.result import Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
-from suite.train.engine import Engine, free_port
+from suite.train.engine import Engine
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.loop import Trainer
+from suite.train.process_group import free_port
 from tests.rows import write_rows
 from tests.texts import prose_task, toy_translation, write_pairs, write_prose
 from tests.tiny import tiny_choice

@@ -25,7 +25,7 @@ from suite.tracking import leaderboard, sync, to_rows
 from suite.tracking.summary import summarise
 from suite.train.build import build_model
 from suite.train.probe import digest_of, strays
-from suite.train.run import Progress
+from suite.train.running_trial import TrialProgress
 from suite.train.validity import compared_losses
 from tests.records import RATES, make_result, make_spec, make_store, write_definition, write_trial
 from tests.toy import resolved_tiny
@@ -181,8 +181,8 @@ def test_a_mean_is_as_good_as_its_worst_task() -> None:
 # ---- what a trial looks at ---------------------------------------------------------------------------------------------
 
 
-def progress(*losses: float, half: float | None = None) -> Progress:
-    return Progress(epochs=[{"train_loss": loss} for loss in losses], first_half_loss=half)
+def progress(*losses: float, half: float | None = None) -> TrialProgress:
+    return TrialProgress(epochs=[{"train_loss": loss} for loss in losses], first_half_loss=half)
 
 
 def test_losses_of_epochs_or_of_the_halves_of_one_are_compared() -> None:

@@ -20,7 +20,7 @@ from suite.record.folder import Home, TrialFolder
 from suite.record.provenance import git_state, versions
 from suite.record.spec import TrialSpec
 from suite.train.build import build_model
-from suite.train.engine import uses_bf16
+from suite.train.engine_config import uses_bf16
 from suite.train.restore import frozen_digest
 from tests.records import make_result, make_spec
 from tests.tiny import tiny_choice

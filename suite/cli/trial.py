@@ -115,7 +115,7 @@ def build_spec(
     from suite.data.make_objective import make_objective
     from suite.petl.arm import check_arm
     from suite.record.spec import TrialSpec
-    from suite.train.engine import micro_batching
+    from suite.train.engine_config import micro_batching
 
     start: dict[str, Any] = {"learning_rate": DEFAULT_LEARNING_RATE, "training": {}}
     data = read_overrides(start, overrides, method=method, groups=(*SETTINGS, *GROUPS))

@@ -31,7 +31,7 @@ from suite.profile.record import (
 )
 from suite.profile.setting import Setting
 from suite.profile.worker import rank_main, told
-from suite.train.engine import free_port
+from suite.train.process_group import free_port
 
 Tell = Callable[[str], None]
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "petl-suite")

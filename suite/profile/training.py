@@ -16,7 +16,8 @@ from suite.profile.clock import LiveBytes
 from suite.profile.estimate import vocabulary_of
 from suite.profile.record import Memory, Spread, TrainingTime
 from suite.profile.setting import Setting
-from suite.train.engine import Engine, gather_objects
+from suite.train.engine import Engine
+from suite.train.process_group import gather_objects
 
 LEARNING_RATE = 1e-5
 LEAST_STEPS, MOST_STEPS, PARTED_STEPS = 5, 5000, 3

@@ -18,8 +18,8 @@ from suite.profile.arms import ArmChoice
 from suite.profile.serving import Serving
 from suite.profile.setting import Setting
 from suite.profile.training import Training
-from suite.train.engine import close_process_group, gather_objects, init_process_group
 from suite.train.failure import status_of
+from suite.train.process_group import close_process_group, gather_objects, init_process_group
 
 TIMEOUT_S = 1800.0
 """Of a collective: the other ranks wait while the first one measures inference."""

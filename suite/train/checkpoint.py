@@ -27,7 +27,8 @@ from suite.errors import CheckpointError, StorageError
 from suite.files import replacing, sha256, write_json
 from suite.storage.fence import Fence
 from suite.storage.mirror import Mirror, epochs_of
-from suite.train.engine import Engine, all_agree, gather_objects
+from suite.train.engine import Engine
+from suite.train.process_group import all_agree, gather_objects
 from suite.train.shards import FORMAT
 
 log = logging.getLogger(__name__)

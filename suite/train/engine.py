@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import logging
-import os
-import socket
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from suite.config.training import TrainingConfig
-from suite.errors import CheckpointError, IncompatibleError
+from suite.errors import CheckpointError
+from suite.train.engine_config import engine_config, uses_bf16
 from suite.train.fingerprint import place_sum, together
 from suite.train.pieces import (
     adam_of,
@@ -35,174 +31,10 @@ from suite.train.pieces import (
     set_steps,
     steps_of,
 )
+from suite.train.process_group import all_agree, gather_objects
 from suite.train.shards import Shards, shard_name, write_shard
 
 LocalBatch = tuple[Mapping[str, torch.Tensor], float]
-
-
-def init_process_group(
-    *,
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    address: str,
-    port: int,
-    device: str,
-    timeout_s: float,
-) -> None:
-    """Join the group's own rendezvous; every later collective has the deadline `timeout_s`."""
-    import deepspeed  # noqa: F401  before there is a group: it takes the one it finds for a default argument, which is then never freed
-
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        LOCAL_RANK=str(local_rank),
-        MASTER_ADDR=address,
-        MASTER_PORT=str(port),
-    )
-    backend, timeout = "nccl" if device == "cuda" else "gloo", timedelta(seconds=timeout_s)
-    store = _rendezvous(address, port, rank=rank, world_size=world_size, timeout=timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    adopt_process_group(backend, timeout_s=timeout_s)
-
-
-def _rendezvous(address: str, port: int, *, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Where the ranks find each other. Rank 0 listens at the group's own address; by itself torch would at every one of the machine."""
-    untyped: Any = dist
-    listening: int | None = None
-    if rank == 0:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listening = socket.create_server(
-            (address, port), family=family, backlog=world_size + 8
-        ).detach()
-    return untyped.TCPStore(
-        address, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listening
-    )
-
-
-def adopt_process_group(backend: str, *, timeout_s: float) -> None:
-    """Let DeepSpeed use the process group that this process has joined.
-
-    DeepSpeed's shared-memory all-reduce for CPUs is left out: it wants a compiler at run time, waits without a deadline and
-    leaves 66 MiB of /dev/shm behind when a rank is killed; training's collectives go through gloo in any case.
-    """
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # torch 2.13 renamed collectives that DeepSpeed 0.19.8 still calls by their old names, thousands of times an epoch
-    warnings.filterwarnings(
-        "ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning
-    )
-    deepspeed.init_distributed(
-        dist_backend=backend,
-        auto_mpi_discovery=False,
-        verbose=False,
-        timeout=timedelta(seconds=timeout_s),
-    )
-
-
-def free_port() -> int:
-    """A TCP port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def close_process_group() -> None:
-    """Leave the group without waiting for anyone; without this a process may abort at exit after success.
-
-    By DeepSpeed's own call: otherwise it keeps handles of the group, and the next trainer of this process would get these.
-    """
-    if dist.is_initialized():
-        import deepspeed
-
-        deepspeed.comm.destroy_process_group()
-
-
-def all_agree(ok: bool) -> bool:
-    """True on every rank if `ok` is True on every rank. Collective."""
-    flag = torch.tensor(int(ok), device="cuda" if dist.get_backend() == "nccl" else "cpu")
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return bool(flag.item())
-
-
-def lowest(*values: float) -> list[float]:
-    """The lowest of each value over the ranks, in single precision. Collective."""
-    found = torch.tensor(
-        values, dtype=torch.float32, device="cuda" if dist.get_backend() == "nccl" else "cpu"
-    )
-    dist.all_reduce(found, op=dist.ReduceOp.MIN)
-    lows: list[float] = found.tolist()
-    return lows
-
-
-def gather_objects(value: Any) -> list[Any]:
-    """`value` of every rank, in rank order. Collective."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def engine_config(training: TrainingConfig, *, world_size: int, device: str) -> dict[str, Any]:
-    """DeepSpeed's configuration with everything that changes numbers or memory written out.
-
-    Left out, DeepSpeed 0.19.8 would clip at 1.0 and reserve buckets made for models a thousand times larger.
-    """
-    micro, accumulation = micro_batching(training, world_size)
-    zero: dict[str, Any] = {
-        "stage": training.zero_stage,
-        "reduce_bucket_size": training.reduce_bucket_elements,
-        "allgather_bucket_size": training.reduce_bucket_elements,
-        "overlap_comm": device == "cuda",
-        "contiguous_gradients": device == "cuda",
-    }
-    if training.zero_stage == 3:
-        zero |= {
-            "stage3_prefetch_bucket_size": training.reduce_bucket_elements,
-            "stage3_param_persistence_threshold": training.persistence_threshold_elements,
-        }
-    if device == "cuda" and training.offload != "none":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-        if training.offload == "all":
-            zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-    return {
-        "train_batch_size": training.batch_size,
-        "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": training.gradient_clipping,
-        "bf16": {"enabled": uses_bf16(training, device)},
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 2**31,
-        "wall_clock_breakdown": False,
-    }
-
-
-def uses_bf16(training: TrainingConfig, device: str) -> bool:
-    return training.precision == "bf16" or (training.precision == "auto" and device == "cuda")
-
-
-def micro_batching(training: TrainingConfig, world_size: int) -> tuple[int, int]:
-    """Examples per forward pass and forward passes per step on each rank.
-
-    Raises:
-        IncompatibleError: The batch cannot be cut into equal parts.
-    """
-    if training.batch_size % world_size:
-        raise IncompatibleError(
-            f"training.batch_size {training.batch_size} is not divisible by {world_size} workers; "
-            f"use {training.batch_size // world_size * world_size or world_size} or another number of workers"
-        )
-    share = training.batch_size // world_size
-    micro = training.micro_batch_size or share
-    if share % micro:
-        raise IncompatibleError(
-            f"training.micro_batch_size {micro} does not divide a worker's share of the batch, {share} "
-            f"(batch_size {training.batch_size} / {world_size} workers)"
-        )
-    return micro, share // micro
 
 
 class Engine:

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from suite.record.attempts import PreemptedError
-from suite.train.engine import gather_objects
 from suite.train.midway import Midway, Pace
-from suite.train.run import UNSCORED_STEPS, Run
+from suite.train.process_group import gather_objects
+from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 
 
 def train_epoch(
-    run: Run,
+    run: RunningTrial,
     number: int,
     *,
     midway: Midway | None,
@@ -81,7 +81,7 @@ def train_epoch(
 
 
 def _mean(
-    run: Run, number: int, total: torch.Tensor, half: torch.Tensor, half_steps: int
+    run: RunningTrial, number: int, total: torch.Tensor, half: torch.Tensor, half_steps: int
 ) -> float | None:
     """The epoch's mean loss; that of the first epoch's first half is noted."""
     world_size = run.warm.engine.world_size
@@ -93,7 +93,7 @@ def _mean(
     return mean if math.isfinite(mean) else None
 
 
-def _leave(run: Run, number: int, midway: Midway, *, new: bool) -> None:
+def _leave(run: RunningTrial, number: int, midway: Midway, *, new: bool) -> None:
     """Leave an epoch, with a checkpoint in the epoch's own place if anything is `new` since the last one. Collective."""
     if new:
         progress, states = run.progress, gather_objects(run.meter.state())

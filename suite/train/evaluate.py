@@ -14,7 +14,8 @@ from datasets import Dataset
 from suite.data.objective import Objective
 from suite.meters import PhaseMeter
 from suite.train.batches import eval_batches
-from suite.train.engine import Engine, gather_objects
+from suite.train.engine import Engine
+from suite.train.process_group import gather_objects
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from suite.errors import ResourceError
 from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
-from suite.train.engine import free_port
 from suite.train.loop import Trainer, TrialEndedError
+from suite.train.process_group import free_port
 
 
 def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:

@@ -38,20 +38,20 @@ from suite.storage.mirror import Mirror, digest
 from suite.storage.workspace import Workspace
 from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints, write_tensors
-from suite.train.engine import (
-    all_agree,
-    close_process_group,
-    gather_objects,
-    init_process_group,
-    micro_batching,
-)
+from suite.train.engine_config import micro_batching
 from suite.train.epoch import train_epoch
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
 from suite.train.midway import Midway
 from suite.train.probe import probe
+from suite.train.process_group import (
+    all_agree,
+    close_process_group,
+    gather_objects,
+    init_process_group,
+)
 from suite.train.record import build_result
-from suite.train.run import Progress, Run
+from suite.train.running_trial import RunningTrial, TrialProgress
 from suite.train.validity import validity_of
 from suite.train.warm import Warm, build_warm
 
@@ -115,7 +115,7 @@ class Trainer:
         )
         self._mirror, self._leads = Mirror.of(workspace), local_rank == 0
         self._warm: Warm | None = None
-        self._run: Run | None = None
+        self._run: RunningTrial | None = None
         self._leaving = False
         # the half a million objects of the imported libraries stay: no later collection need walk over them
         gc.collect()
@@ -150,7 +150,7 @@ class Trainer:
             progress = self._progress(state, meter)
             progress.started_at = min(progress.started_at, started_at)
             progress.world_sizes.append(self.world_size)
-            self._run = Run(
+            self._run = RunningTrial(
                 spec, folder, warm, self._train_batches(spec, warm), meter, checkpoints, progress
             )
             self._log(
@@ -246,12 +246,12 @@ class Trainer:
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
-    def _diverged(self, run: Run, why: str) -> EpochReport:
+    def _diverged(self, run: RunningTrial, why: str) -> EpochReport:
         run.status = Status.DIVERGED
         self._log(why)
         return EpochReport(None, True, run.status)
 
-    def _running(self) -> Run:
+    def _running(self) -> RunningTrial:
         if self._run is None:
             raise AssertionError("start() comes before epoch() and finish()")
         return self._run
@@ -272,10 +272,10 @@ class Trainer:
                 self._mirror.fetch_weights(self.workspace.home.pretrained(spec.arm.pretrain))
             dist.barrier()
 
-    def _progress(self, state: dict[str, Any] | None, meter: PhaseMeter) -> Progress:
+    def _progress(self, state: dict[str, Any] | None, meter: PhaseMeter) -> TrialProgress:
         if state is None:
-            return Progress()
-        progress = Progress.from_json(state)
+            return TrialProgress()
+        progress = TrialProgress.from_json(state)
         attempt = len(progress.world_sizes)
         progress.meters = {
             rank: name_devices_by_attempt(accounts, attempt)
@@ -297,12 +297,12 @@ class Trainer:
             epoch_steps=spec.training.epoch_steps,
         )
 
-    def _train_energy_kwh(self, run: Run) -> float | None:
+    def _train_energy_kwh(self, run: RunningTrial) -> float | None:
         """Energy of the trial's training so far, every device once. Collective."""
         train = run.accounts()[0].get("train")
         return None if train is None else train.energy_kwh
 
-    def _evaluate(self, run: Run, split: Any) -> Evaluation:
+    def _evaluate(self, run: RunningTrial, split: Any) -> Evaluation:
         spec, warm = run.spec, run.warm
         data = warm.data.split(split, confirm=spec.phase is Phase.CONFIRM)
         size = spec.training.eval_batch_size
@@ -316,7 +316,7 @@ class Trainer:
             batch_size=size,
         )
 
-    def _keep(self, run: Run, record: EpochRecord, evaluation: Evaluation) -> None:
+    def _keep(self, run: RunningTrial, record: EpochRecord, evaluation: Evaluation) -> None:
         """Note the epoch; keep the best weights for the test; commit a checkpoint unless the trial ends here."""
         if self.rank == 0:
             self._check_fence()
@@ -348,7 +348,7 @@ class Trainer:
                 run.warm.engine, record.epoch, progress.to_json()
             )
 
-    def _save_tensors(self, run: Run, path: Path) -> str:
+    def _save_tensors(self, run: RunningTrial, path: Path) -> str:
         """Write the trained tensors, whole; returns the file's SHA-256 on every rank. Collective."""
         state = run.warm.engine.trained_state()
         if self.rank == 0:
@@ -357,7 +357,7 @@ class Trainer:
         digest: str = gather_objects(sha256(path) if self.rank == 0 else "")[0]
         return digest
 
-    def _test(self, run: Run) -> Evaluation:
+    def _test(self, run: RunningTrial) -> Evaluation:
         if run.progress.best_epoch != run.progress.epoch:
             with run.meter.phase("load"):
                 self._load_best(run)
@@ -368,7 +368,7 @@ class Trainer:
             write_atomic(run.folder.predictions("test"), test.to_parquet())
         return test
 
-    def _load_best(self, run: Run) -> None:
+    def _load_best(self, run: RunningTrial) -> None:
         """Bring back the best epoch's weights. Collective.
 
         Raises:
@@ -384,7 +384,7 @@ class Trainer:
             )
         run.warm.engine.load_trained(load_file(best) if self.rank == 0 else {})
 
-    def _validity(self, run: Run) -> ValidityRecord:
+    def _validity(self, run: RunningTrial) -> ValidityRecord:
         """Asked of the weights that were scored, or of the last ones where only validation was. Collective."""
         with run.meter.phase("eval"):
             return validity_of(run, probe(run.warm.engine, run.warm.objective, run.batches.data))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from suite.train.engine import gather_objects, lowest
+from suite.train.process_group import gather_objects, lowest
 
 MOST_STEPS, VOTE_EVERY_S = 10, 2.0
 

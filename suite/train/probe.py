@@ -16,7 +16,8 @@ from suite.backbones.loading import ResolvedBackbone, weights_folder
 from suite.data.objective import Objective
 from suite.record.spec import TrialSpec
 from suite.train.build import build_model
-from suite.train.engine import Engine, gather_objects, whole_numel
+from suite.train.engine import Engine, whole_numel
+from suite.train.process_group import gather_objects
 
 PROBE_ROWS = 2
 

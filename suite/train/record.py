@@ -20,11 +20,13 @@ from suite.record.result import (
     ValidityRecord,
 )
 from suite.train.evaluate import Evaluation
-from suite.train.run import UNSCORED_STEPS, Run
+from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 from suite.train.warm import Warm
 
 
-def build_result(run: Run, test: Evaluation | None, validity: ValidityRecord | None) -> TrialResult:
+def build_result(
+    run: RunningTrial, test: Evaluation | None, validity: ValidityRecord | None
+) -> TrialResult:
     """The result of a trial that has ended. Collective.
 
     Args:
@@ -77,7 +79,7 @@ def why_no_score(status: Status, epochs: int) -> str:
     return "the loss, or the score itself, became NaN or infinite"
 
 
-def _scores(run: Run, test: Evaluation | None) -> dict[str, Any]:
+def _scores(run: RunningTrial, test: Evaluation | None) -> dict[str, Any]:
     """The headline is the test score where there is one, else the best validation score; a diverged trial has none."""
     if run.status is not None:
         return {
@@ -97,7 +99,7 @@ def _scores(run: Run, test: Evaluation | None) -> dict[str, Any]:
     }
 
 
-def _timing(run: Run) -> StepTiming:
+def _timing(run: RunningTrial) -> StepTiming:
     steps = np.asarray(run.progress.step_s)
     if not len(steps):
         return StepTiming(p50_s=None, p95_s=None, samples_per_s=None, tokens_per_s=None)
@@ -122,7 +124,7 @@ def _parameters(warm: Warm) -> ParameterCount:
     )
 
 
-def _provenance(run: Run) -> dict[str, Any]:
+def _provenance(run: RunningTrial) -> dict[str, Any]:
     return {
         "versions": versions(),
         "git": git_state(),

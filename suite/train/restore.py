@@ -31,7 +31,7 @@ from suite.record.folder import Home, TrialFolder
 from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.train.build import build_model
-from suite.train.engine import uses_bf16
+from suite.train.engine_config import uses_bf16
 from suite.train.warm import read_pretrain
 
 

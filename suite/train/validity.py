@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from suite.record.result import ValidityRecord
 from suite.train.probe import Probe
-from suite.train.run import Progress, Run
+from suite.train.running_trial import RunningTrial, TrialProgress
 
 SHOWN = 5
 HALVED_STEPS = 10
 """From so many steps on the halves of a single epoch are compared: means over fewer batches tell the batches apart, not the training."""
 
 
-def validity_of(run: Run, end: Probe) -> ValidityRecord:
+def validity_of(run: RunningTrial, end: Probe) -> ValidityRecord:
     """The record of a trial that has a score."""
     warm, losses = run.warm, compared_losses(run.progress, len(run.batches))
     first, last = losses or (None, None)
@@ -31,7 +31,7 @@ def validity_of(run: Run, end: Probe) -> ValidityRecord:
     )
 
 
-def compared_losses(progress: Progress, epoch_steps: int) -> tuple[float, float] | None:
+def compared_losses(progress: TrialProgress, epoch_steps: int) -> tuple[float, float] | None:
     """Mean training loss at first and later: of the first epoch, and the lowest of a later one.
 
     With a single epoch, of the first and the second half of its steps; None where it has fewer than `HALVED_STEPS`.

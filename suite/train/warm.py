@@ -27,8 +27,9 @@ from suite.record.result import PretrainRecord
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.build import build_model
-from suite.train.engine import Engine, gather_objects
+from suite.train.engine import Engine
 from suite.train.probe import Probe, probe, strays
+from suite.train.process_group import gather_objects
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from suite.record.result import Status
 from suite.record.spec import Phase, TrialSpec
 from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints
-from suite.train.engine import gather_objects
 from suite.train.lr_schedule import lr_multiplier
+from suite.train.process_group import gather_objects
 from suite.train.warm import Warm
 
 UNSCORED_STEPS = 3
@@ -21,7 +21,7 @@ UNSCORED_STEPS = 3
 
 
 @dataclass(slots=True)
-class Progress:
+class TrialProgress:
     """What must survive a cut: stored with every committed epoch.
 
     Attributes:
@@ -58,12 +58,12 @@ class Progress:
         return [{name: LocalPhase(**phase) for name, phase in state.items()} for state in states]
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Progress:
+    def from_json(cls, values: dict[str, Any]) -> TrialProgress:
         return cls(**values)
 
 
 @dataclass(slots=True)
-class Run:
+class RunningTrial:
     """One trial while it is trained."""
 
     spec: TrialSpec
@@ -72,7 +72,7 @@ class Run:
     batches: TrainBatches
     meter: PhaseMeter
     checkpoints: Checkpoints
-    progress: Progress
+    progress: TrialProgress
     status: Status | None = None
     weights_sha256: str | None = None
 

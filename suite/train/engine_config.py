@@ -1,0 +1,69 @@
+"""What DeepSpeed is told: precision, ZeRO, and how a batch is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from suite.config.training import TrainingConfig
+from suite.errors import IncompatibleError
+
+
+def engine_config(training: TrainingConfig, *, world_size: int, device: str) -> dict[str, Any]:
+    """DeepSpeed's configuration, with everything that changes numbers or memory written out.
+
+    If these are left out, DeepSpeed 0.19.8 clips at 1.0 and reserves buckets made for models a
+    thousand times larger.
+    """
+    micro, accumulation = micro_batching(training, world_size)
+    zero: dict[str, Any] = {
+        "stage": training.zero_stage,
+        "reduce_bucket_size": training.reduce_bucket_elements,
+        "allgather_bucket_size": training.reduce_bucket_elements,
+        "overlap_comm": device == "cuda",
+        "contiguous_gradients": device == "cuda",
+    }
+    if training.zero_stage == 3:
+        zero["stage3_prefetch_bucket_size"] = training.reduce_bucket_elements
+        zero["stage3_param_persistence_threshold"] = training.persistence_threshold_elements
+    if device == "cuda" and training.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        if training.offload == "all":
+            zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_batch_size": training.batch_size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": training.gradient_clipping,
+        "bf16": {"enabled": uses_bf16(training, device)},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        # Never: DeepSpeed's own reports would go to the trial's log.
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+    }
+
+
+def uses_bf16(training: TrainingConfig, device: str) -> bool:
+    return training.precision == "bf16" or (training.precision == "auto" and device == "cuda")
+
+
+def micro_batching(training: TrainingConfig, world_size: int) -> tuple[int, int]:
+    """Examples per forward pass, and forward passes per step on each rank.
+
+    Raises:
+        IncompatibleError: The batch cannot be cut into equal parts.
+    """
+    share, rest = divmod(training.batch_size, world_size)
+    if rest:
+        raise IncompatibleError(
+            f"training.batch_size {training.batch_size} is not divisible by {world_size} workers; "
+            f"use {share * world_size or world_size} or another number of workers"
+        )
+    micro = training.micro_batch_size or share
+    if share % micro:
+        raise IncompatibleError(
+            f"training.micro_batch_size {micro} does not divide a worker's share of the batch, "
+            f"{share} (batch_size {training.batch_size} / {world_size} workers)"
+        )
+    return micro, share // micro
