@@ -54,7 +54,6 @@ class Meter:
         parts = [
             (SweepSearcher, "suggest", "suite: hand out"),
             (schedule, "propose", "suite: hand out: proposals"),
-            (schedule.StoredStudies, "store", "suite: take in: studies"),
             (SweepSearcher, "on_trial_complete", "suite: take in"),
             (Watch, "on_step_begin", "suite: watch"),
             (Watch, "on_trial_start", "suite: watch"),

@@ -6,6 +6,7 @@ import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from suite.config.sweep import (
     AttentionChoice,
     BackboneChoice,
     ConfirmConfig,
+    EdgeGuard,
     MethodChoice,
     SearchConfig,
     SweepConfig,
@@ -28,8 +30,11 @@ from suite.config.task import (
     TaskConfig,
 )
 from suite.config.training import TrainingConfig
+from suite.leaderboard.fields import Row
+from suite.leaderboard.row import cell_row
 from suite.meters.record import MemoryPeak, PhaseRecord
-from suite.plan.definition import store_definition
+from suite.plan.cell_state import read_states
+from suite.plan.definition import read_plan, store_definition
 from suite.plan.plan import Plan, PlannedCell
 from suite.record.folder import Home
 from suite.record.result import (
@@ -222,14 +227,15 @@ def write_definition(
     seeds: Sequence[int] = (1, 2, 3),
     sweep: str = "demo",
     learning_rates: tuple[float, float] = RANGE,
+    extensions: int = 0,
 ) -> None:
-    """The sweep's definition, as a driver stores it."""
+    """The sweep's definition, as a driver stores it; budgets are what they say unless `extensions` are asked for."""
     config = SweepConfig(
         name=sweep,
         backbones=[BACKBONE],
         methods=[MethodChoice(name=m) for m in methods],
         tasks=list(tasks),
-        search=SearchConfig(trials=trials),
+        search=SearchConfig(trials=trials, edge_guard=EdgeGuard(extensions=extensions), stop=None),
         confirm=ConfirmConfig(seeds=list(seeds)),
         training=make_spec().training,
     )
@@ -240,6 +246,25 @@ def write_definition(
         for t in tasks
     ]
     store_definition(Plan(config, tuple(cells), world_size=2), home)
+
+
+def define(home: Home, sweep: str = "demo") -> None:
+    """The definition of a sweep that asks for exactly the trials that are there."""
+    specs = [spec for folder in home.trials() if (spec := folder.spec()) is not None]
+    specs = [spec for spec in specs if spec.sweep == sweep]
+    write_definition(
+        home,
+        sorted({spec.arm.method for spec in specs}),
+        sorted({spec.task.name for spec in specs}),
+        trials=max(spec.number for spec in specs) + 1,
+        seeds=sorted({spec.seed for spec in specs if spec.seed}) or [1],
+        sweep=sweep,
+    )
+    low, high = RANGE
+    cells = {}
+    for spec in specs:
+        cells[spec.cell] = PlannedCell(spec.arm, spec.task, LearningRateRange(low=low, high=high))
+    store_definition(replace(read_plan(home, sweep), cells=tuple(cells.values())), home)
 
 
 def make_home(
@@ -266,3 +291,9 @@ def make_store(path: Path) -> Path:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return path
+
+
+def cell_rows(home: Home, sweep: str = "demo") -> list[Row]:
+    """A row per planned cell that has a trial, without what compares it with others."""
+    states = read_states(read_plan(home, sweep), home).values()
+    return [cell_row(state, home="here") for state in states if state.search or state.confirm]

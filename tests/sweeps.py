@@ -12,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from suite.config.sweep import SweepConfig
+from suite.plan.cell_state import read_states
+from suite.plan.plan import Plan
 from suite.plan.queue import Schedule
+from suite.plan.status import study_facts
 from suite.record.folder import Home
 from suite.record.result import Status, TrialResult
 from suite.record.spec import TrialSpec
@@ -101,6 +104,16 @@ def finish(
             finished_at=1.0,
         )
     )
+
+
+def decided(plan: Plan, home: Home) -> dict[str, dict[str, Any]]:
+    """What is decided about the study of every cell."""
+    return {key: study_facts(state) for key, state in read_states(plan, home).items()}
+
+
+def chosen(plan: Plan, home: Home) -> dict[str, bool | None]:
+    """By arm, whether it won its contest."""
+    return {state.cell.arm.key: state.chosen for state in read_states(plan, home).values()}
 
 
 def run_all(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from suite.cli.options import Format
 from suite.cli.select import find_arm, find_cell
 from suite.config.sweep import AttentionChoice
 from suite.errors import ConfigError, UnknownNameError
-from suite.files import write_json
+from suite.leaderboard.collect import sweep_rows
+from suite.leaderboard.fields import Row, with_values
+from suite.leaderboard.ranks import is_ranked
+from suite.leaderboard.table import leaderboard_of, to_rows
+from suite.plan.definition import read_plan, store_definition
 from suite.record.folder import Home, TrialFolder
-from suite.tracking import leaderboard, open_store, sync, to_rows
-from suite.tracking.ranks import Ranked, RankWriter, takes_part
-from suite.tracking.summary import CellSummary
-from suite.tracking.writer import Syncer
+from suite.tracking import sync
 from tests.answers import some_right, write_answers, write_confirmed
 from tests.commands import Suite, suite  # noqa: F401
-from tests.records import make_result, make_spec, write_trial
+from tests.records import define, make_result, make_spec, write_definition, write_trial
 
 SHARES = {"full": 0.9, "lora": 0.895, "read": 0.6}
 """How often each method is right: two that cannot be told apart, and one that is worse."""
@@ -39,6 +41,7 @@ def fill(
         for method, share in shares.items():
             spread = [share - 0.01, share, share + 0.01]
             write_confirmed(home, method, some_right(rng, spread, items=items), task, sweep=sweep)
+    define(home, sweep)
     return home
 
 
@@ -57,8 +60,9 @@ def home(tmp_path: Path, empty_db: Path) -> Home:
     return Home(tmp_path)
 
 
-def board(home: Home, **options: Any) -> list[dict[str, Any]]:
-    return to_rows(leaderboard(home.tracking_uri, **options))
+def board(home: Home, known: Sequence[Row] = (), **options: Any) -> list[dict[str, Any]]:
+    define(home)
+    return to_rows(leaderboard_of(sweep_rows(home, "demo", known=known), **options))
 
 
 def ranks(home: Home) -> dict[tuple[str, str], str | None]:
@@ -95,10 +99,12 @@ def test_a_row_that_is_not_shown_to_beat_a_constant_answer_has_it_beside_its_sco
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_confirmed(home, "full", some_right(np.random.default_rng(0), 0.9))
+    define(home)
     sync(home, tracking_uri=home.tracking_uri)
     show(home.tracking_uri, fmt=Format.MD)
     assert "same answer" not in capsys.readouterr().out
     write_confirmed(home, "bitfit", some_right(np.random.default_rng(1), 0.5))
+    define(home)
     sync(home, tracking_uri=home.tracking_uri)
     show(home.tracking_uri, fmt=Format.MD)
     assert "| same answer |" in capsys.readouterr().out
@@ -107,62 +113,37 @@ def test_a_row_that_is_not_shown_to_beat_a_constant_answer_has_it_beside_its_sco
     assert found["full"]["constant_p"] < 0.01 and found["bitfit"]["constant_p"] > 0.05
 
 
-def rank_runs(home: Home) -> dict[str, dict[str, str]]:
-    store = open_store(home.tracking_uri)
-    runs = store.runs([store.experiments()["demo"]], {"suite.kind": "ranks"})
-    assert {run.status for run in runs} == {"FINISHED"}
-    return {run.tags["task"]: run.tags for run in runs}
-
-
-def test_a_second_sync_reads_no_answers_and_a_changed_cell_is_ranked_anew(
+def test_ranks_that_hold_read_no_answers_and_a_changed_cell_is_ranked_anew(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(home, items=100)
-    sync(home, tracking_uri=home.tracking_uri)
-    before = rank_runs(home)
-    assert set(before) == {"agreement", "entailment", "mean"}
+    before = sweep_rows(home, "demo")
     monkeypatch.setattr(TrialFolder, "predictions", lambda *_: pytest.fail("answers were read"))
-    assert sync(home, tracking_uri=home.tracking_uri).cells == 0
+    monkeypatch.setattr(TrialFolder, "result", lambda *_: pytest.fail("a result was read"))
+    assert sweep_rows(home, "demo", known=before) == before
     monkeypatch.undo()
     write_confirmed(home, "bitfit", some_right(np.random.default_rng(0), 0.99, items=100))
-    sync(home, tracking_uri=home.tracking_uri)
-    after = rank_runs(home)
-    assert after["entailment"] == before["entailment"]
-    assert (
-        after["agreement"] != before["agreement"] and ranks(home)["agreement", "bitfit"] is not None
-    )
-    (row,) = [r for r in board(home) if r["method"] == "bitfit" and r["task"] == "mean"] or [
-        {"rank": None}
-    ]
-    assert row["rank"] is None, "it has no score on the other task"
+    define(home)
+    after = {(row.task, row.method): row for row in sweep_rows(home, "demo", known=before)}
+    assert after["agreement", "bitfit"].rank is not None
+    for row in before:
+        new = after[row.task, row.method]
+        assert new.mean_rank == row.mean_rank, "the new arm has no score on the other task"
+        assert (new.ranked == row.ranked) is (row.task == "entailment")
+    assert list(after.values()) == sweep_rows(home, "demo"), "the same as from nothing"
 
 
-def test_a_deleted_run_of_ranks_is_made_again(home: Home) -> None:
+def test_ranks_of_rows_that_lost_theirs_are_computed_again(home: Home) -> None:
     fill(home, items=100)
-    sync(home, tracking_uri=home.tracking_uri)
-    before, store = ranks(home), open_store(home.tracking_uri)
-    for run in store.runs([store.experiments()["demo"]], {"suite.kind": "ranks"}):
-        store.delete_run(run.id)
-    assert set(ranks(home).values()) == {None}
-    sync(home, tracking_uri=home.tracking_uri)
-    assert ranks(home) == before
-
-
-def test_an_interrupted_writer_is_made_up_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(home, items=100)
-    with monkeypatch.context() as patched:
-        patched.setattr(RankWriter, "_rank", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            Syncer(home, open_store(home.tracking_uri)).run()
-    sync(home, tracking_uri=home.tracking_uri)
-    assert None not in ranks(home).values()
+    rows = sweep_rows(home, "demo")
+    lost = [with_values(row, rank=None, ranked="", mean_rank={}, mean_ranked="") for row in rows]
+    assert sweep_rows(home, "demo", known=lost) == rows
 
 
 def test_without_answers_there_is_a_reason_and_the_others_are_ranked(home: Home) -> None:
     fill(home, items=100)
     lost = make_spec("read", seed=2)
     home.trial(lost).predictions("test").unlink()
-    sync(home, tracking_uri=home.tracking_uri)
     found = {row["method"]: row for row in board(home, task="agreement")}
     assert (found["read"]["ci_low"], found["read"]["rank"]) == (None, None)
     assert (
@@ -178,7 +159,6 @@ def test_without_answers_there_is_a_reason_and_the_others_are_ranked(home: Home)
 def test_unfinished_rows_and_lonely_ones_are_not_ranked(home: Home) -> None:
     write_confirmed(home, "lora", some_right(np.random.default_rng(0), 0.8))
     write_trial(home, make_spec("read"))
-    sync(home, tracking_uri=home.tracking_uri)
     found = {row["method"]: row["rank_missing"] for row in board(home)}
     assert found == {
         "lora": "no other finished row of this sweep, backbone and task",
@@ -207,22 +187,16 @@ def test_rejected_rows_and_architectures_that_lost_take_no_part(
         "task": "t",
         "arm": "x",
     }
-    assert takes_part(CellSummary(**names, status=status, admitted=admitted)) is ranked
+    assert is_ranked(Row(**names, status=status, admitted=admitted)) is ranked
 
 
 def test_other_items_than_the_others_leave_a_task_without_ranks(home: Home) -> None:
     rng = np.random.default_rng(0)
     write_confirmed(home, "lora", some_right(rng, 0.8, items=50))
     write_confirmed(home, "read", some_right(rng, 0.8, items=60))
-    sync(home, tracking_uri=home.tracking_uri)
     assert {row["rank_missing"] for row in board(home)} == {
         "task agreement: not tested on the same items (50 and 60 items, 50 of them in both)"
     }
-
-
-def test_more_arms_than_a_tag_holds_are_not_ranked_and_that_is_said() -> None:
-    many = Ranked({f"backbone.pretrained.lora.{n:08x}": (1, 400) for n in range(400)})
-    assert json.loads(many.tags()["suite.missing"]) == {"": "400 arms: too many to store"}
 
 
 def call(run: Suite, home: Home, *arguments: object) -> list[dict[str, Any]]:
@@ -299,6 +273,7 @@ def test_arms_of_two_sweeps_are_compared_where_they_were_asked_the_same(
 def test_a_task_that_one_arm_lacks_is_said_and_the_rest_compared(home: Home, suite: Suite) -> None:  # noqa: F811
     fill(home, {"lora": 0.9, "read": 0.8}, items=60)
     write_confirmed(home, "lora", some_right(np.random.default_rng(0), 0.8), "sentiment")
+    define(home)
     rows = call(suite, home, "lora", "read")
     assert [row["missing"] for row in rows] == [
         None,
@@ -336,6 +311,7 @@ def test_an_arm_is_found_by_what_is_unique_about_it(home: Home) -> None:
     write_confirmed(
         home, "lora", some_right(np.random.default_rng(0), 0.8, items=20), attention=other
     )
+    define(home)
     key = make_spec("lora", attention=other).arm.key
     for name in (key, key[:-4], "mha", "mha/lora", "tiny-bert/mha/lora", "demo:mha/lora"):
         assert {cell.arm.key for cell in find_arm(home, name)} == {key}
@@ -350,6 +326,7 @@ def test_an_arm_is_found_by_what_is_unique_about_it(home: Home) -> None:
 def test_a_cell_is_an_arm_with_a_task(home: Home) -> None:
     fill(home, {"lora": 0.9}, items=20)
     write_confirmed(home, "read", some_right(np.random.default_rng(0), 0.8, items=20))
+    define(home)
     assert find_cell(home, "lora/entailment").key == make_spec("lora", "entailment").cell
     assert find_cell(home, "tiny-bert/pretrained/lora/agreement").task == "agreement"
     assert find_cell(home, "read").task == "agreement"
@@ -371,10 +348,13 @@ def test_where_architectures_competed_the_chosen_one_is_meant(home: Home) -> Non
         )
     with pytest.raises(ConfigError, match="fits 2 arms"):
         find_arm(home, "lora")
-    write_json(
-        home.studies_path("demo"),
-        {"studies": {}, "chosen": {specs[0].arm.key: True, specs[1].arm.key: False}},
-    )
+    write_definition(home, ["lora"], ["agreement"], trials=1)
+    plan = read_plan(home, "demo")
+    cells = [
+        replace(plan.cells[0], arm=spec.arm, contest="ranks", choice=place)
+        for place, spec in enumerate(specs)
+    ]
+    store_definition(replace(plan, cells=tuple(cells)), home)
     assert {cell.arm.key for cell in find_arm(home, "lora")} == {specs[0].arm.key}
     assert {cell.arm.key for cell in find_arm(home, specs[1].arm.key)} == {specs[1].arm.key}
 

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from suite.files import write_json
+from suite.leaderboard.costs import with_energy_to_target, with_selection_cost
+from suite.leaderboard.curves import epochs_at_best, learning_rate_curve, sensitivity_decades
+from suite.leaderboard.fields import Row
 from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status
 from suite.report.names import distinct
 from suite.tracking import leaderboard, sync, to_rows
-from suite.tracking.costs import with_energy_to_target, with_selection_cost
-from suite.tracking.curves import POINTS_PER_TAG, of_tags, progress, sensitivity_decades, to_tags
-from suite.tracking.summary import CellSummary, read_definition, summarise
 from tests.commands import Suite, suite
 from tests.records import (
     PERPLEXITY,
@@ -66,25 +65,10 @@ def test_the_curve_holds_every_ended_trial_in_its_order(home: Home) -> None:
         [2e-3, 79.5, "completed"],
         [1e-2, None, "diverged"],
     ]
-    assert summarise(cell).curve == curve
+    assert learning_rate_curve(cell.search) == curve
     sync(home, tracking_uri=home.tracking_uri)
     (row,) = to_rows(leaderboard(home.tracking_uri))
     assert row["lr_sensitivity_decades"] == pytest.approx(math.log10(2), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    "length", [0, 1, POINTS_PER_TAG - 1, POINTS_PER_TAG, 2 * POINTS_PER_TAG + 1]
-)
-def test_a_curve_of_any_length_survives_its_tags(length: int) -> None:
-    curve = [[1e-6 * math.pi * n, 100 / (n + 3), "completed"] for n in range(1, length + 1)]
-    tags = to_tags("curve", curve)
-    assert of_tags("curve", tags) == curve
-    assert all(len(text) < 8000 for text in tags.values())
-
-
-def test_a_curve_that_became_shorter_leaves_nothing_behind() -> None:
-    long, short = ([[float(n), 1.0, "completed"] for n in range(count)] for count in (250, 100))
-    assert of_tags("curve", {**to_tags("curve", long), **to_tags("curve", short)}) == short
 
 
 def study(*points: tuple[float, float | None]) -> list[list[Any]]:
@@ -118,50 +102,22 @@ def test_the_sensitivity_is_the_width_of_the_top_that_was_tried(
     assert width == (None if decades is None else pytest.approx(decades, abs=1e-12))
 
 
-def test_what_the_driver_decided_stands_in_the_row(home: Home) -> None:
-    write_definition(home, ["lora"], ["agreement"], trials=4, learning_rates=(1e-6, 3e-3))
-    write_cell(home, trials=3)
-    cell = make_spec().cell
-    decided = {
-        "ended": "stopped",
-        "budget": 6,
-        "saved_trials": 3,
-        "low": 1e-6,
-        "high": 3e-2,
-        "extensions": 1,
-        "edge": False,
-    }
-    write_json(home.studies_path("demo"), {"studies": {cell: decided}, "chosen": {}})
+def test_what_is_decided_about_the_study_stands_in_the_row(home: Home) -> None:
+    """The best rate lies at the upper end, so the range grew by a decade, where the best lies inside."""
+    write_definition(
+        home, ["lora"], ["agreement"], trials=2, learning_rates=(1e-6, 1e-3), extensions=1
+    )
+    rates = (1e-4, 1e-3, 3e-3, 9e-3)
+    for number, rate in enumerate(rates):
+        spec = make_spec(number=number, learning_rate=rate)
+        write_trial(home, spec, make_result(spec, score=80.0 - abs(number - 2)))
     row = row_of(home)
-    found = [
-        row[key]
-        for key in (
-            "saved_trials",
-            "extensions",
-            "learning_rate_low",
-            "learning_rate_high",
-            "chosen",
-        )
-    ]
-    assert found == [3, 1, 1e-6, 3e-2, None]
+    found = [row["saved_trials"], row["extensions"], row["chosen"]]
+    assert found == [0, 1, None]
+    assert (row["learning_rate_low"], row["learning_rate_high"]) == (1e-6, pytest.approx(1e-2))
 
 
-def test_without_a_studies_file_the_range_is_the_planned_one(home: Home) -> None:
-    write_definition(home, ["lora"], ["agreement"], learning_rates=(1e-5, 1e-2))
-    write_cell(home)
-    row = row_of(home)
-    assert (
-        row["saved_trials"],
-        row["extensions"],
-        row["learning_rate_low"],
-        row["learning_rate_high"],
-    ) == (None, None, 1e-5, 1e-2)
-
-
-# ---- cost of search ------------------------------------------------------------------------------------------------------------
-
-
-def make_cell(**fields: Any) -> CellSummary:
+def make_cell(**fields: Any) -> Row:
     names = {
         "sweep": "demo",
         "backbone": "b",
@@ -170,7 +126,7 @@ def make_cell(**fields: Any) -> CellSummary:
         "architecture": {},
         "task": "a",
     }
-    return CellSummary(**{**names, "arm": "x", "conditions": "same", **fields})
+    return Row(**{**names, "arm": "x", "conditions": "same", **fields})
 
 
 def test_the_chosen_architecture_carries_the_cost_of_all_that_were_tried() -> None:
@@ -184,20 +140,16 @@ def test_the_chosen_architecture_carries_the_cost_of_all_that_were_tried() -> No
             arm="alone", method="full", search_trials=3, search_s=7.0, search_energy_kwh=None
         ),
     ]
-    rows = [row for row, _ in with_selection_cost([(cell, "home") for cell in cells])]
+    rows = with_selection_cost(cells)
     costs = [(row.selection_trials, row.selection_s, row.selection_energy_kwh) for row in rows]
     assert costs == [(10, 30.0, 0.75), (None, None, None), (4, 1.0, 1.0), (3, 7.0, None)]
 
 
 def test_contests_of_two_homes_or_backbones_are_not_mixed() -> None:
-    won, lost = (
-        make_cell(arm="won", chosen=True, search_trials=4),
-        make_cell(arm="lost", chosen=False, search_trials=6),
-    )
-    rows = with_selection_cost(
-        [(won, "here"), (lost, "there"), (replace(lost, conditions="other"), "here")]
-    )
-    assert rows[0][0].selection_trials == 4
+    won = make_cell(arm="won", chosen=True, search_trials=4)
+    lost = make_cell(arm="lost", chosen=False, search_trials=6)
+    elsewhere = [replace(lost, home="there"), replace(lost, conditions="other")]
+    assert with_selection_cost([won, *elsewhere])[0].selection_trials == 4
 
 
 # ---- energy to target ----------------------------------------------------------------------------------------------------------
@@ -224,8 +176,12 @@ def test_progress_keeps_the_epochs_that_were_the_best_so_far(home: Home) -> None
     for seed, scores in ((1, (50.0, 40.0, 60.0, 60.0)), (2, (70.0,))):
         spec = make_spec(seed=seed, learning_rate=RATES[2])
         runs.append(Trial(home.trial(spec), spec, make_result(spec, epochs=epochs(*scores))))
-    assert progress(runs, higher_is_better=True) == [[1, 1.0, 50.0], [1, 3.0, 60.0], [2, 1.0, 70.0]]
-    assert progress(runs, higher_is_better=False) == [
+    assert epochs_at_best(runs, higher_is_better=True) == [
+        [1, 1.0, 50.0],
+        [1, 3.0, 60.0],
+        [2, 1.0, 70.0],
+    ]
+    assert epochs_at_best(runs, higher_is_better=False) == [
         [1, 1.0, 50.0],
         [1, 2.0, 40.0],
         [2, 1.0, 70.0],
@@ -235,10 +191,8 @@ def test_progress_keeps_the_epochs_that_were_the_best_so_far(home: Home) -> None
 FULL = make_cell(arm="full", method="full", validation_score=80.0, higher_is_better=True)
 
 
-def energy(
-    cell: CellSummary, *others: CellSummary, target_frac: float = 0.95
-) -> tuple[float | None, str | None]:
-    row = with_energy_to_target([(c, "home") for c in (cell, *others)], target_frac)[0][0]
+def energy(cell: Row, *others: Row, target_frac: float = 0.95) -> tuple[float | None, str | None]:
+    row = with_energy_to_target([cell, *others], target_frac)[0]
     return row.energy_to_target_kwh, row.energy_to_target_missing
 
 
@@ -293,7 +247,7 @@ def test_a_perplexity_is_near_when_it_is_not_much_higher() -> None:
     ],
 )
 def test_an_energy_to_target_that_is_missing_says_why(
-    cell: dict[str, Any], others: list[CellSummary], reason: str
+    cell: dict[str, Any], others: list[Row], reason: str
 ) -> None:
     value, missing = energy(make_cell(**cell), *others)
     assert value is None and missing is not None and reason in missing
@@ -390,16 +344,3 @@ def test_panels_of_one_method_are_told_apart_by_what_differs_in_their_architectu
         "mha lora",
         "gqa lora",
     ]
-
-
-def test_a_row_keeps_its_curve_in_mlflow(home: Home) -> None:
-    write_cell(home, trials=4)
-    sync(home, tracking_uri=home.tracking_uri)
-    definition = read_definition(home, "demo")
-    (cell,) = read_cells(home, "demo").values()
-    from suite.tracking.query import read_rows
-    from suite.tracking.store import open_store
-
-    ((stored, _),) = read_rows(open_store(home.tracking_uri))
-    assert stored.curve == summarise(cell, definition).curve and len(stored.curve) == 4
-    assert stored.progress == summarise(cell, definition).progress and stored.progress

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from suite.leaderboard.baselines import with_efficiency
+from suite.leaderboard.fields import Row
+from suite.leaderboard.table import mean_rows
 from suite.metrics.efficiency import peop, prr
-from suite.tracking.baselines import with_efficiency
-from suite.tracking.query import mean_rows
-from suite.tracking.summary import CellSummary
 
 VARIANTS = ("sha", "mha", "el", "mqa", "skv", "mhe-add", "mhe-mul")
 Scores = tuple[float, ...]
@@ -201,7 +201,7 @@ def make_row(
     task: str = "wikitext103",
     home: str = "h",
     **fields: Any,
-) -> tuple[CellSummary, str]:
+) -> Row:
     parameters = {
         "mha": 28_311_552,
         "pretrained": 28_311_552,
@@ -222,13 +222,13 @@ def make_row(
         "attention_parameters": parameters,
         "higher_is_better": False,
     }
-    return CellSummary(
-        **{**defaults, **fields}, attention=attention, task=task, score_mean=score
-    ), home
+    return Row(
+        **{**defaults, **fields}, attention=attention, task=task, score_mean=score, home=home
+    )
 
 
-def compared(*rows: tuple[CellSummary, str]) -> list[CellSummary]:
-    return [cell for cell, _ in with_efficiency(rows)]
+def compared(*rows: Row) -> list[Row]:
+    return with_efficiency(rows)
 
 
 def test_rows_are_compared_with_the_baselines_of_their_sweep() -> None:

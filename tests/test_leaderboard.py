@@ -11,26 +11,26 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from suite.errors import TrackingError
+from suite.leaderboard.collect import sweep_rows
+from suite.leaderboard.fields import COLUMNS, Row
+from suite.leaderboard.file import read_rows, write_rows
+from suite.leaderboard.table import mean_rows
 from suite.meters.record import PhaseRecord
-from suite.record.cells import Cell, read_cells
+from suite.plan.definition import read_plan, store_definition
+from suite.plan.status import status as cell_reports
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.record.spec import TrialSpec
-from suite.tracking import COLUMNS, leaderboard, open_store, sync, to_rows
-from suite.tracking.query import mean_rows, read_rows
-from suite.tracking.summary import (
-    CellSummary,
-    Definition,
-    from_row,
-    from_tags,
-    read_definition,
-    summarise,
-)
+from suite.tracking import leaderboard, open_store, sync, to_rows
 from tests.records import (
     RATES,
+    cell_rows,
+    define,
     make_home,
     make_result,
     make_spec,
@@ -85,19 +85,13 @@ def rows(home: Home, **options: Any) -> list[dict[str, Any]]:
     return to_rows(leaderboard(home.tracking_uri, **options))
 
 
-def only_cell(home: Home) -> Cell:
-    (cell,) = read_cells(home, "demo").values()
-    return cell
-
-
-def definition(home: Home) -> Definition:
-    found = read_definition(home, "demo")
-    assert found is not None
-    return found
+def only_row(home: Home) -> Row:
+    (row,) = cell_rows(home)
+    return row
 
 
 def test_the_columns_are_the_documented_ones_in_order(finished: Home) -> None:
-    assert list(COLUMNS) == KEYS
+    assert list(COLUMNS[: len(KEYS)]) == KEYS
     assert list(leaderboard(finished.tracking_uri).columns[: len(KEYS)]) == KEYS
 
 
@@ -205,23 +199,22 @@ def test_only_confirm_runs_of_the_chosen_learning_rate_count(home: Home) -> None
     write_cell(home, trials=4, seeds=[1, 2])
     stale = make_spec("lora", seed=3, learning_rate=RATES[1])
     write_trial(home, stale, make_result(stale, score=0.1))
-    assert summarise(only_cell(home)).seed_scores.keys() == {"1", "2"}
+    write_definition(home, ["lora"], ["agreement"])
+    assert only_row(home).seed_scores.keys() == {"1", "2"}
 
 
 def test_trials_beyond_a_lowered_budget_or_of_an_edited_task_do_not_count(home: Home) -> None:
     write_cell(home, trials=4, seeds=[1, 2, 3])
     write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1, 2])
-    summary = summarise(only_cell(home), definition(home))
-    assert (summary.search_trials, summary.learning_rate, summary.status) == (
-        2,
-        RATES[1],
-        "partial",
-    )
-    known = definition(home)
-    ((key, cell),) = known.cells.items()
-    edited = cell.model_copy(update={"task": cell.task.model_copy(update={"version": 2})})
-    assert summarise(only_cell(home), replace(known, cells={key: edited})).search_trials == 0
-    assert summarise(only_cell(home), replace(known, world_size=4)).search_trials == 0
+    row = only_row(home)
+    assert (row.search_trials, row.learning_rate, row.status) == (2, RATES[1], "partial")
+    plan = read_plan(home, "demo")
+    (cell,) = plan.cells
+    edited = replace(cell, task=cell.task.model_copy(update={"version": 2}))
+    for changed in (replace(plan, cells=(edited,)), replace(plan, world_size=4)):
+        store_definition(changed, home)
+        (row,) = sweep_rows(home, "demo")
+        assert (row.search_trials, row.status) == (0, "searching")
 
 
 def end(home: Home, *specs: TrialSpec, status: Status = Status.COMPLETED) -> None:
@@ -239,7 +232,7 @@ CONFIRM = [make_spec("lora", seed=s, learning_rate=RATES[1]) for s in (1, 2)]
         (SEARCH[:1], [], "searching", 0),
         (SEARCH, [], "partial", 0),
         ([*SEARCH, CONFIRM[0]], [], "partial", 1),
-        ([*SEARCH, CONFIRM[0]], [CONFIRM[1]], "partial", 1),
+        ([*SEARCH, CONFIRM[0]], [CONFIRM[1]], "failed", 1),
         ([*SEARCH, *CONFIRM], [], "done", 2),
         ([SEARCH[1], *CONFIRM], [SEARCH[0]], "done", 2),
         (SEARCH, CONFIRM, "failed", 0),
@@ -253,8 +246,10 @@ def test_the_status_says_what_is_left(
     write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1, 2])
     end(home, *scored)
     end(home, *without, status=Status.DIVERGED)
-    summary = summarise(only_cell(home), definition(home))
-    assert (summary.status, summary.seeds) == (status, seeds)
+    row = only_row(home)
+    assert (row.status, row.seeds) == (status, seeds)
+    (report,) = cell_reports(home, "demo")
+    assert report.status == row.status, "suite status says the same"
 
 
 def test_a_cell_of_which_nothing_has_ended_has_a_row_of_nulls(home: Home) -> None:
@@ -286,8 +281,7 @@ def test_the_edge_is_the_end_of_the_range_and_of_what_was_tried(
     """The best of the three rates is the highest tried, 1e-3."""
     write_definition(home, ["lora"], ["agreement"], trials=3, learning_rates=learning_rates)
     write_cell(home, trials=3)
-    assert summarise(only_cell(home), definition(home)).edge is edge
-    assert summarise(only_cell(home)).edge is None
+    assert only_row(home).edge is edge
 
 
 def test_a_missing_measurement_makes_its_mean_or_sum_null_and_nothing_else(home: Home) -> None:
@@ -296,7 +290,8 @@ def test_a_missing_measurement_makes_its_mean_or_sum_null_and_nothing_else(home:
         write_trial(
             home, spec, make_result(spec, phases={"train": PhaseRecord(seconds=10.0)}, timing=None)
         )
-    summary = summarise(only_cell(home))
+    define(home)
+    summary = only_row(home)
     assert (
         summary.energy_kwh,
         summary.peak_memory_bytes,
@@ -310,7 +305,8 @@ def test_trials_that_failed_before_measuring_leave_the_search_cost_known(home: H
     write_cell(home, trials=3, seeds=[1])
     spec = make_spec("lora", number=3)
     write_trial(home, spec, make_result(spec, status=Status.FAILED, phases={}, parameters=None))
-    summary = summarise(only_cell(home))
+    define(home)
+    summary = only_row(home)
     assert (summary.search_trials, summary.search_energy_kwh) == (
         4,
         pytest.approx(3 * 2.3e-5, abs=1e-12),
@@ -342,65 +338,48 @@ def test_the_cells_metrics_in_mlflow_are_those_of_the_last_sync(home: Home) -> N
     assert run.status == "FINISHED"
 
 
-def test_a_summary_survives_its_tags() -> None:
-    summary = make_summary("a", 0.5, seed_scores={"1": 0.25, "2": 0.75}, energy_kwh=1e-9, edge=True)
-    names = {
-        key: getattr(summary, key) for key in ("sweep", "backbone", "attention", "method", "task")
-    }
-    tags = {**names, "suite.arm": summary.arm, "architecture": '{"rank":8}', **summary.tags()}
-    assert from_tags(tags) == summary
-    with pytest.raises(TrackingError, match="suite sync --verify"):
-        from_tags({**tags, "suite.summary": tags["suite.summary"][:50]})
+def test_rows_survive_their_file(tmp_path: Path) -> None:
+    rows = [
+        make_summary("a", 0.5, seed_scores={"1": 0.25, "2": 0.75}, energy_kwh=1e-9, edge=True),
+        make_summary("b", None, status="searching", rejected=["why"], curve=[[1e-3, None, "oom"]]),
+    ]
+    write_rows(tmp_path / "rows.parquet", rows)
+    assert read_rows(tmp_path / "rows.parquet") == rows
+    write_rows(tmp_path / "rows.parquet", [])
+    assert read_rows(tmp_path / "rows.parquet") == []
 
 
-def test_a_summary_survives_its_row() -> None:
-    summary = make_summary(
-        "a",
-        0.5,
-        seed_scores={"1": 0.25},
-        progress=[[1, 1e-9, 0.25]],
-        admitted=False,
-        rejected=["why"],
-    )
-    row = summary.row("home")
-    assert from_row(row) == (summary, "home")
-    assert from_row(
-        {"suite.row": row["suite.row"].replace("{", '{"of_a_later_version": 1, ', 1)}
-    ) == (summary, "home")
-    with pytest.raises(TrackingError, match="suite sync --verify"):
-        from_row({"suite.row": row["suite.row"][:50]})
-
-
-def test_a_row_too_long_for_its_tag_is_read_from_its_parts(home: Home) -> None:
-    long = make_summary(
-        "a",
-        0.5,
-        seed_scores={"1": 0.5},
-        progress=[[seed, 1.25e-5 * seed, 0.5123456789] for seed in range(400)],
-    )
-    tags = {
-        **{key: getattr(long, key) for key in ("sweep", "backbone", "attention", "method", "task")},
-        **long.tags(),
-        **long.row("h"),
-    }
-    tags |= {
-        "suite.arm": long.arm,
-        "architecture": '{"rank":8}',
-        "suite.kind": "cell",
-        "suite.cell": "x/a",
-        "suite.home": "h",
-    }
-    assert tags["suite.row"] == ""
-    store = open_store(home.tracking_uri)
-    store.create_run(
-        store.experiment("demo"), name="x/a", start_s=1.0, tags={**tags, "suite.revision": "1"}
-    )
-    assert read_rows(store, curves=False) == [(long, "h")]
+def test_a_file_of_rows_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    with pytest.raises(TrackingError, match=r"no such file; run: suite sync"):
+        read_rows(path)
+    write_rows(path, [make_summary("a", 0.5)])
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"not parquet"):
+        path.write_bytes(damaged)
+        with pytest.raises(TrackingError, match="not a whole file of rows"):
+            read_rows(path)
+    path.write_bytes(whole)
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({"suite-rows": "0"}), path)
+    with pytest.raises(TrackingError, match="schema version 0, expected 1; remove it"):
+        read_rows(path)
+    pq.write_table(table.replace_schema_metadata({}), path)
+    with pytest.raises(TrackingError, match="no file of rows"):
+        read_rows(path)
+    for changed in (
+        table.drop_columns(["digest"]),
+        table.set_column(0, "backbone", pa.array([1])),
+        table.set_column(3, "architecture", pa.array(["{"])),
+    ):
+        pq.write_table(changed, path)
+        with pytest.raises(TrackingError, match="remove it, and run: suite sync"):
+            read_rows(path)
 
 
 def make_summary(
     task: str, score: float | None, *, arm: str = "x", status: str = "done", **fields: Any
-) -> CellSummary:
+) -> Row:
     names = {
         "sweep": "demo",
         "backbone": "b",
@@ -408,11 +387,11 @@ def make_summary(
         "method": "lora",
         "architecture": {"rank": 8},
     }
-    return CellSummary(**names, task=task, arm=arm, score_mean=score, status=status, **fields)
+    return Row(**names, home="h", task=task, arm=arm, score_mean=score, status=status, **fields)
 
 
-def mean_of(*cells: CellSummary) -> list[CellSummary]:
-    return [cell for cell, _ in mean_rows([(cell, "home") for cell in cells])]
+def mean_of(*cells: Row) -> list[Row]:
+    return mean_rows(cells)
 
 
 def test_a_mean_row_averages_tasks_and_spreads_over_the_seeds_means() -> None:

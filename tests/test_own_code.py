@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,19 @@ from suite.backbones.code import code_digest
 from suite.backbones.loading import build, identity, load_tokenizer, resolve
 from suite.cli.arms import make_arm
 from suite.config.arm import Arm
+from suite.config.space import LearningRateRange
 from suite.config.sweep import BackboneChoice
 from suite.config.sweep_files import load_sweep
 from suite.config.trust import TRUSTED, trusting
 from suite.errors import BackboneError, ConfigError
 from suite.export import export
 from suite.export.card import Facts
-from suite.record.cells import read_cells
+from suite.plan.definition import read_plan, store_definition
+from suite.plan.plan import PlannedCell
 from suite.record.folder import Home, TrialFolder
-from suite.tracking.summary import from_tags, summarise
 from suite.train.restore import restore
 from tests.commands import Suite, suite
-from tests.records import make_spec, write_trial
+from tests.records import cell_rows, make_spec, write_definition, write_trial
 from tests.test_loading import head_of, save
 from tests.trained import trained_spec, write_trained
 
@@ -196,18 +198,11 @@ def test_trust_is_shown_and_leaves_other_hashes_alone(tmp_path: Path) -> None:
     spec = spec.model_copy(update={"arm": own_arm})
     home = Home(tmp_path)
     write_trial(home, spec)
-    (cell,) = read_cells(home, "demo").values()
-    summary = summarise(cell, None)
-    assert summary.own_code == "1" * 40
-    names = {
-        "sweep": "demo",
-        "attention": "pretrained",
-        "method": "full",
-        "task": cell.task,
-        "backbone": "org/model",
-    }
-    tags = {**summary.tags(), **names, "suite.arm": own_arm.key, "architecture": "{}"}
-    assert from_tags(tags).own_code == "1" * 40
+    cell = PlannedCell(own_arm, spec.task, LearningRateRange(low=1e-6, high=1e-3))
+    write_definition(home, ["full"], ["agreement"])
+    store_definition(replace(read_plan(home, "demo"), cells=(cell,)), home)
+    (row,) = cell_rows(home)
+    assert row.own_code == "1" * 40
 
 
 def test_an_arm_with_code_of_its_own_is_not_exported(tmp_path: Path, own: Path) -> None:

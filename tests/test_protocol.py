@@ -18,14 +18,13 @@ from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import Schedule
 from suite.plan.status import status
 from suite.plan.stop_rule import room_left
-from suite.record.cells import read_cells
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.record.spec import Phase, TrialSpec
-from suite.tracking.summary import read_definition, summarise
-from tests.commands import Suite, suite
+from tests.commands import suite
 from tests.fake_trainer import score_of
-from tests.sweeps import finish, run_all, toy_roots, toy_sweep
+from tests.records import cell_rows
+from tests.sweeps import chosen, decided, finish, run_all, toy_roots, toy_sweep
 
 __all__ = ["suite", "toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
@@ -77,8 +76,9 @@ def by_lower_rank(spec: TrialSpec) -> float:
     return score_of(spec, 3) - float(spec.arm.architecture["rank"])
 
 
-def studies(home: Home) -> dict[str, Any]:
-    found: dict[str, Any] = home.studies("toy")["studies"]
+def study_of(plan: Plan, home: Home) -> dict[str, Any]:
+    """What is decided about the one study of a plan."""
+    (found,) = decided(plan, home).values()
     return found
 
 
@@ -102,10 +102,9 @@ def test_the_architecture_with_the_best_mean_over_tasks_wins_for_all_of_them(hom
     states = read_states(plan, home)
     expected = {32: CellStatus.NOT_CHOSEN, 16: CellStatus.DONE, 8: CellStatus.NOT_CHOSEN}
     assert {s.cell.arm.architecture["rank"]: s.status for s in states.values()} == expected
-    chosen = home.studies("toy")["chosen"]
-    assert {arm: won for arm, won in chosen.items() if won} == {
-        states[ran[-1].cell].cell.arm.key: True
-    } and len(chosen) == 3
+    won = chosen(plan, home)
+    assert won.pop(states[ran[-1].cell].cell.arm.key) is True
+    assert list(won.values()) == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +163,7 @@ def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:
         sum(cell.total for cell in report) == plan.total_trials
         and sum(cell.left for cell in report) == 5
     )
-    assert home.studies("toy")["chosen"] == {}
+    assert set(chosen(plan, home).values()) == {None}
     run_all(schedule, home)
     report = status(home, "toy")
     assert (
@@ -203,8 +202,7 @@ def test_the_leaderboard_marks_architectures_that_were_not_chosen(home: Home) ->
     plan = contest(tasks=["toy"])
     store_definition(plan, home)
     run_all(Schedule(plan, home, slots=1), home)
-    definition = read_definition(home, "toy")
-    rows = [summarise(cell, definition) for cell in read_cells(home, "toy").values()]
+    rows = cell_rows(home, "toy")
     assert sorted(row.status for row in rows) == ["done", "not chosen", "not chosen"]
 
 
@@ -224,7 +222,7 @@ def test_a_best_learning_rate_at_the_edge_extends_the_range_at_most_twice(home: 
         "the first of each extension lies in the new decade"
     )
     assert max(rates[n] for n in range(4)) <= HIGH
-    (entry,) = studies(home).values()
+    entry = study_of(plan, home)
     assert (entry["ended"], entry["budget"], entry["trials"], entry["saved_trials"]) == (
         "budget",
         8,
@@ -241,7 +239,7 @@ def test_a_best_learning_rate_at_the_edge_extends_the_range_at_most_twice(home: 
 
 def test_a_best_learning_rate_inside_needs_no_extension(home: Home) -> None:
     run_all(Schedule(guarded(), home, slots=1), home, score=peak(3e-4))
-    (entry,) = studies(home).values()
+    entry = study_of(guarded(), home)
     assert (entry["extensions"], entry["edge"], entry["budget"], entry["high"]) == (
         0,
         False,
@@ -252,7 +250,7 @@ def test_a_best_learning_rate_inside_needs_no_extension(home: Home) -> None:
 
 def test_an_extension_that_finds_the_best_inside_is_the_last(home: Home) -> None:
     ran = run_all(Schedule(guarded(trials=5), home, slots=1), home, score=peak(3e-5))
-    (entry,) = studies(home).values()
+    entry = study_of(guarded(trials=5), home)
     assert (entry["extensions"], entry["edge"], entry["low"], entry["high"]) == (
         1,
         False,
@@ -270,21 +268,17 @@ def test_without_the_guard_the_row_still_says_edge(home: Home) -> None:
     plan = guarded(edge_guard={"extensions": 0})
     store_definition(plan, home)
     run_all(Schedule(plan, home, slots=1), home, score=rising)
-    (entry,), (cell,) = studies(home).values(), read_cells(home, "toy").values()
+    entry = study_of(plan, home)
     assert (entry["extensions"], entry["budget"], entry["edge"]) == (0, 4, True)
-    assert summarise(cell, read_definition(home, "toy")).edge is True
-    home.studies_path("toy").unlink()
-    assert summarise(cell, read_definition(home, "toy")).edge is True, (
-        "also where the driver's view is gone"
-    )
+    (row,) = cell_rows(home, "toy")
+    assert row.edge is True
 
 
 def test_the_leaderboard_counts_the_extra_trials_and_the_longer_range(home: Home) -> None:
     plan = guarded()
     store_definition(plan, home)
     run_all(Schedule(plan, home, slots=1), home, score=peak(2e-3))
-    (cell,) = read_cells(home, "toy").values()
-    row = summarise(cell, read_definition(home, "toy"))
+    (row,) = cell_rows(home, "toy")
     assert (
         (row.search_trials, row.status, row.edge) == (6, "done", False)
         and row.learning_rate is not None
@@ -294,7 +288,7 @@ def test_the_leaderboard_counts_the_extra_trials_and_the_longer_range(home: Home
 
 def test_no_learning_rate_is_above_ten(home: Home) -> None:
     ran = run_all(Schedule(guarded(high=5.0), home, slots=1), home, score=rising)
-    (entry,) = studies(home).values()
+    entry = study_of(guarded(high=5.0), home)
     assert max(s.learning_rate for s in ran) <= 10.0 == entry["high"] and entry["edge"]
     assert entry["extensions"] == 1, "there was no room for another"
 
@@ -305,9 +299,8 @@ def test_a_fixed_learning_rate_has_no_edge(home: Home) -> None:
         search={"trials": 4, "edge_guard": {"extensions": 2}},
     )
     ran = run_all(Schedule(plan, home, slots=1), home)
-    assert [s.phase for s in ran] == [Phase.SEARCH, Phase.CONFIRM, Phase.CONFIRM] and not next(
-        iter(studies(home).values())
-    )["edge"]
+    assert [s.phase for s in ran] == [Phase.SEARCH, Phase.CONFIRM, Phase.CONFIRM]
+    assert not study_of(plan, home)["edge"]
 
 
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random", "grid"])
@@ -347,11 +340,12 @@ def test_a_flat_curve_ends_early_and_says_what_it_saved(home: Home) -> None:
     )
     search = [s for s in ran if s.phase is Phase.SEARCH]
     assert 4 <= len(search) < 12 and len(ran) == len(search) + 1
-    (entry,), (cell,) = studies(home).values(), status(home, "toy")
+    entry = study_of(plan, home)
+    (cell,) = status(home, "toy")
     assert entry["ended"] == "stopped" and entry["room"] < 0.5
     assert entry["saved_trials"] == cell.saved_trials == 12 - len(search) and cell.left == 0
-    (found,) = read_cells(home, "toy").values()
-    assert summarise(found, read_definition(home, "toy")).status == "done"
+    (row,) = cell_rows(home, "toy")
+    assert row.status == "done"
 
 
 def test_a_curve_with_room_is_searched_to_the_end(home: Home) -> None:
@@ -364,27 +358,20 @@ def test_a_curve_with_room_is_searched_to_the_end(home: Home) -> None:
         home,
         score=lambda spec: peak(2e-4)(spec) + 3.0 * (-1) ** spec.number,
     )
-    (entry,) = studies(home).values()
+    entry = study_of(plan, home)
     assert entry["ended"] == "budget" and entry["saved_trials"] == 0
 
 
 def test_the_rule_is_not_asked_too_early_or_at_an_end_that_will_be_extended(home: Home) -> None:
     flat: Score = lambda spec: 80.0 + 1e-9 * rising(spec)  # noqa: E731
     stop = {"tolerance": 100.0, "min_trials": 6}
-    run_all(
-        Schedule(guarded(trials=8, stop=stop, edge_guard={"extensions": 0}), home, slots=1),
-        home,
-        score=flat,
-    )
-    (entry,) = studies(home).values()
-    assert entry["trials"] == 6
+    plan = guarded(trials=8, stop=stop, edge_guard={"extensions": 0})
+    run_all(Schedule(plan, home, slots=1), home, score=flat)
+    assert study_of(plan, home)["trials"] == 6
     other = Home(home.path / "other")
-    run_all(
-        Schedule(guarded(trials=8, stop=stop | {"min_trials": None}), other, slots=1),
-        other,
-        score=peak(1.5e-3),
-    )
-    (entry,) = studies(other).values()
+    plan = guarded(trials=8, stop=stop | {"min_trials": None})
+    run_all(Schedule(plan, other, slots=1), other, score=peak(1.5e-3))
+    entry = study_of(plan, other)
     assert entry["extensions"] == 1 and entry["ended"] == "stopped" and entry["trials"] == 9, (
         "after the first in the new decade"
     )
@@ -441,20 +428,8 @@ def test_a_sweep_killed_after_any_trial_decides_what_an_uninterrupted_one_would(
         finish(home, expected, score(expected))
         resumed.ended(expected)
     assert Schedule(plan(), home, slots=1).next() is None
-    assert home.studies("toy") == whole_home.studies("toy")
-
-
-def test_the_view_is_rebuilt_from_the_folders(home: Home, suite: Suite) -> None:
-    run_all(Schedule(guarded(), home, slots=1), home, score=rising)
-    before = home.studies("toy")
-    home.studies_path("toy").write_text("{")
-    assert home.studies("toy") == {}
-    Schedule(guarded(), home, slots=1)
-    assert home.studies("toy") == before
-    store_definition(guarded(), home)
-    home.studies_path("toy").unlink()
-    suite("sync", "--home", home.path)
-    assert home.studies("toy") == before, "suite sync writes it too"
+    assert decided(plan(), home) == decided(plan(), whole_home)
+    assert chosen(plan(), home) == chosen(plan(), whole_home)
 
 
 # ---- what may change, and what cannot be ---------------------------------------------------------------------------------

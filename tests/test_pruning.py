@@ -20,15 +20,14 @@ from suite.plan.plan import Plan, make_plan
 from suite.plan.pruning import PrunerName, Pruning, is_weak
 from suite.plan.queue import Schedule
 from suite.plan.status import status
-from suite.record.cells import read_cells
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tracking.encode import run_status
-from suite.tracking.summary import read_definition, summarise
 from suite.train.loop import Trainer
-from tests.sweeps import finish, toy_roots, toy_sweep
+from tests.records import cell_rows
+from tests.sweeps import decided, finish, toy_roots, toy_sweep
 
 __all__ = ["toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
@@ -159,8 +158,7 @@ def test_a_pruned_trial_teaches_the_sampler_and_is_never_chosen(home: Home) -> N
     assert state.search[1].utility is None and state.search[1].feedback == 99.0
     (cell,) = status(home, "toy")
     assert (cell.pruned, cell.failures, cell.search_done) == (2, (), 4) and "2 pruned" in cell.notes
-    (found,) = read_cells(home, "toy").values()
-    row = summarise(found, read_definition(home, "toy"))
+    (row,) = cell_rows(home, "toy")
     assert (row.status, row.validation_score, row.search_trials) == ("done", 52.0, 4)
     assert run_status(Status.PRUNED) == "KILLED" and run_status(Status.FAILED) == "FAILED"
 
@@ -262,7 +260,7 @@ def test_a_search_with_two_objectives_keeps_its_front_and_confirms_the_best_scor
     assert {s.learning_rate for s in ran if s.phase is Phase.CONFIRM} == {
         max(s.learning_rate for s in search)
     }
-    (entry,) = home.studies("toy")["studies"].values()
+    (entry,) = decided(plan, home).values()
     expected = sorted(search, key=lambda s: s.learning_rate)
     assert [(p["number"], p["score"], p["energy"]) for p in entry["pareto"]] == [
         (s.number, *trade_off(s)) for s in expected
@@ -300,7 +298,7 @@ def test_dominated_trials_are_not_on_the_front(home: Home) -> None:
         assert spec is not None
         costly(home, spec, score, seconds)
         schedule.ended(spec)
-    (entry,) = home.studies("toy")["studies"].values()
+    (entry,) = decided(plan, home).values()
     assert [(p["score"], p["time"]) for p in entry["pareto"]] == [(70.0, 2.0), (80.0, 3.0)]
 
 

@@ -14,13 +14,12 @@ from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import IncompatibleError, ResourceError, SweepConflictError
 from suite.meters import LocalPhase, combine, name_devices_by_attempt
 from suite.plan.admission import Turn
-from suite.plan.definition import check_definition, store_definition
+from suite.plan.definition import check_definition, read_plan, store_definition
 from suite.plan.plan import make_plan
 from suite.plan.queue import Schedule
 from suite.plan.resources import Capacity, lay_out
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
-from suite.tracking.summary import read_definition
 from suite.tune.elastic import fewer
 from tests.sweeps import finish, toy_roots, toy_sweep
 from tests.tiny import tiny_choice
@@ -226,9 +225,9 @@ def test_the_number_of_workers_of_a_planned_cell_may_not_change(tmp_path: Path) 
             ),
             home,
         )
-    definition = read_definition(home, "toy")
-    assert definition is not None
-    assert all(definition.includes(plan.search_spec(cell, 0, 1e-3)) for cell in plan.cells)
+    stored = read_plan(home, "toy")
+    for cell in plan.cells:
+        assert stored.search_spec(cell, 0, 1e-3) == plan.search_spec(cell, 0, 1e-3)
 
 
 # ---- the network interface -------------------------------------------------------------------------------------------

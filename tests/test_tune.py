@@ -34,7 +34,7 @@ from suite.tune.group import Group, Settings
 from suite.tune.searcher import SweepSearcher
 from suite.tune.watch import Watch
 from tests.fake_trainer import score_of
-from tests.sweeps import run_all, toy_cluster, toy_sweep
+from tests.sweeps import chosen, decided, run_all, toy_cluster, toy_sweep
 
 ROOT = Path(__file__).parents[1]
 FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
@@ -214,11 +214,11 @@ def test_a_contest_of_architectures_with_the_edge_guard_runs_through(
     assert started[-1].learning_rate == pytest.approx(3.16e-4, rel=1e-2), (
         "four digits, found in the new decade"
     )
-    decided = home.studies("toy")
+    plan = make_plan(config, where="toy")
     assert {
-        (s["extensions"], s["budget"], s["edge"], s["ended"]) for s in decided["studies"].values()
+        (s["extensions"], s["budget"], s["edge"], s["ended"]) for s in decided(plan, home).values()
     } == {(1, 4, False, "budget")}
-    assert sorted(decided["chosen"].values()) == [False, False, True]
+    assert sorted(won is True for won in chosen(plan, home).values()) == [False, False, True]
     simulated = Schedule(
         make_plan(config, where="toy"), whole := Home(home.path / "whole"), slots=1
     )

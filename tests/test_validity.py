@@ -16,18 +16,25 @@ from suite.cli.leaderboard import show
 from suite.cli.options import Format
 from suite.errors import TrackingError
 from suite.leaderboard.validity import judge, judge_mean
-from suite.record.cells import Cell, Trial, read_cells
+from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
 from suite.record.result import ValidityRecord
 from suite.record.spec import Phase
 from suite.stats.constant_baseline import beats_constant
 from suite.tracking import leaderboard, sync, to_rows
-from suite.tracking.summary import summarise
 from suite.train.build import build_model
 from suite.train.probe import digest_of, strays
 from suite.train.running_trial import TrialProgress
 from suite.train.validity import compared_losses
-from tests.records import RATES, make_result, make_spec, make_store, write_definition, write_trial
+from tests.records import (
+    RATES,
+    cell_rows,
+    make_result,
+    make_spec,
+    make_store,
+    write_definition,
+    write_trial,
+)
 from tests.toy import resolved_tiny
 from tests.trained import trained_spec
 
@@ -313,7 +320,7 @@ def test_a_summary_keeps_the_verdict(mixed: Home) -> None:
         for c in read_cells(mixed, "demo").values()
         if (c.arm.method, c.task) == ("lora", "entailment")
     ]
-    row = summarise(Cell(cell.arm, cell.task, cell.search, cell.confirm))
+    (row,) = [r for r in cell_rows(mixed) if (r.method, r.task) == ("lora", "entailment")]
     assert (row.admitted, row.rejected, row.dirty) == (
         False,
         ["seed 2: train loss did not fall"],

@@ -18,7 +18,6 @@ from suite.errors import ConfigError
 if TYPE_CHECKING:
     from suite.export.card import Facts
     from suite.record.cells import Cell, Trial
-    from suite.record.folder import Home
 
 PATIENCE_S = 5.0
 
@@ -62,7 +61,7 @@ def export(
         from suite.export import export as write
         from suite.train.restore import restore
 
-        facts = facts_of(found, at)
+        facts = facts_of(found)
         with _folder_for(out) as folder:
             written = write(restore(trial.folder, at), folder, facts)
     if facts.admitted is False:
@@ -150,23 +149,21 @@ def _validation(trial: Trial) -> tuple[float, int]:
     return float("-inf") if score is None else trial.spec.task.utility(score), -trial.spec.seed
 
 
-def facts_of(cell: Cell, home: Home) -> Facts:
+def facts_of(cell: Cell) -> Facts:
     """What the cell's row says."""
     from suite.export.card import Facts
-    from suite.tracking.summary import read_definition, summarise
+    from suite.leaderboard.row import score_fields
 
-    sweep = (cell.search or cell.confirm)[0].spec.sweep
-    row = summarise(cell, read_definition(home, sweep))
-    if row.ci_low is None or row.ci_high is None:
-        interval = None
-    else:
-        interval = (row.ci_low, row.ci_high)
+    row = score_fields(cell.confirmed(), cell.search)
+    interval = None
+    if row.get("ci_low") is not None:
+        interval = (row["ci_low"], row["ci_high"])
     return Facts(
-        seed_scores=row.seed_scores,
-        score_mean=row.score_mean,
-        score_std=row.score_std,
+        seed_scores=row["seed_scores"],
+        score_mean=row["score_mean"],
+        score_std=row["score_std"],
         interval=interval,
-        interval_of=row.ci_of or "",
-        admitted=row.admitted,
-        rejected=row.rejected,
+        interval_of=row.get("ci_of", ""),
+        admitted=row["admitted"],
+        rejected=row["rejected"],
     )

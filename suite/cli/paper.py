@@ -22,18 +22,17 @@ def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
         sweep: Of the rows that name none, which are those of untrained arms.
     """
     from suite.evaluation.subjects import UNTRAINED
+    from suite.plan.definition import known_plan
     from suite.record.references import evaluated
-    from suite.tracking.summary import read_definition
 
     @cache
     def lines(name: str | None) -> Sequence[Reference]:
         if name is None:
-            definition = None
-        else:
-            definition = read_definition(home, name)
-        if definition is None:
             return ()
-        return definition.config.reference
+        plan = known_plan(home, name)
+        if plan is None:
+            return ()
+        return plan.config.reference
 
     def of(row: Row) -> dict[str, Any]:
         trained = row["method"] != UNTRAINED

@@ -7,7 +7,7 @@ An arm is `[SWEEP:]ARM`, where ARM is its key (`minilm.pretrained.lora.1f2e3d4c`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from suite.errors import ConfigError, UnknownNameError
@@ -83,17 +83,21 @@ def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], lis
         raise UnknownNameError("sweep", sweep, trials, where=str(home.path))
     arms: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for name in sorted(trials if sweep is None else [sweep]):
-        for cell in group_cells(_wanted(home, name, trials[name])).values():
+        for cell in _cells(home, name, group_cells(trials[name])):
             arms[name, cell.arm.key].append(cell)
     return {key: sorted(cells, key=lambda cell: cell.task) for key, cells in sorted(arms.items())}
 
 
-def _wanted(home: Home, sweep: str, trials: Iterable[Trial]) -> list[Trial]:
-    """Without the trials that a changed definition left behind."""
-    from suite.tracking.summary import read_definition
+def _cells(home: Home, sweep: str, found: Mapping[str, Cell]) -> list[Cell]:
+    """The cells of a sweep, without the trials that a changed definition left behind."""
+    from suite.plan.cell_state import make_states
+    from suite.plan.definition import known_plan
 
-    definition = read_definition(home, sweep)
-    return [t for t in trials if definition is None or definition.includes(t.spec)]
+    plan = known_plan(home, sweep)
+    if plan is None:  # somebody copied trial folders alone
+        return list(found.values())
+    states = make_states(plan, home, plan.cells, found)
+    return [states[key].as_cell() for key in states if key in found]
 
 
 def _without_sweep(given: str, arms: Arms) -> tuple[str, Arms]:
@@ -136,7 +140,15 @@ def _forms(arm: Arm) -> tuple[str, ...]:
 
 
 def _chosen(home: Home, key: tuple[str, str]) -> bool | None:
-    """What the contest of architectures decided, None where there was none."""
+    """What the contest of architectures decided; None where there was none, or not yet."""
+    from suite.plan.cell_state import read_states
+    from suite.plan.definition import known_plan
+
     sweep, arm = key
-    chosen: dict[str, bool] = home.studies(sweep).get("chosen", {})
-    return chosen.get(arm)
+    plan = known_plan(home, sweep)
+    if plan is None:
+        return None
+    for state in read_states(plan, home).values():
+        if state.cell.arm.key == arm:
+            return state.chosen
+    return None

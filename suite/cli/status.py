@@ -33,6 +33,7 @@ KEYS = (
     ),
     *("left", "total", "best_validation_score", "best_learning_rate", "failures", "pretrain"),
     *("pruned", "extensions", "saved_trials", "edge", "waits_for", "own_code", "workers"),
+    *("chosen", "study"),
 )
 
 

@@ -57,7 +57,7 @@ def sync(
     if storage is not None:
         _fetch(Home(home), storage, weights=weights)
     place = Home(existing_home(home))
-    going_on = _decide_anew(place, sweep)
+    going_on = _going_on(place, sweep)
     uri = resolve_uri(place, tracking_uri, write=True)
     report = bring_up_to_date(place, tracking_uri=uri, sweep=sweep, verify=verify)
     if report.unreachable is not None:
@@ -94,18 +94,17 @@ def _fetch(home: Home, url: str, *, weights: bool) -> None:
     print(f"{count} files came from {url}")
 
 
-def _decide_anew(home: Home, sweep: str | None) -> set[str]:
-    """Rebuild what the drivers decided about their studies, of sweeps that none is running; returns those that have not ended."""
+def _going_on(home: Home, sweep: str | None) -> set[str]:
+    """The sweeps that have not ended."""
     from suite.plan.cell_state import read_states
     from suite.plan.definition import driver_pid, known_plan, sweeps
-    from suite.plan.studies import store_studies
 
     going_on = set()
     for name in sweeps(home) if sweep is None else [sweep]:
         if driver_pid(home, name) is not None:
             going_on.add(name)
         elif (plan := known_plan(home, name)) is not None:
-            store_studies(states := read_states(plan, home), home, name)
+            states = read_states(plan, home)
             if not all(state.status.is_over for state in states.values()):
                 going_on.add(name)
     return going_on

@@ -68,6 +68,15 @@ class Ranking:
         return None, self.missing.get(arm, reason)
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What became of a place: `ranking` is None where the rows carry it already."""
+
+    digest: str
+    arms: set[str]
+    ranking: Ranking | None
+
+
 def is_ranked(row: Row) -> bool:
     """Whether a row takes part: it is finished and was not rejected."""
     return row.status == CellStatus.DONE and row.admitted is not False
@@ -90,13 +99,13 @@ def with_ranks(rows: Sequence[Row], read: Read, known: Known | None = None) -> l
     """
     remembered: Known = {} if known is None else known
     places = _places(rows)
-    found: dict[Place, tuple[str, Ranking | None]] = {}
+    found: dict[Place, Comparison] = {}
     for place, members in places.items():
         digest = _digest(members)
         ranking = None
         if not _holds(place, members, digest):
             ranking = _rank(members, read, remembered)
-        found[place] = digest, ranking
+        found[place] = Comparison(digest, {row.arm for row in members}, ranking)
     _forget(remembered, rows, places.values())
     return [_ranked(row, found) for row in rows]
 
@@ -160,35 +169,35 @@ def _holds(place: Place, members: Sequence[Row], digest: str) -> bool:
     return all(row.ranked == digest for row in members)
 
 
-def _ranked(row: Row, found: Mapping[Place, tuple[str, Ranking | None]]) -> Row:
+def _ranked(row: Row, found: Mapping[Place, Comparison]) -> Row:
     return with_values(row, **_own_rank(row, found), **_mean_rank(row, found))
 
 
-def _own_rank(row: Row, found: Mapping[Place, tuple[str, Ranking | None]]) -> dict[str, str | None]:
+def _own_rank(row: Row, found: Mapping[Place, Comparison]) -> dict[str, str | None]:
     if not is_ranked(row):
         return {"rank": None, "rank_missing": why_not_ranked(row), "ranked": ""}
-    if (row.backbone, row.task) not in found:
+    place = found.get((row.backbone, row.task))
+    if place is None:
         return {"rank": None, "rank_missing": ALONE, "ranked": ""}
-    digest, ranking = found[row.backbone, row.task]
-    if ranking is None:
+    if place.ranking is None:
         return {}
-    rank, missing = ranking.of_arm(row.arm)
-    return {"rank": rank, "rank_missing": missing, "ranked": digest}
+    rank, missing = place.ranking.of_arm(row.arm)
+    return {"rank": rank, "rank_missing": missing, "ranked": place.digest}
 
 
-def _mean_rank(row: Row, found: Mapping[Place, tuple[str, Ranking | None]]) -> dict[str, Any]:
-    """What the arm's mean row will show; every task's row carries it."""
-    if (row.backbone, MEAN) not in found:
+def _mean_rank(row: Row, found: Mapping[Place, Comparison]) -> dict[str, Any]:
+    """What the arm's mean row will show; the rows of all its tasks carry it."""
+    place = found.get((row.backbone, MEAN))
+    if place is None or row.arm not in place.arms:
         return {"mean_rank": {}, "mean_ranked": ""}
-    digest, ranking = found[row.backbone, MEAN]
-    if ranking is None:
+    if place.ranking is None:
         return {}
-    rank, missing = ranking.of_arm(row.arm)
+    rank, missing = place.ranking.of_arm(row.arm)
     values: dict[str, Any] = {"rank": rank, "rank_missing": missing}
-    if row.arm in ranking.intervals:
-        low, high, of = ranking.intervals[row.arm]
+    if row.arm in place.ranking.intervals:
+        low, high, of = place.ranking.intervals[row.arm]
         values |= {"ci_low": low, "ci_high": high, "ci_of": of}
-    return {"mean_rank": values, "mean_ranked": digest}
+    return {"mean_rank": values, "mean_ranked": place.digest}
 
 
 def _rank(members: Sequence[Row], read: Read, known: Known) -> Ranking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import stdev
 from typing import Any
 
@@ -14,10 +15,11 @@ from suite.leaderboard.intervals import interval_fields
 from suite.leaderboard.measures import CellResults, mean
 from suite.leaderboard.validity import judge
 from suite.plan.cell_state import CellState
+from suite.record.cells import Trial
 from suite.record.lm_eval import over_seeds, read_record
 from suite.record.references import printed
 
-__all__ = ["Row", "cell_row", "reference_fields"]
+__all__ = ["Row", "cell_row", "reference_fields", "score_fields"]
 
 
 def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
@@ -29,36 +31,46 @@ def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
         digest: Of what the row is made of (`suite.leaderboard.collect`).
     """
     task = state.cell.task
-    confirmed = [trial for trial in state.at_best if trial.result is not None]
-    searched = [trial for trial in state.searched if trial.result is not None]
-    scores: dict[str, float] = {}
-    runs = []
-    for trial in confirmed:
-        if trial.result is not None and trial.result.score is not None:
-            scores[str(trial.spec.seed)] = trial.result.score
-            runs.append(trial.result)
-    ended = [trial.result for trial in searched if trial.result is not None]
-    score_mean = mean(scores.values())
+    confirmed = state.at_best
+    scored = [t.result for t in confirmed if t.result is not None and t.result.score is not None]
+    ended = [trial.result for trial in state.searched if trial.result is not None]
+    of_score = score_fields(confirmed, state.searched)
     return Row(
         home=home,
         digest=digest,
         status=state.status.value,
         task=task.name,
         higher_is_better=task.higher_is_better,
-        score_mean=score_mean,
-        score_std=stdev(scores.values()) if len(scores) > 1 else None,
-        seeds=len(scores),
-        seed_scores=scores,
         search_trials=len(ended),
-        lm_eval=over_seeds(read_record(trial.folder.path) for trial in confirmed),
+        lm_eval=over_seeds(read_record(t.folder.path) for t in confirmed if t.result is not None),
         progress=epochs_at_best(confirmed, higher_is_better=task.higher_is_better),
         **_names(state),
         **_study(state),
-        **measured(CellResults(runs, ended)),
-        **_references(state, score_mean),
-        **judge(confirmed, state.searched),
-        **interval_fields(confirmed),
+        **of_score,
+        **measured(CellResults(scored, ended)),
+        **_references(state, of_score["score_mean"]),
     )
+
+
+def score_fields(confirmed: Sequence[Trial], searched: Sequence[Trial]) -> dict[str, Any]:
+    """What the confirm runs scored, how sure that is, and whether it may be trusted.
+
+    Args:
+        confirmed: Runs at the chosen learning rate, ended or not.
+        searched: The search trials, which must have seen the same data and code.
+    """
+    scores: dict[str, float] = {}
+    for trial in confirmed:
+        if trial.result is not None and trial.result.score is not None:
+            scores[str(trial.spec.seed)] = trial.result.score
+    return {
+        "score_mean": mean(scores.values()),
+        "score_std": stdev(scores.values()) if len(scores) > 1 else None,
+        "seeds": len(scores),
+        "seed_scores": scores,
+        **judge(confirmed, searched),
+        **interval_fields(confirmed),
+    }
 
 
 def _names(state: CellState) -> dict[str, Any]:

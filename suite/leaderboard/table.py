@@ -248,7 +248,7 @@ def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
         values = dict(zip(COLUMNS, zip(*lines, strict=True), strict=True))
     for name in JSON_COLUMNS:
         values[name] = [_json(value) for value in values[name]]
-    types = {}
+    types: dict[str, str] = {}
     for kind, frame_type in FRAME_TYPES.items():
         types |= dict.fromkeys(of_kind(kind), frame_type)
     return pd.DataFrame(values).astype(types)

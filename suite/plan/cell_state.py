@@ -204,6 +204,11 @@ class CellState:
         rate = best.spec.learning_rate
         return [self.confirm[key] for key in sorted(self.confirm) if key[0] == rate]
 
+    def as_cell(self) -> Cell:
+        """Its trials that count: the search, and all confirm runs of the sweep's seeds."""
+        confirm = sorted(self.confirm.values(), key=lambda trial: trial.spec.seed)
+        return Cell(self.cell.arm, self.cell.task.name, search=self.searched, confirm=confirm)
+
     @property
     def status(self) -> CellStatus:
         """The word for where the cell stands."""

@@ -14,7 +14,6 @@ from suite.plan.order import Order
 from suite.plan.plan import Plan
 from suite.plan.resources import Capacity
 from suite.plan.second_objective import unmeasured
-from suite.plan.studies import StoredStudies
 from suite.record.cells import Trial
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import TrialResult
@@ -52,8 +51,6 @@ class Schedule:
         sizes = {plan.workers(cell) for cell in plan.cells}
         self._smallest, self._one_size = min(sizes, default=1), len(sizes) < 2
         self._order = Order(self.states)
-        self._studies = StoredStudies(self.states, home, plan.config.name)
-        self._studies.store()
 
     @property
     def live(self) -> int:
@@ -99,7 +96,6 @@ class Schedule:
             state.given_up.add(spec.hash)
         self._last = spec.cell
         self._order.ended(state)
-        self._studies.store(spec.cell)
         return result
 
     def unmeasured(self, spec: TrialSpec | None = None) -> str | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from suite.plan.cell_state import CellState, CellStatus, PretrainState, read_states
 from suite.plan.definition import driver_pid, lease_root, read_plan
+from suite.plan.second_objective import pareto
 from suite.record.attempts import counted, is_given_up
 from suite.record.cells import Trial
 from suite.record.folder import Home
@@ -27,10 +30,11 @@ class TrialFailure:
 
 @dataclass(frozen=True, slots=True)
 class PretrainStatus:
-    """A pretrain run: `waiting`, `begun` or how it ended, and how far it is.
+    """How far a pretrain run is.
 
     Attributes:
         checkpoint: Its hash, the name of its folder under `pretrained/`.
+        state: `waiting`, `begun` or how it ended.
         steps_done: Up to the last validation.
         loss: Of that validation, nats per predicted token.
     """
@@ -46,20 +50,22 @@ class PretrainStatus:
 
 @dataclass(frozen=True, slots=True)
 class CellReport:
-    """One cell: counts of trials, its best so far, its failures.
+    """What there is to say of one cell: counts of trials, its best so far, its failures.
 
     Attributes:
         pretrain: The run that comes first; None where the cell needs none.
-        running: Handed out and not finished; without a live driver these go on first at the next run.
-        left: Not handed out yet.
+        running: Trials that are handed out and have not ended; without a live driver the next run takes them up first.
+        left: Trials that are not handed out yet.
         failures: Trials that ended without a score, and attempts of unfinished trials that their machine ended.
         pruned: Search trials that were ended early; they are no failures.
         extensions: Decades by which the edge guard lengthened the range.
         saved_trials: Search trials that the stop rule saved.
         edge: Whether the best learning rate of an ended study lies at the end of its range.
-        workers: Of each of its trials, as planned.
+        workers: Workers of each of its trials, as planned.
         own_code: Commit of the code that the backbone's checkpoint brings; None = only that of the libraries runs.
         waits_for: Studies of the cell's architecture contest that are still open once its own has ended.
+        chosen: Whether its architecture won its contest; None where there is none, or not yet.
+        study: What is decided about the study (docs/protocol.md).
     """
 
     key: str
@@ -86,23 +92,32 @@ class CellReport:
     waits_for: int = 0
     own_code: str | None = None
     workers: int = 1
+    chosen: bool | None = None
+    study: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
+        """Trials that have ended."""
         return self.search_done + self.confirm_done
 
     @property
     def notes(self) -> list[str]:
         """What became of the study beyond its budget, in words."""
-        notes = {
-            f"waits for {self.waits_for} more studies of its architectures": self.waits_for,
-            f"stopped early, {self.saved_trials} trials saved": self.saved_trials,
-            f"{self.pruned} pruned": self.pruned,
-            f"range + {self.extensions} decade{'s' if self.extensions > 1 else ''}": self.extensions,
-            "best learning rate at the edge": self.edge,
-        }
-        notes |= {f"runs code of its checkpoint, {self.own_code}": self.own_code is not None}
-        return [note for note, holds in notes.items() if holds]
+        notes = []
+        if self.waits_for:
+            notes.append(f"waits for {self.waits_for} more studies of its architectures")
+        if self.saved_trials:
+            notes.append(f"stopped early, {self.saved_trials} trials saved")
+        if self.pruned:
+            notes.append(f"{self.pruned} pruned")
+        if self.extensions:
+            decades = "decade" if self.extensions == 1 else "decades"
+            notes.append(f"range + {self.extensions} {decades}")
+        if self.edge:
+            notes.append("best learning rate at the edge")
+        if self.own_code is not None:
+            notes.append(f"runs code of its checkpoint, {self.own_code}")
+        return notes
 
 
 def status(home: Home, sweep: str) -> list[CellReport]:
@@ -115,18 +130,32 @@ def status(home: Home, sweep: str) -> list[CellReport]:
 
 
 def driver(home: Home, sweep: str) -> str | None:
-    """Who runs a sweep, None = nobody; one on another machine is named until its sweep is taken over, whether it still lives or not."""
+    """Who runs a sweep, None = nobody.
+
+    A driver on another machine is named until its sweep is taken over, whether it still lives or not.
+    """
     claim = holder(lease_root(home, None), sweep)
-    pid = driver_pid(home, sweep) if claim is None else None  # with --storage the lease is not here
-    return str(claim) if claim is not None else None if pid is None else f"process {pid}"
+    if claim is not None:
+        return str(claim)
+    # With --storage the lease lies there, but this machine's lock lies here.
+    pid = driver_pid(home, sweep)
+    return None if pid is None else f"process {pid}"
 
 
 def cell_status(state: CellState) -> CellReport:
-    """The summary of one cell."""
-    arm, best, trials, status = state.cell.arm, state.best(), state.trials, state.status
-    total, study = state.total, state.study
-    finished = [t for t in trials if t.result is not None]
-    search_done = sum(t.result is not None for t in state.searched)
+    """What there is to say of one cell."""
+    arm = state.cell.arm
+    best = state.best()
+    trials = state.trials
+    study = study_facts(state)
+    ended = [trial for trial in trials if trial.result is not None]
+    word = state.status
+    waits_for = 0
+    if state.contest is not None and word is CellStatus.WAITING:
+        waits_for = state.contest.open_studies
+    left = state.total - len(trials)
+    if word is CellStatus.FAILED:  # it may have ended before its confirm runs
+        left = 0
     return CellReport(
         key=state.cell.key,
         backbone=arm.backbone.name,
@@ -135,85 +164,113 @@ def cell_status(state: CellState) -> CellReport:
         method=arm.method,
         architecture=arm.architecture,
         task=state.cell.task.name,
-        status=status,
-        search_done=search_done,
-        confirm_done=len(finished) - search_done,
-        running=len(trials) - len(finished),
-        left=0 if status is CellStatus.FAILED else total - len(trials),
-        total=total,
-        best_validation_score=best.result.score
-        if best is not None and best.result is not None
-        else None,
-        best_learning_rate=best.spec.learning_rate if best is not None else None,
-        failures=tuple(
-            f
-            for t in _behind(state)
-            if (f := _failure(t, retries=state.plan.config.failures.retries)) is not None
-        ),
+        status=word,
+        search_done=study["trials"],
+        confirm_done=len(ended) - study["trials"],
+        running=len(trials) - len(ended),
+        left=left,
+        total=state.total,
+        best_validation_score=None if best is None or best.result is None else best.result.score,
+        best_learning_rate=None if best is None else best.spec.learning_rate,
+        failures=_failures(state),
         pretrain=None if state.pretrain is None else pretrain_status(state.pretrain),
-        pruned=sum(t.result.status is Status.PRUNED for t in finished if t.result is not None),
-        extensions=study.extensions,
-        saved_trials=study.saved_trials,
-        edge=study.ended is not None and study.edge is not None,
-        waits_for=state.contest.open_studies
-        if state.contest is not None and status is CellStatus.WAITING
-        else 0,
+        pruned=study["pruned"],
+        extensions=study["extensions"],
+        saved_trials=study["saved_trials"],
+        edge=study["edge"],
+        waits_for=waits_for,
         own_code=arm.backbone.revision if arm.backbone.trust_remote_code else None,
         workers=state.plan.workers(state.cell),
+        chosen=None if state.contest is None else state.chosen,
+        study=study,
     )
 
 
+def study_facts(state: CellState) -> dict[str, Any]:
+    """What is decided about a cell's study, for programs; each is explained in docs/protocol.md."""
+    study = state.study
+    ended = [trial.result for trial in state.searched if trial.result is not None]
+    facts: dict[str, Any] = {
+        "ended": study.ended,
+        "budget": study.budget,
+        "trials": len(ended),
+        "saved_trials": study.saved_trials,
+        "low": study.searched.low,
+        "high": study.searched.high,
+        "extensions": study.extensions,
+        "edge": study.ended is not None and study.edge is not None,
+        "pruned": sum(result.status is Status.PRUNED for result in ended),
+        "room": study.room,
+    }
+    second = state.plan.config.search.second
+    if second is not None:
+        facts["pareto"] = pareto(state.searched, second)
+    return facts
+
+
 def pretrain_status(state: PretrainState) -> PretrainStatus:
-    """The summary of one pretrain run."""
-    result, spec, epochs = state.result, state.spec, state.folder.epochs()
-    phases = [] if result is None else list(result.phases.values())
-    energies = [phase.energy_kwh for phase in phases]
+    """How far one pretrain run is."""
+    spec = state.spec
+    epochs = state.folder.epochs()
+    word = "waiting"
+    energy_kwh = None
+    if state.result is not None:
+        word = state.result.status.value
+        energy_kwh = _energy_kwh(state)
+    elif epochs or state.live:
+        word = "begun"
     return PretrainStatus(
         checkpoint=spec.hash,
-        state=result.status.value
-        if result is not None
-        else "begun"
-        if epochs or state.live
-        else "waiting",
+        state=word,
         corpus=spec.task.name,
         steps_done=epochs[-1].step if epochs else 0,
         steps=spec.training.epochs * (spec.training.epoch_steps or 0),
         loss=epochs[-1].validation_score if epochs else None,
-        energy_kwh=None
-        if not energies or None in energies
-        else math.fsum(e for e in energies if e is not None),
+        energy_kwh=energy_kwh,
     )
 
 
-def _behind(state: CellState) -> list[Trial]:
-    """Every run that a cell's scores depend on."""
-    pretrain = (
-        []
-        if state.pretrain is None
-        else [Trial(state.pretrain.folder, state.pretrain.spec, state.pretrain.result)]
-    )
-    return [*pretrain, *state.trials]
+def _energy_kwh(state: PretrainState) -> float | None:
+    """Of all phases of a pretrain run; None where one of them has none."""
+    energies = []
+    for phase in state.result.phases.values() if state.result is not None else ():
+        if phase.energy_kwh is None:
+            return None
+        energies.append(phase.energy_kwh)
+    return math.fsum(energies) if energies else None
+
+
+def _failures(state: CellState) -> tuple[TrialFailure, ...]:
+    """Every run without a score that the cell's scores depend on."""
+    trials = state.trials
+    if state.pretrain is not None:
+        pretrain = Trial(state.pretrain.folder, state.pretrain.spec, state.pretrain.result)
+        trials = [pretrain, *trials]
+    found = []
+    for trial in trials:
+        failure = _failure(trial, retries=state.plan.config.failures.retries)
+        if failure is not None:
+            found.append(failure)
+    return tuple(found)
 
 
 def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
     """Why a trial has no score: its own result says so, or else the last attempt that its machine ended."""
-    if trial.result is not None and (
-        trial.result.status.has_score or trial.result.status is Status.PRUNED
-    ):
+    result = trial.result
+    record: FailureRecord | None
+    if result is None:
+        attempts = counted(trial.folder) or trial.folder.failures()
+        if not attempts:
+            return None
+        record = attempts[-1]
+        gave_up = is_given_up(trial.folder, retries=retries)
+        ending = "gave up" if gave_up else "interrupted"
+    elif result.status.has_score or result.status is Status.PRUNED:
         return None
-    attempts = counted(trial.folder) or trial.folder.failures() if trial.result is None else []
-    unfinished = "gave up" if is_given_up(trial.folder, retries=retries) else "interrupted"
-    ending = trial.result.status.value if trial.result is not None else unfinished
-    record: FailureRecord | None = (
-        trial.result.failure if trial.result is not None else (attempts[-1] if attempts else None)
-    )
-    if trial.result is None and record is None:
-        return None
-    record = record or FailureRecord(type=ending, message=f"the trial ended as {ending}")
-    return TrialFailure(
-        trial.folder.hash,
-        ending,
-        record.type,
-        record.message,
-        record.log_path or str(trial.folder.log(0)),
-    )
+    else:
+        record = result.failure
+        ending = result.status.value
+    if record is None:
+        record = FailureRecord(type=ending, message=f"the trial ended as {ending}")
+    log_path = record.log_path or str(trial.folder.log(0))
+    return TrialFailure(trial.folder.hash, ending, record.type, record.message, log_path)

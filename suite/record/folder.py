@@ -2,7 +2,6 @@
 
 HOME/
   sweeps/<name>.json        the definition that was run
-  sweeps/<name>.studies     what the driver decided about its studies, a view
   sweeps/leases/<name>/     which driver owns it; of a home with a storage they lie there
   tracking-id               the home's name in stores that several homes write to
   trials/<hash>/
@@ -23,11 +22,10 @@ HOME/
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -162,17 +160,3 @@ class Home:
 
     def sweep_definition(self, name: str) -> Path:
         return self.path / "sweeps" / f"{name}.json"
-
-    def studies_path(self, name: str) -> Path:
-        return self.sweep_definition(name).with_suffix(".studies")
-
-    def studies(self, name: str) -> dict[str, Any]:
-        """What the driver last decided: `{"studies": {cell key: ...}, "chosen": {arm key: bool}}` (docs/protocol.md).
-
-        A view that the next run rebuilds, for readers that must not decide by themselves; empty where there is none.
-        """
-        try:
-            found = json.loads(self.studies_path(name).read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}

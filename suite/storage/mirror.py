@@ -27,7 +27,7 @@ T = TypeVar("T")
 TRANSFERS = 8
 """Files on their way at once."""
 RESULT, CURVE, EVALUATIONS, CHECKPOINT = "result.json", "epochs.jsonl", "lm-eval.json", "checkpoint"
-DEFINITIONS = (".json", ".cells", ".studies")
+DEFINITIONS = (".json", ".cells")
 RECORDS = (".json", ".jsonl", ".parquet")
 """What tables are made of; all else in a trial's folder is weights and logs."""
 
@@ -240,7 +240,7 @@ class Mirror:
         return count
 
     def push_definition(self, sweep: str) -> None:
-        """Put what was decided about a sweep: its definition and its studies."""
+        """Put what was decided about a sweep: its definition."""
         path = self.home.sweep_definition(sweep)
         self._push_all(p for suffix in DEFINITIONS if (p := path.with_suffix(suffix)).is_file())
 

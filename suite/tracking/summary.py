@@ -33,6 +33,8 @@ from suite.config.task import TaskConfig
 from suite.errors import TrackingError
 from suite.leaderboard.intervals import interval_fields
 from suite.leaderboard.validity import judge
+from suite.plan.cell_state import read_states
+from suite.plan.definition import read_plan
 from suite.record.cells import Cell, Trial
 from suite.record.folder import Home
 from suite.record.lm_eval import as_metrics, over_seeds, read_record
@@ -379,11 +381,21 @@ def read_definition(home: Home, sweep: str) -> Definition | None:
         ) from error
     if plan is None:
         return Definition(config)
-    decided = home.studies(sweep)
     planned = {f"{cell.arm.key}/{cell.task.name}": cell for cell in plan.cells}
-    return Definition(
-        config, plan.world_size, planned, decided.get("studies", {}), decided.get("chosen", {})
-    )
+    studies: dict[str, dict[str, Any]] = {}
+    chosen: dict[str, bool] = {}
+    for state in read_states(read_plan(home, sweep), home).values():
+        study = state.study
+        studies[state.cell.key] = {
+            "budget": study.budget,
+            "saved_trials": study.saved_trials,
+            "low": study.searched.low,
+            "high": study.searched.high,
+            "extensions": study.extensions,
+        }
+        if state.contest is not None and state.chosen is not None:
+            chosen[state.cell.arm.key] = state.chosen
+    return Definition(config, plan.world_size, planned, studies, chosen)
 
 
 def summarise(cell: Cell, definition: Definition | None = None) -> CellSummary:

@@ -29,7 +29,6 @@ from suite.plan.queue import Schedule
 from suite.plan.resources import Layout, lay_out
 from suite.plan.second_objective import check_measurable
 from suite.plan.status import cell_status
-from suite.plan.studies import store_studies
 from suite.record.attempts import asked_again
 from suite.record.folder import Home
 from suite.storage.lease import Lease
@@ -203,7 +202,6 @@ def _to_measure(plan: Plan, home: Home) -> bool:
 
 def _nothing_left(plan: Plan, home: Home, told: Listeners) -> Outcome:
     states = read_states(plan, home)
-    store_studies(states, home, plan.config.name)
     told.on_start(plan, states)
     cells = tuple(cell_status(state) for state in states.values())
     outcome = Outcome(0, cells, failed=tuple(c.key for c in cells if not c.status.is_complete))
