@@ -34,7 +34,7 @@ from benchmarks.virtual import Clock, Future, virtual_cluster
 from suite.config.sweep import SweepConfig
 from suite.plan.cell_state import read_states
 from suite.plan.definition import read_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status, TrialResult
@@ -393,7 +393,7 @@ def reading(home: Home) -> dict[str, float]:
     plan = read_plan(home, NAME)
     found = {}
     for name, read in {
-        "resume": lambda: Schedule(plan, home, slots=1),
+        "resume": lambda: TrialQueue(plan, home, slots=1),
         "read_states": lambda: read_states(plan, home),
         "status": lambda: status(home, NAME),
     }.items():

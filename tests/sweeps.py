@@ -14,7 +14,7 @@ import pytest
 from suite.config.sweep import SweepConfig
 from suite.plan.cell_state import read_states
 from suite.plan.plan import Plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.status import study_facts
 from suite.record.folder import Home
 from suite.record.result import Status, TrialResult
@@ -117,7 +117,7 @@ def chosen(plan: Plan, home: Home) -> dict[str, bool | None]:
 
 
 def run_all(
-    schedule: Schedule,
+    schedule: TrialQueue,
     home: Home,
     *,
     at_most: int = 10_000,

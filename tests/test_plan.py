@@ -27,7 +27,7 @@ from suite.plan.definition import (
     sweeps,
 )
 from suite.plan.plan import Plan, make_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.resources import lay_out
 from suite.plan.status import status
 from suite.record.folder import Home
@@ -84,7 +84,7 @@ def test_a_number_is_a_fixed_learning_rate_that_is_tried_once_and_confirmed(home
     )
     assert plan.total_trials == (4 + 2) + (1 + 2)
     ran = [
-        spec for spec in run_all(Schedule(plan, home, slots=1), home) if spec.arm.method == "lora"
+        spec for spec in run_all(TrialQueue(plan, home, slots=1), home) if spec.arm.method == "lora"
     ]
     assert [(spec.phase, spec.learning_rate) for spec in ran] == [
         (Phase.SEARCH, 0.003),
@@ -298,7 +298,7 @@ def test_a_sweep_has_one_driver_at_a_time(home: Home) -> None:
 
 def test_one_slot_goes_cell_by_cell_search_before_confirm(home: Home) -> None:
     plan = planned()
-    ran = run_all(Schedule(plan, home, slots=1), home)
+    ran = run_all(TrialQueue(plan, home, slots=1), home)
     assert [(s.arm.method, s.phase, s.number, s.seed) for s in ran] == [
         (method, phase, number, seed)
         for method in ("full", "lora")
@@ -322,24 +322,24 @@ def test_a_sweep_stopped_after_any_trial_goes_on_as_if_it_had_not_been(
     tmp_path: Path, sampler: str
 ) -> None:
     plan = planned(methods=["full"], search={"trials": 4, "startup_trials": 2, "sampler": sampler})
-    whole = run_all(Schedule(plan, Home(tmp_path / "whole"), slots=1), Home(tmp_path / "whole"))
+    whole = run_all(TrialQueue(plan, Home(tmp_path / "whole"), slots=1), Home(tmp_path / "whole"))
     for k in range(1, len(whole)):
         home = Home(tmp_path / f"cut-{k}")
-        first = Schedule(plan, home, slots=1)
+        first = TrialQueue(plan, home, slots=1)
         done = run_all(first, home, at_most=k)
         in_flight = first.next()  # handed out, then the driver is killed
-        rest = run_all(Schedule(plan, home, slots=1), home)
+        rest = run_all(TrialQueue(plan, home, slots=1), home)
         assert rest[0] == in_flight
         assert done + rest == whole
 
 
 def test_slots_are_shared_one_per_cell_and_more_only_when_cells_run_out(home: Home) -> None:
-    schedule = Schedule(planned(), home, slots=3)
+    schedule = TrialQueue(planned(), home, slots=3)
     first, second, third = (schedule.next() for _ in range(3))
     assert first is not None and second is not None and third is not None
     assert [first.cell != second.cell, third.number] == [True, 1]
     assert schedule.next() is None and schedule.live == 3, "no more than the slots"
-    one = Schedule(planned(), Home(home.path / "b"), slots=2)
+    one = TrialQueue(planned(), Home(home.path / "b"), slots=2)
     _, live = one.next(), one.next()
     assert live is not None
     finish(Home(home.path / "b"), live, 1.0)
@@ -349,9 +349,9 @@ def test_slots_are_shared_one_per_cell_and_more_only_when_cells_run_out(home: Ho
 
 
 def test_a_larger_budget_only_adds_trials(home: Home) -> None:
-    before = run_all(Schedule(planned(), home, slots=1), home)
+    before = run_all(TrialQueue(planned(), home, slots=1), home)
     plan = planned(search={"trials": 7, "startup_trials": 3}, confirm={"seeds": [1, 2, 3]})
-    added = run_all(Schedule(plan, home, slots=1), home)
+    added = run_all(TrialQueue(plan, home, slots=1), home)
     assert not {s.hash for s in before} & {s.hash for s in added}
     assert [s.number for s in added if s.phase is Phase.SEARCH] == [5, 6, 5, 6]
     assert {s.seed for s in added if s.phase is Phase.CONFIRM} >= {3}
@@ -360,7 +360,9 @@ def test_a_larger_budget_only_adds_trials(home: Home) -> None:
 
 def test_a_smaller_budget_counts_the_same_trials_for_every_arm(home: Home) -> None:
     run_all(
-        Schedule(planned(search={"trials": 6, "startup_trials": 3}), home, slots=1), home, at_most=8
+        TrialQueue(planned(search={"trials": 6, "startup_trials": 3}), home, slots=1),
+        home,
+        at_most=8,
     )
     states = read_states(planned(search={"trials": 4, "startup_trials": 3}), home)
     assert all(len(s.search) <= 4 for s in states.values())
@@ -369,7 +371,7 @@ def test_a_smaller_budget_counts_the_same_trials_for_every_arm(home: Home) -> No
 def test_a_cell_without_any_score_ends_and_is_reported_with_its_cause(home: Home) -> None:
     plan = planned()
     store_definition(plan, home)
-    schedule = Schedule(plan, home, slots=1)
+    schedule = TrialQueue(plan, home, slots=1)
     while (spec := schedule.next()) is not None:
         if spec.arm.method == "lora":
             record = FailureRecord(
@@ -403,7 +405,7 @@ def test_a_cell_without_any_score_ends_and_is_reported_with_its_cause(home: Home
 def test_a_trial_whose_retries_are_used_up_stops_its_cell_for_this_run_only(home: Home) -> None:
     plan = planned()
     store_definition(plan, home)
-    schedule = Schedule(plan, home, slots=1)
+    schedule = TrialQueue(plan, home, slots=1)
     broken = schedule.next()
     assert broken is not None
     home.trial(broken).add_failure(
@@ -424,11 +426,11 @@ def test_a_trial_whose_retries_are_used_up_stops_its_cell_for_this_run_only(home
         "interrupted",
         "RankDied",
     )
-    assert Schedule(plan, home, slots=1).next() == broken
+    assert TrialQueue(plan, home, slots=1).next() == broken
 
 
 def test_trials_of_other_definitions_in_the_home_are_not_of_the_plan(home: Home) -> None:
-    run_all(Schedule(planned(training={"epochs": 9, "batch_size": 8}), home, slots=1), home)
+    run_all(TrialQueue(planned(training={"epochs": 9, "batch_size": 8}), home, slots=1), home)
     assert all(not s.search and not s.confirm for s in read_states(planned(), home).values())
 
 
@@ -437,11 +439,11 @@ def test_the_order_in_which_results_arrive_does_not_change_the_startup_trials(ho
     plan = planned(search={"trials": 4, "startup_trials": 4})
     alone = {
         (s.cell, s.number): s.learning_rate
-        for s in run_all(Schedule(plan, home, slots=1), home)
+        for s in run_all(TrialQueue(plan, home, slots=1), home)
         if s.phase is Phase.SEARCH
     }
     other, live, seen = Home(home.path / "other"), [], {}
-    schedule, shuffle = Schedule(plan, other, slots=4), random.Random(0)
+    schedule, shuffle = TrialQueue(plan, other, slots=4), random.Random(0)
     while True:
         while (spec := schedule.next()) is not None:
             live.append(spec)

@@ -35,7 +35,7 @@ from suite.petl.arm import build_arm
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import check_definition, read_plan, store_definition
 from suite.plan.plan import Plan, make_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
@@ -262,7 +262,7 @@ def test_a_stored_plan_keeps_its_pretrain_runs_and_an_edited_corpus_is_noticed(
 
 
 def end_run(
-    home: Home, schedule: Schedule, spec: TrialSpec, status: Status = Status.COMPLETED
+    home: Home, schedule: TrialQueue, spec: TrialSpec, status: Status = Status.COMPLETED
 ) -> None:
     score, failure = (
         (3.0, None)
@@ -284,7 +284,7 @@ def end_run(
 @pytest.mark.usefixtures("toy_roots")
 def test_cells_wait_for_their_pretrain_run_and_others_do_not(home: Home) -> None:
     plan = planned()
-    schedule = Schedule(plan, home, slots=2)
+    schedule = TrialQueue(plan, home, slots=2)
     run, meanwhile = schedule.next(), schedule.next()
     assert run is not None and meanwhile is not None
     assert run == plan.pretrains[0] and meanwhile.arm.pretrain is None
@@ -302,23 +302,24 @@ def test_cells_wait_for_their_pretrain_run_and_others_do_not(home: Home) -> None
 
 @pytest.mark.usefixtures("toy_roots")
 def test_a_finished_run_is_never_handed_out_again_by_this_or_another_sweep(home: Home) -> None:
-    schedule = Schedule(planned(), home, slots=1)
+    schedule = TrialQueue(planned(), home, slots=1)
     run = schedule.next()
     assert run is not None
     end_run(home, schedule, run)
     for plan in (planned(), planned(name="toyer", methods=["lora"])):
-        specs = run_all(Schedule(plan, home, slots=1), home)
+        specs = run_all(TrialQueue(plan, home, slots=1), home)
         assert len(specs) == plan.total_trials and not [
             s for s in specs if s.phase is Phase.PRETRAIN
         ]
-    again = Schedule(planned(name="third", pretrain={"seed": 1}), home, slots=1).next()
+    again = TrialQueue(planned(name="third", pretrain={"seed": 1}), home, slots=1).next()
     assert again is not None and again.phase is Phase.PRETRAIN
 
 
 @pytest.mark.usefixtures("toy_roots")
 def test_two_sweeps_of_a_home_do_not_train_the_same_checkpoint_at_once(home: Home) -> None:
     first, second = (
-        Schedule(planned(name=name, attention=["sha"]), home, slots=1) for name in ("toy", "toyer")
+        TrialQueue(planned(name=name, attention=["sha"]), home, slots=1)
+        for name in ("toy", "toyer")
     )
     run = first.next()
     assert run is not None and run.phase is Phase.PRETRAIN
@@ -332,7 +333,7 @@ def test_two_sweeps_of_a_home_do_not_train_the_same_checkpoint_at_once(home: Hom
 def test_a_failed_pretrain_run_fails_its_cells_with_its_reason(home: Home) -> None:
     plan = planned()
     store_definition(plan, home)
-    schedule = Schedule(plan, home, slots=1)
+    schedule = TrialQueue(plan, home, slots=1)
     run = schedule.next()
     assert run is not None
     end_run(home, schedule, run, Status.FAILED)
@@ -352,12 +353,12 @@ def test_a_failed_pretrain_run_fails_its_cells_with_its_reason(home: Home) -> No
 @pytest.mark.usefixtures("toy_roots")
 def test_a_run_whose_retries_are_used_up_is_tried_again_by_the_next_driver_only(home: Home) -> None:
     plan = planned(attention=["sha"])
-    schedule = Schedule(plan, home, slots=1)
+    schedule = TrialQueue(plan, home, slots=1)
     run = schedule.next()
     assert run is not None
     schedule.ended(run)
     assert schedule.next() is None and not schedule.waiting
-    assert Schedule(plan, home, slots=1).next() == run
+    assert TrialQueue(plan, home, slots=1).next() == run
 
 
 # ---- what a person sees --------------------------------------------------------------------------------------------------
@@ -410,7 +411,7 @@ def test_the_dry_run_and_the_status_show_pretrain_runs(
 @pytest.mark.usefixtures("toy_roots")
 def test_the_live_table_tells_of_a_pretrain_run_at_the_cells_that_wait_for_it(home: Home) -> None:
     plan, out = planned(), io.StringIO()
-    schedule, board = Schedule(plan, home, slots=1), Board(Console(file=out, width=200))
+    schedule, board = TrialQueue(plan, home, slots=1), Board(Console(file=out, width=200))
     board.on_start(plan, schedule.states)
     run = schedule.next()
     assert run is not None

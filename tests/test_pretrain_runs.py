@@ -17,7 +17,7 @@ from suite.config.sweep import SweepConfig
 from suite.files import sha256
 from suite.plan.events import Listener
 from suite.plan.plan import make_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.resources import Layout
 from suite.plan.status import status
 from suite.record.folder import Home
@@ -119,7 +119,7 @@ def test_a_sweep_waits_for_a_checkpoint_that_another_one_is_training(
     home: Home, data_root: Path
 ) -> None:
     config = sweep(methods=["lora"])
-    elsewhere = Schedule(
+    elsewhere = TrialQueue(
         make_plan(config.model_copy(update={"name": "other"}), where="other"), home, slots=1
     )
     run = elsewhere.next()

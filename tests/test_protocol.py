@@ -15,7 +15,7 @@ from suite.config.sweep import SearchConfig
 from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import check_definition, store_definition
 from suite.plan.plan import Plan, make_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.status import status
 from suite.plan.stop_rule import room_left
 from suite.record.folder import Home
@@ -93,7 +93,7 @@ def test_the_architecture_with_the_best_mean_over_tasks_wins_for_all_of_them(hom
         16: {"toy": 80.0, "toy2": 80.0},
         8: {"toy": 60.0, "toy2": 90.0},
     }
-    ran = run_all(Schedule(plan, home, slots=1), home, score=by_rank(scores))
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=by_rank(scores))
     assert [s.arm.architecture["rank"] for s in ran if s.phase is Phase.CONFIRM] == [16] * 4
     assert len([s for s in ran if s.phase is Phase.SEARCH]) == 3 * 2 * 2, (
         "every choice has the whole budget on every task"
@@ -144,7 +144,7 @@ def test_the_architecture_with_the_best_mean_over_tasks_wins_for_all_of_them(hom
 def test_ties_and_missing_scores_in_a_contest(
     home: Home, scores: dict[int, dict[str, float | None]], winner: int
 ) -> None:
-    run_all(Schedule(contest(), home, slots=1), home, score=by_rank(scores))
+    run_all(TrialQueue(contest(), home, slots=1), home, score=by_rank(scores))
     confirmed = {
         s.cell.arm.architecture["rank"] for s in read_states(contest(), home).values() if s.chosen
     }
@@ -154,7 +154,7 @@ def test_ties_and_missing_scores_in_a_contest(
 def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:
     plan = contest()
     store_definition(plan, home)
-    schedule = Schedule(plan, home, slots=1)
+    schedule = TrialQueue(plan, home, slots=1)
     run_all(schedule, home, at_most=11)
     report = status(home, "toy")
     assert [cell.status for cell in report] == [CellStatus.WAITING] * 5 + [CellStatus.SEARCHING]
@@ -175,7 +175,7 @@ def test_a_contest_waits_for_its_last_study_and_says_so(home: Home) -> None:
 def test_methods_with_one_choice_are_confirmed_at_once(home: Home) -> None:
     plan = contest(methods=["full", {"name": "lora", "architecture": {"rank": 4}}])
     assert len(plan.cells) == 4 and all(cell.contest is None for cell in plan.cells)
-    ran = run_all(Schedule(plan, home, slots=1), home)
+    ran = run_all(TrialQueue(plan, home, slots=1), home)
     assert [s.phase for s in ran[:4]] == [Phase.SEARCH, Phase.SEARCH, Phase.CONFIRM, Phase.CONFIRM]
 
 
@@ -201,7 +201,7 @@ def test_first_and_all_architectures_are_no_contest() -> None:
 def test_the_leaderboard_marks_architectures_that_were_not_chosen(home: Home) -> None:
     plan = contest(tasks=["toy"])
     store_definition(plan, home)
-    run_all(Schedule(plan, home, slots=1), home)
+    run_all(TrialQueue(plan, home, slots=1), home)
     rows = cell_rows(home, "toy")
     assert sorted(row.status for row in rows) == ["done", "not chosen", "not chosen"]
 
@@ -213,7 +213,7 @@ def test_a_best_learning_rate_at_the_edge_extends_the_range_at_most_twice(home: 
     plan = guarded()
     ran = [
         s
-        for s in run_all(Schedule(plan, home, slots=1), home, score=rising)
+        for s in run_all(TrialQueue(plan, home, slots=1), home, score=rising)
         if s.phase is Phase.SEARCH
     ]
     rates = {s.number: s.learning_rate for s in ran}
@@ -238,7 +238,7 @@ def test_a_best_learning_rate_at_the_edge_extends_the_range_at_most_twice(home: 
 
 
 def test_a_best_learning_rate_inside_needs_no_extension(home: Home) -> None:
-    run_all(Schedule(guarded(), home, slots=1), home, score=peak(3e-4))
+    run_all(TrialQueue(guarded(), home, slots=1), home, score=peak(3e-4))
     entry = study_of(guarded(), home)
     assert (entry["extensions"], entry["edge"], entry["budget"], entry["high"]) == (
         0,
@@ -249,7 +249,7 @@ def test_a_best_learning_rate_inside_needs_no_extension(home: Home) -> None:
 
 
 def test_an_extension_that_finds_the_best_inside_is_the_last(home: Home) -> None:
-    ran = run_all(Schedule(guarded(trials=5), home, slots=1), home, score=peak(3e-5))
+    ran = run_all(TrialQueue(guarded(trials=5), home, slots=1), home, score=peak(3e-5))
     entry = study_of(guarded(trials=5), home)
     assert (entry["extensions"], entry["edge"], entry["low"], entry["high"]) == (
         1,
@@ -267,7 +267,7 @@ def test_an_extension_that_finds_the_best_inside_is_the_last(home: Home) -> None
 def test_without_the_guard_the_row_still_says_edge(home: Home) -> None:
     plan = guarded(edge_guard={"extensions": 0})
     store_definition(plan, home)
-    run_all(Schedule(plan, home, slots=1), home, score=rising)
+    run_all(TrialQueue(plan, home, slots=1), home, score=rising)
     entry = study_of(plan, home)
     assert (entry["extensions"], entry["budget"], entry["edge"]) == (0, 4, True)
     (row,) = cell_rows(home, "toy")
@@ -277,7 +277,7 @@ def test_without_the_guard_the_row_still_says_edge(home: Home) -> None:
 def test_the_leaderboard_counts_the_extra_trials_and_the_longer_range(home: Home) -> None:
     plan = guarded()
     store_definition(plan, home)
-    run_all(Schedule(plan, home, slots=1), home, score=peak(2e-3))
+    run_all(TrialQueue(plan, home, slots=1), home, score=peak(2e-3))
     (row,) = cell_rows(home, "toy")
     assert (
         (row.search_trials, row.status, row.edge) == (6, "done", False)
@@ -287,7 +287,7 @@ def test_the_leaderboard_counts_the_extra_trials_and_the_longer_range(home: Home
 
 
 def test_no_learning_rate_is_above_ten(home: Home) -> None:
-    ran = run_all(Schedule(guarded(high=5.0), home, slots=1), home, score=rising)
+    ran = run_all(TrialQueue(guarded(high=5.0), home, slots=1), home, score=rising)
     entry = study_of(guarded(high=5.0), home)
     assert max(s.learning_rate for s in ran) <= 10.0 == entry["high"] and entry["edge"]
     assert entry["extensions"] == 1, "there was no room for another"
@@ -298,7 +298,7 @@ def test_a_fixed_learning_rate_has_no_edge(home: Home) -> None:
         methods=[{"name": "full", "learning_rate": 0.003}],
         search={"trials": 4, "edge_guard": {"extensions": 2}},
     )
-    ran = run_all(Schedule(plan, home, slots=1), home)
+    ran = run_all(TrialQueue(plan, home, slots=1), home)
     assert [s.phase for s in ran] == [Phase.SEARCH, Phase.CONFIRM, Phase.CONFIRM]
     assert not study_of(plan, home)["edge"]
 
@@ -308,7 +308,10 @@ def test_every_sampler_goes_on_in_the_longer_range_and_repeats_nothing(
     home: Home, sampler: str
 ) -> None:
     ran = run_all(
-        Schedule(guarded(sampler=sampler, trials=8), home, slots=1), home, score=rising, at_most=12
+        TrialQueue(guarded(sampler=sampler, trials=8), home, slots=1),
+        home,
+        score=rising,
+        at_most=12,
     )
     rates = [s.learning_rate for s in ran if s.phase is Phase.SEARCH]
     assert len(set(rates)) == len(rates)
@@ -318,9 +321,9 @@ def test_every_sampler_goes_on_in_the_longer_range_and_repeats_nothing(
 
 
 def test_a_budget_that_is_raised_after_an_extension_takes_its_trials_in(home: Home) -> None:
-    run_all(Schedule(guarded(), home, slots=1), home, score=rising)
+    run_all(TrialQueue(guarded(), home, slots=1), home, score=rising)
     plan = guarded(trials=6)
-    run_all(Schedule(plan, home, slots=1), home, score=rising)
+    run_all(TrialQueue(plan, home, slots=1), home, score=rising)
     (state,) = read_states(plan, home).values()
     assert (
         state.status is CellStatus.DONE and state.study.budget == len(state.searched) == 6 + 2 + 2
@@ -334,7 +337,7 @@ def test_a_flat_curve_ends_early_and_says_what_it_saved(home: Home) -> None:
     plan = guarded(trials=12, stop={"tolerance": 0.5}, edge_guard={"extensions": 0})
     store_definition(plan, home)
     ran = run_all(
-        Schedule(plan, home, slots=1),
+        TrialQueue(plan, home, slots=1),
         home,
         score=lambda spec: 80.0 + 1e-3 * math.log10(spec.learning_rate) ** 2,
     )
@@ -354,7 +357,7 @@ def test_a_curve_with_room_is_searched_to_the_end(home: Home) -> None:
         methods=["full"], search={"trials": 8, "startup_trials": 3, "stop": {"tolerance": 0.5}}
     )
     run_all(
-        Schedule(plan, home, slots=1),
+        TrialQueue(plan, home, slots=1),
         home,
         score=lambda spec: peak(2e-4)(spec) + 3.0 * (-1) ** spec.number,
     )
@@ -366,11 +369,11 @@ def test_the_rule_is_not_asked_too_early_or_at_an_end_that_will_be_extended(home
     flat: Score = lambda spec: 80.0 + 1e-9 * rising(spec)  # noqa: E731
     stop = {"tolerance": 100.0, "min_trials": 6}
     plan = guarded(trials=8, stop=stop, edge_guard={"extensions": 0})
-    run_all(Schedule(plan, home, slots=1), home, score=flat)
+    run_all(TrialQueue(plan, home, slots=1), home, score=flat)
     assert study_of(plan, home)["trials"] == 6
     other = Home(home.path / "other")
     plan = guarded(trials=8, stop=stop | {"min_trials": None})
-    run_all(Schedule(plan, other, slots=1), other, score=peak(1.5e-3))
+    run_all(TrialQueue(plan, other, slots=1), other, score=peak(1.5e-3))
     entry = study_of(plan, other)
     assert entry["extensions"] == 1 and entry["ended"] == "stopped" and entry["trials"] == 9, (
         "after the first in the new decade"
@@ -419,15 +422,17 @@ def test_a_sweep_killed_after_any_trial_decides_what_an_uninterrupted_one_would(
     tmp_path: Path, plan: Callable[[], Plan], score: Score
 ) -> None:
     whole_home = Home(tmp_path / "whole")
-    whole = run_all(Schedule(plan(), whole_home, slots=1), whole_home, score=score)
+    whole = run_all(TrialQueue(plan(), whole_home, slots=1), whole_home, score=score)
     home = Home(tmp_path / "cut")
     for expected in whole:
-        in_flight = Schedule(plan(), home, slots=1).next()  # handed out, then the driver is killed
-        resumed = Schedule(plan(), home, slots=1)
+        in_flight = TrialQueue(
+            plan(), home, slots=1
+        ).next()  # handed out, then the driver is killed
+        resumed = TrialQueue(plan(), home, slots=1)
         assert resumed.next() == in_flight == expected
         finish(home, expected, score(expected))
         resumed.ended(expected)
-    assert Schedule(plan(), home, slots=1).next() is None
+    assert TrialQueue(plan(), home, slots=1).next() is None
     assert decided(plan(), home) == decided(plan(), whole_home)
     assert chosen(plan(), home) == chosen(plan(), whole_home)
 
@@ -478,7 +483,7 @@ def test_with_two_objectives_the_stop_rule_is_off_unless_asked_for() -> None:
 
 
 def test_a_failed_trial_does_not_end_a_study(home: Home) -> None:
-    schedule = Schedule(guarded(), home, slots=1)
+    schedule = TrialQueue(guarded(), home, slots=1)
     while (spec := schedule.next()) is not None:
         failed = spec.phase is Phase.SEARCH and spec.number % 2 == 1
         finish(

@@ -18,7 +18,7 @@ from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.pruning import PrunerName, Pruning, is_weak
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status, TrialResult
@@ -137,7 +137,7 @@ def test_a_pruned_trial_teaches_the_sampler_and_is_never_chosen(home: Home) -> N
         search={"trials": 4, "startup_trials": 2, "pruner": "asha"}, confirm={"seeds": [1]}
     )
     store_definition(plan, home)
-    schedule = Schedule(plan, home, slots=1)
+    schedule = TrialQueue(plan, home, slots=1)
     while (spec := schedule.next()) is not None:
         if spec.phase is Phase.SEARCH and spec.number in (1, 3):
             result = TrialResult(
@@ -234,7 +234,7 @@ def trade_off(spec: TrialSpec) -> tuple[float, float]:
 
 
 def run_costly(plan: Plan, home: Home) -> list[TrialSpec]:
-    schedule, ran = Schedule(plan, home, slots=1), []
+    schedule, ran = TrialQueue(plan, home, slots=1), []
     while (spec := schedule.next()) is not None:
         costly(home, spec, *trade_off(spec))
         schedule.ended(spec)
@@ -292,7 +292,7 @@ def test_the_second_objective_changes_what_is_proposed(home: Home) -> None:
 def test_dominated_trials_are_not_on_the_front(home: Home) -> None:
     plan = planned(search={"trials": 4, "objective": ["score", "time"]})
     points = [(80.0, 3.0), (70.0, 2.0), (60.0, 2.5), (80.0, 4.0)]
-    schedule = Schedule(plan, home, slots=1)
+    schedule = TrialQueue(plan, home, slots=1)
     for score, seconds in points:
         spec = schedule.next()
         assert spec is not None
@@ -304,7 +304,7 @@ def test_dominated_trials_are_not_on_the_front(home: Home) -> None:
 
 def test_an_objective_without_a_value_is_told_with_its_reason(home: Home) -> None:
     plan = planned(search={"trials": 4, "objective": ["score", "energy"]})
-    schedule = Schedule(plan, home, slots=1)
+    schedule = TrialQueue(plan, home, slots=1)
     spec = schedule.next()
     assert spec is not None
     costly(home, spec, 50.0, None, {"phases.train.energy_kwh": "nvml: MIG is on"})
@@ -312,7 +312,7 @@ def test_an_objective_without_a_value_is_told_with_its_reason(home: Home) -> Non
     schedule.ended(spec)
     why = schedule.unmeasured(spec)
     assert why is not None and "MIG is on" in why and spec.hash in why
-    assert Schedule(plan, home, slots=1).unmeasured() == why, (
+    assert TrialQueue(plan, home, slots=1).unmeasured() == why, (
         "the next run says it again before it starts anything"
     )
 

@@ -13,10 +13,10 @@ from suite.cluster.network import choose, interfaces
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import IncompatibleError, ResourceError, SweepConflictError
 from suite.meters import LocalPhase, combine, name_devices_by_attempt
-from suite.plan.admission import Turn
+from suite.plan.admission import Admission
 from suite.plan.definition import check_definition, read_plan, store_definition
 from suite.plan.plan import make_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.resources import Capacity, lay_out
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
@@ -112,28 +112,28 @@ def test_a_shrunk_trial_takes_the_largest_number_that_divides_its_batch() -> Non
 
 
 def test_small_trials_get_only_what_a_waiting_larger_one_will_leave() -> None:
-    turn = Turn(Capacity((4,)), live=[1, 1])
+    turn = Admission(Capacity((4,)), live=[1, 1])
     assert turn.admits(1) and turn.admits(2) and not turn.admits(3)
     turn.wait(3)
     assert not turn.admits(1), "one of the two must end, and none follow"
-    beside = Turn(Capacity((4,)), live=[3])
+    beside = Admission(Capacity((4,)), live=[3])
     beside.wait(3)
     assert beside.admits(1) and not beside.admits(2), "a fourth worker is of no use to it"
 
 
 def test_a_trial_that_the_cluster_cannot_hold_stands_in_nobodys_way() -> None:
-    turn = Turn(Capacity((2,)), live=[4])
+    turn = Admission(Capacity((2,)), live=[4])
     turn.wait(4)
     assert turn.admits(2) and turn.admits(1)
-    assert Turn(Capacity((2,)), live=[]).admits(4), (
+    assert Admission(Capacity((2,)), live=[]).admits(4), (
         "nothing runs: it is handed out, and waits for the cluster to grow"
     )
 
 
 def test_nothing_smaller_overtakes_a_trial_that_found_no_room() -> None:
-    turn = Turn(Capacity((2, 2)), live=[2, 1], held_for=2)
+    turn = Admission(Capacity((2, 2)), live=[2, 1], held_for=2)
     assert not turn.admits(1)
-    assert not Turn(Capacity((2, 2)), live=[2, 1]).held_for and Turn(
+    assert not Admission(Capacity((2, 2)), live=[2, 1]).held_for and Admission(
         Capacity((2, 2)), live=[2, 1]
     ).admits(1)
 
@@ -141,7 +141,7 @@ def test_nothing_smaller_overtakes_a_trial_that_found_no_room() -> None:
 def test_a_large_trial_gets_its_turn_among_small_ones(tmp_path: Path) -> None:
     """On four workers, BERT's trials (one each) are running when T5 (four) becomes due: none of BERT's follows until it has run."""
     home = Home(tmp_path / "home")
-    schedule = Schedule(
+    schedule = TrialQueue(
         make_plan(two_sizes(search={"trials": 8}), where="toy"),
         home,
         slots=99,
@@ -163,7 +163,7 @@ def test_a_large_trial_gets_its_turn_among_small_ones(tmp_path: Path) -> None:
 
 def test_the_largest_go_first_and_small_ones_fill_what_is_left(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    schedule = Schedule(
+    schedule = TrialQueue(
         make_plan(two_sizes(), where="toy"), home, slots=99, capacity=Capacity((4, 1))
     )
     live = list(iter(schedule.next, None))
@@ -179,7 +179,7 @@ def test_the_largest_go_first_and_small_ones_fill_what_is_left(tmp_path: Path) -
 
 
 def test_a_trial_that_shrank_leaves_its_room_to_others(tmp_path: Path) -> None:
-    schedule = Schedule(
+    schedule = TrialQueue(
         make_plan(two_sizes(), where="toy"), Home(tmp_path), slots=99, capacity=Capacity((4,))
     )
     large = schedule.next()

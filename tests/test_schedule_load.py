@@ -10,7 +10,7 @@ import pytest
 
 from suite.plan.cell_state import CellState
 from suite.plan.plan import make_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.status import study_facts
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
@@ -20,7 +20,7 @@ __all__ = ["toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
 
 
-def many_cells(tmp_path: Path, **changes: Any) -> tuple[Home, Schedule]:
+def many_cells(tmp_path: Path, **changes: Any) -> tuple[Home, TrialQueue]:
     """Twelve cells of three search trials and a seed."""
     methods = [{"name": "lora", "architecture": {"rank": rank}} for rank in range(1, 7)]
     config = toy_sweep(
@@ -33,7 +33,7 @@ def many_cells(tmp_path: Path, **changes: Any) -> tuple[Home, Schedule]:
         | changes
     )
     home = Home(tmp_path / "home")
-    return home, Schedule(make_plan(config, where="toy"), home, slots=12)
+    return home, TrialQueue(make_plan(config, where="toy"), home, slots=12)
 
 
 def test_cells_that_are_over_or_have_nothing_to_hand_out_are_not_asked_again(

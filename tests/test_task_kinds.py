@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from suite.config.task import TaskConfig, load_task, make_task
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.plan.plan import Plan, make_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.record.folder import Home
 from suite.record.spec import Phase
 from suite.registry import yaml_names
@@ -141,7 +141,7 @@ def test_less_perplexity_is_more_utility() -> None:
 def test_a_study_looks_for_the_least_perplexity_and_confirms_it(tmp_path: Path) -> None:
     plan, home = planned("prose"), Home(tmp_path / "home")
     rates = run_all(
-        Schedule(plan, home, slots=1), home, score=lambda spec: 1e5 * spec.learning_rate
+        TrialQueue(plan, home, slots=1), home, score=lambda spec: 1e5 * spec.learning_rate
     )
     search = [spec.learning_rate for spec in rates if spec.phase is Phase.SEARCH]
     assert {spec.learning_rate for spec in rates if spec.phase is Phase.CONFIRM} == {min(search)}

@@ -22,7 +22,7 @@ from suite.plan.cell_state import CellStatus
 from suite.plan.definition import driver_pid, only_driver
 from suite.plan.events import Listener, Listeners, Outcome
 from suite.plan.plan import Plan, make_plan
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.resources import Layout
 from suite.plan.status import status
 from suite.record.folder import Home
@@ -219,7 +219,7 @@ def test_a_contest_of_architectures_with_the_edge_guard_runs_through(
         (s["extensions"], s["budget"], s["edge"], s["ended"]) for s in decided(plan, home).values()
     } == {(1, 4, False, "budget")}
     assert sorted(won is True for won in chosen(plan, home).values()) == [False, False, True]
-    simulated = Schedule(
+    simulated = TrialQueue(
         make_plan(config, where="toy"), whole := Home(home.path / "whole"), slots=1
     )
     assert {t.hash for t in home.trials()} == {spec.hash for spec in run_all(simulated, whole)}
@@ -290,7 +290,7 @@ def test_no_room_for_the_record_of_a_failure_pauses_the_sweep_instead_of_breakin
     settings = Settings(
         Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE
     )
-    schedule = Schedule(make_plan(config, where="toy"), home, slots=1)
+    schedule = TrialQueue(make_plan(config, where="toy"), home, slots=1)
 
     def write(number: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -403,7 +403,9 @@ def test_a_killed_driver_loses_nothing_and_reruns_nothing(home: Home, data_root:
     finished = [c["trial"] for c in calls(home, "finish")]
     assert len(finished) == len(set(finished)) == 14 and done < set(finished)
     uninterrupted = run_all(
-        Schedule(make_plan(toy_sweep(), where="toy"), whole := Home(home.path / "whole"), slots=1),
+        TrialQueue(
+            make_plan(toy_sweep(), where="toy"), whole := Home(home.path / "whole"), slots=1
+        ),
         whole,
     )
     assert {t.hash for t in home.trials()} == {spec.hash for spec in uninterrupted}

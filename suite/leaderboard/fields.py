@@ -9,6 +9,7 @@ cell's trials needs nothing more than its line (docs/adding.md).
 # ruff: noqa: RUF009  (the functions that the lines call make dataclass fields)
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -28,6 +29,7 @@ from suite.leaderboard.measures import (
     search_energy_kwh,
     search_s,
 )
+from suite.record.lm_eval import as_metrics
 
 
 class Kind(Enum):
@@ -564,6 +566,17 @@ def measured(results: CellResults) -> dict[str, Any]:
         if about.measure is not None:
             values[about.name] = about.measure(results)
     return values
+
+
+def metrics_of(row: Row) -> dict[str, float]:
+    """The numbers of a row for MLflow's own pages, as far as they are known."""
+    found: dict[str, float] = {}
+    for about in FIELDS:
+        value = getattr(row, about.name)
+        # MLflow would store infinity as 1.8e308.
+        if about.metric and value is not None and math.isfinite(value):
+            found[about.name] = float(value)
+    return found | as_metrics(row.lm_eval)
 
 
 def with_values(row: Row, **values: Any) -> Row:

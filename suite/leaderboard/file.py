@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
+from suite.config.hashing import short_hash
 from suite.errors import TrackingError
 from suite.files import replacing
 from suite.leaderboard.fields import BY_NAME, FIELDS, NAMES, Kind, Row, row_of
@@ -19,8 +20,10 @@ from suite.leaderboard.fields import BY_NAME, FIELDS, NAMES, Kind, Row, row_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or its kind, comes or goes."""
+MEANING = 1
+"""Raised when a field changes its meaning."""
+SCHEMA_VERSION = short_hash([MEANING, [[about.name, about.kind.value] for about in FIELDS]])
+"""Another one when a field comes or goes, or changes its meaning or its kind."""
 VERSION_KEY = b"suite-rows"
 REMEDY = "remove it, and run: suite sync"
 
@@ -36,7 +39,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         if about.kind is Kind.JSON:
             values = [json.dumps(value, allow_nan=False) for value in values]
         columns[about.name] = pa.array(values, _type(about.kind))
-    table = pa.table(columns).replace_schema_metadata({VERSION_KEY: str(SCHEMA_VERSION)})
+    table = pa.table(columns).replace_schema_metadata({VERSION_KEY: SCHEMA_VERSION})
     with replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
@@ -60,7 +63,7 @@ def read_rows(path: Path) -> list[Row]:
     version = (table.schema.metadata or {}).get(VERSION_KEY)
     if version is None:
         raise TrackingError(f"{path}: parquet, but no file of rows; {REMEDY}")
-    if version != str(SCHEMA_VERSION).encode():
+    if version != SCHEMA_VERSION.encode():
         raise TrackingError(
             f"{path}: got rows of schema version {version.decode(errors='replace')}, expected "
             f"{SCHEMA_VERSION}; {REMEDY}"

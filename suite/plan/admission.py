@@ -1,4 +1,4 @@
-"""Trials of different sizes share a cluster: who may start now. No Ray here, only numbers."""
+"""Trials of different sizes share a cluster: which may start now. No Ray here, only numbers."""
 
 from __future__ import annotations
 
@@ -7,52 +7,57 @@ from collections.abc import Iterable
 from suite.plan.resources import Capacity
 
 
-class Turn:
-    """One look for the next trial: whoever fits may start, unless a larger one that waits would have to wait longer for it.
+class Admission:
+    """Says, for one search for the next trial, which sizes may start.
 
-    Larger trials are asked for first; where one does not fit now, those smaller get only the room that it will leave: that of
-    the cluster less its own. So smaller ones may follow one another beside it for ever, and yet it gets its turn.
+    Whatever fits may start, unless a larger trial that waits would have to wait longer for it. Larger trials are asked for
+    first. Where one does not fit now, smaller ones get only the room that it will leave: the cluster less its own. So
+    smaller trials may follow one another beside it for ever, and yet it starts some time.
 
     Args:
-        capacity: Room in the cluster; None = for everyone.
-        live: Sizes of the trials that were handed out. One that the cluster cannot hold (any more) takes no room.
+        capacity: Room in the cluster; None = for all.
+        live: Sizes of the trials that are handed out. One that the cluster cannot hold (any more) takes no room.
         held_for: Size of one of them that found no room; nothing smaller may start.
     """
 
     def __init__(
         self, capacity: Capacity | None, live: Iterable[int], *, held_for: int = 0
     ) -> None:
-        self.capacity, self.held_for = capacity, held_for
+        self.capacity = capacity
+        self.held_for = held_for
         self._live = list(live)
-        self._placed = (
-            self._live
-            if capacity is None
-            else [size for size in self._live if size <= capacity.most]
-        )
+        self._placed = [size for size in self._live if not self._is_too_large(size)]
         self._waiting = 0
-        self._known: dict[int, bool] = {}
+        # Answers by size: thousands of cells ask about a handful of sizes.
+        self._answers: dict[int, bool] = {}
 
     def admits(self, workers: int) -> bool:
         """Whether a trial of this size may start. Where nothing runs, any may: it waits for the cluster to grow."""
-        if workers not in self._known:
-            self._known[workers] = not self._live or (
-                workers >= self.held_for and self._fits(workers)
-            )
-        return self._known[workers]
+        if workers not in self._answers:
+            if not self._live:
+                self._answers[workers] = True
+            else:
+                self._answers[workers] = workers >= self.held_for and self._fits(workers)
+        return self._answers[workers]
 
     def wait(self, workers: int) -> None:
-        """Take note of a trial that may not start yet; of one that the cluster cannot hold at all there is nothing to note."""
+        """Take note of a trial that may not start yet, unless the cluster cannot hold it at all."""
         if self.capacity is not None and self._waiting < workers <= self.capacity.most:
             self._waiting = workers
-            self._known.clear()
+            self._answers.clear()
 
-    def order(self, workers: int) -> tuple[bool, int]:
+    def sort_key(self, workers: int) -> tuple[bool, int]:
         """Sorts trials: those that the cluster holds before those it does not, then the largest first."""
-        return self.capacity is not None and workers > self.capacity.most, -workers
+        return self._is_too_large(workers), -workers
+
+    def _is_too_large(self, workers: int) -> bool:
+        return self.capacity is not None and workers > self.capacity.most
 
     def _fits(self, workers: int) -> bool:
         if self.capacity is None:
             return True
-        smaller = [size for size in self._placed if size < self._waiting]
-        beside = workers >= self._waiting or self.capacity.fits([*smaller, workers, self._waiting])
-        return beside and self.capacity.fits([*self._placed, workers])
+        if workers < self._waiting:
+            smaller = [size for size in self._placed if size < self._waiting]
+            if not self.capacity.fits([*smaller, workers, self._waiting]):
+                return False
+        return self.capacity.fits([*self._placed, workers])

@@ -1,8 +1,9 @@
-"""Which cell is asked first for the next trial, so that slots stay busy to the end; what a question costs does not grow with what is done.
+"""Which cell is asked first for the next trial, so that slots stay busy to the end.
 
-The trials of a cell follow one another, so a sweep lasts as long as its longest chain of them. A cell whose chain is as long as what is
-left for a slot on average is urgent: were it to wait, it would still be going when the others have ended, and then, with slots to spare,
-its search would run side by side. (Ours; among chains on equal machines the longest first is optimal: Hu, 1961.)
+The trials of a cell follow one another, so a sweep lasts as long as its longest chain of them. A cell is urgent whose chain is
+as long as what is left for a slot on average: if it waits, it will still be going when the others have ended, and then, with
+slots to spare, its search would run side by side. (Ours; among chains on equal machines the longest first is optimal: Hu, 1961.)
+What a question costs does not grow with what is done.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
     from suite.plan.cell_state import CellState
 
 SPARE_ROUNDS = 1.0
-"""A chain is urgent so many trials early: their lengths differ."""
+"""A chain counts as urgent so many trials early, because trials take different times."""
 
 
-class Order:
+class CellOrder:
     """The cells of a sweep that are not over.
 
     Args:
@@ -26,49 +27,66 @@ class Order:
 
     def __init__(self, states: Mapping[str, CellState]) -> None:
         self.states = states
-        self._open = {key: state for key, state in states.items() if not state.status.is_over}
-        self._chains = {key: _chain(state) for key, state in self._open.items()}
-        self._nothing: set[str] = (
-            set()
-        )  # no trial to hand out before one of theirs, or of their contest, ends
+        self._open: dict[str, CellState] = {}
+        self._chains: dict[str, int] = {}
+        for key, state in states.items():
+            if not state.status.is_over:
+                self._open[key] = state
+                self._chains[key] = _chain(state)
+        # Cells that have no trial until one of theirs, or of their contest, ends.
+        self._without_trial: set[str] = set()
 
     def ask(
         self, *, last: str | None, live: int, slots: int
     ) -> tuple[list[CellState], list[CellState]]:
-        """Cells that have no trial, then those that have one, in the order to ask them.
+        """Cells without a live trial, then those with one, in the order to ask them.
 
         Of the first: urgent ones, the longest chain first; the warm one; begun ones; fresh ones; all in the plan's order.
 
         Args:
             last: Cell of the trial that ended last: its engine is warm.
-            live: Trials that run.
+            live: Number of live trials.
             slots: Trials that run at a time.
         """
-        candidates = {key: state for key, state in self._open.items() if key not in self._nothing}
-        idle = {key: state for key, state in candidates.items() if not state.live}
+        idle: dict[str, CellState] = {}
+        busy: list[CellState] = []
+        begun: list[CellState] = []
+        fresh: list[CellState] = []
+        for key, state in self._open.items():
+            if key in self._without_trial:
+                continue
+            if state.live:
+                busy.append(state)
+                continue
+            idle[key] = state
+            if state.search or state.confirm:
+                begun.append(state)
+            else:
+                fresh.append(state)
+        busy.sort(key=lambda state: len(state.live))
         warm = [idle[last]] if last in idle else []
-        begun = [s for s in idle.values() if s.search or s.confirm]
-        fresh = [s for s in idle.values() if not (s.search or s.confirm)]
-        busy = sorted((s for s in candidates.values() if s.live), key=lambda s: len(s.live))
         return [*self._urgent(idle, last, live, slots), *warm, *begun, *fresh], busy
 
-    def has_nothing(self, state: CellState) -> None:
+    def has_no_trial(self, state: CellState) -> None:
         """The cell was asked in vain."""
-        if (
-            state.pretrain is None or state.pretrain.ready
-        ):  # else another sweep of the home may end the pretrain run
-            self._nothing.add(state.cell.key)
+        # A cell that waits for its pretrain run is asked again: another sweep of the home may end that run.
+        if state.pretrain is None or state.pretrain.ready:
+            self._without_trial.add(state.cell.key)
 
     def handed_out(self, state: CellState) -> None:
         """A trial of the cell begins."""
         self._chains[state.cell.key] = _chain(state)
 
     def ended(self, state: CellState) -> None:
-        """A trial of the cell has ended: it may be over, or have another; so may those whose contest that has decided."""
-        decided = state.contest is not None and state.contest.winner() is not None
-        for member in state.contest.cells if state.contest is not None and decided else (state,):
-            key = member.cell.key
-            self._nothing.discard(key)
+        """A trial of the cell has ended, so the cell may be over, or have another one.
+
+        So may all cells of its contest, if the trial has decided that.
+        """
+        members = [state.cell.key]
+        if state.contest is not None and state.contest.winner() is not None:
+            members = [member.cell.key for member in state.contest.cells]
+        for key in members:
+            self._without_trial.discard(key)
             if self.states[key].status.is_over:
                 self._open.pop(key, None)
                 self._chains.pop(key, None)
@@ -78,15 +96,14 @@ class Order:
     def _urgent(
         self, idle: Mapping[str, CellState], last: str | None, live: int, slots: int
     ) -> list[CellState]:
-        if (
-            slots == 1 or len(self._open) <= slots
-        ):  # one after another in any case, or none has to wait
+        if slots == 1 or len(self._open) <= slots:
+            # They run one after another in any case, or none has to wait.
             return []
+        # A live trial is half done on average.
         rounds = (sum(self._chains.values()) + live / 2) / slots
         urgent = [key for key in idle if self._chains[key] >= rounds - SPARE_ROUNDS]
-        return [
-            idle[key] for key in sorted(urgent, key=lambda key: (-self._chains[key], key != last))
-        ]
+        urgent.sort(key=lambda key: (-self._chains[key], key != last))
+        return [idle[key] for key in urgent]
 
 
 def _chain(state: CellState) -> int:

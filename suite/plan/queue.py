@@ -1,16 +1,16 @@
 """Which trial comes next: the sweep's state machine over trial folders, without Ray.
 
 State is rebuilt from the folders at start. Search trials of a study follow one another, because a Bayesian search that
-runs side by side degrades to a random one; only when there are fewer open cells than slots does a study get more than one.
+runs side by side degrades to a random one. Only when there are fewer open cells than slots does a study get more than one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from suite.plan.admission import Turn
-from suite.plan.cell_state import CellState, read_states
-from suite.plan.order import Order
+from suite.plan.admission import Admission
+from suite.plan.cell_state import CellState, PretrainState, read_states
+from suite.plan.order import CellOrder
 from suite.plan.plan import Plan
 from suite.plan.resources import Capacity
 from suite.plan.second_objective import unmeasured
@@ -20,7 +20,7 @@ from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
 
 
-class Schedule:
+class TrialQueue:
     """Hands out trials, one cell at a time per slot; before them the pretrain runs that cells wait for.
 
     Args:
@@ -30,66 +30,73 @@ class Schedule:
         capacity: Room in the cluster, which may be set anew at any time; None = for any `slots` trials.
 
     Attributes:
+        states: Every cell by key, live.
         fetch: Gets what other hosts wrote of a trial, where each has a home of its own.
-        held_for: Size of a trial that was handed out and found no room, because of others that are smaller: none of these follows.
+        held_for: Size of a trial that was handed out and found no room because of smaller ones: none of these follows.
     """
 
     def __init__(
         self, plan: Plan, home: Home, *, slots: int, capacity: Capacity | None = None
     ) -> None:
-        self.plan, self.home, self.slots, self.capacity = plan, home, slots, capacity
+        self.plan = plan
+        self.home = home
+        self.slots = slots
+        self.capacity = capacity
         self.held_for = 0
         self.fetch: Callable[[TrialFolder], None] = lambda folder: None
         self.states = read_states(plan, home, outcomes=True)
-        self.pretrains = {
-            state.pretrain.spec.hash: state.pretrain
-            for state in self.states.values()
-            if state.pretrain is not None
-        }
-        self._sizes: dict[str, int] = {}  # workers of the live trials, by hash
+        self.pretrains: dict[str, PretrainState] = {}
+        for state in self.states.values():
+            if state.pretrain is not None:
+                self.pretrains[state.pretrain.spec.hash] = state.pretrain
+        self._workers: dict[str, int] = {}  # of the live trials, by hash
         self._last: str | None = None  # cell of the trial that ended last: its engine is warm
         sizes = {plan.workers(cell) for cell in plan.cells}
-        self._smallest, self._one_size = min(sizes, default=1), len(sizes) < 2
-        self._order = Order(self.states)
+        self._smallest = min(sizes, default=1)
+        self._one_size = len(sizes) < 2
+        self._order = CellOrder(self.states)
 
     @property
     def live(self) -> int:
-        return len(self._sizes)
+        """Number of trials that are handed out and have not ended."""
+        return len(self._workers)
 
     @property
     def waiting(self) -> bool:
-        """Whether cells wait for a pretrain run that another sweep of this home is at."""
+        """Whether cells wait for a pretrain run that another sweep of this home runs."""
         return any(pretrain.is_due for pretrain in self.pretrains.values())
 
     def next(self) -> TrialSpec | None:
         """Hand out a trial: its specification is on disk when this returns. None = nothing for now."""
-        turn = Turn(self.capacity, self._sizes.values(), held_for=self.held_for)
-        if self.live >= self.slots or not turn.admits(max(1, self.held_for)):
+        admission = Admission(self.capacity, self._workers.values(), held_for=self.held_for)
+        if self.live >= self.slots or not admission.admits(max(1, self.held_for)):
             return None
-        spec = self._choose_pretrain(turn) or self._choose(turn)
-        if spec is not None:
-            folder = self.home.trial(spec)
-            folder.write_spec(spec)
-            self._sizes[spec.hash] = spec.world_size
-            if spec.phase is not Phase.PRETRAIN:
-                state = self.states[spec.cell]
-                state.add(Trial(folder, spec, None))
-                state.live.add(spec.hash)
-                self._order.handed_out(state)
+        spec = self._choose_pretrain(admission) or self._choose(admission)
+        if spec is None:
+            return None
+        folder = self.home.trial(spec)
+        folder.write_spec(spec)
+        self._workers[spec.hash] = spec.world_size
+        if spec.phase is not Phase.PRETRAIN:
+            state = self.states[spec.cell]
+            state.add(Trial(folder, spec, None))
+            state.live.add(spec.hash)
+            self._order.handed_out(state)
         return spec
 
     def resized(self, spec: TrialSpec, workers: int) -> None:
         """A live trial runs, or is to run, with another number of workers than planned."""
-        self._sizes[spec.hash] = workers
+        self._workers[spec.hash] = workers
 
     def ended(self, spec: TrialSpec) -> TrialResult | None:
         """Take in the end of a trial: its result, or (no result file) the end of its retries."""
-        self._sizes.pop(spec.hash, None)
-        self.fetch(self.home.trial(spec))
+        self._workers.pop(spec.hash, None)
+        folder = self.home.trial(spec)
+        self.fetch(folder)
         if spec.phase is Phase.PRETRAIN:
             return self.pretrains[spec.hash].end()
-        folder = self.home.trial(spec)
-        result, state = folder.result(), self.states[spec.cell]
+        result = folder.result()
+        state = self.states[spec.cell]
         state.live.discard(spec.hash)
         state.add(Trial(folder, spec, result).outcome())
         if result is None:
@@ -99,63 +106,59 @@ class Schedule:
         return result
 
     def unmeasured(self, spec: TrialSpec | None = None) -> str | None:
-        """Why a search with two objectives cannot go on: the second was not measured in a trial (of this one's cell, or of any)."""
-        states = (
-            self.states.values()
-            if spec is None
-            else [self.states[spec.cell]]
-            if spec.phase is Phase.SEARCH
-            else []
-        )
-        return next(
-            (
-                why
-                for s in states
-                if (why := unmeasured(s.searched, self.plan.config.search.second))
-            ),
-            None,
-        )
+        """Why a search with two objectives cannot go on: the second was not measured in a trial.
+
+        Args:
+            spec: Look at the cell of this trial only; None = at all.
+        """
+        states = list(self.states.values())
+        if spec is not None:
+            states = [self.states[spec.cell]] if spec.phase is Phase.SEARCH else []
+        for state in states:
+            why = unmeasured(state.searched, self.plan.config.search.second)
+            if why is not None:
+                return why
+        return None
 
     def peers(self, spec: TrialSpec) -> list[str]:
         """Hashes of the earlier trials of a trial's study, in number order; none of a confirm or pretrain run."""
         if spec.phase is not Phase.SEARCH:
             return []
         search = self.states[spec.cell].search
-        return [search[n].spec.hash for n in sorted(search) if n < spec.number]
+        return [search[number].spec.hash for number in sorted(search) if number < spec.number]
 
-    def _choose_pretrain(self, turn: Turn) -> TrialSpec | None:
-        for pretrain in sorted(
-            (p for p in self.pretrains.values() if p.is_due),
-            key=lambda p: turn.order(p.spec.world_size),
-        ):
-            if not turn.admits(pretrain.spec.world_size):
-                turn.wait(pretrain.spec.world_size)
+    def _choose_pretrain(self, admission: Admission) -> TrialSpec | None:
+        due = [pretrain for pretrain in self.pretrains.values() if pretrain.is_due]
+        due.sort(key=lambda pretrain: admission.sort_key(pretrain.spec.world_size))
+        for pretrain in due:
+            workers = pretrain.spec.world_size
+            if not admission.admits(workers):
+                admission.wait(workers)
             elif pretrain.claim():
                 return pretrain.spec
         return None
 
-    def _choose(self, turn: Turn) -> TrialSpec | None:
-        """The largest trial that may start, of a cell that has none; last, of one that has. Among equals as `Order` says."""
-        slots = (
-            self.slots
-            if self.capacity is None
-            else min(self.slots, max(1, self.capacity.slots(self._smallest)))
-        )
+    def _choose(self, admission: Admission) -> TrialSpec | None:
+        """The largest trial that may start, of a cell that has none; last, of one that has.
+
+        Equally large ones come in the order of `CellOrder`.
+        """
+        slots = self.slots
+        if self.capacity is not None:
+            slots = min(slots, max(1, self.capacity.slots(self._smallest)))
         idle, busy = self._order.ask(last=self._last, live=self.live, slots=slots)
-        for state in (*self._by_size(idle, turn), *self._by_size(busy, turn)):
+        for state in (*self._by_size(idle, admission), *self._by_size(busy, admission)):
             workers = self.plan.workers(state.cell)
-            if turn.admits(workers):
+            if admission.admits(workers):
                 spec = state.next_spec()
                 if spec is not None:
                     return spec
-                self._order.has_nothing(state)
+                self._order.has_no_trial(state)
             elif workers > self._smallest and not state.live and state.is_due:
-                turn.wait(workers)
+                admission.wait(workers)
         return None
 
-    def _by_size(self, states: list[CellState], turn: Turn) -> list[CellState]:
-        return (
-            states
-            if self._one_size
-            else sorted(states, key=lambda state: turn.order(self.plan.workers(state.cell)))
-        )
+    def _by_size(self, states: list[CellState], admission: Admission) -> list[CellState]:
+        if self._one_size:
+            return states
+        return sorted(states, key=lambda state: admission.sort_key(self.plan.workers(state.cell)))

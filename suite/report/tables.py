@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from suite.config.reference import MEAN
+from suite.leaderboard.fields import FIELDS
 from suite.report import values
 from suite.report.chart import Chart
 from suite.report.data import Report
@@ -14,46 +15,8 @@ from suite.report.table import Column, Row, Table, number, words
 from suite.stats.constant_baseline import beats_constant
 
 CONSTANT = "score of the best answer that is the same for every test item; shown where a row is not shown to do better"
-LEADERBOARD = {
-    "rank": "among the finished rows of the backbone and task: from 1 + how many are shown better to all - how many are shown worse",
-    "arm": "key of the arm",
-    "label": "its short name",
-    "backbone": "name",
-    "attention": "variant",
-    "attention_options": "JSON",
-    "method": "PETL method",
-    "architecture": "its settings, JSON",
-    "task": "task, or mean over all",
-    "score_mean": "test score, mean over seeds, unit of the task's metric",
-    "score_std": "sample standard deviation over seeds",
-    "ci_low": "lower end of the 95% interval",
-    "ci_high": "upper end of the 95% interval",
-    "ci_of": "what the interval is over",
-    "constant_score": "what the same answer to every test item scores",
-    "constant_p": "two-sided p-value of no difference between that and score_mean",
-    "seeds": "confirm runs with a score",
-    "validation_score": "best of the search",
-    "learning_rate": "chosen",
-    "edge": "true where it lies at the end of the searched range",
-    "trainable_parameters": "count, head included",
-    "total_parameters": "count",
-    "energy_kwh": "training phase of a confirm run, mean, kWh",
-    "energy_source": "how it was measured; cpu-time-estimate is no measurement",
-    "peak_memory_bytes": "allocated, training phase, largest rank, bytes",
-    "train_s": "training phase of a confirm run, mean, s",
-    "samples_per_s": "training, 1/s",
-    "search_trials": "of this architecture",
-    "search_energy_kwh": "all phases of these, kWh",
-    "selection_trials": "of all architectures of the method",
-    "selection_energy_kwh": "all phases of these, kWh",
-    "prr": "performance retention ratio, percent",
-    "peop": "performance elasticity of parameters",
-    "reference_score": "as a paper printed it",
-    "difference": "ours - printed",
-    "status": "done, partial, searching, failed or not chosen",
-    "admitted": "false where a check of validity rejects the row",
-    "rejected": "why, JSON",
-}
+LEADERBOARD = {"label": "its short name"}
+LEADERBOARD |= {about.name: about.meaning for about in FIELDS if about.report}
 TRIALS = {
     "trial": "hash, name of its folder",
     "arm": "key of the arm",

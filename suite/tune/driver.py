@@ -25,7 +25,7 @@ from suite.plan.definition import check_definition, known_plan, only_driver, sto
 from suite.plan.events import Listener, Listeners, Outcome
 from suite.plan.plan import Plan, make_plan, objectives, pretrain_objective
 from suite.plan.pruning import Pruning
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.resources import Layout, lay_out
 from suite.plan.second_objective import check_measurable
 from suite.plan.status import cell_status
@@ -211,7 +211,7 @@ def _nothing_left(plan: Plan, home: Home, told: Listeners) -> Outcome:
 
 def _run(plan: Plan, settings: Settings, told: Listeners, lease: Lease) -> Outcome:
     resources, layout = plan.config.resources, settings.layout
-    schedule = Schedule(
+    schedule = TrialQueue(
         plan,
         settings.workspace.home,
         slots=resources.concurrent_trials or sys.maxsize,

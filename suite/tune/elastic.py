@@ -12,7 +12,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler
 
 from suite.config.sweep import ResourceConfig
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.resources import Capacity, Layout
 from suite.record.spec import TrialSpec
 
@@ -70,7 +70,7 @@ class Elastic(Sizes):
         self,
         config: ResourceConfig,
         layout: Layout,
-        schedule: Schedule,
+        schedule: TrialQueue,
         specs: Mapping[str, TrialSpec],
         free: Callable[[], Capacity],
     ) -> None:

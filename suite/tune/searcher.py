@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.record.spec import TrialSpec
 
 
@@ -17,7 +17,7 @@ class SweepSearcher(Searcher):
     Tune saves searchers for its own way to resume, which is not used here: the trial folders hold the state.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: TrialQueue) -> None:
         super().__init__()
         self.schedule = schedule
         self.specs: dict[str, TrialSpec] = {}

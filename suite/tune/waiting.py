@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ray.tune.experiment import Trial as TuneTrial
 
-from suite.plan.queue import Schedule
+from suite.plan.queue import TrialQueue
 from suite.plan.resources import Layout
 from suite.record.spec import TrialSpec
 
@@ -27,7 +27,7 @@ class Waiting:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: TrialQueue,
         specs: Mapping[str, TrialSpec],
         layout: Layout,
         *,
