@@ -25,7 +25,7 @@ from suite.stats.compare import (
     check_same,
     difference,
     gather,
-    of_arms,
+    select_arms,
     over_tasks,
     p_values,
     variances,
@@ -277,7 +277,7 @@ def test_a_group_in_the_middle_has_the_places_that_are_left() -> None:
     ] == ["1", "2-3", "2-3", "4"]
 
 
-def test_the_order_of_arms_changes_nothing() -> None:
+def test_the_order_select_arms_changes_nothing() -> None:
     rng = np.random.default_rng(1)
     arms = [
         make_answers(some_right(rng, share, items=400)) for share in (0.7, 0.9, 0.72, 0.5, 0.88)
@@ -289,8 +289,8 @@ def test_the_order_of_arms_changes_nothing() -> None:
     ]
     whole = gather(arms)
     assert (
-        difference(of_arms(whole, [1, 2]), whole.scores).difference
-        == -difference(of_arms(whole, [2, 1]), whole.scores).difference
+        difference(select_arms(whole, [1, 2]), whole.scores).difference
+        == -difference(select_arms(whole, [2, 1]), whole.scores).difference
     )
 
 

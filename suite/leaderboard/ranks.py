@@ -19,7 +19,7 @@ from suite.leaderboard.fields import Row, with_values
 from suite.plan.cell_state import CellStatus
 from suite.record.cells import Trial
 from suite.stats.answers import Answers, read_answers
-from suite.stats.compare import Evidence, gather, of_arms, over_tasks
+from suite.stats.compare import Evidence, gather, over_tasks, select_arms
 from suite.stats.interval import mean_interval
 from suite.stats.ranks import Rank, rank_groups, rank_text
 
@@ -257,7 +257,7 @@ def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Rankin
     configs = []
     for task in tasks:
         if task.evidence is not None:
-            parts.append(of_arms(task.evidence, [task.arms.index(arm) for arm in arms]))
+            parts.append(select_arms(task.evidence, [task.arms.index(arm) for arm in arms]))
         if task.config is not None:
             configs.append(task.config)
     evidence = over_tasks(parts)

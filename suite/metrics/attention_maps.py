@@ -1,15 +1,17 @@
 """How alike the attention probabilities of layers are, and how much they vary.
 
 Source: Shared Attention (arXiv 2407.12866), figure 2 (similarity) and figure 5 (variance).
-    `padded` is the paper's similarity: maps are zero-padded to a common length and averaged over the data; the cosine is
-    that between the averages of two layers. Whether heads are averaged first is not said there, hence both.
+    `padded` is the paper's similarity: maps are zero-padded to a common length and averaged over
+    the data; the cosine is that between the averages of two layers. The paper does not say whether
+    heads are averaged first, so both are given.
 Deviations:
-    Averages hide what differs from input to input, and every map of a causal model falls off alike. So two more, ours:
-    `valid` is the cosine on each input's own pairs of tokens (no padding; for causal models the lower triangle), averaged
-    over inputs; `centred` is the same after each query's uniform attention is taken away, so that layers which merely
-    spread out are not alike: 1 for the same pattern, 0 for unrelated ones.
-    The paper weights its sums of variances "by the average of these summed variances" without a formula; here are the
-    plain sums over this and all later layers, and their means.
+    Averages hide what differs from input to input, and every map of a causal model falls off in
+    the same way. So there are two more measures, ours. `valid` is the cosine on each input's own
+    pairs of tokens (no padding; for causal models the lower triangle), averaged over inputs.
+    `centred` is the same after each query's uniform attention is taken away, so that layers which
+    merely spread out do not count as alike: 1 for the same pattern, 0 for unrelated ones.
+    The paper weights its sums of variances "by the average of these summed variances" without a
+    formula. Here are the plain sums over this and all later layers, and their means.
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ MEASURES = ("padded", "valid", "centred")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MapStatistics:
-    """What the maps of L layers with H heads tell.
+    """Statistics of the maps of L layers with H heads.
 
     Attributes:
         inputs: How many inputs were seen.
         by_head: Measure -> similarity of the same head in two layers, (H, L, L).
         head_mean: Measure -> similarity of two layers' maps averaged over heads, (L, L).
-        variance: Variance of the probabilities over an input's valid pairs, averaged over inputs, (L, H).
+        variance: Variance of the probabilities over an input's valid pairs, averaged over inputs,
+            (L, H).
         downstream_sum: Sum over this and all later layers of the head mean of `variance`, (L,).
-        downstream_mean: `downstream_sum` by the number of its terms, (L,).
+        downstream_mean: `downstream_sum` divided by the number of its terms, (L,).
     """
 
     inputs: int
@@ -45,17 +48,17 @@ class MapStatistics:
 
 
 class AttentionMaps:
-    """Takes maps in batch by batch and keeps sums only.
+    """Takes maps in batch by batch and keeps only their sums.
 
     Args:
-        causal: Whether queries attend to nothing behind them.
+        causal: Whether a query attends to no later token.
     """
 
     def __init__(self, *, causal: bool) -> None:
-        self.causal, self.inputs = causal, 0
-        self._padded = torch.zeros(
-            0, 0
-        )  # sum over inputs, (L, H, M, M), M the longest input so far
+        self.causal = causal
+        self.inputs = 0
+        # sum over inputs, (L, H, M, M) with M the longest input so far
+        self._padded = torch.zeros(0, 0)
         self._cosines: dict[str, tuple[Tensor, Tensor]] = {}
         self._variance = torch.zeros(())
 
@@ -76,23 +79,32 @@ class AttentionMaps:
         self.inputs += len(mask)
 
     def statistics(self) -> MapStatistics:
-        """All that was seen, as means over inputs.
+        """The means over all inputs that were added.
 
         Raises:
-            ValueError: Nothing was.
+            ValueError: None was added.
         """
         if not self.inputs:
             raise ValueError("got no attention maps, expected those of at least one input")
-        by_head = {name: heads / self.inputs for name, (heads, _) in self._cosines.items()}
-        head_mean = {name: mean / self.inputs for name, (_, mean) in self._cosines.items()}
-        by_head["padded"], head_mean["padded"] = (
-            cosines(self._padded.transpose(0, 1)),
-            cosines(self._padded.mean(1)),
-        )
+        by_head: dict[str, Tensor] = {}
+        head_mean: dict[str, Tensor] = {}
+        for name, (heads, mean) in self._cosines.items():
+            by_head[name] = heads / self.inputs
+            head_mean[name] = mean / self.inputs
+        # a cosine is the same for sums as for means
+        by_head["padded"] = cosines(self._padded.transpose(0, 1))
+        head_mean["padded"] = cosines(self._padded.mean(1))
         variance = self._variance / self.inputs
+        # flipped, because cumsum adds up from the front
         sums = variance.mean(1).flip(0).cumsum(0).flip(0)  # (L,)
+        terms = torch.arange(len(sums), 0, -1)  # L, ..., 1
         return MapStatistics(
-            self.inputs, by_head, head_mean, variance, sums, sums / torch.arange(len(sums), 0, -1)
+            inputs=self.inputs,
+            by_head=by_head,
+            head_mean=head_mean,
+            variance=variance,
+            downstream_sum=sums,
+            downstream_mean=sums / terms,
         )
 
     def _add_cosines(self, name: str, kept: Tensor) -> None:
@@ -103,26 +115,40 @@ class AttentionMaps:
 
 
 def valid_pairs(mask: Tensor, *, causal: bool) -> Tensor:
-    """Which (query, key) pairs are tokens and may attend: (B, T) to (B, T, T)."""
-    pairs = mask.bool()[:, :, None] & mask.bool()[:, None, :]
+    """Which pairs of query and key are tokens, and the query may attend: (B, T) to (B, T, T)."""
+    tokens = mask.bool()
+    pairs = tokens[:, :, None] & tokens[:, None, :]
     return pairs.tril() if causal else pairs
 
 
 def cosines(maps: Tensor) -> Tensor:
-    """Cosine between the maps of every two layers: (..., L, n, m) to (..., L, L); 0 where a map is all zeros."""
+    """Cosine between the maps of every two layers: (..., L, n, m) to (..., L, L).
+
+    0 where a map is all zeros.
+    """
     unit = torch.nn.functional.normalize(maps.flatten(-2), dim=-1)  # (..., L, n·m)
     return unit @ unit.transpose(-1, -2)
 
 
 def centred(maps: Tensor, valid: Tensor) -> Tensor:
-    """Maps (B, ..., T, T) less uniform attention over each query's valid keys (B, T, T); zero elsewhere."""
+    """Maps less uniform attention over each query's valid keys; zero elsewhere.
+
+    Args:
+        maps: (B, ..., T, T), zero where a pair is not valid.
+        valid: (B, T, T).
+    """
     keys = valid.sum(-1, keepdim=True)  # (B, T, 1)
     uniform = valid / keys.clamp(min=1)
     return maps - uniform[(slice(None), *[None] * (maps.ndim - 3))]
 
 
 def variances(maps: Tensor, valid: Tensor) -> Tensor:
-    """Population variance over valid pairs: (B, L, H, T, T), zero elsewhere, and (B, T, T) to (B, L, H)."""
+    """Population variance of an input's probabilities over its valid pairs, (B, L, H).
+
+    Args:
+        maps: (B, L, H, T, T), zero where a pair is not valid.
+        valid: (B, T, T).
+    """
     pairs = valid.sum((-2, -1))[:, None, None]  # (B, 1, 1)
     mean = maps.sum((-2, -1)) / pairs
     deviations = (maps - mean[..., None, None]) * valid[:, None, None]
@@ -130,10 +156,11 @@ def variances(maps: Tensor, valid: Tensor) -> Tensor:
 
 
 def sum_padded(one: Tensor, other: Tensor) -> Tensor:
-    """Sum of maps of different sizes, the smaller one filled with zeros behind its last query and key."""
+    """Sum of maps of different sizes; the smaller one gets zeros after its last query and key."""
     size = max(one.shape[-1], other.shape[-1])
-    first, second = (
-        torch.nn.functional.pad(maps, (0, size - maps.shape[-1], 0, size - maps.shape[-1]))
-        for maps in (one, other)
-    )
-    return first + second
+    return _pad_to(one, size) + _pad_to(other, size)
+
+
+def _pad_to(maps: Tensor, size: int) -> Tensor:
+    more = size - maps.shape[-1]
+    return torch.nn.functional.pad(maps, (0, more, 0, more))

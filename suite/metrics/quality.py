@@ -1,4 +1,4 @@
-"""How good predictions are, in percent (0 to 100; correlations -100 to 100), as GLUE papers print them."""
+"""How good predictions are, in percent as GLUE prints them: 0 to 100, correlations -100 to 100."""
 
 from __future__ import annotations
 
@@ -18,30 +18,36 @@ def score(
     golds: Sequence[float],
     groups: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """Every metric of a task over all rows at once.
+    """Every metric of a task, over all rows at once.
 
     Args:
-        metrics: Of "accuracy", "f1" (of class 1), "macro_f1", "group_em", "matthews", "pearson", "spearman".
+        metrics: Of "accuracy", "f1" (of class 1), "macro_f1", "group_em", "matthews", "pearson",
+            "spearman".
         predictions: Class ids, -1 for an answer that is no label (always wrong); or numbers.
-        golds: Class ids or numbers, as many.
-        groups: What each row is a part of, for "group_em".
+        golds: As many class ids or numbers.
+        groups: The group of each row, for "group_em".
 
     Returns:
         Metric -> percent.
 
     Raises:
-        ValueError: No rows, not as many predictions (or groups) as golds, or no groups for a metric that needs them.
+        ValueError: There are no rows; the numbers of predictions, groups and golds differ; or a
+            metric needs groups and there are none.
     """
     if len(predictions) != len(golds) or not len(golds):
         raise ValueError(
-            f"{len(predictions)} predictions for {len(golds)} golds; expected the same number, at least one"
+            f"{len(predictions)} predictions for {len(golds)} golds; "
+            "expected the same number, at least one"
         )
-    predicted, gold = np.asarray(predictions, dtype=np.float64), np.asarray(golds, dtype=np.float64)
-    own = {"group_em": lambda: _group_em(predicted, gold, groups)}
-    return {
-        name: 100.0 * (own[name]() if name in own else _METRICS[name](predicted, gold))
-        for name in metrics
-    }
+    predicted = np.asarray(predictions, dtype=np.float64)
+    gold = np.asarray(golds, dtype=np.float64)
+    scores: dict[str, float] = {}
+    for name in metrics:
+        if name == "group_em":
+            scores[name] = 100.0 * _group_em(predicted, gold, groups)
+        else:
+            scores[name] = 100.0 * _METRICS[name](predicted, gold)
+    return scores
 
 
 def _accuracy(predicted: Values, gold: Values) -> float:
@@ -53,21 +59,21 @@ def _f1(predicted: Values, gold: Values) -> float:
 
 
 def _macro_f1(predicted: Values, gold: Values) -> float:
-    """The plain mean of the F1 of every class that occurs in golds or answers; an answer that is no label is no class."""
+    """The plain mean of the F1 of every class that occurs in golds or answers."""
+    # an answer that is no label (-1) is no class of its own
     classes = np.union1d(gold, predicted[predicted >= 0])
     return float(sk.f1_score(gold, predicted, labels=classes, average="macro", zero_division=0.0))
 
 
 def _group_em(predicted: Values, gold: Values, groups: Sequence[str] | None) -> float:
-    """The share of groups whose rows are all answered rightly."""
+    """The share of groups in which all rows are right."""
     if groups is None or len(groups) != len(gold):
-        raise ValueError(
-            f"group_em needs a group for each of {len(gold)} rows, got {groups and len(groups)}"
-        )
-    whole: dict[str, bool] = {}
+        got = None if groups is None else len(groups)
+        raise ValueError(f"group_em needs a group for each of {len(gold)} rows, got {got}")
+    all_right: dict[str, bool] = {}
     for group, right in zip(groups, predicted == gold, strict=True):
-        whole[group] = whole.get(group, True) and bool(right)
-    return sum(whole.values()) / len(whole)
+        all_right[group] = all_right.get(group, True) and bool(right)
+    return sum(all_right.values()) / len(all_right)
 
 
 def _matthews(predicted: Values, gold: Values) -> float:
@@ -76,20 +82,31 @@ def _matthews(predicted: Values, gold: Values) -> float:
 
 
 def _pearson(predicted: Values, gold: Values) -> float:
-    return float(stats.pearsonr(predicted, gold).statistic) if _varies(predicted, gold) else 0.0
+    if not _varies(predicted, gold):
+        return 0.0
+    return float(stats.pearsonr(predicted, gold).statistic)
 
 
 def _spearman(predicted: Values, gold: Values) -> float:
-    return float(stats.spearmanr(predicted, gold).statistic) if _varies(predicted, gold) else 0.0
+    if not _varies(predicted, gold):
+        return 0.0
+    return float(stats.spearmanr(predicted, gold).statistic)
 
 
 def answered(predicted: Values, gold: Values) -> Values:
-    """Answers that are no label, as another class than the right one: otherwise they would pass as true negatives."""
-    return np.where(predicted < 0, np.where(gold == 0, 1.0, 0.0), predicted)
+    """Predictions in which an answer that is no label (-1) is a class other than the right one.
+
+    As a class of its own it would pass as a true negative.
+    """
+    wrong = np.where(gold == 0, 1.0, 0.0)
+    return np.where(predicted < 0, wrong, predicted)
 
 
 def _varies(predicted: Values, gold: Values) -> bool:
-    """Whether a correlation is defined. A constant (or NaN) prediction says nothing about the gold, so it scores 0."""
+    """Whether a correlation is defined.
+
+    A constant (or NaN) prediction says nothing about the gold, so it scores 0.
+    """
     return bool(np.isfinite(predicted).all() and np.ptp(predicted) > 0 and np.ptp(gold) > 0)
 
 

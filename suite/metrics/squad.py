@@ -1,6 +1,7 @@
-"""Answers to questions: exact match and overlap of words, as the official evaluation of SQuAD counts them.
+"""Answers to questions: exact match and overlap of words, as SQuAD's official script counts them.
 
-Source: SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), section 6.1; SQuAD 2.0 (arXiv 1806.03822); their evaluation scripts.
+Source: SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), section 6.1; SQuAD 2.0 (arXiv 1806.03822);
+their evaluation scripts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> list[str]:
-    """The words of an answer in small letters, without punctuation and articles."""
+    """The words of an answer in lower case, without punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
@@ -30,12 +31,16 @@ def exact_match(answer: str, gold: str) -> float:
 
 
 def token_f1(answer: str, gold: str) -> float:
-    """Harmonic mean of precision and recall of words, 0 to 1; where one of the two has none, whether the other has none either."""
-    given, wanted = normalise(answer), normalise(gold)
+    """Harmonic mean of precision and recall of words, 0 to 1.
+
+    Where one of the two has no words, it is 1 if the other has none either.
+    """
+    given = normalise(answer)
+    wanted = normalise(gold)
     if not given or not wanted:
         return float(given == wanted)
-    shared = sum((Counter(given) & Counter(wanted)).values())
-    return 2.0 * shared / (len(given) + len(wanted))
+    shared = Counter(given) & Counter(wanted)
+    return 2.0 * shared.total() / (len(given) + len(wanted))
 
 
 SPAN_METRICS: dict[str, Callable[[str, str], float]] = {"em": exact_match, "token_f1": token_f1}
@@ -46,34 +51,36 @@ def span_rows(metric: str, predictions: Sequence[str], golds: Sequence[Sequence[
 
     Args:
         metric: "em" or "token_f1".
-        predictions: One each; "" = no answer.
-        golds: Accepted texts; `[""]`, or none, where there is no answer. Of several, those without words do not count.
+        predictions: One per item; "" = no answer.
+        golds: Accepted texts of each item; `[""]`, or none, where there is no answer. Where there
+            are several, those without words do not count.
 
     Raises:
-        ValueError: No items, or not as many golds.
+        ValueError: There are no items, or the numbers of predictions and golds differ.
     """
     if len(predictions) != len(golds) or not len(golds):
         raise ValueError(
-            f"{len(predictions)} answers for {len(golds)} questions; expected the same number, at least one"
+            f"{len(predictions)} answers for {len(golds)} questions; "
+            "expected the same number, at least one"
         )
-    of = SPAN_METRICS[metric]
-    return np.array(
-        [
-            max(of(answer, gold) for gold in _accepted(texts))
-            for answer, texts in zip(predictions, golds, strict=True)
-        ]
-    )
+    score = SPAN_METRICS[metric]
+    best = []
+    for answer, texts in zip(predictions, golds, strict=True):
+        # a gold such as "the" has no words left; it must not accept an empty answer
+        accepted = [text for text in texts if normalise(text)] or [""]
+        best.append(max(score(answer, text) for text in accepted))
+    return np.array(best)
 
 
 def score_spans(
     metrics: Sequence[str], predictions: Sequence[str], golds: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Every metric over all questions at once, in percent (0 to 100); arguments and errors as `span_rows`."""
-    return {
-        name: 100.0 * math.fsum(span_rows(name, predictions, golds)) / len(golds)
-        for name in metrics
-    }
+    """Every metric over all questions at once, in percent (0 to 100).
 
-
-def _accepted(texts: Sequence[str]) -> Sequence[str]:
-    return [text for text in texts if normalise(text)] or [""]
+    Args and errors are those of `span_rows`.
+    """
+    scores: dict[str, float] = {}
+    for name in metrics:
+        rows = span_rows(name, predictions, golds)
+        scores[name] = 100.0 * math.fsum(rows) / len(golds)
+    return scores

@@ -1,4 +1,4 @@
-"""What the confirm runs of a cell answered, item by item, read from their folders and held against their records."""
+"""Reads the answers that a cell's confirm runs gave to the test items, and checks their scores."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from suite.metrics.items import Items, Statistic, statistic_of
 from suite.record.cells import Trial
 
 SCORE_TOLERANCE = 1e-6
-"""Relative; sums over items in another order, and sacreBLEU's and rouge_score's own arithmetic, differ by far less."""
+"""Relative. sacreBLEU and rouge_score sum in another order, which changes far less than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The runs of one cell on the test split.
+    """The answers of one cell's runs on the test split.
 
     Attributes:
-        index: Names of the items, the same for all runs.
-        runs: Answers by seed; golds and groups are the same for all.
-        scores: What the task's score is, by seed.
+        task: The task that all runs were tested on.
+        index: Names of the items; all runs have the same ones.
+        runs: Answers by seed; all seeds share golds and groups.
+        scores: The task's score by seed.
     """
 
     task: TaskConfig
@@ -34,75 +35,88 @@ class Answers:
     runs: dict[int, Items]
     scores: dict[int, float]
 
-    def of(self, seeds: Sequence[int]) -> Answers:
-        """Of these seeds only, in this order."""
-        return replace(
-            self, runs={s: self.runs[s] for s in seeds}, scores={s: self.scores[s] for s in seeds}
-        )
+    def with_seeds(self, seeds: Sequence[int]) -> Answers:
+        """These answers for some seeds only, in the given order."""
+        runs = {seed: self.runs[seed] for seed in seeds}
+        scores = {seed: self.scores[seed] for seed in seeds}
+        return replace(self, runs=runs, scores=scores)
 
     @property
     def items(self) -> Items:
-        """Golds and groups (with the answers of one of the runs)."""
+        """One run's items, for their golds and groups."""
         return next(iter(self.runs.values()))
 
 
 def headline_metrics(task: TaskConfig) -> list[str]:
     """The metrics whose mean is the task's score."""
-    return [task.headline] if task.headline is not None else list(task.metrics)
+    if task.headline is not None:
+        return [task.headline]
+    return list(task.metrics)
 
 
 def read_answers(confirmed: Sequence[Trial]) -> Answers:
-    """Of all runs that have a score.
+    """Read the answers of all confirm runs that have a score.
 
     Raises:
-        StatisticsError: There is none; a file is absent or unreadable; the runs were asked different items, or the answers
-            do not give the score that a run recorded.
+        StatisticsError: No run has a score; a file is absent or unreadable; the runs were tested on
+            different items; or a run's answers do not give the score that it recorded.
     """
-    runs = {
-        t.spec.seed: t for t in confirmed if t.result is not None and t.result.score is not None
-    }
-    if not runs:
+    runs: dict[int, Items] = {}
+    scores: dict[int, float] = {}
+    index: tuple[str, ...] = ()
+    first: Trial | None = None
+    for trial in sorted(confirmed, key=lambda trial: trial.spec.seed):
+        if trial.result is None or trial.result.score is None:
+            continue
+        seed = trial.spec.seed
+        found_index, items = _read_items(trial)
+        if first is None:
+            first = trial
+            index = found_index
+        else:
+            expected = runs[first.spec.seed]
+            same = (index, expected.golds, expected.groups) == (
+                found_index,
+                items.golds,
+                items.groups,
+            )
+            if not same:
+                raise StatisticsError(
+                    f"seeds {first.spec.seed} and {seed} were tested on different items"
+                )
+        runs[seed] = items
+        scores[seed] = trial.result.score
+    if first is None:
         raise StatisticsError("no confirm run has a score")
-    task = next(iter(runs.values())).spec.task
-    read = {seed: _read(trial) for seed, trial in sorted(runs.items())}
-    (first, (index, items)), *rest = read.items()
-    for seed, (other, found) in rest:
-        if (index, items.golds, items.groups) != (other, found.golds, found.groups):
-            raise StatisticsError(f"seeds {first} and {seed} were tested on different items")
-    answers = Answers(
-        task,
-        index,
-        {seed: found for seed, (_, found) in read.items()},
-        {s: _score(t) for s, t in runs.items()},
-    )
+    answers = Answers(first.spec.task, index, runs, scores)
     _check_scores(answers)
-    return answers.of(sorted(runs))
+    return answers
 
 
-def _score(trial: Trial) -> float:
-    assert trial.result is not None and trial.result.score is not None
-    return trial.result.score
-
-
-def _read(trial: Trial) -> tuple[tuple[str, ...], Items]:
+def _read_items(trial: Trial) -> tuple[tuple[str, ...], Items]:
+    """The names of a run's test items, and the items."""
     path = trial.folder.predictions("test")
     try:
         table = pq.read_table(path)
+        # each kind of task names these two columns in its own words, in this order
         gold, prediction = (name for name in table.column_names if name not in ("index", "group"))
     except (OSError, pa.ArrowException, ValueError) as error:
-        reason = (
-            "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        )
+        reason = f"cannot be read: {error}"
+        if isinstance(error, FileNotFoundError):
+            reason = "is not there"
         raise StatisticsError(
             f"seed {trial.spec.seed}: {trial.folder.hash}/{path.name} {reason}"
         ) from None
-    columns = {name: table[name].to_pylist() for name in table.column_names}
-    return tuple(columns["index"]), Items(columns[prediction], columns[gold], columns.get("group"))
+    columns = table.to_pydict()
+    items = Items(columns[prediction], columns[gold], columns.get("group"))
+    return tuple(columns["index"]), items
 
 
 def _check_scores(answers: Answers) -> None:
+    """A record and its file of predictions can part ways when somebody copies or edits one."""
     for seed, items in answers.runs.items():
-        found, recorded = score_of(answers.task, items), answers.scores[seed]
+        found = score_of(answers.task, items)
+        recorded = answers.scores[seed]
         if not math.isclose(found, recorded, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE):
             raise StatisticsError(
                 f"seed {seed}: its answers score {found:.6g}, but its record says {recorded:.6g}"
@@ -110,23 +124,31 @@ def _check_scores(answers: Answers) -> None:
 
 
 def score_of(task: TaskConfig, items: Items) -> float:
-    """The task's score of these answers."""
+    """The task's score for these answers."""
     own = own_score(task)
     if own is not None:
         return task.score_of(own(items.predictions, items.golds))
-    found = [float(statistic.score(statistic.rows(items).sum(0))) for statistic in statistics(task)]
-    return math.fsum(found) / len(found)
+    scores = []
+    for statistic in statistics(task):
+        sums = statistic.rows(items).sum(0)
+        scores.append(float(statistic.score(sums)))
+    return math.fsum(scores) / len(scores)
 
 
 def statistics(task: TaskConfig) -> list[Statistic]:
-    """Of the metrics whose mean is the task's score.
+    """The statistics of the metrics whose mean is the task's score.
 
     Raises:
-        StatisticsError: One has none.
+        StatisticsError: A metric cannot be computed from sums over items.
     """
-    found = {name: statistic_of(task, name) for name in headline_metrics(task)}
-    if None in found.values():
-        raise StatisticsError(
-            f"metrics {', '.join(name for name, s in found.items() if s is None)}: not known as sums over items"
-        )
-    return [statistic for statistic in found.values() if statistic is not None]
+    found: list[Statistic] = []
+    unknown: list[str] = []
+    for name in headline_metrics(task):
+        statistic = statistic_of(task, name)
+        if statistic is None:
+            unknown.append(name)
+        else:
+            found.append(statistic)
+    if unknown:
+        raise StatisticsError(f"metrics {', '.join(unknown)}: not known as sums over items")
+    return found

@@ -1,10 +1,11 @@
-"""Arms against each other on the same items and seeds: differences, p-values, effects.
+"""Compares arms on the same items and seeds: differences, p-values, effect sizes.
 
-The error of a difference of two means has a part of the items, whose variance the paired bootstrap gives, and one of the seeds,
-from the differences by seed. With three seeds one pair says little about the latter, so all arms of the comparison say it
-together: the residual of scores by arm and seed, as in a two-way analysis of variance, with (A - 1)(S - 1) degrees of freedom.
-For two arms that is the paired t-test. A pair that is noisier than the rest keeps its own variance, so that a calm majority
-does not lend it certainty.
+The error of a difference of two means has two parts. The items' part comes from the paired
+bootstrap. The seeds' part comes from the differences by seed. Three seeds say little about one
+pair, so all arms of the comparison estimate it together: from the residual of scores by arm and
+seed, as in a two-way analysis of variance, with (A - 1)(S - 1) degrees of freedom. For two arms
+this is the paired t-test. A pair that is noisier than the rest keeps its own variance; otherwise
+a calm majority would lend it certainty.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from suite.stats.significance import half_width, two_sided
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What there is to tell A arms apart by, on one task or on the mean over several.
+    """What tells A arms apart, on one task or on the mean over several tasks.
 
     Attributes:
         seeds: S seeds, the same for all arms.
-        scores: By arm and seed, (A, S).
+        scores: Scores by arm and seed, (A, S).
         items: Covariance over resamples of the items, (A, A), as `item_covariance` gives it.
-        units: How many items, or groups of items, were resampled; of all tasks together.
+        units: How many items, or groups of items, were resampled, over all tasks.
     """
 
     seeds: tuple[int, ...]
@@ -40,12 +41,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of two arms, the first less the second.
+    """The first of two arms less the second.
 
     Attributes:
-        low, high: 95% interval, in the unit of the score; not widened for the number of comparisons.
-        p: Two-sided, of no difference.
-        effect: Hedges' g: in standard deviations between seeds, with its correction for few; None for one seed or no spread.
+        first, second: Mean scores of the two arms.
+        difference: `first` less `second`, in the unit of the score.
+        low, high: 95% interval of the difference; not widened for the number of comparisons.
+        p: Two-sided p-value of "there is no difference".
+        effect: Hedges' g: the difference in standard deviations between seeds, corrected for few
+            seeds. None with one seed, or where the seeds do not differ.
     """
 
     first: float
@@ -58,69 +62,70 @@ class Difference:
 
 
 def gather(arms: Sequence[Answers]) -> Evidence:
-    """Evidence from answers to one task, of the seeds that all arms have.
+    """Evidence from the answers of several arms to one task, for the seeds that all arms have.
 
     Raises:
-        StatisticsError: The arms were not asked the same, or share no seed; as `item_covariance`.
+        StatisticsError: The arms were not tested on the same items, or share no seed; or as
+            `item_covariance`.
     """
     first = arms[0]
+    shared = set(first.runs)
     for other in arms[1:]:
         check_same(first, other)
-    seeds = sorted(set(first.runs).intersection(*(arm.runs for arm in arms)))
-    if not seeds:
-        raise StatisticsError(
-            f"no seed in common: {'; '.join(', '.join(map(str, arm.runs)) for arm in arms)}"
-        )
-    matched = [arm.of(seeds) for arm in arms]
-    scores = np.array([[arm.scores[seed] for seed in seeds] for arm in matched])
+        shared &= set(other.runs)
+    if not shared:
+        by_arm = [", ".join(map(str, arm.runs)) for arm in arms]
+        raise StatisticsError(f"no seed in common: {'; '.join(by_arm)}")
+    seeds = sorted(shared)
+    matched = [arm.with_seeds(seeds) for arm in arms]
+    scores = np.array([list(arm.scores.values()) for arm in matched])
     groups = first.items.groups
-    return Evidence(
-        tuple(seeds),
-        scores,
-        item_covariance(matched),
-        len(first.index) if groups is None else len(set(groups)),
-    )
+    units = len(first.index) if groups is None else len(set(groups))
+    return Evidence(tuple(seeds), scores, item_covariance(matched), units)
 
 
 def check_same(first: Answers, second: Answers) -> None:
-    """Answers can be compared where they are to the same questions, held against the same golds, by the same metrics.
+    """Check that two arms answered the same questions with the same golds and metrics.
 
     Raises:
-        StatisticsError: They are not; says how many agree.
+        StatisticsError: They did not; the message says how many agree.
     """
-    task = first.task.name
-    if first.task.model_dump(include={"metrics", "headline"}) != second.task.model_dump(
-        include={"metrics", "headline"}
-    ):
-        raise StatisticsError(f"task {task}: not the same metrics")
+    where = f"task {first.task.name}"
+    metrics = first.task.model_dump(include={"metrics", "headline"})
+    if metrics != second.task.model_dump(include={"metrics", "headline"}):
+        raise StatisticsError(f"{where}: not the same metrics")
     if first.index != second.index:
-        sizes = len(first.index), len(second.index), len(set(first.index) & set(second.index))
-        counts = f"{sizes[0]} and {sizes[1]} items, {sizes[2]} of them in both{', in another order' if len(set(sizes)) == 1 else ''}"
-        raise StatisticsError(f"task {task}: not tested on the same items ({counts})")
-    one, other = first.items, second.items
-    if one.groups != other.groups or one.golds != other.golds:
-        differ = sum(a != b for a, b in zip(one.golds, other.golds, strict=True))
-        what = (
-            "tokens (another tokenizer)"
-            if first.task.item_score
-            else "gold answers (another version of the data)"
-        )
-        raise StatisticsError(
-            f"task {task}: the same items, but {differ} of {len(one.golds)} differ in their {what}"
-        )
-
-
-def of_arms(evidence: Evidence, arms: Sequence[int]) -> Evidence:
-    """The same of some arms only, in this order."""
-    return replace(
-        evidence,
-        scores=evidence.scores[list(arms)],
-        items=evidence.items[np.ix_(list(arms), list(arms))],
+        shared = len(set(first.index) & set(second.index))
+        counts = f"{len(first.index)} and {len(second.index)} items, {shared} of them in both"
+        if len(first.index) == len(second.index) == shared:
+            counts += ", in another order"
+        raise StatisticsError(f"{where}: not tested on the same items ({counts})")
+    one = first.items
+    other = second.items
+    if one.groups == other.groups and one.golds == other.golds:
+        return
+    differ = 0
+    for gold, other_gold in zip(one.golds, other.golds, strict=True):
+        differ += gold != other_gold
+    what = "gold answers (another version of the data)"
+    if first.task.item_score:
+        # the "gold" of running text is its number of tokens
+        what = "tokens (another tokenizer)"
+    raise StatisticsError(
+        f"{where}: the same items, but {differ} of {len(one.golds)} differ in their {what}"
     )
 
 
+def select_arms(evidence: Evidence, arms: Sequence[int]) -> Evidence:
+    """The same evidence for some arms only, in the given order."""
+    chosen = list(arms)
+    scores = evidence.scores[chosen]
+    items = evidence.items[np.ix_(chosen, chosen)]
+    return replace(evidence, scores=scores, items=items)
+
+
 def over_tasks(tasks: Sequence[Evidence]) -> Evidence:
-    """Evidence on the mean over tasks; their items are drawn independently.
+    """Evidence on the mean over tasks.
 
     Raises:
         StatisticsError: The tasks have different seeds.
@@ -128,34 +133,46 @@ def over_tasks(tasks: Sequence[Evidence]) -> Evidence:
     if len({task.seeds for task in tasks}) > 1:
         raise StatisticsError("the tasks do not have the same seeds")
     scores: Values = np.mean([task.scores for task in tasks], axis=0)
+    # items of different tasks are drawn independently, so their covariances add up
     items: Values = np.sum([task.items for task in tasks], axis=0) / len(tasks) ** 2
     return Evidence(tasks[0].seeds, scores, items, sum(task.units for task in tasks))
 
 
 def variances(evidence: Evidence, noise: Values | None = None) -> tuple[Values, Values, float]:
-    """Of the error of every difference.
+    """Variances of the error of every difference between two arms.
 
     Args:
         evidence: On A arms.
-        noise: Scores by arm and seed of all arms whose seeds say how much seeds matter; None = those of `evidence`.
+        noise: Scores by arm and seed of all arms from which the spread between seeds is estimated;
+            None = those of `evidence`.
 
     Returns:
-        The items' part (A, A), the seeds' part (A, A), and the latter's degrees of freedom, 0 for one seed.
+        The items' part (A, A), the seeds' part (A, A), and the degrees of freedom of the seeds'
+        part, 0 with one seed.
     """
-    spread = np.diag(evidence.items)
-    items = np.maximum(spread[:, None] + spread[None, :] - 2 * evidence.items, 0.0)
+    own = np.diag(evidence.items)
+    # rounding can push the variance of a difference slightly below 0
+    items = np.maximum(own[:, None] + own[None, :] - 2 * evidence.items, 0.0)
     count = len(evidence.seeds)
     if count < 2:
         return items, np.zeros_like(items), 0.0
-    own = (evidence.scores[:, None, :] - evidence.scores[None, :, :]).var(-1, ddof=1)
-    table = evidence.scores if noise is None else noise
+    scores = evidence.scores
+    of_pairs = (scores[:, None, :] - scores[None, :, :]).var(-1, ddof=1)  # (A, A)
+    table = scores if noise is None else noise
     residual = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
     df = float(max(len(table) - 1, 1) * (count - 1))
-    return items, np.maximum(own, 2 * float((residual**2).sum()) / df) / count, df
+    # twice, because a difference has the noise of two arms
+    pooled = 2 * float((residual**2).sum()) / df
+    return items, np.maximum(of_pairs, pooled) / count, df
 
 
 def p_values(evidence: Evidence, noise: Values | None = None) -> Values:
-    """Of every pair of arms, (A, A), not adjusted; 1 on the diagonal. `noise` as of `variances`."""
+    """P-values of every pair of arms, (A, A), not adjusted; 1 on the diagonal.
+
+    Args:
+        evidence: On A arms.
+        noise: As in `variances`.
+    """
     items, seeds, df = variances(evidence, noise)
     means = evidence.scores.mean(1)
     found = two_sided(means[:, None] - means[None, :], items, seeds, df)
@@ -164,21 +181,39 @@ def p_values(evidence: Evidence, noise: Values | None = None) -> Values:
 
 
 def difference(evidence: Evidence, noise: Values | None = None) -> Difference:
-    """The first arm of two less the second. `noise` as of `variances`."""
+    """The first of two arms less the second.
+
+    Args:
+        evidence: On two arms.
+        noise: As in `variances`.
+    """
     items, seeds, df = variances(evidence, noise)
-    first, second = (float(mean) for mean in evidence.scores.mean(1))
+    means = evidence.scores.mean(1)
+    first = float(means[0])
+    second = float(means[1])
     width = half_width(float(items[0, 1]), float(seeds[0, 1]), df)
     found = first - second
-    p = float(two_sided(found, items[0, 1], seeds[0, 1], df))
     return Difference(
-        first, second, found, found - width, found + width, p, _hedges_g(evidence.scores)
+        first=first,
+        second=second,
+        difference=found,
+        low=found - width,
+        high=found + width,
+        p=float(two_sided(found, items[0, 1], seeds[0, 1], df)),
+        effect=_hedges_g(evidence.scores),
     )
 
 
 def _hedges_g(scores: Values) -> float | None:
-    """Source: Hedges, "Distribution theory for Glass's estimator of effect size", 1981, with J(m) = 1 - 3 / (4m - 1)."""
+    """Hedges' g of two arms, (2, S).
+
+    Source: Hedges, "Distribution theory for Glass's estimator of effect size", 1981, with
+    J(m) = 1 - 3 / (4m - 1).
+    """
     count = int(scores.shape[1])
-    spread = float(np.sqrt(scores.var(1, ddof=1).mean())) if count > 1 else 0.0
+    if count < 2:
+        return None
+    spread = float(np.sqrt(scores.var(1, ddof=1).mean()))
     if spread == 0:
         return None
     gap = float(scores[0].mean() - scores[1].mean())

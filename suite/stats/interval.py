@@ -1,8 +1,9 @@
-"""The interval of one cell: where the mean score would lie with all seeds and all items of this kind.
+"""The interval of one cell: where the mean score would lie with all seeds and all such items.
 
-`score_mean` has an error from the items and one from the seeds (`inference`). Its width is found in the unit of the score and
-laid out on a scale without ends: the logit of a percentage, Fisher's z of a correlation, the logarithm of a perplexity. So
-the interval stays within what is possible and is longer on the side where there is room.
+`score_mean` has an error from the items and one from the seeds (`significance`). The width of the
+interval is found in the unit of the score and laid out on a scale without ends: the logit of a
+percentage, Fisher's z of a correlation, the logarithm of a perplexity. So the interval stays
+within what is possible, and it is longer on the side where there is room.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from suite.stats.bootstrap import item_covariance
 from suite.stats.significance import half_width
 
 MAX_EXPONENT = 700.0
+"""exp of more overflows a float64."""
 CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
@@ -40,88 +42,117 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The least and the greatest value of a score."""
+    """The least and the greatest value that a score can have."""
 
     least: float
     greatest: float
 
 
-PERCENT, CORRELATION, FREE = Ends(0.0, 100.0), Ends(-100.0, 100.0), Ends(-math.inf, math.inf)
+PERCENT = Ends(0.0, 100.0)
+CORRELATION = Ends(-100.0, 100.0)
+FREE = Ends(-math.inf, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """A scale without ends.
+
+    Attributes:
+        forth: From a score to its place on the scale.
+        back: From a place on the scale to the score.
+        slope: How much a unit of the score is on the scale, by score.
+    """
+
+    forth: Callable[[float], float]
+    back: Callable[[float], float]
+    slope: Callable[[float], float]
 
 
 def cell_interval(answers: Answers) -> Interval:
-    """Of the mean score over the runs.
+    """Interval of the mean score over a cell's runs.
 
     Raises:
         StatisticsError: As `item_covariance` and `mean_interval`.
     """
-    return mean_interval(
-        list(answers.scores.values()),
-        max(float(item_covariance([answers])[0, 0]), 0.0),
-        [answers.task],
-    )
+    items = max(float(item_covariance([answers])[0, 0]), 0.0)
+    return mean_interval(list(answers.scores.values()), items, [answers.task])
 
 
 def mean_interval(scores: Sequence[float], items: float, tasks: Sequence[TaskConfig]) -> Interval:
-    """Of the mean of scores by seed.
+    """Interval of a mean of scores over seeds.
 
     Args:
-        scores: One by seed, of the task or the mean over tasks.
-        items: Variance of what they have in common over resamples of the items (`item_covariance`).
-        tasks: Whose score it is, or the mean of whose scores.
+        scores: One by seed, of one task or of the mean over tasks.
+        items: Variance, over resamples of the items, of what the scores have in common
+            (`item_covariance`).
+        tasks: The task, or the tasks over which the scores are means.
 
     Raises:
-        StatisticsError: Nothing varies; the mean is the best or worst there is.
+        StatisticsError: Nothing varies, or the mean is the best or worst score there is.
     """
-    seeds = variance(scores) / len(scores) if len(scores) > 1 else 0.0
+    count = len(scores)
+    seeds = variance(scores) / count if count > 1 else 0.0
     if items + seeds == 0:
         raise StatisticsError("neither seeds nor resamples of the items change the score")
-    ends = [ends_of(task) for task in tasks]
-    joint = Ends(min(e.least for e in ends), max(e.greatest for e in ends))
-    return make_interval(
-        fmean(scores), half_width(items, seeds, len(scores) - 1), joint, seeds=len(scores)
-    )
+    least = math.inf
+    greatest = -math.inf
+    for task in tasks:
+        ends = ends_of(task)
+        least = min(least, ends.least)
+        greatest = max(greatest, ends.greatest)
+    width = half_width(items, seeds, count - 1)
+    return make_interval(fmean(scores), width, Ends(least, greatest), seeds=count)
 
 
 def ends_of(task: TaskConfig) -> Ends:
-    """Between which values a task's score lies; of a task's own `score` nothing is known."""
-    metrics = headline_metrics(task)
+    """Between which values a task's score lies."""
     if task.code is not None and task.code.score:
+        # nothing is known about a score that the task's own file computes
         return FREE
     if task.item_score:
         return Ends(0.0, math.inf)
-    return CORRELATION if any(metric in CORRELATIONS for metric in metrics) else PERCENT
+    if any(metric in CORRELATIONS for metric in headline_metrics(task)):
+        return CORRELATION
+    return PERCENT
 
 
 def make_interval(mean: float, width: float, ends: Ends, *, seeds: int) -> Interval:
-    """`mean` ± `width`, laid out on the scale of `ends`."""
-    of = "seeds x items" if seeds > 1 else "items"
+    """`mean` ± `width`, laid out on the scale of `ends`.
+
+    Raises:
+        StatisticsError: The mean lies at an end, or the interval reaches beyond all numbers.
+    """
     if not ends.least < mean < ends.greatest:
         raise StatisticsError(
-            f"a mean score of {mean:g} is as extreme as can be: its error cannot be told from the answers"
+            f"a mean score of {mean:g} is as extreme as can be: "
+            "its error cannot be told from the answers"
         )
-    forth, back, slope = _scale(ends)
-    centre, reach = forth(mean), width * slope(mean)
+    scale = _scale(ends)
+    centre = scale.forth(mean)
+    reach = width * scale.slope(mean)
     if abs(centre) + reach > MAX_EXPONENT:
         raise StatisticsError(f"a mean score of {mean:g} ± {width:g}: the interval has no end")
-    return Interval(back(centre - reach), back(centre + reach), of)
+    of = "seeds x items" if seeds > 1 else "items"
+    return Interval(scale.back(centre - reach), scale.back(centre + reach), of)
 
 
-def _scale(
-    ends: Ends,
-) -> tuple[Callable[[float], float], Callable[[float], float], Callable[[float], float]]:
-    """A scale without ends: to it, from it, and how much a unit of the score is on it."""
-    least, span = ends.least, ends.greatest - ends.least
+def _scale(ends: Ends) -> _Scale:
+    """The scale on which a score with these ends has none."""
+    least = ends.least
+    greatest = ends.greatest
+    span = greatest - least
     if math.isinf(least):
-        return (lambda x: x), (lambda y: y), (lambda x: 1.0)
+        return _Scale(forth=lambda x: x, back=lambda y: y, slope=lambda x: 1.0)
     if math.isinf(span):
-        return (
-            (lambda x: math.log(x - least)),
-            (lambda y: least + math.exp(y)),
-            (lambda x: 1 / (x - least)),
+        # a logarithm, for a score without an upper end
+        return _Scale(
+            forth=lambda x: math.log(x - least),
+            back=lambda y: least + math.exp(y),
+            slope=lambda x: 1 / (x - least),
         )
-    return (
-        lambda x: float(logit((x - least) / span)),
-        lambda y: least + span * float(expit(y)),
-        lambda x: span / ((x - least) * (ends.greatest - x)),
+    # a logit, which for a correlation is twice Fisher's z
+    return _Scale(
+        forth=lambda x: float(logit((x - least) / span)),
+        back=lambda y: least + span * float(expit(y)),
+        slope=lambda x: span / ((x - least) * (greatest - x)),
     )

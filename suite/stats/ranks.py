@@ -1,8 +1,8 @@
-"""Ranks as groups: the places an arm can have, given which others are told apart from it.
+"""Ranks as groups: the places that an arm can have, given which other arms it differs from.
 
-All pairs of arms are tested, Holm's correction holds over all of them, and an arm's rank runs from one more than the number of
-arms that are better to all less the number that are worse: 1, 1-3, 2-3. Whether two ranks overlap says nothing about the two
-arms; `suite compare` tests them.
+All pairs of arms are tested, with Holm's correction over all of them. An arm's rank runs from one
+more than the number of arms that are better, to the number of all arms less those that are worse:
+1, 1-3, 2-3. Two arms whose ranks overlap may still differ; `suite compare` tests a pair.
 """
 
 from __future__ import annotations
@@ -14,22 +14,33 @@ from suite.stats.compare import Evidence, p_values
 from suite.stats.significance import LEVEL, holm
 
 Rank = tuple[int, int]
-"""The best and the worst place, from 1."""
+"""The best and the worst place, counted from 1."""
 
 
 def rank_groups(
     evidence: Evidence, *, higher_is_better: bool, noise: Values | None = None
 ) -> list[Rank]:
-    """The rank of every arm, in the order of the evidence; `noise` as of `compare.variances`."""
+    """The rank of every arm, in the order of the evidence.
+
+    Args:
+        evidence: On the arms to rank.
+        higher_is_better: False for perplexity and the like.
+        noise: As in `compare.variances`.
+    """
     count = len(evidence.scores)
-    upper = np.triu_indices(count, 1)
+    pairs = np.triu_indices(count, 1)
     apart = np.zeros((count, count), dtype=bool)
-    apart[upper] = holm(p_values(evidence, noise)[upper]) < 1 - LEVEL
+    apart[pairs] = holm(p_values(evidence, noise)[pairs]) < 1 - LEVEL
     apart |= apart.T
-    means = evidence.scores.mean(1) * (1 if higher_is_better else -1)
-    better = apart & (means[None, :] > means[:, None])
-    worse = apart & (means[None, :] < means[:, None])
-    return [(1 + int(b), count - int(w)) for b, w in zip(better.sum(1), worse.sum(1), strict=True)]
+    means = evidence.scores.mean(1)
+    if not higher_is_better:
+        means = -means
+    better = (apart & (means[None, :] > means[:, None])).sum(1)
+    worse = (apart & (means[None, :] < means[:, None])).sum(1)
+    ranks = []
+    for arm in range(count):
+        ranks.append((1 + int(better[arm]), count - int(worse[arm])))
+    return ranks
 
 
 def rank_text(rank: Rank) -> str:
