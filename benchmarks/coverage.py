@@ -179,7 +179,7 @@ def _item_variances(sets: Sequence[Answers]) -> tuple[Values, Values]:
     """Of every data set, what items do to all seeds alike, and to their mean; one resampling for many, as if they were arms."""
     shared, spread = [], []
     for part in (sets[start : start + 50] for start in range(0, len(sets), 50)):
-        runs = [answers.of([seed]) for answers in part for seed in answers.runs]
+        runs = [answers.with_seeds([seed]) for answers in part for seed in answers.runs]
         seeds = len(runs) // len(part)
         blocks = item_covariance(runs).reshape(len(part), seeds, len(part), seeds)
         shared.append(np.diag(item_covariance(part)))

@@ -25,9 +25,9 @@ from suite.stats.compare import (
     check_same,
     difference,
     gather,
-    select_arms,
     over_tasks,
     p_values,
+    select_arms,
     variances,
 )
 from suite.stats.constant_baseline import best_constant

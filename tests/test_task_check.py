@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from suite.config.task import make_task
-from suite.data.inspection import Finding, TaskRows, look, percent
+from suite.data.inspection import Finding, TaskRows, inspect_rows, percent
 from tests.commands import Suite, suite
 
 __all__ = ["suite"]
@@ -66,7 +66,7 @@ def write(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 def findings(write: Any, fields: dict[str, Any], rows: dict[str, Rows]) -> dict[str, Finding]:
     _, root = write(fields, rows)
     task = make_task({"name": "toy", **BASE, **fields}, where="toy")
-    return {finding.check: finding for finding in look(TaskRows.read(task, root))[1]}
+    return {finding.check: finding for finding in inspect_rows(TaskRows.read(task, root))[1]}
 
 
 def copied(split: str, count: int, *, into: str) -> Change:
@@ -196,13 +196,13 @@ def test_quartiles_of_numbers_and_the_most_common_texts_are_shown(write: Any) ->
         {"name": "toy", **BASE, **LABELS, "label": {"range": [0, 5]}, "metrics": ["pearson"]},
         where="toy",
     )
-    train = look(TaskRows.read(task, root))[0][0]
+    train = inspect_rows(TaskRows.read(task, root))[0][0]
     assert train.answers == pytest.approx(
         {"min": 0.0, "25%": 74.75 / 60, "median": 149.5 / 60, "75%": 224.25 / 60, "max": 299 / 60}
     )
     _, root = write(TEXTS, splits(lambda n: "common" if n < 30 else f"answer {n}"))
     task = make_task({"name": "toy", **BASE, **TEXTS}, where="toy")
-    train = look(TaskRows.read(task, root))[0][0]
+    train = inspect_rows(TaskRows.read(task, root))[0][0]
     assert (
         train.answers["common"] == 0.1 and train.distinct_answers == 271 and len(train.answers) == 5
     )

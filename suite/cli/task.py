@@ -139,22 +139,29 @@ def _look(
     limits: dict[str, int],
 ) -> Report:
     from suite.config.training import TrainingConfig
-    from suite.data.inspection import TaskRows, look
-    from suite.data.preview import families, make_any, read_as, sampled, scoring, truncation
+    from suite.data.inspection import TaskRows, inspect_rows
+    from suite.data.preview import (
+        check_families,
+        check_lengths,
+        check_metrics,
+        first_objective,
+        read_as,
+        sample_rows,
+    )
 
     training = TrainingConfig.model_validate(limits)
     readers = _readers(backbones)
     rows = TaskRows.read(task, data_root)
-    sample = sampled(task, rows)
-    splits, findings = look(rows)
+    sample = sample_rows(task, rows)
+    splits, findings = inspect_rows(rows)
     readings = []
     for reader in readers:
         readings.append(read_as(reader, rows, sample, training=training, examples=shown))
-    all_findings = [families(readings), *findings]
-    objective = make_any(readers, task, training)
+    all_findings = [check_families(readings), *findings]
+    objective = first_objective(readers, task, training)
     if objective is not None:
-        all_findings += scoring(rows, sample, objective)
-    all_findings += truncation(readings)
+        all_findings += check_metrics(rows, sample, objective)
+    all_findings += check_lengths(readings)
     return Report(task, file, splits, readings, all_findings)
 
 
@@ -164,7 +171,7 @@ def _readers(names: Sequence[str] | None) -> list[Reader]:
     choices: Sequence[Sequence[str]] = FAMILIES
     if names:
         choices = [(name,) for name in names]
-    return [Reader.of(_first(choice)) for choice in choices]
+    return [Reader.load(_first(choice)) for choice in choices]
 
 
 def _first(names: Sequence[str]) -> Any:

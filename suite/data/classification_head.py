@@ -1,4 +1,4 @@
-"""A class or a number from a new head on the backbone."""
+"""A class or a number from a new head, on an encoder or on a decoder's last prompt token."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from transformers import PreTrainedTokenizerBase
 from suite.backbones.loading import Head
 from suite.config.task import ClassificationTask
 from suite.config.training import TrainingConfig
-from suite.data.objective import Batch, Columns, Features, LabelObjective, fill
+from suite.data.objective import (
+    Batch,
+    Columns,
+    Features,
+    LabelObjective,
+    fill,
+    lengths,
+    prompts,
+)
 
 
 class HeadObjective(LabelObjective):
-    """A new classification or regression head: on an encoder's text or pair, or on a decoder's last token of the prompt."""
+    """A new classification or regression head.
+
+    Args:
+        pairs: Read the row's text or pair of texts, as encoders do; else the prompt.
+    """
 
     task: ClassificationTask
 
@@ -32,37 +44,45 @@ class HeadObjective(LabelObjective):
         self.head = Head("regression" if task.is_regression else "classification", task.num_labels)
 
     def encode(self, columns: Columns) -> Features:
-        texts = self._texts(columns) if self.pairs else [self._prompts(columns)]
+        if self.pairs:
+            texts = self._texts(columns)
+        else:
+            texts = [prompts(self.task, columns)]
         encoded = self.tokenizer(*texts, truncation=True, max_length=self.training.max_length)
-        names = ("input_ids", "token_type_ids") if self.pairs else ("input_ids",)
-        features: Features = {name: encoded[name] for name in names if name in encoded}
-        ids = features["input_ids"]
-        return {
-            **features,
-            "gold": self._gold(columns),
-            "length": [len(i) for i in ids],
-            "units": [1] * len(ids),
-        }
+        features: Features = {"input_ids": encoded["input_ids"]}
+        if self.pairs and "token_type_ids" in encoded:
+            features["token_type_ids"] = encoded["token_type_ids"]
+        features["gold"] = self._gold(columns)
+        features["length"] = lengths(features["input_ids"])
+        features["units"] = [1] * len(features["gold"])
+        return features
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         batch = self._padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0})
         dtype = torch.float32 if self.task.is_regression else torch.long
-        return {**batch, "labels": torch.tensor([row["gold"] for row in rows], dtype=dtype)}
+        batch["labels"] = torch.tensor([row["gold"] for row in rows], dtype=dtype)
+        return batch
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        logits = model(
-            **{name: tensor for name, tensor in batch.items() if name != "labels"}
-        ).logits.float()
-        answers: list[float] = (
-            logits.squeeze(-1) if self.task.is_regression else logits.argmax(-1)
-        ).tolist()
-        return [float(answer) for answer in answers]
+        logits = model(**without_labels(batch)).logits.float()  # (B, classes), or (B, 1)
+        if self.task.is_regression:
+            answers = logits.squeeze(-1)
+        else:
+            answers = logits.argmax(-1)
+        return [float(answer) for answer in answers.tolist()]
 
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "pairs": self.pairs}
 
     def _texts(self, columns: Columns) -> list[list[str]]:
-        """The one or two texts of every row."""
+        """The one or two columns of text."""
         if self.task.pair is None:
             return [list(columns[column]) for column in self.task.inputs]
         return [fill(template, columns) for template in self.task.pair]
+
+
+def without_labels(batch: Batch) -> Batch:
+    """The inputs of a batch; with labels a model would also compute a loss."""
+    inputs = dict(batch)
+    del inputs["labels"]
+    return inputs

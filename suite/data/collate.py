@@ -1,4 +1,4 @@
-"""Padding: rows of different lengths to rectangular tensors."""
+"""Padding: turns rows of different lengths into rectangular tensors."""
 
 from __future__ import annotations
 
@@ -12,48 +12,53 @@ IGNORED = -100
 
 
 def padded_length(longest: int, *, at_most: int, multiple: int) -> int:
-    """`longest` rounded up to a multiple, but not beyond `at_most` tokens (a model may have no more positions)."""
-    return max(longest, min(-(-longest // multiple) * multiple, at_most))
+    """`longest` rounded up to a multiple, but not beyond `at_most` tokens.
+
+    A model may have no more positions than `at_most`.
+    """
+    rounded = -(-longest // multiple) * multiple
+    return max(longest, min(rounded, at_most))
 
 
 def pad(
     sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multiple: int
 ) -> torch.Tensor:
     """Sequences padded on the right, (rows, length), int64."""
-    length = padded_length(
-        max(len(sequence) for sequence in sequences), at_most=at_most, multiple=multiple
-    )
-    return torch.tensor(
-        [[*sequence, *[value] * (length - len(sequence))] for sequence in sequences],
-        dtype=torch.long,
-    )
+    longest = max(len(sequence) for sequence in sequences)
+    length = padded_length(longest, at_most=at_most, multiple=multiple)
+    rows = [[*sequence, *[value] * (length - len(sequence))] for sequence in sequences]
+    return torch.tensor(rows, dtype=torch.long)
 
 
 def pad_left(
     sequences: Sequence[Sequence[int]], value: int, *, at_most: int, multiple: int
 ) -> torch.Tensor:
-    """Sequences padded on the left, so that a model can write on after them, (rows, length), int64."""
-    return pad(
-        [sequence[::-1] for sequence in sequences], value, at_most=at_most, multiple=multiple
-    ).flip(1)
+    """Sequences padded on the left, so that a model can continue them, (rows, length), int64."""
+    mirrored = [sequence[::-1] for sequence in sequences]
+    return pad(mirrored, value, at_most=at_most, multiple=multiple).flip(1)
+
+
+def ones_like(sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The attention mask of sequences before padding: a 1 for each token."""
+    return [[1] * len(sequence) for sequence in sequences]
 
 
 def collate_padded(
     rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int], *, at_most: int, multiple: int
 ) -> dict[str, torch.Tensor]:
-    """The columns named in `fill`, as far as the rows have them, padded; with `attention_mask` for `input_ids`.
+    """Pad some columns, and add the `attention_mask` of `input_ids`.
 
     Args:
         rows: Encoded rows.
-        fill: Column -> padding value.
+        fill: Column -> padding value. Columns that the rows lack are left out.
         at_most: Longest padded length, tokens.
-        multiple: What lengths are rounded up to, tokens.
+        multiple: Lengths are rounded up to a multiple of so many tokens.
     """
-    size = {"at_most": at_most, "multiple": multiple}
-    batch = {
-        name: pad([row[name] for row in rows], value, **size)
-        for name, value in fill.items()
-        if name in rows[0]
-    }
-    batch["attention_mask"] = pad([[1] * len(row["input_ids"]) for row in rows], 0, **size)
+    batch = {}
+    for name, value in fill.items():
+        if name in rows[0]:
+            column = [row[name] for row in rows]
+            batch[name] = pad(column, value, at_most=at_most, multiple=multiple)
+    mask = ones_like([row["input_ids"] for row in rows])
+    batch["attention_mask"] = pad(mask, 0, at_most=at_most, multiple=multiple)
     return batch

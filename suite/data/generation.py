@@ -1,7 +1,7 @@
-"""Texts that the model writes: translation and summaries.
+"""Texts that the model writes: translations and summaries.
 
-Source: T5 (Raffel et al. 2020, arXiv 1910.10683), appendix D, for prompts; GPT-2 (Radford et al. 2019), section 3, for a
-decoder that writes on after a prompt.
+Source: T5 (Raffel et al. 2020, arXiv 1910.10683), appendix D, for prompts; GPT-2 (Radford et al.
+2019), section 3, for a decoder that continues a prompt.
 """
 
 from __future__ import annotations
@@ -17,15 +17,24 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import GenerationTask, QuestionAnsweringTask
 from suite.config.training import TrainingConfig
-from suite.data.collate import IGNORED, collate_padded, pad, pad_left
-from suite.data.objective import Batch, Columns, Features, Objective, prompts
-from suite.data.tokenizer import plain_ids, prompt_ids
+from suite.data.classification_text import prompts_of
+from suite.data.collate import IGNORED, collate_padded, ones_like, pad_left
+from suite.data.objective import (
+    Batch,
+    Columns,
+    Features,
+    Objective,
+    continuation_features,
+    prompts,
+    target_features,
+)
+from suite.data.tokenizer import end_ids, plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import score_texts, signatures
 
 
 class GenerationObjective(Objective):
-    """A prompt in, a text out; searched greedily or with beams."""
+    """The model reads a prompt and writes a text, searched greedily or with beams."""
 
     head = Head("text")
     task: GenerationTask | QuestionAnsweringTask
@@ -49,9 +58,8 @@ class GenerationObjective(Objective):
             pad_token_id=self.pad_id,
             synced_gpus=synced,
         )
-        texts = self.tokenizer.batch_decode(
-            self._answers(written, inputs), skip_special_tokens=True
-        )
+        answers = self._answers(written, inputs)
+        texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return [str(text).strip() for text in texts]
 
     def score(
@@ -64,13 +72,13 @@ class GenerationObjective(Objective):
         return signatures(tuple(self.task.metrics))
 
     def _targets(self, columns: Columns) -> list[str]:
-        """What the model learns to write."""
+        """The texts that the model learns to write."""
         assert isinstance(self.task, GenerationTask)
         return list(columns[self.task.target])
 
     def _golds(self, columns: Columns) -> list[Any]:
-        """What is held against what it writes."""
-        return [*self._targets(columns)]
+        """What each written text is compared with."""
+        return list(self._targets(columns))
 
     @abstractmethod
     def _inputs(self, batch: Batch) -> Batch:
@@ -78,54 +86,42 @@ class GenerationObjective(Objective):
 
     @abstractmethod
     def _answers(self, written: torch.Tensor, inputs: Batch) -> torch.Tensor:
-        """The new tokens of what `generate` returned."""
+        """The new tokens in what `generate` returned."""
 
 
 class TextToTextGeneration(GenerationObjective):
-    """Encoder-decoders: T5's prompt in, the target text out."""
+    """Encoder-decoders: read T5's prompt and write the target text."""
 
     def encode(self, columns: Columns) -> Features:
-        training, targets = self.training, self._targets(columns)
-        ids = self.tokenizer(
-            prompts(self.task, columns), truncation=True, max_length=training.max_length
-        )["input_ids"]
-        labels = self.tokenizer(
-            text_target=targets, truncation=True, max_length=training.target_max_length
-        )["input_ids"]
-        lengths, units = [len(i) for i in ids], [len(i) for i in labels]
-        return {
-            "input_ids": ids,
-            "labels": labels,
-            "gold": self._golds(columns),
-            "length": lengths,
-            "units": units,
-        }
+        inputs = self.tokenizer(
+            prompts(self.task, columns), truncation=True, max_length=self.training.max_length
+        )
+        targets = self.tokenizer(
+            text_target=self._targets(columns),
+            truncation=True,
+            max_length=self.training.target_max_length,
+        )
+        return target_features(inputs["input_ids"], targets["input_ids"], self._golds(columns))
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        size = {
-            "at_most": self.training.target_max_length,
-            "multiple": self.training.pad_to_multiple,
-        }
-        return {
-            **self._padded(rows, {"input_ids": self.pad_id}),
-            "labels": pad([row["labels"] for row in rows], IGNORED, **size),
-        }
+        return self._padded_with_target(rows)
 
     def _inputs(self, batch: Batch) -> Batch:
-        return {name: batch[name] for name in ("input_ids", "attention_mask")}
+        return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
 
     def _answers(self, written: torch.Tensor, inputs: Batch) -> torch.Tensor:
         return written
 
 
 class DecoderGeneration(GenerationObjective):
-    """Decoders: prompt, cue and target in one sequence, loss on the target and the end token after it.
+    """Decoders: prompt, cue and target in one sequence, with loss on the target and its end token.
 
-    `training.max_length` bounds the prompt with its cue, `training.target_max_length` the target; the model needs both.
+    `training.max_length` bounds the prompt with its cue, `training.target_max_length` the target;
+    the model needs room for both.
     """
 
     CUE = " answer:"
-    """Ours, as where a decoder scores label words; never cut off."""
+    """Ours, the same as where a decoder scores label words; never cut off."""
 
     def __init__(
         self,
@@ -135,12 +131,13 @@ class DecoderGeneration(GenerationObjective):
     ) -> None:
         super().__init__(task, tokenizer, training)
         self.cue = plain_ids(tokenizer, self.CUE)
-        self.end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.end = end_ids(tokenizer)
         self.room = training.max_length - len(self.cue)
         if self.room < 1 or training.target_max_length <= len(self.end):
             raise IncompatibleError(
-                f"task {task.name}: training.max_length {training.max_length} or training.target_max_length "
-                f"{training.target_max_length} leaves no room for text; raise it"
+                f"task {task.name}: training.max_length {training.max_length} or "
+                f"training.target_max_length {training.target_max_length} "
+                "leaves no room for text; raise it"
             )
 
     @property
@@ -148,46 +145,39 @@ class DecoderGeneration(GenerationObjective):
         return self.training.max_length + self.training.target_max_length
 
     def encode(self, columns: Columns) -> Features:
-        starts = [
-            [*prompt_ids(self.tokenizer, text)[: self.room], *self.cue]
-            for text in prompts(self.task, columns)
-        ]
-        answers = [self._answer(text) for text in self._targets(columns)]
-        both = list(zip(starts, answers, strict=True))
-        return {
-            "input_ids": [start + answer for start, answer in both],
-            "labels": [[IGNORED] * len(start) + answer for start, answer in both],
-            "gold": self._golds(columns),
-            "length": [len(start) + len(answer) for start, answer in both],
-            "units": [len(answer) for answer in answers],
-        }
+        starts = []
+        for text in prompts(self.task, columns):
+            starts.append([*prompt_ids(self.tokenizer, text)[: self.room], *self.cue])
+        room = self.training.target_max_length - len(self.end)
+        targets = []
+        for text in self._targets(columns):
+            # the space makes the target's first word the same token as in running text
+            targets.append([*plain_ids(self.tokenizer, " " + text)[:room], *self.end])
+        return continuation_features(starts, targets, self._golds(columns))
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        fill = {"input_ids": self.pad_id, "labels": IGNORED}
         return collate_padded(
-            rows, fill, at_most=self.positions, multiple=self.training.pad_to_multiple
+            rows,
+            {"input_ids": self.pad_id, "labels": IGNORED},
+            at_most=self.positions,
+            multiple=self.training.pad_to_multiple,
         )
 
     def fingerprint(self) -> dict[str, Any]:
         return {**super().fingerprint(), "cue": self.CUE}
 
-    def _answer(self, text: str) -> list[int]:
-        room = self.training.target_max_length - len(self.end)
-        return [*plain_ids(self.tokenizer, " " + text)[:room], *self.end]
-
     def _inputs(self, batch: Batch) -> Batch:
-        """The prompts alone, padded on the left, so that every answer begins where its prompt ends."""
-        starts = (batch["labels"] != IGNORED).int().argmax(dim=1).tolist()
-        rows = [ids[:start].tolist() for ids, start in zip(batch["input_ids"], starts, strict=True)]
-        size = {"at_most": self.training.max_length, "multiple": self.training.pad_to_multiple}
+        """The prompts alone, padded on the left, so that every answer begins after its prompt."""
+        rows = prompts_of(batch)
+        at_most = self.training.max_length
+        multiple = self.training.pad_to_multiple
         device = batch["input_ids"].device
-        ids, mask = (
-            pad_left(rows, self.pad_id, **size),
-            pad_left([[1] * len(row) for row in rows], 0, **size),
-        )
+        ids = pad_left(rows, self.pad_id, at_most=at_most, multiple=multiple)
+        mask = pad_left(ones_like(rows), 0, at_most=at_most, multiple=multiple)
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
     def _answers(self, written: torch.Tensor, inputs: Batch) -> torch.Tensor:
+        # a decoder's `generate` returns the prompt as well
         return written[:, inputs["input_ids"].shape[1] :]
 
 
@@ -201,14 +191,14 @@ def make_generation(
     """Text to text for encoder-decoders, one sequence for decoders.
 
     Raises:
-        IncompatibleError: An encoder, which writes nothing; no room for text.
+        IncompatibleError: The backbone is an encoder, which writes nothing; or there is no room for
+            text.
     """
     if kind == "encoder":
         raise IncompatibleError(
-            f"task {task.name}: an encoder backbone cannot write text; use an encoder-decoder or a decoder-only backbone"
+            f"task {task.name}: an encoder backbone cannot write text; "
+            "use an encoder-decoder or a decoder-only backbone"
         )
-    return (
-        TextToTextGeneration(task, tokenizer, training)
-        if kind == "encoder-decoder"
-        else DecoderGeneration(task, tokenizer, training)
-    )
+    if kind == "encoder-decoder":
+        return TextToTextGeneration(task, tokenizer, training)
+    return DecoderGeneration(task, tokenizer, training)

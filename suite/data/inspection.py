@@ -1,6 +1,7 @@
-"""What a task's rows are like, before anything is trained on them: sizes, answers, repeated rows, rows in two splits.
+"""What a task's rows are like: sizes, answers, repeated rows, rows in two splits.
 
-It reads the answers of every split, test among them: it is no trial, and nothing it finds reaches one.
+This is looked at before anything is trained. It reads the answers of every split, test included;
+that is no leak, because it is no trial, and nothing that it finds reaches one.
 """
 
 from __future__ import annotations
@@ -22,32 +23,36 @@ from suite.config.task import (
     QuestionAnsweringTask,
     TaskConfig,
 )
-from suite.data.objective import Columns
-from suite.data.prepare import number_groups, read_splits
+from suite.data.objective import Columns, rows_of
+from suite.data.prepare import read_splits, split_rows
 from suite.data.source import CodeSource, open_source
-from suite.data.splits import SPLIT_NAMES, Part, SplitName, plan_splits
+from suite.data.splits import SPLIT_NAMES, Part, SplitName
 
 MOST_COMMON = 5
+"""Answers shown of a task whose answers are texts."""
 LEAK_FAIL_FRAC = 0.05
-"""Share of a split's rows that also stand in another from which the task is not fit to compare on (ours)."""
+"""With a larger share of a split's rows in another split, a task cannot compare arms (ours)."""
 REPEATED_WARN_FRAC = 0.01
 LIKE_CONSTANT_FRAC = 0.95
+"""From this share of one label on, a constant answer scores almost as much as any (ours)."""
 FEW_ROWS = 100
 LONG_CHARACTERS = 100
-"""Of running text only rows of so many characters are compared: short sentences repeat in any text (ours)."""
+"""Shorter rows of running text are not compared: short sentences repeat in any text (ours)."""
 
 Level = Literal["ok", "warn", "fail"]
+RowsBySplit = Mapping[SplitName, "Sequence[Row]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        check: What.
+        level: How bad it is.
+        check: Name of the check.
         text: What was found, for a reader.
         rows: How many rows it is about.
-        examples: The first of them.
+        examples: The first of these rows.
     """
 
     level: Level
@@ -62,10 +67,12 @@ class SplitFacts:
     """One split as the task uses it.
 
     Attributes:
-        split, source: Its name, and the data's split that its rows are from.
-        rows: How many.
-        answers: Share of each answer: all labels, the most common texts, or the quartiles of numbers (then their values).
-        distinct_answers: How many there are.
+        split: Its name.
+        source: The data's split that its rows are from.
+        rows: How many rows it has.
+        answers: Share of each answer: of all labels, or of the most common texts. For numbers the
+            quartiles.
+        distinct_answers: How many different answers it has.
     """
 
     split: SplitName
@@ -80,7 +87,10 @@ class TaskRows:
     """A task's rows by split.
 
     Attributes:
-        dropped: Per split of the data, how many rows the task's file left out.
+        task: The task.
+        tables: All rows of each split of the data.
+        parts: Which of these rows are in each split of the task.
+        dropped: Rows that the task's file left out of each split of the data.
     """
 
     task: TaskConfig
@@ -90,54 +100,55 @@ class TaskRows:
 
     @classmethod
     def read(cls, task: TaskConfig, data_root: Path | None) -> TaskRows:
-        """Every split of a task.
+        """Read every split of a task.
 
         Raises:
-            DataError: Data that are absent, unreadable or not what the task says.
+            DataError: The data are absent, unreadable or not what the task says.
         """
         source = open_source(task, data_root)
         tables = read_splits(task, source)
-        groups = {split: number_groups(table, task) for split, table in tables.items()}
-        sizes = {split: table.num_rows for split, table in tables.items()}
         where = f"task {task.name}, {source.where}"
-        parts = plan_splits(
-            task.splits, sizes, LimitConfig(), where=where, in_order=task.in_order, groups=groups
-        )
-        return cls(
-            task, tables, parts, dict(source.dropped) if isinstance(source, CodeSource) else {}
-        )
+        parts = split_rows(task, tables, LimitConfig(), where=where)
+        dropped = dict(source.dropped) if isinstance(source, CodeSource) else {}
+        return cls(task, tables, parts, dropped)
 
     def columns(self, split: SplitName, *, at_most: int | None = None) -> Columns:
-        """The first rows of a split, or all."""
+        """The first rows of a split; None = all of them."""
         part = self.parts[split]
-        columns: Columns = self.tables[part.source].take(pa.array(part.rows[:at_most])).to_pydict()
+        rows = pa.array(part.rows[:at_most])
+        columns: Columns = self.tables[part.source].take(rows).to_pydict()
         return columns
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a model reads, and what it must answer; two rows are the same where both are."""
+    """What a model reads, and what it must answer. Two rows are the same where both are."""
 
     reads: tuple[Any, ...]
     answer: Hashable
 
     def shown(self, task: TaskConfig) -> str:
         text = " | ".join(map(str, self.reads))
-        return text if self.answer is None else f"{text} -> {answer_text(task, self.answer)}"
+        if self.answer is None:
+            return text
+        return f"{text} -> {answer_text(task, self.answer)}"
 
 
-def look(rows: TaskRows) -> tuple[list[SplitFacts], list[Finding]]:
-    """Sizes and answers of every split, and what is to be said about them."""
-    found = {split: list(_rows(rows.task, rows.columns(split))) for split in SPLIT_NAMES}
-    facts = [
-        _facts(rows.task, split, rows.parts[split].source, found[split]) for split in SPLIT_NAMES
+def inspect_rows(rows: TaskRows) -> tuple[list[SplitFacts], list[Finding]]:
+    """Sizes and answers of every split, and what was found in the rows."""
+    task = rows.task
+    found: dict[SplitName, list[Row]] = {}
+    facts: list[SplitFacts] = []
+    for split in SPLIT_NAMES:
+        found[split] = list(_rows(task, rows.columns(split)))
+        facts.append(_facts(task, split, rows.parts[split].source, found[split]))
+    findings = [
+        _check_sizes(rows, facts),
+        *_check_labels(task, facts),
+        _check_empty(task, found),
+        *_check_repeated(task, found),
     ]
-    return facts, [
-        _sizes(rows, facts),
-        *_answers(rows.task, facts),
-        _empty(rows.task, found),
-        *_repeated(rows.task, found),
-    ]
+    return facts, findings
 
 
 def answer_column(task: TaskConfig) -> str | None:
@@ -146,7 +157,9 @@ def answer_column(task: TaskConfig) -> str | None:
         return task.label.column
     if isinstance(task, GenerationTask | InstructionTask):
         return task.target
-    return task.answers if isinstance(task, QuestionAnsweringTask) else None
+    if isinstance(task, QuestionAnsweringTask):
+        return task.answers
+    return None
 
 
 def answer_text(task: TaskConfig, answer: Any) -> str:
@@ -154,165 +167,171 @@ def answer_text(task: TaskConfig, answer: Any) -> str:
     if isinstance(task, LabelTask) and task.label.words is not None:
         return task.label.words[int(answer)]
     if isinstance(answer, (list, tuple)):
+        # the first of the accepted texts
         return answer[0] if answer else "(no answer)"
-    return f"{answer:g}" if isinstance(answer, float) else str(answer)
+    if isinstance(answer, float):
+        return f"{answer:g}"
+    return str(answer)
+
+
+def percent(share: float) -> str:
+    """A share in percent, with two significant digits below 10%: `0.14%`, `7.5%`, `42%`."""
+    if share < 0.1:
+        return f"{100 * share:.2g}%"
+    return f"{100 * share:.0f}%"
 
 
 def _rows(task: TaskConfig, columns: Columns) -> Iterator[Row]:
     answer = answer_column(task)
     reads = [name for name in task.text_columns if name != answer]
-    texts = zip(*(columns[name] for name in reads), strict=True)
-    answers: Sequence[Any] = (
-        columns[answer] if answer is not None else [None] * len(columns[reads[0]])
-    )
-    for row, given in zip(texts, answers, strict=True):
-        yield Row(row, tuple(given) if isinstance(given, list) else given)
+    for number, texts in enumerate(rows_of(columns, reads)):
+        given = None if answer is None else columns[answer][number]
+        if isinstance(given, list):
+            given = tuple(given)  # rows are compared by hash
+        yield Row(texts, given)
 
 
 def _facts(task: TaskConfig, split: SplitName, source: str, rows: Sequence[Row]) -> SplitFacts:
     answers = [row.answer for row in rows if row.answer is not None]
+    shares: dict[str, float] = {}
     if isinstance(task, LabelTask) and task.is_regression:
-        points = np.quantile(np.asarray(answers, dtype=float), [0, 0.25, 0.5, 0.75, 1]).tolist()
+        values = np.asarray(answers, dtype=float)
+        points = np.quantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist()
         shares = dict(zip(("min", "25%", "median", "75%", "max"), points, strict=True))
     else:
         counts = Counter(answer_text(task, answer) for answer in answers)
-        words = task.label.words if isinstance(task, LabelTask) else None
-        shown = (
-            list(words)
-            if words is not None
-            else [word for word, _ in counts.most_common(MOST_COMMON)]
-        )
-        shares = {word: counts[word] / len(answers) for word in shown}
+        shown = [word for word, _ in counts.most_common(MOST_COMMON)]
+        if isinstance(task, LabelTask) and task.label.words is not None:
+            # all labels, also those that do not occur
+            shown = task.label.words
+        for word in shown:
+            shares[word] = counts[word] / len(answers)
     return SplitFacts(split, source, len(rows), shares, len(set(answers)))
 
 
-def _sizes(rows: TaskRows, facts: Sequence[SplitFacts]) -> Finding:
-    sizes = ", ".join(f"{fact.rows:,} {fact.split}" for fact in facts)
-    left_out = ", ".join(f"{count:,} of {split}" for split, count in rows.dropped.items() if count)
-    dropped = f"; rows() left out {left_out}" if left_out else ""
+def _check_sizes(rows: TaskRows, facts: Sequence[SplitFacts]) -> Finding:
+    text = ", ".join(f"{fact.rows:,} {fact.split}" for fact in facts)
+    left_out = [f"{count:,} of {split}" for split, count in rows.dropped.items() if count]
+    if left_out:
+        text += f"; rows() left out {', '.join(left_out)}"
+    # the first is train; its size is no matter of precision
     small = [fact.split for fact in facts[1:] if fact.rows < FEW_ROWS]
-    if small:
-        advice = f"; fewer than {FEW_ROWS} rows of {' and '.join(small)} tell arms apart by a point at best"
-        return Finding("warn", "splits", f"{sizes}{dropped}{advice}")
-    return Finding("ok", "splits", sizes + dropped)
+    if not small:
+        return Finding("ok", "splits", text)
+    advice = (
+        f"fewer than {FEW_ROWS} rows of {' and '.join(small)} tell arms apart by a point at best"
+    )
+    return Finding("warn", "splits", f"{text}; {advice}")
 
 
-def _answers(task: TaskConfig, facts: Sequence[SplitFacts]) -> Iterator[Finding]:
+def _check_labels(task: TaskConfig, facts: Sequence[SplitFacts]) -> Iterator[Finding]:
+    """Labels that do not occur, and labels that nearly always do."""
     if not isinstance(task, LabelTask) or task.is_regression:
         return
     train = facts[0]
     if train.distinct_answers < 2:
+        label, _ = _most_common(train)
         yield Finding(
-            "fail",
-            "labels",
-            f"every row of train is {_most(train)[0]!r}: there is nothing to learn",
+            "fail", "labels", f"every row of train is {label!r}: there is nothing to learn"
         )
         return
-    said = [
-        f"{fact.split} has no {word!r}"
-        for fact in facts
-        for word, share in fact.answers.items()
-        if not share
-    ]
+    said = []
     for fact in facts:
-        word, share = _most(fact)
-        said += (
-            [f"{percent(share)} of {fact.split} is {word!r}"] if share >= LIKE_CONSTANT_FRAC else []
-        )
-    yield Finding(
-        "warn" if said else "ok",
-        "labels",
-        "; ".join(said) or f"all {len(train.answers)} in every split",
-    )
+        for label, share in fact.answers.items():
+            if not share:
+                said.append(f"{fact.split} has no {label!r}")
+    for fact in facts:
+        label, share = _most_common(fact)
+        if share >= LIKE_CONSTANT_FRAC:
+            said.append(f"{percent(share)} of {fact.split} is {label!r}")
+    if said:
+        yield Finding("warn", "labels", "; ".join(said))
+    else:
+        yield Finding("ok", "labels", f"all {len(train.answers)} in every split")
 
 
-def _most(fact: SplitFacts) -> tuple[str, float]:
+def _most_common(fact: SplitFacts) -> tuple[str, float]:
     return max(fact.answers.items(), key=lambda item: item[1])
 
 
-def _empty(task: TaskConfig, found: Mapping[SplitName, Sequence[Row]]) -> Finding:
+def _check_empty(task: TaskConfig, found: RowsBySplit) -> Finding:
     """Rows without any text to read, or with an empty text to write."""
-    rows = [
-        row
-        for part in found.values()
-        for row in part
-        if not any(str(text).strip() for text in row.reads) or row.answer == ""
-    ]
-    if rows:
-        share = _share(len(rows), sum(map(len, found.values())))
-        return Finding(
-            "warn",
-            "empty texts",
-            f"nothing to read, or an empty answer: {share}",
-            len(rows),
-            _shown(task, rows),
-        )
-    return Finding("ok", "empty texts", "none")
+    empty = []
+    total = 0
+    for rows in found.values():
+        total += len(rows)
+        for row in rows:
+            if not "".join(map(str, row.reads)).strip() or row.answer == "":
+                empty.append(row)
+    if not empty:
+        return Finding("ok", "empty texts", "none")
+    text = f"nothing to read, or an empty answer: {_share(len(empty), total)}"
+    return Finding("warn", "empty texts", text, len(empty), _shown(task, empty))
 
 
-def _repeated(task: TaskConfig, found: Mapping[SplitName, Sequence[Row]]) -> Iterator[Finding]:
-    """Rows in two splits, rows twice in one, and the same text with another answer."""
+def _check_repeated(task: TaskConfig, found: RowsBySplit) -> Iterator[Finding]:
+    """Rows in two splits, rows twice in one split, and the same text with another answer."""
     if task.in_order:
-        found = {
-            split: [row for row in rows if len(row.reads[0]) >= LONG_CHARACTERS]
-            for split, rows in found.items()
-        }
-    for left, right in (("train", "validation"), ("train", "test"), ("validation", "test")):
-        yield _leak(task, left, found[left], right, found[right])  # type: ignore[index]
+        long: dict[SplitName, list[Row]] = {}
+        for split, rows in found.items():
+            long[split] = [row for row in rows if len(row.reads[0]) >= LONG_CHARACTERS]
+        found = long
+    yield _check_leak(task, found, "train", "validation")
+    yield _check_leak(task, found, "train", "test")
+    yield _check_leak(task, found, "validation", "test")
     for split, rows in found.items():
         counts = Counter(rows)
         twice = [row for row, count in counts.items() if count > 1]
         extra = len(rows) - len(counts)
         level: Level = "warn" if extra > REPEATED_WARN_FRAC * len(rows) else "ok"
-        yield Finding(
-            level, f"repeated in {split}", _share(extra, len(rows)), extra, _shown(task, twice)
-        )
-    yield _contradictions(task, found)
+        share = _share(extra, len(rows))
+        yield Finding(level, f"repeated in {split}", share, extra, _shown(task, twice))
+    yield _check_contradictions(task, found)
 
 
-def _leak(
-    task: TaskConfig, left: str, first: Sequence[Row], right: str, second: Sequence[Row]
+def _check_leak(
+    task: TaskConfig, found: RowsBySplit, first: SplitName, second: SplitName
 ) -> Finding:
-    seen = set(first)
-    same = [row for row in second if row in seen]
-    level: Level = (
-        "ok"
-        if not same
-        else "fail"
-        if len(same) > LEAK_FAIL_FRAC * len(second) and not task.in_order
-        else "warn"
-    )
-    text = _share(len(same), len(second)) if same else "none"
-    return Finding(level, f"{right} rows in {left}", text, len(same), _shown(task, same))
+    """Rows of the second split that also stand in the first."""
+    seen = set(found[first])
+    rows = found[second]
+    same = [row for row in rows if row in seen]
+    level: Level = "ok"
+    if same:
+        level = "warn"
+        # running text may quote itself
+        if len(same) > LEAK_FAIL_FRAC * len(rows) and not task.in_order:
+            level = "fail"
+    share = _share(len(same), len(rows))
+    return Finding(level, f"{second} rows in {first}", share, len(same), _shown(task, same))
 
 
-def _contradictions(task: TaskConfig, found: Mapping[SplitName, Sequence[Row]]) -> Finding:
+def _check_contradictions(task: TaskConfig, found: RowsBySplit) -> Finding:
     """Texts that have another answer elsewhere; where answers are texts that is no mistake."""
     answers: dict[tuple[Any, ...], set[Hashable]] = {}
+    total = 0
     for rows in found.values():
+        total += len(rows)
         for row in rows:
             answers.setdefault(row.reads, set()).add(row.answer)
-    torn = {reads for reads, given in answers.items() if len(given) > 1}
-    rows = [row for part in found.values() for row in part if row.reads in torn]
-    level: Level = "warn" if rows and isinstance(task, LabelTask) else "ok"
-    total = sum(map(len, found.values()))
-    examples = _shown(task, sorted(set(rows), key=lambda row: str(row.reads)))
-    return Finding(
-        level,
-        "same text, other answer",
-        _share(len(rows), total) if rows else "none",
-        len(rows),
-        examples,
-    )
+    count = 0
+    torn: set[Row] = set()
+    for rows in found.values():
+        for row in rows:
+            if len(answers[row.reads]) > 1:
+                count += 1
+                torn.add(row)
+    level: Level = "warn" if torn and isinstance(task, LabelTask) else "ok"
+    # sorted, so that the answers to a text stand side by side
+    torn_rows = sorted(torn, key=lambda row: (str(row.reads), str(row.answer)))
+    examples = _shown(task, torn_rows)
+    return Finding(level, "same text, other answer", _share(count, total), count, examples)
 
 
-def _share(count: int, of: int) -> str:
-    return f"{count:,} of {of:,} rows ({percent(count / of)})" if count else "none"
-
-
-def percent(share: float) -> str:
-    """Two significant digits, as far as they say something: `0.14%`, `7.5%`, `42%`."""
-    return f"{100 * share:.2g}%" if share < 0.1 else f"{100 * share:.0f}%"
+def _share(count: int, total: int) -> str:
+    if not count:
+        return "none"
+    return f"{count:,} of {total:,} rows ({percent(count / total)})"
 
 
 def _shown(task: TaskConfig, rows: Sequence[Row]) -> tuple[str, ...]:

@@ -1,12 +1,14 @@
-"""Instructions and responses: fine-tuned on the response alone, scored by the perplexity of its tokens.
+"""Instructions and responses: trained on the response alone, scored by its perplexity.
 
-Source: Stanford Alpaca (Taori et al. 2023): two prompts, with and without an input; no loss on the prompt; an end token after
-    the response. Shared Attention (arXiv 2407.12866), section 4, fine-tunes with it.
+Source: Stanford Alpaca (Taori et al. 2023): two prompts, with and without an input; no loss on the
+    prompt; an end token after the response. Shared Attention (arXiv 2407.12866), section 4,
+    fine-tunes with it.
 Deviations:
-    - `training.max_length` bounds the prompt and `training.target_max_length` the response, as where text is generated; Alpaca
-      bounds both together. A prompt that is too long loses the end of its instruction or input, never what stands after it.
-    - The end token is the tokenizer's, also where Shared Attention's script writes `</s>` as text; its attention mask hides
-      real end tokens, ours hides padding alone.
+    - `training.max_length` bounds the prompt and `training.target_max_length` the response, as
+      where text is generated; Alpaca bounds both together. A prompt that is too long loses the end
+      of its instruction or input, never what stands after it.
+    - The end token is the tokenizer's, also where Shared Attention's script writes `</s>` as text.
+      Its attention mask hides real end tokens; ours hides padding alone.
 """
 
 from __future__ import annotations
@@ -23,17 +25,26 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import InstructionTask
 from suite.config.training import TrainingConfig
-from suite.data.collate import IGNORED, collate_padded, pad
+from suite.data.collate import IGNORED, collate_padded
 from suite.data.language_model import summed_nll
-from suite.data.objective import Batch, Columns, Features, Objective
+from suite.data.objective import (
+    Batch,
+    Columns,
+    Features,
+    Objective,
+    continuation_features,
+    lengths,
+    rows_of,
+    target_features,
+)
 from suite.data.splits import SplitName
-from suite.data.tokenizer import plain_ids, prompt_ids
+from suite.data.tokenizer import end_ids, plain_ids, prompt_ids
 from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity
 
 
 class InstructionObjective(Objective):
-    """A prompt in, a response out; an item is an example, of which the tokens of the response are scored."""
+    """The model reads a prompt and is scored on the tokens of the response; an item is a row."""
 
     head = Head("text")
     task: InstructionTask
@@ -45,39 +56,41 @@ class InstructionObjective(Objective):
         return {"perplexity": perplexity(predictions, golds)}
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            **super().fingerprint(),
-            **self.task.model_dump(mode="json", include={"without_input", "packing"}),
-        }
+        own = self.task.model_dump(mode="json", include={"without_input", "packing"})
+        return {**super().fingerprint(), **own}
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        """Negative log-likelihood of each response, in nats, summed over its tokens; one forward pass, whatever `synced`."""
-        pairs = zip(*self._aligned(model(**batch).logits, batch["labels"]), strict=True)
-        answers: list[float] = torch.stack(
-            [summed_nll(logits, labels) for logits, labels in pairs]
-        ).tolist()
+        """Negative log-likelihood of each response, in nats, summed over its tokens.
+
+        It takes one forward pass, whatever `synced` says.
+        """
+        logits, labels = self._aligned(model(**batch).logits, batch["labels"])
+        sums = [summed_nll(row, wanted) for row, wanted in zip(logits, labels, strict=True)]
+        answers: list[float] = torch.stack(sums).tolist()
         return answers
 
     @abstractmethod
     def _aligned(
         self, logits: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, T, vocabulary) and (B, T): where each label is predicted."""
+        """Logits and labels, such that each label stands where it is predicted.
+
+        (B, T, vocabulary) and (B, T).
+        """
 
     def _examples(self, columns: Columns) -> Iterator[tuple[str, str, str]]:
-        """Prompt, what of it must not be cut off, and response of every row."""
-        *inputs, responses = (columns[name] for name in self.task.columns)
-        for *texts, response in zip(*inputs, responses, strict=True):
+        """Of every row the prompt, the part of it that must not be cut off, and the response."""
+        for *texts, response in rows_of(columns, self.task.columns):
             template = self._template(texts)
-            yield (
-                template.format(**dict(zip(self.task.inputs, texts, strict=True))),
-                _tail(template),
-                response,
-            )
+            prompt = template.format(**dict(zip(self.task.inputs, texts, strict=True)))
+            yield prompt, _tail(template), response
 
     def _template(self, texts: Sequence[str]) -> str:
+        """The template of a row; one without an input may have a template of its own."""
         without = self.task.without_input
-        return self.task.text_to_text if without is None or texts[1].strip() else without
+        if without is None or texts[1].strip():
+            return self.task.text_to_text
+        return without
 
 
 class TextToTextInstruction(InstructionObjective):
@@ -89,41 +102,26 @@ class TextToTextInstruction(InstructionObjective):
         super().__init__(task, tokenizer, training)
         if task.packing:
             raise IncompatibleError(
-                f"task {task.name}: packing is for decoders; an encoder-decoder reads one prompt at a time"
+                f"task {task.name}: packing is for decoders; "
+                "an encoder-decoder reads one prompt at a time"
             )
 
     def encode(self, columns: Columns) -> Features:
-        rows = list(self._examples(columns))
-        end = [] if self.tokenizer.eos_token_id is None else [int(self.tokenizer.eos_token_id)]
-        prompts = [
-            [
-                *_cut(self.tokenizer, prompt, tail, self.training.max_length - len(end), self.task),
-                *end,
-            ]
-            for prompt, tail, _ in rows
-        ]
-        size = {"truncation": True, "max_length": self.training.target_max_length}
-        labels = self.tokenizer(text_target=[response for *_, response in rows], **size)[
-            "input_ids"
-        ]
-        lengths, units = [len(ids) for ids in prompts], [len(ids) for ids in labels]
-        return {
-            "input_ids": prompts,
-            "labels": labels,
-            "gold": units,
-            "length": lengths,
-            "units": units,
-        }
+        end = end_ids(self.tokenizer)
+        room = self.training.max_length - len(end)
+        inputs = []
+        responses = []
+        for prompt, tail, response in self._examples(columns):
+            inputs.append([*_cut(self.tokenizer, prompt, tail, room, self.task), *end])
+            responses.append(response)
+        targets = self.tokenizer(
+            text_target=responses, truncation=True, max_length=self.training.target_max_length
+        )["input_ids"]
+        # the number of scored tokens is what a perplexity's "gold" is
+        return target_features(inputs, targets, lengths(targets))
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        size = {
-            "at_most": self.training.target_max_length,
-            "multiple": self.training.pad_to_multiple,
-        }
-        return {
-            **self._padded(rows, {"input_ids": self.pad_id}),
-            "labels": pad([row["labels"] for row in rows], IGNORED, **size),
-        }
+        return self._padded_with_target(rows)
 
     def _aligned(
         self, logits: torch.Tensor, labels: torch.Tensor
@@ -132,16 +130,20 @@ class TextToTextInstruction(InstructionObjective):
 
 
 class DecoderInstruction(InstructionObjective):
-    """Decoders: prompt and response in one sequence; with `packing` the training rows share sequences as they come, whole."""
+    """Decoders: prompt and response in one sequence.
+
+    With `packing`, training rows share a sequence, in order and whole, as long as they fit.
+    """
 
     def __init__(
         self, task: InstructionTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
     ) -> None:
         super().__init__(task, tokenizer, training)
-        self.end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.end = end_ids(tokenizer)
         if training.target_max_length <= len(self.end):
             raise IncompatibleError(
-                f"task {task.name}: training.target_max_length {training.target_max_length} leaves no room; raise it"
+                f"task {task.name}: training.target_max_length {training.target_max_length} "
+                "leaves no room; raise it"
             )
 
     @property
@@ -150,55 +152,51 @@ class DecoderInstruction(InstructionObjective):
 
     def encode(self, columns: Columns) -> Features:
         room = self.training.target_max_length - len(self.end)
-        features: Features = {
-            name: [] for name in ("input_ids", "labels", "gold", "length", "units")
-        }
+        prompts = []
+        responses = []
         for prompt, tail, text in self._examples(columns):
-            start = _cut(self.tokenizer, prompt, tail, self.training.max_length, self.task)
-            response = [*plain_ids(self.tokenizer, text)[:room], *self.end]
-            row = (
-                [*start, *response],
-                [IGNORED] * len(start) + response,
-                len(response),
-                len(start) + len(response),
-                len(response),
-            )
-            for values, value in zip(features.values(), row, strict=True):
-                values.append(value)
-        return features
+            prompts.append(_cut(self.tokenizer, prompt, tail, self.training.max_length, self.task))
+            responses.append([*plain_ids(self.tokenizer, text)[:room], *self.end])
+        return continuation_features(prompts, responses, lengths(responses))
 
     def features(
         self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
     ) -> Iterator[Features]:
-        parts = super().features(chunks, split)
-        return map(self._packed, parts) if self.task.packing and split == "train" else parts
+        for part in super().features(chunks, split):
+            if self.task.packing and split == "train":
+                part = self._packed(part)
+            yield part
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        fill = {"input_ids": self.pad_id, "labels": IGNORED}
         return collate_padded(
-            rows, fill, at_most=self.positions, multiple=self.training.pad_to_multiple
+            rows,
+            {"input_ids": self.pad_id, "labels": IGNORED},
+            at_most=self.positions,
+            multiple=self.training.pad_to_multiple,
         )
 
     def _packed(self, rows: Features) -> Features:
-        """Rows joined, in order, as long as they fit; names joined by `+`."""
-        made: Features = {name: [] for name in rows}
-        for row in (
-            dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)
-        ):
-            fits = bool(made["length"]) and made["length"][-1] + row["length"] <= self.positions
-            for name, value in row.items():
+        """Rows joined in order as long as they fit; their names are joined by `+`."""
+        packed: Features = {name: [] for name in rows}
+        for number, length in enumerate(rows["length"]):
+            sizes = packed["length"]
+            fits = bool(sizes) and sizes[-1] + length <= self.positions
+            for name, values in rows.items():
+                value = values[number]
                 if not fits:
-                    made[name].append(value)
+                    packed[name].append(value)
                 elif name == "index":
-                    made[name][-1] += f"+{value}"
+                    packed[name][-1] += f"+{value}"
                 else:
-                    made[name][-1] = made[name][-1] + value
-        return made
+                    # lists of tokens are joined, counts are added; `+=` would change `rows` too
+                    packed[name][-1] = packed[name][-1] + value
+        return packed
 
     def _aligned(
         self, logits: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = logits[:, -labels.shape[1] :]  # prompt tuning puts its own positions in front
+        # prompt tuning puts its own positions in front
+        logits = logits[:, -labels.shape[1] :]
         return logits[:, :-1], labels[:, 1:]
 
 
@@ -212,29 +210,36 @@ def make_instruction(
     """Text to text for encoder-decoders, one sequence for decoders.
 
     Raises:
-        IncompatibleError: An encoder, which writes nothing; packing for an encoder-decoder; no room for text.
+        IncompatibleError: The backbone is an encoder, which writes nothing; rows are to be packed
+            for an encoder-decoder; or there is no room for text.
     """
     if kind == "encoder":
         raise IncompatibleError(
-            f"task {task.name}: an encoder backbone cannot write a response; use an encoder-decoder or a decoder-only backbone"
+            f"task {task.name}: an encoder backbone cannot write a response; "
+            "use an encoder-decoder or a decoder-only backbone"
         )
-    make = TextToTextInstruction if kind == "encoder-decoder" else DecoderInstruction
-    objective = make(task, tokenizer, training)
-    for template in filter(None, (task.text_to_text, task.without_input)):
-        _cut(tokenizer, template, _tail(template), training.max_length - 1, task)
+    objective: InstructionObjective
+    if kind == "encoder-decoder":
+        objective = TextToTextInstruction(task, tokenizer, training)
+    else:
+        objective = DecoderInstruction(task, tokenizer, training)
+    # a bare template stands for the longest prompt, so that a lack of room is found before any row
+    for template in (task.text_to_text, task.without_input):
+        if template is not None:
+            _cut(tokenizer, template, _tail(template), training.max_length - 1, task)
     return objective
 
 
 def _tail(template: str) -> str:
-    """What stands after the last column."""
-    parts = list(string.Formatter().parse(template))
-    return parts[-1][0] if parts[-1][1] is None else ""
+    """What stands after the last column of a template."""
+    text, field, _, _ = list(string.Formatter().parse(template))[-1]
+    return text if field is None else ""
 
 
 def _cut(
     tokenizer: PreTrainedTokenizerBase, prompt: str, tail: str, room: int, task: InstructionTask
 ) -> list[int]:
-    """Tokens of a prompt to write on after; one longer than `room` tokens loses some before its tail.
+    """Tokens of a prompt to continue; one longer than `room` tokens loses some before its tail.
 
     Raises:
         IncompatibleError: There is no room for the tail.
@@ -245,6 +250,7 @@ def _cut(
     end = plain_ids(tokenizer, tail)
     if len(end) >= room:
         raise IncompatibleError(
-            f"task {task.name}: training.max_length leaves {room} tokens, no room for a prompt; raise it"
+            f"task {task.name}: training.max_length leaves {room} tokens, "
+            "no room for a prompt; raise it"
         )
     return [*ids[: room - len(end)], *end]

@@ -11,16 +11,16 @@ from suite.config.task import LabelConfig
 from suite.errors import IncompatibleError
 
 NO_LABEL = -1
-"""The answer of a model that names no label; it counts as wrong."""
+"""Class id of a text that names no label; it counts as wrong."""
 
 
 class LabelWords:
-    """The label texts of a task as one tokenizer reads them.
+    """The label texts of a task, as one tokenizer reads them.
 
     Args:
-        label: Of the task.
-        tokenizer: The backbone's.
-        where: Task, for errors.
+        label: The task's label.
+        tokenizer: The backbone's tokenizer.
+        where: The task, for errors.
 
     Raises:
         IncompatibleError: Two words are the same to this tokenizer.
@@ -29,45 +29,60 @@ class LabelWords:
     def __init__(
         self, label: LabelConfig, tokenizer: PreTrainedTokenizerBase, *, where: str
     ) -> None:
-        self.label, self.tokenizer = label, tokenizer
-        self.ids = {self._as_read(word): number for number, word in enumerate(label.words or ())}
-        if len(self.ids) < len(label.words or ()):
+        self.label = label
+        self.tokenizer = tokenizer
+        words = label.words or []
+        self.ids: dict[str, int] = {}
+        for number, word in enumerate(words):
+            self.ids[self._as_read(word)] = number
+        if len(self.ids) < len(words):
             raise IncompatibleError(
-                f"{where}: to this backbone's tokenizer label.words {label.words} are not distinct; choose other words"
+                f"{where}: to this backbone's tokenizer label.words {words} are not distinct; "
+                "choose other words"
             )
 
     def text(self, value: float) -> str:
-        """The label of a row as the model must write it; numbers are rounded to `label.step` as in T5 ("3.8")."""
+        """The label of a row as the model must write it.
+
+        Numbers are rounded to `label.step`, as in T5 ("3.8").
+        """
         if self.label.words is not None:
             return self.label.words[int(value)]
-        decimals = max(0, -int(Decimal(str(self.label.step)).as_tuple().exponent))
-        return f"{round(value / self.label.step) * self.label.step:.{decimals}f}"
+        step = self.label.step
+        # Decimal counts the digits of 0.2 as they are written
+        decimals = max(0, -int(Decimal(str(step)).as_tuple().exponent))
+        return f"{round(value / step) * step:.{decimals}f}"
 
     def texts(self) -> list[str]:
-        """Every text that may be asked for."""
+        """Every text that a row may ask for."""
         if self.label.words is not None:
             return list(self.label.words)
-        low, high = self.label.range or (0.0, 0.0)
-        return [
-            self.text(low + i * self.label.step)
-            for i in range(math.floor((high - low) / self.label.step) + 1)
-        ]
+        low, high = self._range()
+        steps = math.floor((high - low) / self.label.step)
+        return [self.text(low + i * self.label.step) for i in range(steps + 1)]
 
     def value(self, written: str) -> float:
-        """The class id of a text, or -1; the number, clipped to `label.range`, or the range's low end if it is none.
+        """The class id of a text, -1 if it names no class; or the number, clipped to `label.range`.
 
-        T5 gives unreadable numbers the value -1, which for STS-B is the low end after clipping.
+        A text that is no number becomes the low end of the range: T5 gives it the value -1, which
+        for STS-B is the low end after clipping.
         """
         if self.label.words is not None:
             return self.ids.get(written.strip(), NO_LABEL)
-        low, high = self.label.range or (0.0, 0.0)
+        low, high = self._range()
         try:
             number = float(written.strip())
         except ValueError:
             return low
-        return min(max(number, low), high) if math.isfinite(number) else low
+        # "nan" and "inf" are numbers to Python
+        if not math.isfinite(number):
+            return low
+        return min(max(number, low), high)
+
+    def _range(self) -> tuple[float, float]:
+        return self.label.range or (0.0, 0.0)
 
     def _as_read(self, word: str) -> str:
-        """The word after tokenizing and back, as `generate` can give it at best."""
+        """The word after tokenizing and decoding: the best that `generate` can give."""
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()

@@ -36,12 +36,15 @@ def make_objective(
     training: TrainingConfig,
     decoder_objective: Literal["head", "text"],
 ) -> Objective:
-    """A task in the words of a kind of backbone. For a class or a number encoders get a head, encoder-decoders text to text,
-    decoders what `decoder_objective` says.
+    """The objective of a task for a kind of backbone.
+
+    For a class or a number, encoders get a head, encoder-decoders answer in text, and decoders do
+    what `decoder_objective` says.
 
     Raises:
-        IncompatibleError: This kind of backbone cannot answer the task; label words do not fit `training.target_max_length`
-            or read alike; regression as decoder text; windows that do not overlap.
+        IncompatibleError: This kind of backbone cannot answer the task; label words do not fit
+            into `training.target_max_length` or read alike; a decoder is to write a number as
+            text; or windows do not overlap.
     """
     if isinstance(task, PretrainTask):
         return make_pretraining(task, tokenizer, training, kind=kind)

@@ -1,4 +1,8 @@
-"""How a task is put to a family of backbones: what the model reads, what it must answer, how its answer is read back."""
+"""What an objective is: how a task is put to a family of backbones.
+
+An objective says what the model reads, what it must answer, and how its answer is read back. The
+objectives themselves are in files beside this one; `make_objective` chooses among them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from suite.config.task import (
 )
 from suite.config.task_files import own_score
 from suite.config.training import TrainingConfig
-from suite.data.collate import collate_padded
+from suite.data.collate import IGNORED, collate_padded, pad
 from suite.data.splits import SPLIT_NAMES, SplitName
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.metrics.quality import score
@@ -41,7 +45,7 @@ TEMPLATE = {
     "unanswerable",
     "stride",
 }
-"""What a task's file says of how its rows are put."""
+"""Keys of a task's file that say how its rows are put to a model."""
 
 AnyLabelTask: TypeAlias = ClassificationTask | MultipleChoiceTask
 Features = dict[str, list[Any]]
@@ -52,12 +56,13 @@ Answers = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The items of a split and what a model answers.
+    """The items of a split and what a model answered.
 
     Attributes:
         index: Names of the items.
         predictions, golds: One per item.
-        groups: What each item is a part of, where the task has that; None = each stands by itself.
+        groups: The group of each item, where the task scores items in groups; None = each item by
+            itself.
     """
 
     index: list[str]
@@ -71,8 +76,8 @@ class Objective(ABC):
 
     Attributes:
         head: What the model must end in.
-        splits: Those that are encoded.
-        item_columns: What gold and answer are called in the file of predictions.
+        splits: The splits that are encoded.
+        item_columns: Names of gold and answer in the file of predictions.
     """
 
     head: Head
@@ -82,29 +87,35 @@ class Objective(ABC):
     def __init__(
         self, task: TaskConfig, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
     ) -> None:
-        self.task, self.tokenizer, self.training = task, tokenizer, training
-        pad = (
-            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        )
-        self.pad_id = int(pad)
+        self.task = task
+        self.tokenizer = tokenizer
+        self.training = training
+        pad_id = tokenizer.pad_token_id
+        if pad_id is None:
+            # GPT-2 and Llama have none; any id will do, since the attention mask hides it
+            pad_id = tokenizer.eos_token_id
+        self.pad_id = int(pad_id)
 
     @abstractmethod
     def encode(self, columns: Columns) -> Features:
-        """Raw rows to features.
+        """Turn raw rows into features.
 
         Returns:
-            Model inputs without padding, and per row `gold` (what the answer is held against), `length` (tokens of the
-            input) and `units` (what the mean of the loss runs over: label tokens for text, 1 for a head).
+            Model inputs without padding, and for each row `gold` (what the answer is compared
+            with), `length` (tokens of the input) and `units` (what the mean of the loss runs over:
+            label tokens for text, 1 for a head).
         """
 
     def features(
         self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
     ) -> Iterator[Features]:
-        """The items of a split, in parts: its rows, unless a kind of task cuts its text otherwise.
+        """The encoded items of a split, in parts.
+
+        An item is a row, unless a kind of task cuts its text in another way.
 
         Args:
             chunks: Names and columns of the split's rows, in order.
-            split: Which one.
+            split: Which split this is.
 
         Returns:
             As `encode`, with the item's name as `index`.
@@ -114,47 +125,61 @@ class Objective(ABC):
 
     @abstractmethod
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Encoded rows to padded inputs of the model's forward, with `labels`; lengths are rounded up to `training.pad_to_multiple`.
+        """Pad encoded rows to the inputs of the model's forward, with `labels`.
 
-        In training every row has `draw`, the seed of what is drawn for it.
+        Lengths are rounded up to a multiple of `training.pad_to_multiple`. In training every row
+        has `draw`, the seed of whatever is drawn for it.
         """
 
     def collate_eval(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Encoded rows of validation or test to what `predict` reads: as `collate`, unless an answer needs more than the loss."""
+        """Pad encoded rows of validation or test to what `predict` reads.
+
+        The same as `collate`, unless an answer needs more than the loss does.
+        """
         return self.collate(rows)
 
     @abstractmethod
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> Answers:
-        """One answer per row: a class id (-1 = an answer that is no label), a number or a text; what `merge` takes.
+        """One answer per row: a class id (-1 = the answer is no label), a number or a text.
 
         Args:
-            model: In evaluation mode, called under no_grad.
-            batch: As `collate_eval` makes it; labels do not influence the answer.
+            model: In evaluation mode; called under no_grad.
+            batch: As `collate_eval` makes it. Labels do not influence the answer.
             synced: Keep all ranks at the same number of forward passes (ZeRO-3).
         """
 
     def merge(self, data: Dataset, predictions: Sequence[Any]) -> Answered:
-        """What the rows of a split answer together: an item per row, unless a kind of task reads an item in several rows.
+        """The items of a split, from the answers to its encoded rows.
+
+        An item is a row, unless a kind of task spreads an item over several rows.
 
         Args:
             data: The encoded split.
-            predictions: One per row, in order.
+            predictions: One per encoded row, in order.
         """
-        groups = list(data["group"]) if "group" in data.column_names else None
+        groups = None
+        if "group" in data.column_names:
+            groups = list(data["group"])
         return Answered(list(data["index"]), list(predictions), list(data["gold"]), groups)
 
     @abstractmethod
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
     ) -> dict[str, float]:
-        """Every metric that the kind of task knows, over all items of a split at once; `groups` as in `Answered`."""
+        """Every metric that the kind of task knows, over all items of a split at once.
+
+        Args:
+            predictions, golds, groups: As in `Answered`.
+        """
 
     def scores(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
     ) -> dict[str, float]:
-        """As `score`, unless the task's file scores by itself."""
+        """The task file's own score where it has one, else `score`."""
         own = own_score(self.task)
-        return self.score(predictions, golds, groups) if own is None else own(predictions, golds)
+        if own is not None:
+            return own(predictions, golds)
+        return self.score(predictions, golds, groups)
 
     @property
     def positions(self) -> int:
@@ -162,37 +187,63 @@ class Objective(ABC):
         return self.training.max_length
 
     def signatures(self) -> dict[str, str]:
-        """Metric -> what exactly it was computed with, for those that come in versions."""
+        """Metric -> how exactly it was computed, for metrics that come in versions."""
         return {}
 
     def fingerprint(self) -> dict[str, Any]:
-        """Everything that the encoded rows depend on, beside the rows."""
-        training = {
-            "max_length": self.training.max_length,
-            "target_max_length": self.training.target_max_length,
-        }
-        template = self.task.model_dump(mode="json", include=TEMPLATE)
+        """Everything that the encoded rows depend on, apart from the raw rows."""
         return {
             "objective": type(self).__name__,
-            **template,
-            **training,
+            **self.task.model_dump(mode="json", include=TEMPLATE),
+            "max_length": self.training.max_length,
+            "target_max_length": self.training.target_max_length,
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
         }
 
     def _groups(self, columns: Columns) -> Features:
+        """The column `group`, where the task has groups."""
         if not isinstance(self.task, ClassificationTask) or not self.task.group:
             return {}
-        return {
-            "group": [
-                "/".join(map(str, key))
-                for key in zip(*(columns[name] for name in self.task.group), strict=True)
-            ]
-        }
+        names = []
+        for key in rows_of(columns, self.task.group):
+            names.append("/".join(map(str, key)))
+        return {"group": names}
 
     def _padded(self, rows: Sequence[Mapping[str, Any]], fill: Mapping[str, int]) -> Batch:
         return collate_padded(
             rows, fill, at_most=self.training.max_length, multiple=self.training.pad_to_multiple
         )
+
+    def _padded_with_target(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
+        """Inputs for the encoder, and labels for the decoder, which have a length of their own."""
+        batch = self._padded(rows, {"input_ids": self.pad_id})
+        batch["labels"] = pad(
+            [row["labels"] for row in rows],
+            IGNORED,
+            at_most=self.training.target_max_length,
+            multiple=self.training.pad_to_multiple,
+        )
+        return batch
+
+
+class LabelObjective(Objective):
+    """Asks for a class or a number per row; each subclass asks in its own way."""
+
+    task: AnyLabelTask
+
+    def score(
+        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
+    ) -> dict[str, float]:
+        return score(self.task.metrics, predictions, golds, groups)
+
+    def _gold(self, columns: Columns) -> list[Any]:
+        number = float if self.task.is_regression else int
+        return [number(value) for value in columns[self.task.label.column]]
+
+
+def rows_of(columns: Columns, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """The values of some columns, row by row."""
+    return zip(*[columns[name] for name in names], strict=True)
 
 
 def prompts(
@@ -203,31 +254,49 @@ def prompts(
 
 
 def fill(template: str, columns: Columns) -> list[str]:
-    """A template with the columns that it names, for every row."""
-    names = list(
-        dict.fromkeys(
-            field for _, field, _, _ in string.Formatter().parse(template) if field is not None
-        )
-    )
-    return [
-        template.format(**dict(zip(names, row, strict=True)))
-        for row in zip(*(columns[name] for name in names), strict=True)
-    ]
+    """Fill a template, for every row, with the columns that it names."""
+    names: dict[str, None] = {}  # a dict, because it keeps the order and drops repetitions
+    for _, field, _, _ in string.Formatter().parse(template):
+        if field is not None:
+            names[field] = None
+    texts = []
+    for row in rows_of(columns, names):
+        texts.append(template.format(**dict(zip(names, row, strict=True))))
+    return texts
 
 
-class LabelObjective(Objective):
-    """A class or a number per row, however it is asked for."""
+def lengths(sequences: Iterable[Sequence[Any]]) -> list[int]:
+    """The length of each sequence."""
+    return [len(sequence) for sequence in sequences]
 
-    task: AnyLabelTask
 
-    def score(
-        self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
-    ) -> dict[str, float]:
-        return score(self.task.metrics, predictions, golds, groups)
+def target_features(
+    inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], golds: Sequence[Any]
+) -> Features:
+    """Features for encoder-decoders, which read one sequence and write another."""
+    return {
+        "input_ids": list(inputs),
+        "labels": list(targets),
+        "gold": list(golds),
+        "length": lengths(inputs),
+        "units": lengths(targets),
+    }
 
-    def _prompts(self, columns: Columns) -> list[str]:
-        return prompts(self.task, columns)
 
-    def _gold(self, columns: Columns) -> list[Any]:
-        number = float if self.task.is_regression else int
-        return [number(value) for value in columns[self.task.label.column]]
+def continuation_features(
+    starts: Iterable[list[int]], ends: Iterable[list[int]], golds: Sequence[Any]
+) -> Features:
+    """Features for decoders: start and end in one sequence, with loss on the end alone."""
+    features: Features = {
+        "input_ids": [],
+        "labels": [],
+        "gold": list(golds),
+        "length": [],
+        "units": [],
+    }
+    for start, end in zip(starts, ends, strict=True):
+        features["input_ids"].append(start + end)
+        features["labels"].append([IGNORED] * len(start) + end)
+        features["length"].append(len(start) + len(end))
+        features["units"].append(len(end))
+    return features

@@ -1,10 +1,13 @@
-"""Tokenise a task once per (data, template, tokenizer, length) and keep it as Arrow files that all workers map into memory."""
+"""Tokenises a task once per (data, template, tokenizer, length).
+
+The rows are kept as Arrow files, which all workers of a machine map into memory.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +20,17 @@ from datasets import Dataset
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.sweep import LimitConfig
 from suite.config.task import ClassificationTask, LabelTask, TaskConfig
-from suite.data.objective import TEMPLATE, Columns, Features, Objective
-from suite.data.row_checks import check_ids, check_rows
+from suite.data.objective import TEMPLATE, Columns, Features, Objective, rows_of
+from suite.data.row_checks import check_ids, check_rows, is_text
 from suite.data.source import Source, open_source
 from suite.data.splits import Part, Rows, SplitName, plan_splits, source_splits
 from suite.errors import DataError
 from suite.files import make_once
 
 FORMAT = 2
-"""Raise when the files change."""
+"""Raise this number when the files change."""
 CHUNK_ROWS = 1000
+"""Rows tokenised at a time."""
 MANIFEST = "prepared.json"
 
 
@@ -37,8 +41,8 @@ class Prepared:
     Attributes:
         path: Folder with one Arrow file per split.
         sizes: Rows per split.
-        data_hash: SHA-256 over the content of the used rows, in order.
-        revision: Commit of the hub data set; None for local and generated data.
+        data_hash: SHA-256 over the content of the rows that are used, in order.
+        revision: Commit of the hub's data set; None for local and generated data.
     """
 
     path: Path
@@ -47,13 +51,16 @@ class Prepared:
     revision: str | None
 
     def split(self, name: SplitName, *, confirm: bool) -> Dataset:
-        """The encoded rows of a split, mapped from disk; `index` names the source split and row of each.
+        """The encoded rows of a split, mapped from disk.
+
+        The column `index` names the source split and row of each.
 
         Args:
+            name: Which split.
             confirm: Whether this is the confirm phase.
 
         Raises:
-            RuntimeError: Test data are asked for outside the confirm phase, which would be a bug of ours.
+            RuntimeError: Test data are asked for outside the confirm phase, which is a bug of ours.
         """
         if name == "test" and not confirm:
             raise RuntimeError("test data may be read in the confirm phase only")
@@ -68,23 +75,26 @@ def prepare(
     data_root: Path | None,
     cache: Path,
 ) -> Prepared:
-    """The task's rows as the objective encodes them; made by the first process that asks, found by all others.
+    """The task's rows as the objective encodes them.
+
+    The first process that asks makes them, and all others find them.
 
     Args:
+        task: The task.
+        objective: How its rows are encoded.
         limit: At most so many rows per split.
-        data_root: Local data instead of the hub.
+        data_root: Folder of local data, read instead of the hub.
         cache: Folder for tokenised data, shared by all workers of a machine.
 
     Raises:
-        DataError: Data that are absent, unreadable or not what the task says.
+        DataError: The data are absent, unreadable or not what the task says.
     """
     source = open_source(task, data_root)
-    keep = task.model_dump(
-        mode="json", include=TEMPLATE | {"name", "kind", "splits", "version", "data", "id"}
-    )
+    # the folder's name holds everything that its files depend on
+    keys = TEMPLATE | {"name", "kind", "splits", "version", "data", "id"}
     parts = {
         "format": FORMAT,
-        "task": keep,
+        "task": task.model_dump(mode="json", include=keys),
         "source": source.identity(),
         "limit": limit.model_dump(),
         "objective": objective.fingerprint(),
@@ -98,16 +108,13 @@ def prepare(
 def _build(
     task: TaskConfig, objective: Objective, source: Source, limit: LimitConfig, folder: Path
 ) -> None:
+    """Write the files of a task into an empty folder."""
+    where = f"task {task.name}, {source.where}"
     tables = read_splits(task, source)
-    where, rows = (
-        f"task {task.name}, {source.where}",
-        {split: table.num_rows for split, table in tables.items()},
-    )
-    groups = {split: number_groups(table, task) for split, table in tables.items()}
-    plan = plan_splits(task.splits, rows, limit, where=where, in_order=task.in_order, groups=groups)
+    parts = split_rows(task, tables, limit, where=where)
     digest = hashlib.sha256()
     sizes: dict[str, int] = {}
-    for name, part in plan.items():
+    for name, part in parts.items():
         if name not in objective.splits:
             continue
         digest.update(f"{name}\n".encode())
@@ -124,15 +131,20 @@ def _build(
 def check_batch_fits(
     rows: int, batch_size: int, *, where: str, key: str = "training.batch_size"
 ) -> None:
-    """Raise DataError unless an epoch holds at least one whole batch (an incomplete last one is dropped)."""
+    """Check that an epoch holds at least one whole batch; an incomplete last one is dropped.
+
+    Raises:
+        DataError: There are fewer rows.
+    """
     if rows < batch_size:
         raise DataError(
-            f"{where}: {key} is {batch_size}, but there are only {rows} training rows; use a smaller batch_size"
+            f"{where}: {key} is {batch_size}, but there are only {rows} training rows; "
+            "use a smaller batch_size"
         )
 
 
 def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
-    """Every source split that the task uses, checked; labels that are written out are numbers.
+    """Every source split that the task uses, checked, with its labels as numbers.
 
     Raises:
         DataError: As `number_labels`, `check_rows`, `check_ids` and `Source.read`.
@@ -140,75 +152,107 @@ def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
     tables: dict[str, pa.Table] = {}
     for split in source_splits(task.splits):
         where = f"{source.where}, split {split!r}"
-        tables[split] = number_labels(source.read(split, task.read_columns), task, where=where)
-        check_rows(tables[split], task, where=where)
+        table = number_labels(source.read(split, task.read_columns), task, where=where)
+        check_rows(table, task, where=where)
+        tables[split] = table
     check_ids(tables, task, where=source.where)
     return tables
 
 
-def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
-    """The table with positions in `label.words` in place of labels that are written out as these words, and of false (0) and true (1).
+def split_rows(
+    task: TaskConfig, tables: Mapping[str, pa.Table], limit: LimitConfig, *, where: str
+) -> dict[SplitName, Part]:
+    """The rows of train, validation and test; groups stay together.
 
     Raises:
-        DataError: A label that is none of the words.
+        DataError: A split would be empty.
+    """
+    sizes = {}
+    groups = {}
+    for split, table in tables.items():
+        sizes[split] = table.num_rows
+        groups[split] = number_groups(table, task)
+    return plan_splits(
+        task.splits, sizes, limit, where=where, in_order=task.in_order, groups=groups
+    )
+
+
+def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
+    """The table with labels as numbers, their positions in `label.words`.
+
+    Labels may be written out as these words, or be false (0) and true (1).
+
+    Raises:
+        DataError: A label is none of the words.
     """
     if not isinstance(task, LabelTask) or task.label.words is None:
         return table
-    column, words = task.label.column, task.label.words
-    labels, place = table[column], table.schema.get_field_index(column)
+    column = task.label.column
+    words = task.label.words
+    labels = table[column]
     if pa.types.is_boolean(labels.type):
-        return table.set_column(place, column, labels.cast(pa.int64()))
-    if not (pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type)):
+        numbers = labels.cast(pa.int64())
+    elif is_text(labels.type):
+        numbers = pc.index_in(labels, value_set=pa.array(words, labels.type))
+        # a null stays a null here, and `check_rows` names it
+        unknown = pc.and_(pc.is_null(numbers), pc.is_valid(labels))
+        if pc.any(unknown).as_py():
+            row = pc.index(unknown, True).as_py()
+            raise DataError(
+                f"{where}, column {column!r}: label {labels[row].as_py()!r} in row {row}, "
+                f"expected one of label.words {words}, or whole numbers, their positions from 0"
+            )
+    else:
         return table
-    numbers = pc.index_in(labels, value_set=pa.array(words, labels.type))
-    if pc.any(unknown := pc.and_(pc.is_null(numbers), pc.is_valid(labels))).as_py():
-        row = pc.index(unknown, True).as_py()
-        got = f"label {labels[row].as_py()!r} in row {row}"
-        raise DataError(
-            f"{where}, column {column!r}: {got}, expected one of label.words {words}, or whole numbers, their positions from 0"
-        )
-    return table.set_column(place, column, numbers)
+    return table.set_column(table.schema.get_field_index(column), column, numbers)
 
 
 def number_groups(table: pa.Table, task: TaskConfig) -> Rows:
-    """The number of each row's group; rows of a task without groups have one each."""
+    """The number of each row's group; in a task without groups each row is its own group."""
     if not isinstance(task, ClassificationTask) or not task.group:
         return np.arange(table.num_rows)
-    known: dict[Any, int] = {}
-    keys = zip(*(table[column].to_pylist() for column in task.group), strict=True)
-    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+    numbers: dict[Any, int] = {}
+    columns = table.select(task.group).to_pydict()
+    keys = rows_of(columns, task.group)
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def _chunks(
     table: pa.Table, part: Part, task: TaskConfig, digest: Any
 ) -> Iterator[tuple[list[str], Columns]]:
-    """The rows of `part` with their names, some at a time; `digest` takes in their content."""
+    """Names and columns of the rows of `part`, some at a time; `digest` takes in their content."""
     for start in range(0, len(part.rows), CHUNK_ROWS):
         rows = part.rows[start : start + CHUNK_ROWS]
         columns = table.take(pa.array(rows)).to_pydict()
-        for row in zip(*(columns[column] for column in task.columns), strict=True):
+        for row in rows_of(columns, task.columns):
             digest.update(canonical_json(row).encode() + b"\n")
-        yield (
-            [f"{part.source}/{name}" for name in (rows if task.id is None else columns[task.id])],
-            columns,
-        )
+        # where the data name their rows, a row keeps its name when others are added before it
+        names = rows if task.id is None else columns[task.id]
+        yield [f"{part.source}/{name}" for name in names], columns
 
 
 def _write(path: Path, features: Iterable[Features], *, where: str) -> int:
-    """Write the items of a split; returns how many there are."""
+    """Write the items of a split, and return how many there are.
+
+    Raises:
+        DataError: There are none.
+    """
     writer: pa.RecordBatchStreamWriter | None = None
     schema: pa.Schema | None = None
     items = 0
     with pa.OSFile(str(path), "wb") as file:
         for part in features:
             chunk = pa.table(part)
-            schema = schema or chunk.schema
-            writer = writer or pa.ipc.new_stream(file, schema)
+            if writer is None:
+                schema = chunk.schema
+                writer = pa.ipc.new_stream(file, schema)
+            # a part whose lists are all empty would otherwise have another type
             writer.write_table(chunk.cast(schema))
             items += chunk.num_rows
         if writer is None:
             raise DataError(
-                f"{where}: the text is too short for a single example; lower training.max_length or raise limit"
+                f"{where}: the text is too short for a single example; "
+                "lower training.max_length or raise limit"
             )
         writer.close()
     return items

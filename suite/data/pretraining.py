@@ -1,16 +1,21 @@
-"""Pre-training objectives: masked language modelling, causal language modelling and span corruption on blocks of packed text.
+"""Pre-training objectives on blocks of packed text.
+
+There are three: masked language modelling, causal language modelling and span corruption.
 
 Sources:
-    mlm: BERT (Devlin et al., arXiv 1810.04805, appendix A.1 and its code): 15% of a block's tokens, a fixed number, of which
-        80% become the mask token, 10% any token, 10% stay.
+    mlm: BERT (Devlin et al., arXiv 1810.04805, appendix A.1 and its code): 15% of a block's tokens,
+        a fixed number, of which 80% become the mask token, 10% any token, 10% stay.
     causal-lm: GPT-2 (Radford et al. 2019): documents joined by an end-of-text token.
-    span-corruption: T5 (Raffel et al., arXiv 1910.10683, section 3.3.4 and its code): 15% of the tokens in spans of 3 on
-        average; each span becomes a sentinel, the target lists sentinels and spans; blocks are as long as fills the input.
+    span-corruption: T5 (Raffel et al., arXiv 1910.10683, section 3.3.4 and its code): 15% of the
+        tokens in spans of 3 on average. Each span becomes a sentinel, and the target lists
+        sentinels and spans. Blocks are as long as fills the input.
 Deviations:
-    - No next-sentence prediction: blocks are running text, as in RoBERTa. MHE names masked language modelling alone.
-    - A tokenizer without a mask token masks with its first sentinel; one without sentinels takes the last tokens of its
-      vocabulary for them, counting down, whatever they stand for.
-    - Tokenizers without an own start or separator (bytes) put none around a block; the end token separates documents.
+    - No next-sentence prediction: blocks are running text, as in RoBERTa. MHE names masked language
+      modelling alone.
+    - A tokenizer without a mask token masks with its first sentinel. One without sentinels takes
+      the last tokens of its vocabulary for them, counting down, whatever they stand for.
+    - Tokenizers without a start or separator of their own (bytes) put none around a block; the end
+      token separates documents.
 """
 
 from __future__ import annotations
@@ -22,7 +27,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.base import Kind
@@ -31,9 +35,11 @@ from suite.config.hashing import derive_seed
 from suite.config.task import ObjectiveName, PretrainTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, pad
-from suite.data.objective import Batch, Columns, Features, Objective
+from suite.data.language_model import summed_nll
+from suite.data.objective import Batch, Columns, Features, Objective, rows_of
 from suite.data.running_text import blocks
 from suite.data.splits import SplitName
+from suite.data.tokenizer import end_ids
 from suite.errors import IncompatibleError
 
 OWN_OBJECTIVE: dict[Kind, ObjectiveName] = {
@@ -41,18 +47,22 @@ OWN_OBJECTIVE: dict[Kind, ObjectiveName] = {
     "decoder": "causal-lm",
     "encoder-decoder": "span-corruption",
 }
-MASK_FRAC, RANDOM_FRAC = 0.8, 0.1
-"""BERT, appendix A.1; the rest of the chosen tokens stays."""
+# BERT, appendix A.1; the rest of the chosen tokens stays as it is
+MASK_FRAC = 0.8
+RANDOM_FRAC = 0.1
 CHUNK_ITEMS = 1000
+"""Blocks held in memory at a time."""
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class PretrainingObjective(Objective):
-    """Blocks of packed text, corrupted when they are put into a batch: differently in every pass, the same for every arm.
+    """Blocks of packed text, corrupted when they are put into a batch.
+
+    The corruption differs in every pass and is the same for every arm.
 
     Attributes:
         block_tokens: Tokens of running text in a block.
-        separator: Put after every text of the corpus; None = nothing.
+        separator: Token put after every text of the corpus; None = none.
     """
 
     head = Head("text")
@@ -63,36 +73,35 @@ class PretrainingObjective(Objective):
     separator: int | None
 
     def encode(self, columns: Columns) -> Features:
-        """Token ids of every text of the rows, without special tokens; `features` makes blocks of them."""
-        texts = [
-            text
-            for row in zip(*(columns[column] for column in self.task.inputs), strict=True)
-            for text in row
-        ]
-        return {
-            "input_ids": self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        }
+        """Token ids of every text, without special tokens; `features` makes blocks of them."""
+        texts = list(itertools.chain.from_iterable(rows_of(columns, self.task.inputs)))
+        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        return {"input_ids": encoded["input_ids"]}
 
     def features(
         self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
     ) -> Iterator[Features]:
-        texts = (ids for _, columns in chunks for ids in self.encode(columns)["input_ids"])
-        items = enumerate(blocks(texts, self.block_tokens, separator=self.separator))
-        while chunk := list(itertools.islice(items, CHUNK_ITEMS)):
-            ids = [block for _, block in chunk]
+        items = blocks(self._texts(chunks), self.block_tokens, separator=self.separator)
+        start = 0
+        while ids := list(itertools.islice(items, CHUNK_ITEMS)):
             predicted = [self.predicted_tokens(block) for block in ids]
-            index = [f"{split}/{number}" for number, _ in chunk]
+            numbers = range(start, start + len(ids))
+            start += len(ids)
             yield {
-                "index": index,
+                "index": [f"{split}/{number}" for number in numbers],
                 "input_ids": ids,
                 "gold": predicted,
                 "units": predicted,
                 "length": [self.training.max_length] * len(ids),
             }
 
+    def _texts(self, chunks: Iterable[tuple[list[str], Columns]]) -> Iterator[list[int]]:
+        for _, columns in chunks:
+            yield from self.encode(columns)["input_ids"]
+
     @abstractmethod
     def predicted_tokens(self, block: Sequence[int]) -> int:
-        """How many tokens a block gives a loss for, however it is corrupted."""
+        """How many tokens of a block have a loss, however the block is corrupted."""
 
     @abstractmethod
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -100,31 +109,35 @@ class PretrainingObjective(Objective):
 
         Args:
             block: (block_tokens,).
-            draw: Everything random comes from here.
+            draw: The only source of chance.
         """
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Without `draw`, in validation, a block is corrupted the same way every time."""
-        seeds = [
-            row["draw"] if "draw" in row else derive_seed("validation", row["index"])
-            for row in rows
-        ]
-        pairs = [
-            self.corrupt(np.asarray(row["input_ids"]), np.random.default_rng(s))
-            for row, s in zip(rows, seeds, strict=True)
-        ]
-        batch = self._padded([{"input_ids": ids} for ids, _ in pairs], {"input_ids": self.pad_id})
-        size = {"at_most": self.training.max_length, "multiple": self.training.pad_to_multiple}
-        return {**batch, "labels": pad([labels for _, labels in pairs], IGNORED, **size)}
+        inputs = []
+        labels = []
+        for row in rows:
+            # validation has no `draw`: there a block is corrupted in the same way every time
+            seed = row["draw"] if "draw" in row else derive_seed("validation", row["index"])
+            block = np.asarray(row["input_ids"])
+            read, wanted = self.corrupt(block, np.random.default_rng(seed))
+            inputs.append({"input_ids": read})
+            labels.append(wanted)
+        batch = self._padded(inputs, {"input_ids": self.pad_id})
+        batch["labels"] = pad(
+            labels,
+            IGNORED,
+            at_most=self.training.max_length,
+            multiple=self.training.pad_to_multiple,
+        )
+        return batch
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        """Negative log-likelihood of each block's predicted tokens, in nats, summed; one forward pass, whatever `synced`."""
-        logits = self._aligned(model(**batch).logits)
-        pairs = zip(logits.float(), self._wanted(batch), strict=True)
-        sums = [
-            cross_entropy(row, labels, ignore_index=IGNORED, reduction="sum")
-            for row, labels in pairs
-        ]
+        """Negative log-likelihood of each block's predicted tokens, in nats, summed.
+
+        It takes one forward pass, whatever `synced` says.
+        """
+        logits, labels = self._aligned(model(**batch).logits, batch["labels"])
+        sums = [summed_nll(row, wanted) for row, wanted in zip(logits, labels, strict=True)]
         answers: list[float] = torch.stack(sums).tolist()
         return answers
 
@@ -142,16 +155,18 @@ class PretrainingObjective(Objective):
             "separator": self.separator,
         }
 
-    def _aligned(self, logits: torch.Tensor) -> torch.Tensor:
-        """(B, T, vocabulary): where each label is predicted."""
-        return logits
+    def _aligned(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and labels, such that each label stands where it is predicted.
 
-    def _wanted(self, batch: Batch) -> torch.Tensor:
-        return batch["labels"]
+        (B, T, vocabulary) and (B, T).
+        """
+        return logits, labels
 
 
 class MaskedObjective(PretrainingObjective):
-    """Some tokens of a block are hidden; an encoder finds them."""
+    """Some tokens of a block are hidden, and an encoder finds them."""
 
     head = Head("masked")
 
@@ -159,16 +174,17 @@ class MaskedObjective(PretrainingObjective):
         self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
     ) -> None:
         super().__init__(task, tokenizer, training)
-        self.before = [] if tokenizer.cls_token_id is None else [tokenizer.cls_token_id]
-        self.after = [] if tokenizer.sep_token_id is None else [tokenizer.sep_token_id]
-        self.separator = (
-            tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
-        )
-        self.mask = (
-            sentinels(tokenizer, 1)[0]
-            if tokenizer.mask_token_id is None
-            else tokenizer.mask_token_id
-        )
+        self.before: list[int] = []
+        self.after: list[int] = []
+        self.separator = tokenizer.eos_token_id
+        if tokenizer.cls_token_id is not None:
+            self.before = [tokenizer.cls_token_id]
+        if tokenizer.sep_token_id is not None:
+            self.after = [tokenizer.sep_token_id]
+            self.separator = tokenizer.sep_token_id
+        self.mask = tokenizer.mask_token_id
+        if self.mask is None:
+            self.mask = sentinels(tokenizer, 1)[0]
         self.block_tokens = training.max_length - len(self.before) - len(self.after)
         self.wanted = max(1, round(task.corrupted_frac * training.max_length))
         if self.block_tokens < 1:
@@ -177,31 +193,36 @@ class MaskedObjective(PretrainingObjective):
             )
 
     def predicted_tokens(self, block: Sequence[int]) -> int:
-        return min(self.wanted, sum(token != self.separator for token in block))
+        # separators are never hidden
+        words = sum(token != self.separator for token in block)
+        return min(self.wanted, words)
 
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
         chosen = draw.permutation(np.flatnonzero(block != self.separator))[: self.wanted]
-        read, labels, kind = block.copy(), np.full_like(block, IGNORED), draw.random(len(chosen))
+        fate = draw.random(len(chosen))
+        labels = np.full_like(block, IGNORED)
         labels[chosen] = block[chosen]
-        read[chosen[kind < MASK_FRAC]] = self.mask
-        other = chosen[(kind >= MASK_FRAC) & (kind < MASK_FRAC + RANDOM_FRAC)]
-        read[other] = draw.integers(0, len(self.tokenizer), len(other))
-        outside = [[IGNORED] * len(self.before), [IGNORED] * len(self.after)]
-        return [*self.before, *read.tolist(), *self.after], [
-            *outside[0],
-            *labels.tolist(),
-            *outside[1],
-        ]
+        read = block.copy()
+        read[chosen[fate < MASK_FRAC]] = self.mask
+        replaced = chosen[(fate >= MASK_FRAC) & (fate < MASK_FRAC + RANDOM_FRAC)]
+        read[replaced] = draw.integers(0, len(self.tokenizer), len(replaced))
+        before = [IGNORED] * len(self.before)
+        after = [IGNORED] * len(self.after)
+        return (
+            [*self.before, *read.tolist(), *self.after],
+            [*before, *labels.tolist(), *after],
+        )
 
 
 class CausalObjective(PretrainingObjective):
-    """Every token of a block from those before it; nothing is corrupted."""
+    """Every token of a block is predicted from those before it; nothing is corrupted."""
 
     def __init__(
         self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
     ) -> None:
         super().__init__(task, tokenizer, training)
-        self.separator, self.block_tokens = tokenizer.eos_token_id, training.max_length
+        self.separator = tokenizer.eos_token_id
+        self.block_tokens = training.max_length
         if self.block_tokens < 2:
             raise IncompatibleError("pretrain.max_length 1 leaves nothing to predict; raise it")
 
@@ -211,15 +232,14 @@ class CausalObjective(PretrainingObjective):
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
         return block.tolist(), [IGNORED, *block[1:].tolist()]
 
-    def _aligned(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits[:, :-1]
-
-    def _wanted(self, batch: Batch) -> torch.Tensor:
-        return batch["labels"][:, 1:]
+    def _aligned(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return logits[:, :-1], labels[:, 1:]
 
 
 class SpanObjective(PretrainingObjective):
-    """Spans of a block become sentinels; an encoder-decoder writes them."""
+    """Spans of a block become sentinels, and an encoder-decoder writes the spans."""
 
     separator = None  # T5's code joins documents with nothing between
 
@@ -227,10 +247,10 @@ class SpanObjective(PretrainingObjective):
         self, task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
     ) -> None:
         super().__init__(task, tokenizer, training)
-        self.end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.end = end_ids(tokenizer)
         self.block_tokens = self._longest_block()
         self.hidden, self.spans = self._spans(self.block_tokens)
-        self.sentinels = np.asarray(sentinels(tokenizer, self.spans))
+        self.sentinels = sentinels(tokenizer, self.spans)
 
     def predicted_tokens(self, block: Sequence[int]) -> int:
         return self.hidden + self.spans + len(self.end)
@@ -238,25 +258,20 @@ class SpanObjective(PretrainingObjective):
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
         kept = segments(len(block) - self.hidden, self.spans, draw)
         hidden = segments(self.hidden, self.spans, draw)
-        bounds = np.cumsum(
-            np.stack([kept, hidden], axis=1).ravel()
-        )  # ends of kept, hidden, kept, hidden, ...
-        parts = np.split(block, bounds[:-1])
-        read = [
-            token
-            for part, sentinel in zip(parts[::2], self.sentinels, strict=True)
-            for token in (*part, sentinel)
-        ]
-        target = [
-            token
-            for part, sentinel in zip(parts[1::2], self.sentinels, strict=True)
-            for token in (sentinel, *part)
-        ]
-        return [*map(int, read), *self.end], [*map(int, target), *self.end]
+        # ends of a kept stretch, a hidden one, a kept one, ...
+        ends = np.cumsum(np.stack([kept, hidden], axis=1).ravel())
+        parts = np.split(block, ends[:-1])
+        read: list[int] = []
+        target: list[int] = []
+        for number, sentinel in enumerate(self.sentinels):
+            read += [*parts[2 * number].tolist(), sentinel]
+            target += [sentinel, *parts[2 * number + 1].tolist()]
+        return read + self.end, target + self.end
 
     def _longest_block(self) -> int:
         """The most tokens of text that, once corrupted, fill `max_length` and no more."""
-        longest, most = 0, self.training.max_length
+        longest = 0
+        most = self.training.max_length
         for tokens in range(2, 2 * most + 2):
             hidden, spans = self._spans(tokens)
             if tokens - hidden + spans + len(self.end) <= most and spans <= tokens - hidden:
@@ -266,33 +281,42 @@ class SpanObjective(PretrainingObjective):
         return longest
 
     def _spans(self, tokens: int) -> tuple[int, int]:
-        """How many tokens of a block are hidden, in how many spans."""
+        """How many tokens of a block are hidden, and in how many spans."""
         hidden = min(max(round(tokens * self.task.corrupted_frac), 1), tokens - 1)
         return hidden, max(round(hidden / self.task.mean_span_tokens), 1)
 
 
 def segments(items: int, parts: int, draw: np.random.Generator) -> Ids:
-    """Sizes, each at least 1, of a random cut of `items` into `parts`; every cut is equally likely. (parts,)."""
+    """Sizes, each at least 1, of a random cut of `items` into `parts`, (parts,).
+
+    Every cut is equally likely.
+    """
     cuts = np.sort(draw.permutation(items - 1)[: parts - 1]) + 1
     return np.diff(cuts, prepend=0, append=items)
 
 
 def sentinels(tokenizer: PreTrainedTokenizerBase, count: int) -> list[int]:
-    """Ids of `<extra_id_0>`, `<extra_id_1>`, ...; where a tokenizer has none, the last ids of its vocabulary, counting down.
+    """Ids of `<extra_id_0>`, `<extra_id_1>`, ...
+
+    Where a tokenizer has none of these, the last ids of its vocabulary, counting down.
 
     Raises:
-        IncompatibleError: It has some, but fewer than `count`.
+        IncompatibleError: The tokenizer has some sentinels, but fewer than `count`.
     """
     vocabulary = tokenizer.get_vocab()
-    names = [f"<extra_id_{i}>" for i in range(count)]
-    if names[0] not in vocabulary:
-        return [len(tokenizer) - 1 - i for i in range(count)]
-    lacking = [name for name in names if name not in vocabulary]
-    if lacking:
-        raise IncompatibleError(
-            f"span-corruption needs {count} sentinels for a block, but the tokenizer lacks {lacking[0]}; lower pretrain.max_length"
-        )
-    return [vocabulary[name] for name in names]
+    if "<extra_id_0>" not in vocabulary:
+        last = len(tokenizer) - 1
+        return list(range(last, last - count, -1))
+    ids = []
+    for number in range(count):
+        name = f"<extra_id_{number}>"
+        if name not in vocabulary:
+            raise IncompatibleError(
+                f"span-corruption needs {count} sentinels for a block, but the tokenizer lacks "
+                f"{name}; lower pretrain.max_length"
+            )
+        ids.append(vocabulary[name])
+    return ids
 
 
 OBJECTIVES: dict[ObjectiveName, type[PretrainingObjective]] = {
@@ -305,14 +329,15 @@ OBJECTIVES: dict[ObjectiveName, type[PretrainingObjective]] = {
 def make_pretraining(
     task: PretrainTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig, *, kind: Kind
 ) -> PretrainingObjective:
-    """The objective of a pretrain run.
+    """The objective of a pre-training run.
 
     Raises:
-        IncompatibleError: It is not one for this kind of backbone; `max_length` or the sentinels are too few.
+        IncompatibleError: The objective does not go with this kind of backbone, or `max_length` or
+            the number of sentinels is too small.
     """
     if task.objective != OWN_OBJECTIVE[kind]:
         raise IncompatibleError(
-            f"pretrain.objective {task.objective} does not go with an {kind} backbone; use {OWN_OBJECTIVE[kind]}, "
-            "or leave it out: null is the backbone's own"
+            f"pretrain.objective {task.objective} does not go with an {kind} backbone; "
+            f"use {OWN_OBJECTIVE[kind]}, or leave it out: null is the backbone's own"
         )
     return OBJECTIVES[task.objective](task, tokenizer, training)

@@ -1,4 +1,7 @@
-"""What backbones of each family read of a task, token by token, and must answer; and how long that is."""
+"""Previews a task token by token: what each family of backbones reads, must answer, and loses.
+
+Lengths are counted with each family's own tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,20 @@ from suite.config.task import (
 from suite.config.task_files import own_score
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
-from suite.data.inspection import Finding, TaskRows, answer_text, percent
+from suite.data.inspection import Finding, Level, TaskRows, answer_text, percent
 from suite.data.make_objective import make_objective
-from suite.data.objective import Columns, Features, Objective
-from suite.data.splits import SPLIT_NAMES
+from suite.data.objective import Columns, Features, Objective, lengths
+from suite.data.splits import SPLIT_NAMES, Part
 from suite.errors import HubUnreachableError, IncompatibleError, SuiteError
 from suite.metrics.text import exact_matches
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 SAMPLE_ROWS = 2000
-"""Rows per split of which lengths are counted."""
+"""Rows of each split whose tokens are counted."""
 WHOLE = 1_000_000
-"""Tokens that nothing is longer than."""
+"""A limit in tokens that cuts nothing."""
+CUT_WARN_FRAC = 0.01
+"""Share of rows above which it is worth a warning that they are cut (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,11 @@ class Reader:
     """A backbone's tokenizer.
 
     Attributes:
-        draft: One of bytes stands in for it, as its own is out of reach: nothing can be said about lengths.
+        backbone: Name of the backbone.
+        kind: Its kind.
+        tokenizer: Its tokenizer, or one of bytes that stands in for it.
+        draft: Whether a tokenizer of bytes stands in, because the hub cannot be reached. Lengths
+            are then unknown.
     """
 
     backbone: str
@@ -50,18 +59,25 @@ class Reader:
     draft: bool
 
     @classmethod
-    def of(cls, resolved: ResolvedBackbone) -> Reader:
+    def load(cls, resolved: ResolvedBackbone) -> Reader:
+        """The reader of a backbone."""
+        name = resolved.choice.name
+        kind = resolved.family.kind
         try:
-            return cls(
-                resolved.choice.name, resolved.family.kind, load_tokenizer(resolved), draft=False
-            )
+            return cls(name, kind, load_tokenizer(resolved), draft=False)
         except HubUnreachableError:
-            return cls(resolved.choice.name, resolved.family.kind, draft_bpe(), draft=True)
+            return cls(name, kind, draft_bpe(), draft=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row as tokens say it, special ones among them."""
+    """One row as its tokens spell it, special tokens included.
+
+    Attributes:
+        row: Name of the row.
+        reads: What the model reads; one text per choice where there are choices.
+        answers: What it must answer.
+    """
 
     row: str
     reads: list[str]
@@ -70,12 +86,15 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of inputs, or of answers.
+    """Numbers of tokens of all inputs, or of all answers.
 
     Attributes:
         what: "inputs" or "answers".
+        p50, p90, p99: Percentiles.
+        longest: The largest number of tokens.
         at_most: Tokens that training keeps; None = nothing is cut.
-        cut_frac: Share of rows that loses some; None = unknown, or cut into windows or blocks that lose nothing.
+        cut_frac: Share of rows that lose tokens. None = unknown, or the rows are cut into windows
+            or blocks, which lose nothing.
     """
 
     what: str
@@ -89,7 +108,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one backbone reads a task; `refused` says why it cannot."""
+    """How one backbone reads a task; `refused` says why it cannot, where it cannot."""
 
     backbone: str
     kind: Kind
@@ -105,119 +124,118 @@ def read_as(
     """A task as one backbone reads it.
 
     Args:
-        rows: All of them; examples are the first of train.
-        sample: Those to count tokens of.
-        training: What cuts; of a draft tokenizer nothing is cut.
-        examples: How many to show.
+        reader: The backbone.
+        rows: All rows; the examples are the first of train.
+        sample: The rows whose tokens are counted.
+        training: Says what is cut. For a draft tokenizer nothing is cut.
+        examples: How many examples to show.
     """
-    task = rows.task
-    whole = training.model_copy(update={"max_length": WHOLE, "target_max_length": WHOLE})
     try:
-        full = _objective(task, reader, whole)
-        cut = full if reader.draft else _objective(task, reader, training)
-        shown = _examples(cut, reader, rows, examples)
-        lengths = _lengths(full, None if reader.draft else cut, reader, sample)
+        whole = _objective(rows.task, reader, _uncut(training))
+        cut = None if reader.draft else _objective(rows.task, reader, training)
+        shown = _examples(cut or whole, reader, rows, examples)
+        counted = _lengths(whole, cut, reader, sample)
     except IncompatibleError as error:
         return Reading(reader.backbone, reader.kind, reader.draft, [], [], str(error))
-    return Reading(reader.backbone, reader.kind, reader.draft, shown, lengths)
+    return Reading(reader.backbone, reader.kind, reader.draft, shown, counted)
 
 
-def sampled(task: TaskConfig, data: TaskRows) -> TaskRows:
+def sample_rows(task: TaskConfig, data: TaskRows) -> TaskRows:
     """At most `SAMPLE_ROWS` of every split."""
     draw = np.random.default_rng(0)
-    kept = {}
+    parts = {}
     for name, part in data.parts.items():
-        few = (
-            part.rows
-            if len(part.rows) <= SAMPLE_ROWS
-            else np.sort(draw.choice(part.rows, SAMPLE_ROWS, replace=False))
-        )
-        kept[name] = type(part)(part.source, few)
-    return TaskRows(task, data.tables, kept, data.dropped)
+        rows = part.rows
+        if len(rows) > SAMPLE_ROWS:
+            rows = np.sort(draw.choice(rows, SAMPLE_ROWS, replace=False))
+        parts[name] = Part(part.source, rows)
+    return TaskRows(task, data.tables, parts, data.dropped)
 
 
-def scoring(rows: TaskRows, sample: TaskRows, objective: Objective) -> list[Finding]:
-    """Whether the metrics can be computed, and what a perfect answer and the most common one score on test."""
-    task = rows.task
-    if task.item_score:
-        return []
-    columns = sample.columns("test")
-    golds, groups = _golds(objective, columns)
-    perfect = [gold[0] for gold in golds] if isinstance(task, QuestionAnsweringTask) else golds
-    try:
-        best = task.score_of(objective.scores(perfect, golds, groups))
-        constant = _constant(task, golds)
-        same = (
-            None
-            if constant is None
-            else task.score_of(objective.scores([constant] * len(golds), golds, groups))
-        )
-    except SuiteError as error:
-        return [Finding("fail", "metrics", str(error))]
-    except ValueError as error:
-        return [
-            Finding(
-                "fail",
-                "metrics",
-                f"{', '.join(task.metrics)} cannot be computed of right answers: {error}",
-            )
-        ]
-    text = f"right answers score {best:.4g}"
-    if same is not None and constant is not None:
-        text += f", always {answer_text(task, constant)!r} scores {same:.4g}"
-        if same >= best:
-            return [Finding("fail", "metrics", f"{text}: more must be better")]
-    return [Finding("ok", "metrics", text), *_unanswered(task, rows)]
-
-
-def make_any(
+def first_objective(
     readers: Sequence[Reader], task: TaskConfig, training: TrainingConfig
 ) -> Objective | None:
-    """The objective of the first family that can answer the task."""
+    """The objective of the first backbone that can answer the task; it cuts nothing."""
     for reader in readers:
         try:
-            return _objective(
-                task,
-                reader,
-                training.model_copy(update={"max_length": WHOLE, "target_max_length": WHOLE}),
-            )
+            return _objective(task, reader, _uncut(training))
         except IncompatibleError:
             continue
     return None
 
 
-def families(readings: Sequence[Reading]) -> Finding:
-    """Who can answer the task at all."""
-    able = [reading.kind for reading in readings if reading.refused is None]
-    refused = [reading for reading in readings if reading.refused is not None]
+def check_metrics(rows: TaskRows, sample: TaskRows, objective: Objective) -> list[Finding]:
+    """Whether the metrics can be computed, and whether a perfect answer beats a constant one.
+
+    Both are scored on test rows.
+    """
+    task = rows.task
+    if task.item_score:
+        # a perplexity needs a model
+        return []
+    golds, groups = _golds(objective, sample.columns("test"))
+    perfect = golds
+    if isinstance(task, QuestionAnsweringTask):
+        perfect = [texts[0] for texts in golds]
+    constant = _most_common_class(task, golds)
+    try:
+        best = task.score_of(objective.scores(perfect, golds, groups))
+        text = f"right answers score {best:.4g}"
+        if constant is not None:
+            always = [constant] * len(golds)
+            same = task.score_of(objective.scores(always, golds, groups))
+            text += f", always {answer_text(task, constant)!r} scores {same:.4g}"
+            if same >= best:
+                return [Finding("fail", "metrics", f"{text}: more must be better")]
+    except SuiteError as error:
+        return [Finding("fail", "metrics", str(error))]
+    except ValueError as error:
+        names = ", ".join(task.metrics)
+        return [Finding("fail", "metrics", f"{names} cannot be computed of right answers: {error}")]
+    return [Finding("ok", "metrics", text), *_check_references(task, rows)]
+
+
+def check_families(readings: Sequence[Reading]) -> Finding:
+    """Which families can answer the task at all."""
+    able = []
+    unable = []
+    reasons = []
+    for reading in readings:
+        if reading.refused is None:
+            able.append(reading.kind)
+        else:
+            unable.append(reading.kind)
+            reasons.append(reading.refused)
     if not able:
-        return Finding(
-            "fail",
-            "families",
-            "none can answer it: " + "; ".join(str(reading.refused) for reading in refused),
-        )
-    cannot = (
-        f"; {', '.join(reading.kind for reading in refused)} cannot (why: above)" if refused else ""
-    )
-    return Finding("ok", "families", f"{', '.join(able)} can answer it{cannot}")
+        return Finding("fail", "families", f"none can answer it: {'; '.join(reasons)}")
+    text = f"{', '.join(able)} can answer it"
+    if unable:
+        text += f"; {', '.join(unable)} cannot (why: above)"
+    return Finding("ok", "families", text)
 
 
-def truncation(readings: Sequence[Reading]) -> list[Finding]:
-    """What does not fit, and what would."""
-    found = []
+def check_lengths(readings: Sequence[Reading]) -> list[Finding]:
+    """What does not fit, and which limit would fit."""
+    findings = []
     keys = {"inputs": "training.max_length", "answers": "training.target_max_length"}
     for reading in readings:
-        for lengths in reading.lengths:
-            if lengths.cut_frac:
-                share = f"{percent(lengths.cut_frac)} of {lengths.what} are cut by {keys[lengths.what]} {lengths.at_most}"
-                enough = f"{-(-int(lengths.p99) // 8) * 8} would keep 99% whole"
-                level: Any = "warn" if lengths.cut_frac > 0.01 else "ok"
-                found.append(
-                    Finding(
-                        level, f"length for {reading.backbone}", f"{share}; {enough}", examples=()
-                    )
-                )
-    return found
+        for found in reading.lengths:
+            if not found.cut_frac:
+                continue
+            share = percent(found.cut_frac)
+            # a multiple of 8, which matrix units like
+            enough = -(-int(found.p99) // 8) * 8
+            text = (
+                f"{share} of {found.what} are cut by {keys[found.what]} {found.at_most}; "
+                f"{enough} would keep 99% whole"
+            )
+            level: Level = "warn" if found.cut_frac > CUT_WARN_FRAC else "ok"
+            findings.append(Finding(level, f"length for {reading.backbone}", text))
+    return findings
+
+
+def _uncut(training: TrainingConfig) -> TrainingConfig:
+    return training.model_copy(update={"max_length": WHOLE, "target_max_length": WHOLE})
 
 
 def _objective(task: TaskConfig, reader: Reader, training: TrainingConfig) -> Objective:
@@ -231,66 +249,77 @@ def _objective(task: TaskConfig, reader: Reader, training: TrainingConfig) -> Ob
 
 
 def _examples(objective: Objective, reader: Reader, rows: TaskRows, count: int) -> list[Example]:
+    """The first rows of train as the backbone reads them."""
     part = rows.parts["train"]
     features = _first_windows(objective.encode(rows.columns("train", at_most=count)))
-    encoded = (
-        dict(zip(features, values, strict=True)) for values in zip(*features.values(), strict=True)
-    )
-    return [
-        Example(f"{part.source}/{number}", *_spelt(objective.task, reader, row))
-        for number, row in zip(part.rows[:count].tolist(), encoded, strict=True)
-    ]
+    examples = []
+    for place, number in enumerate(part.rows[:count].tolist()):
+        row = {name: values[place] for name, values in features.items()}
+        reads, answers = _spell(objective.task, reader, row)
+        examples.append(Example(f"{part.source}/{number}", reads, answers))
+    return examples
 
 
 def _first_windows(features: Features) -> Features:
-    """One entry per row, where long ones have several."""
+    """One entry per row: the first window of rows that have several."""
     if "index" not in features:
         return features
-    first = [
-        n
-        for n, index in enumerate(features["index"])
-        if n == 0 or index != features["index"][n - 1]
-    ]
-    return {name: [values[n] for n in first] for name, values in features.items()}
+    first: Features = {name: [] for name in features}
+    before = None
+    for place, index in enumerate(features["index"]):
+        if place == 0 or index != before:
+            for name, values in features.items():
+                first[name].append(values[place])
+        before = index
+    return first
 
 
-def _spelt(task: TaskConfig, reader: Reader, row: Mapping[str, Any]) -> tuple[list[str], str]:
-    """What is read, one text per choice where there are choices, and what is to be answered."""
-    ids, labels = row["input_ids"], row.get("labels")
-    choices = ids if ids and isinstance(ids[0], list) else [ids]
-    if labels is not None:
-        wanted = [label for label in labels if label != IGNORED]
-        prompt = (
-            ids
-            if reader.kind == "encoder-decoder"
-            else [i for i, label in zip(ids, labels, strict=True) if label == IGNORED]
-        )
-        return [_text(reader, prompt)], _text(reader, wanted)
+def _spell(task: TaskConfig, reader: Reader, row: Mapping[str, Any]) -> tuple[list[str], str]:
+    """What an encoded row reads, one text per choice where there are choices, and its answer."""
+    ids = row["input_ids"]
+    if row.get("labels") is not None:
+        return _spell_text(reader, ids, row["labels"])
     if isinstance(task, LanguageModelTask):
         return [_text(reader, ids)], "every token, from those before it"
     if "start_positions" in row:
-        start, end = row["start_positions"], row["end_positions"]
-        return [_text(reader, ids)], _text(
-            reader, ids[start : end + 1]
-        ) if end else "(no answer here)"
+        start = row["start_positions"]
+        end = row["end_positions"]
+        # both are 0 where the window holds no answer
+        answer = _text(reader, ids[start : end + 1]) if end else "(no answer here)"
+        return [_text(reader, ids)], answer
     answer = answer_text(task, row["gold"])
-    words = task.label.words if isinstance(task, LabelTask) else None
-    return [
-        _text(reader, one) for one in choices
-    ], answer if words is None else f"{answer} (class {row['gold']})"
+    if isinstance(task, LabelTask) and task.label.words is not None:
+        answer += f" (class {row['gold']})"
+    # a head over choices reads a list of sequences
+    choices = ids if ids and isinstance(ids[0], list) else [ids]
+    return [_text(reader, choice) for choice in choices], answer
+
+
+def _spell_text(reader: Reader, ids: Sequence[int], labels: Sequence[int]) -> tuple[list[str], str]:
+    """What is read and written, where the answer is a text."""
+    written = [label for label in labels if label != IGNORED]
+    prompt = list(ids)
+    if reader.kind != "encoder-decoder":
+        # a decoder has its answer in the same sequence
+        prompt = [token for token, label in zip(ids, labels, strict=True) if label == IGNORED]
+    return [_text(reader, prompt)], _text(reader, written)
 
 
 def _text(reader: Reader, ids: Sequence[int]) -> str:
+    # cleaned up, the text would hide which spaces the model sees
     return str(reader.tokenizer.decode([*ids], clean_up_tokenization_spaces=False))
 
 
 def _golds(objective: Objective, columns: Columns) -> tuple[list[Any], list[str] | None]:
-    names = [str(number) for number in range(len(next(iter(columns.values()))))]
-    features = _first_windows(next(iter(objective.features([(names, columns)], "test"))))
+    """Gold and group of every row; groups are None where the task has none."""
+    count = len(next(iter(columns.values())))
+    names = [str(number) for number in range(count)]
+    parts = objective.features([(names, columns)], "test")
+    features = _first_windows(next(iter(parts)))
     return features["gold"], features.get("group")
 
 
-def _constant(task: TaskConfig, golds: Sequence[Any]) -> Any:
+def _most_common_class(task: TaskConfig, golds: Sequence[Any]) -> Any:
     """The most common class; None where a constant answer says nothing."""
     if not isinstance(task, LabelTask) or task.is_regression:
         return None
@@ -298,44 +327,49 @@ def _constant(task: TaskConfig, golds: Sequence[Any]) -> Any:
     return values[counts.argmax()].item()
 
 
-def _unanswered(task: TaskConfig, rows: TaskRows) -> list[Finding]:
-    """References in which `answer` finds nothing: no model can be right there."""
+def _check_references(task: TaskConfig, rows: TaskRows) -> list[Finding]:
+    """References in which the pattern `answer` finds nothing: no model can be right there."""
     if not isinstance(task, GenerationTask) or task.answer is None or own_score(task) is not None:
         return []
-    texts = [text for split in SPLIT_NAMES for text in rows.columns(split)[task.target]]
-    without = [
-        text
-        for text, right in zip(texts, exact_matches(texts, texts, answer=task.answer), strict=True)
-        if not right
-    ]
+    texts: list[str] = []
+    for split in SPLIT_NAMES:
+        texts += rows.columns(split)[task.target]
+    # a reference matches itself unless nothing is found in it
+    matches = exact_matches(texts, texts, answer=task.answer)
+    without = [text for text, found in zip(texts, matches, strict=True) if not found]
     if not without:
         return [Finding("ok", "answers", f"found in all {len(texts):,} references")]
-    level: Any = "fail" if len(without) == len(texts) else "warn"
-    text = f"the pattern finds nothing in {len(without):,} of {len(texts):,} references, which no model can match"
+    level: Level = "fail" if len(without) == len(texts) else "warn"
+    text = (
+        f"the pattern finds nothing in {len(without):,} of {len(texts):,} references, "
+        "which no model can match"
+    )
     return [Finding(level, "answers", text, len(without), tuple(without[:3]))]
 
 
 def _lengths(
-    full: Objective, cut: Objective | None, reader: Reader, sample: TaskRows
+    whole: Objective, cut: Objective | None, reader: Reader, sample: TaskRows
 ) -> list[Lengths]:
-    """Of inputs, and of answers that are text."""
-    cut = None if cut is None or _in_parts(cut) else cut
-    columns = [sample.columns(split) for split in SPLIT_NAMES]
-    whole = [_counted(full, reader, part) for part in columns]
-    kept = [] if cut is None else [_counted(cut, reader, part) for part in columns]
-    limits = (
-        {}
-        if cut is None
-        else {"inputs": cut.training.max_length, "answers": cut.training.target_max_length}
-    )
+    """Lengths of inputs, and of answers that are text.
+
+    Args:
+        whole: Cuts nothing.
+        cut: Cuts as training does; None = that is unknown.
+    """
+    if cut is not None and _in_parts(cut):
+        cut = None
+    all_tokens = _count_splits(whole, reader, sample)
+    kept_tokens = {}
+    limits = {}
+    if cut is not None:
+        kept_tokens = _count_splits(cut, reader, sample)
+        limits["inputs"] = cut.training.max_length
+        limits["answers"] = cut.training.target_max_length
     found = []
-    for what in whole[0]:
-        tokens = np.concatenate([part[what] for part in whole])
-        lost = (
-            float((tokens != np.concatenate([part[what] for part in kept])).mean())
-            if kept
-            else None
-        )
+    for what, tokens in all_tokens.items():
+        lost = None
+        if cut is not None:
+            lost = float((tokens != kept_tokens[what]).mean())
         p50, p90, p99 = np.percentile(tokens, [50, 90, 99]).tolist()
         found.append(Lengths(what, p50, p90, p99, int(tokens.max()), limits.get(what), lost))
     return found
@@ -346,20 +380,27 @@ def _in_parts(objective: Objective) -> bool:
     return isinstance(objective.task, LanguageModelTask) or hasattr(objective, "windows")
 
 
-def _counted(objective: Objective, reader: Reader, columns: Columns) -> dict[str, Counts]:
+def _count_splits(objective: Objective, reader: Reader, sample: TaskRows) -> dict[str, Counts]:
+    """As `_count`, of all splits together."""
+    parts: dict[str, list[Counts]] = {}
+    for split in SPLIT_NAMES:
+        for what, tokens in _count(objective, reader, sample.columns(split)).items():
+            parts.setdefault(what, []).append(tokens)
+    return {what: np.concatenate(counts) for what, counts in parts.items()}
+
+
+def _count(objective: Objective, reader: Reader, columns: Columns) -> dict[str, Counts]:
     """Tokens of every row's `inputs`, and of its `answers` where they are written."""
     features = _first_windows(objective.encode(columns))
-    if "labels" not in features:
-        return {
-            "inputs": np.array(
-                features["length"]
-                if "length" in features
-                else [len(ids) for ids in features["input_ids"]]
-            )
-        }
-    written = np.array([sum(label != IGNORED for label in row) for row in features["labels"]])
-    read = np.array([len(ids) for ids in features["input_ids"]])
-    return {
-        "inputs": read if reader.kind == "encoder-decoder" else read - written,
-        "answers": written,
-    }
+    if "labels" in features:
+        written = []
+        for row in features["labels"]:
+            written.append(len(row) - list(row).count(IGNORED))
+        answers = np.array(written)
+        inputs = np.array(lengths(features["input_ids"]))
+        if reader.kind != "encoder-decoder":
+            inputs = inputs - answers
+        return {"inputs": inputs, "answers": answers}
+    if "length" in features:
+        return {"inputs": np.array(features["length"])}
+    return {"inputs": np.array(lengths(features["input_ids"]))}

@@ -1,12 +1,14 @@
-"""Questions on a context: encoders point at the answer, all others write it.
+"""Questions on a context: encoders point at the answer, all other backbones write it.
 
-Source: BERT (Devlin et al. 2019, arXiv 1810.04805), 4.2 and 4.3: start and end vectors, overlapping windows, the first token
-([CLS]) as the place of "no answer". T5 (Raffel et al. 2020, arXiv 1910.10683), appendix D, for the prompt.
+Source: BERT (Devlin et al. 2019, arXiv 1810.04805), 4.2 and 4.3: start and end vectors, overlapping
+windows, the first token ([CLS]) as the place of "no answer". T5 (Raffel et al. 2020, arXiv
+1910.10683), appendix D, for the prompt.
 Deviations:
     - An answer has at most `training.target_max_length` tokens (BERT: 30), whoever gives it.
-    - "No answer" wins over the best span of all windows when its least score over windows is higher: BERT's threshold is
-      tuned on the development set, here it is 0.
-    - Models that write read one window: what is too long of a context is cut off, and an answer in there cannot be given.
+    - "No answer" wins over the best span of all windows when its least score over windows is
+      higher. BERT tunes this threshold on the development set; here it is 0.
+    - Models that write read one window: a context that is too long is cut off, and an answer in the
+      part that is cut off cannot be given.
     - "No answer" is an empty text.
 """
 
@@ -27,19 +29,22 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import QuestionAnsweringTask
 from suite.config.training import TrainingConfig
-from suite.data.context_windows import Window, Windows
+from suite.data.context_windows import Span, Windows
 from suite.data.generation import DecoderGeneration, GenerationObjective, TextToTextGeneration
-from suite.data.objective import Answered, Batch, Columns, Features, Objective
+from suite.data.objective import Answered, Batch, Columns, Features, Objective, rows_of
 from suite.data.splits import SplitName
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.squad import score_spans
 
 Pointed = tuple[float, float, int, int]
-"""What a window answers: score of its best span, score of "no answer", first and last token of that span."""
+"""A window's answer: score of its best span, score of "no answer", span's first and last token."""
 
 
 class SpanObjective(Objective):
-    """An extractive head on every window of a question; an item is a question, whose best span over all windows is the answer."""
+    """An extractive head on every window of a question.
+
+    An item is a question; its answer is the best span over all its windows.
+    """
 
     head = Head("span")
     task: QuestionAnsweringTask
@@ -51,79 +56,90 @@ class SpanObjective(Objective):
         training: TrainingConfig,
     ) -> None:
         super().__init__(task, tokenizer, training)
-        stride = training.stride or task.stride
         self.windows = Windows(
-            tokenizer, at_most=training.max_length, stride=stride, where=f"task {task.name}"
+            tokenizer,
+            at_most=training.max_length,
+            stride=training.stride or task.stride,
+            where=f"task {task.name}",
         )
 
     def encode(self, columns: Columns) -> Features:
         """One entry per window; `index` is the number of its question."""
         question, context = self.task.inputs
         cut = self.windows.cut(columns[question], columns[context])
-        rows = zip(
-            cut, columns[context], golds(self.task, columns), columns[self.task.starts], strict=True
-        )
-        entries = [
-            {
-                "index": number,
-                **_features(window, _span(text, texts[0], starts)),
-                "gold": texts,
-                "context": text,
-            }
-            for number, (windows, text, texts, starts) in enumerate(rows)
-            for window in windows
-        ]
-        return {name: [entry[name] for entry in entries] for name in entries[0]}
+        rows = rows_of(columns, (context, self.task.starts))
+        features: Features = {}
+        for number, (windows, (text, starts), texts) in enumerate(
+            zip(cut, rows, golds(self.task, columns), strict=True)
+        ):
+            span = _span(text, texts[0], starts)
+            for window in windows:
+                # a window that does not hold the answer is taught to say "no answer"
+                start, end = (0, 0) if span is None else window.place(span)
+                entry: dict[str, Any] = {"index": number, "input_ids": window.input_ids}
+                if window.token_type_ids is not None:
+                    entry["token_type_ids"] = window.token_type_ids
+                entry["start_positions"] = start
+                entry["end_positions"] = end
+                entry["first"] = window.first
+                # flat, because Arrow stores a list of pairs as lists of lists
+                entry["offsets"] = [place for offset in window.offsets for place in offset]
+                entry["length"] = len(window.input_ids)
+                entry["units"] = 1
+                entry["gold"] = texts
+                entry["context"] = text
+                for name, value in entry.items():
+                    features.setdefault(name, []).append(value)
+        return features
 
     def features(
         self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
     ) -> Iterator[Features]:
-        """Windows; those to train on need neither text nor offsets."""
         for index, columns in chunks:
-            found = self.encode(columns)
-            names = [
-                name for name in found if split != "train" or name not in ("context", "offsets")
-            ]
-            yield {
-                **{name: found[name] for name in names},
-                "index": [index[number] for number in found["index"]],
-            }
+            features = self.encode(columns)
+            features["index"] = [index[number] for number in features["index"]]
+            if split == "train":
+                # only an answer is read out of the text, and training gives none
+                del features["context"], features["offsets"]
+            yield features
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         batch = self._padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0})
-        return {
-            **batch,
-            **{
-                name: torch.tensor([row[name] for row in rows])
-                for name in ("start_positions", "end_positions")
-            },
-        }
+        for name in ("start_positions", "end_positions"):
+            batch[name] = torch.tensor([row[name] for row in rows])
+        return batch
 
     def collate_eval(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Without labels, with `inside`: the tokens that an answer may be made of, (B, T)."""
+        """A batch without labels, with `inside`: the tokens that may be an answer, (B, T)."""
         batch = self._padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0})
         inside = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
         for mask, row in zip(inside, rows, strict=True):
-            mask[row["first"] : row["first"] + len(row["offsets"]) // 2] = True
-        return {**batch, "inside": inside}
+            tokens = len(row["offsets"]) // 2
+            mask[row["first"] : row["first"] + tokens] = True
+        batch["inside"] = inside
+        return batch
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[Pointed]:
-        output = model(**{name: tensor for name, tensor in batch.items() if name != "inside"})
-        start, end = output.start_logits.float(), output.end_logits.float()  # (B, T)
-        null = (start[:, 0] + end[:, 0]).tolist()
-        best, first, last = best_spans(
-            start, end, batch["inside"], longest=self.training.target_max_length
-        )
-        return list(zip(best.tolist(), null, first.tolist(), last.tolist(), strict=True))
+        inputs = dict(batch)
+        inside = inputs.pop("inside")
+        output = model(**inputs)
+        start = output.start_logits.float()  # (B, T)
+        end = output.end_logits.float()  # (B, T)
+        null = start[:, 0] + end[:, 0]
+        longest = self.training.target_max_length
+        best, first, last = best_spans(start, end, inside, longest=longest)
+        return list(zip(best.tolist(), null.tolist(), first.tolist(), last.tolist(), strict=True))
 
     def merge(self, data: Dataset, predictions: Sequence[Pointed]) -> Answered:
-        rows = groupby(zip(data, predictions, strict=True), key=lambda pair: pair[0]["index"])
-        found = [(index, *self._answer([*windows])) for index, windows in rows]
-        return Answered(
-            [index for index, _, _ in found],
-            [text for _, text, _ in found],
-            [gold for _, _, gold in found],
-        )
+        answered = Answered([], [], [])
+        windows = zip(data, predictions, strict=True)
+        # the windows of a question follow one another
+        for index, group in groupby(windows, key=lambda window: window[0]["index"]):
+            text, gold = self._answer(list(group))
+            answered.index.append(index)
+            answered.predictions.append(text)
+            answered.golds.append(gold)
+        return answered
 
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
@@ -135,21 +151,21 @@ class SpanObjective(Objective):
 
     def _answer(self, windows: list[tuple[Any, Pointed]]) -> tuple[str, list[str]]:
         """The text that a question's windows agree on, and its accepted texts."""
-        row, (best, _, first, last) = max(windows, key=lambda pair: pair[1][0])
-        silent = self.task.unanswerable and min(null for _, (_, null, _, _) in windows) > best
-        if silent or best == -math.inf:  # a context without a single token
+        row, (best, _, first, last) = max(windows, key=lambda window: window[1][0])
+        least_null = min(null for _, (_, null, _, _) in windows)
+        silent = self.task.unanswerable and least_null > best
+        # -inf is the score of a context without a single token
+        if silent or best == -math.inf:
             return "", row["gold"]
-        low, high = (
-            row["offsets"][2 * (first - row["first"])],
-            row["offsets"][2 * (last - row["first"]) + 1],
-        )
+        low = row["offsets"][2 * (first - row["first"])]
+        high = row["offsets"][2 * (last - row["first"]) + 1]
         return row["context"][low:high], row["gold"]
 
 
 def best_spans(
     start: torch.Tensor, end: torch.Tensor, inside: torch.Tensor, *, longest: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The span of the highest sum of its start and end logits, exactly.
+    """The span with the highest sum of its start and end logits, found exactly.
 
     Args:
         start, end: Logits, (B, T).
@@ -159,17 +175,17 @@ def best_spans(
     Returns:
         Score, first and last token of each row's best span, (B,) each.
     """
-    start, end = (logits.masked_fill(~inside, -torch.inf) for logits in (start, end))
-    ends = pad(end, (0, longest - 1), value=-torch.inf).unfold(
-        1, longest, 1
-    )  # (B, T, longest): from each token on
+    start = start.masked_fill(~inside, -torch.inf)
+    end = end.masked_fill(~inside, -torch.inf)
+    # the end logits of the `longest` tokens from each token on, (B, T, longest)
+    ends = pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)
     best, place = (start[..., None] + ends).flatten(1).max(dim=1)
     first = place // longest
     return best, first, first + place % longest
 
 
 class WrittenAnswers(GenerationObjective):
-    """What the models share that write their answer."""
+    """What all models that write their answer have in common."""
 
     task: QuestionAnsweringTask
 
@@ -182,11 +198,11 @@ class WrittenAnswers(GenerationObjective):
         return [texts[0] for texts in golds(self.task, columns)]
 
     def _golds(self, columns: Columns) -> list[Any]:
-        return [*golds(self.task, columns)]
+        return list(golds(self.task, columns))
 
 
 class TextToTextAnswers(WrittenAnswers, TextToTextGeneration):
-    """Encoder-decoders: T5's prompt in, the answer out."""
+    """Encoder-decoders: read T5's prompt and write the answer."""
 
 
 class DecoderAnswers(WrittenAnswers, DecoderGeneration):
@@ -201,7 +217,8 @@ class DecoderAnswers(WrittenAnswers, DecoderGeneration):
         super().__init__(task, tokenizer, training)
         if task.unanswerable and not self.end:
             raise IncompatibleError(
-                f"task {task.name}: no answer is an empty text, and this backbone's tokenizer has no token to end it"
+                f"task {task.name}: no answer is an empty text, and this backbone's tokenizer has "
+                "no token to end it"
             )
 
 
@@ -215,15 +232,14 @@ def make_question_answering(
     """Spans for encoders, text for all others.
 
     Raises:
-        IncompatibleError: A tokenizer whose tokens cannot be found in the text; no room for text.
+        IncompatibleError: The tokens of this tokenizer cannot be found in the text, or there is no
+            room for text.
     """
     if kind == "encoder":
         return SpanObjective(task, tokenizer, training)
-    return (
-        TextToTextAnswers(task, tokenizer, training)
-        if kind == "encoder-decoder"
-        else DecoderAnswers(task, tokenizer, training)
-    )
+    if kind == "encoder-decoder":
+        return TextToTextAnswers(task, tokenizer, training)
+    return DecoderAnswers(task, tokenizer, training)
 
 
 def golds(task: QuestionAnsweringTask, columns: Columns) -> list[list[str]]:
@@ -231,33 +247,22 @@ def golds(task: QuestionAnsweringTask, columns: Columns) -> list[list[str]]:
     return [[*texts] or [""] for texts in columns[task.answers]]
 
 
-def _span(context: str, answer: str, starts: Sequence[int]) -> tuple[int, int] | None:
-    """The characters of the first answer, found where it begins nearest to where the data say; None = no answer.
+def _span(context: str, answer: str, starts: Sequence[int]) -> Span | None:
+    """The characters of the first answer; None = there is no answer.
+
+    The answer is found where it begins nearest to the place that the data give.
 
     Raises:
-        DataError: It is not in the context.
+        DataError: The answer is not in the context.
     """
     if not starts:
         return None
+    # a lookahead finds places that overlap as well
     begins = [found.start() for found in re.finditer(f"(?={re.escape(answer)})", context)]
     if not begins or not answer:
         raise DataError(
-            f"answer {answer!r} does not stand in its context {context[:60]!r}...; expected a stretch of it"
+            f"answer {answer!r} does not stand in its context {context[:60]!r}...; "
+            "expected a stretch of it"
         )
-    start = min(begins, key=lambda n: abs(n - starts[0]))
+    start = min(begins, key=lambda begin: abs(begin - starts[0]))
     return start, start + len(answer)
-
-
-def _features(window: Window, span: tuple[int, int] | None) -> dict[str, Any]:
-    start, end = (0, 0) if span is None else window.place(span)
-    types = {} if window.token_type_ids is None else {"token_type_ids": window.token_type_ids}
-    return {
-        "input_ids": window.input_ids,
-        **types,
-        "start_positions": start,
-        "end_positions": end,
-        "first": window.first,
-        "offsets": [number for span in window.offsets for number in span],
-        "length": len(window.input_ids),
-        "units": 1,
-    }

@@ -1,4 +1,4 @@
-"""Rows that a task cannot use, found before anything is tokenised; every error names the row and the value."""
+"""Finds rows that a task cannot use, before anything is tokenised; every error names the row."""
 
 from __future__ import annotations
 
@@ -13,39 +13,48 @@ from suite.errors import DataError
 
 
 def check_rows(table: pa.Table, task: TaskConfig, *, where: str) -> None:
-    """Texts are text, labels are labels, and there is at least one row.
+    """Check that texts are text, that labels are labels, and that there is at least one row.
 
     Args:
         table: All rows of a source split, with the task's columns.
+        task: The task.
         where: Data set and split.
 
     Raises:
-        DataError: An empty split, a null, a column of the wrong type, a label that the task does not have.
+        DataError: The split is empty, a value is null, a column has the wrong type, or the task
+            does not have a label that the data have.
     """
     if not table.num_rows:
         raise DataError(f"{where}: the split is empty")
     for column in task.read_columns:
         if table[column].null_count:
+            row = _first(pc.is_null(table[column]))
             raise DataError(
-                f"{where}: column {column!r} is null in row {_first(pc.is_null(table[column]))}; every row must have it"
+                f"{where}: column {column!r} is null in row {row}; every row must have it"
             )
     for column in task.text_columns:
         kind = table[column].type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        if not is_text(kind):
             raise DataError(f"{where}: column {column!r} holds {kind}, expected text")
     if isinstance(task, QuestionAnsweringTask):
         _check_answers(table, task, where=where)
     if isinstance(task, LabelTask):
-        _check_labels(
-            table[task.label.column], task, where=f"{where}, column {task.label.column!r}"
-        )
+        column = task.label.column
+        _check_labels(table[column], task, where=f"{where}, column {column!r}")
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def check_ids(tables: Mapping[str, pa.Table], task: TaskConfig, *, where: str) -> None:
-    """No row stands twice, neither in one split nor in two, as far as the data name their rows (`id` of the task).
+    """Check that no row stands twice, neither in one split nor in two.
+
+    Only rows that the data name (`id` of the task) can be told apart.
 
     Raises:
-        DataError: An id that is there twice.
+        DataError: An id is there twice.
     """
     if task.id is None:
         return
@@ -54,59 +63,70 @@ def check_ids(tables: Mapping[str, pa.Table], task: TaskConfig, *, where: str) -
         for row, name in enumerate(table[task.id].to_pylist()):
             place = f"row {row} of split {split!r}"
             if name in seen:
-                both = f"{seen[name]} and {place}"
                 raise DataError(
-                    f"{where}, column {task.id!r}: {name!r} names {both}; a row may be in the splits once only"
+                    f"{where}, column {task.id!r}: {name!r} names {seen[name]} and {place}; "
+                    "a row may be in the splits once only"
                 )
             seen[name] = place
 
 
 def _check_answers(table: pa.Table, task: QuestionAnsweringTask, *, where: str) -> None:
-    for column, holds, what in (
+    checks = (
         (task.answers, pa.types.is_string, "texts"),
         (task.starts, pa.types.is_integer, "whole numbers"),
-    ):
-        kind = table[column].type
-        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        if not lists or not (holds(kind.value_type) or pa.types.is_null(kind.value_type)):
-            raise DataError(f"{where}: column {column!r} holds {kind}, expected lists of {what}")
-    texts, starts = (
-        pc.list_value_length(table[task.answers]),
-        pc.list_value_length(table[task.starts]),
     )
-    if pc.any(wrong := pc.not_equal(texts, starts)).as_py():
-        row = _first(wrong)
-        got = f"{texts[row]} {task.answers} and {starts[row]} {task.starts}"
-        raise DataError(f"{where}: row {row} has {got}, expected as many of both")
-    if not task.unanswerable and pc.any(empty := pc.equal(texts, 0)).as_py():
-        row = _first(empty)
+    for column, holds, what in checks:
+        kind = table[column].type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        # lists that are all empty have the type null
+        if not is_list or not (holds(kind.value_type) or pa.types.is_null(kind.value_type)):
+            raise DataError(f"{where}: column {column!r} holds {kind}, expected lists of {what}")
+    texts = pc.list_value_length(table[task.answers])
+    starts = pc.list_value_length(table[task.starts])
+    differs = pc.not_equal(texts, starts)
+    if pc.any(differs).as_py():
+        row = _first(differs)
         raise DataError(
-            f"{where}: row {row} has no answer in column {task.answers!r}; where that may be, the task says unanswerable: true"
+            f"{where}: row {row} has {texts[row]} {task.answers} and {starts[row]} {task.starts}, "
+            "expected as many of both"
+        )
+    empty = pc.equal(texts, 0)
+    if not task.unanswerable and pc.any(empty).as_py():
+        raise DataError(
+            f"{where}: row {_first(empty)} has no answer in column {task.answers!r}; "
+            "where that may be, the task says unanswerable: true"
         )
 
 
 def _check_labels(labels: pa.ChunkedArray, task: LabelTask, *, where: str) -> None:
-    regression, kind = task.is_regression, labels.type
-    if not (pa.types.is_integer(kind) or (regression and pa.types.is_floating(kind))):
-        expected = (
-            "numbers"
-            if regression
-            else f"whole numbers, the positions in label.words {task.label.words}"
-        )
+    kind = labels.type
+    words = task.label.words
+    if task.is_regression:
+        expected = "numbers"
+        fits = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    else:
+        expected = f"whole numbers, the positions in label.words {words}"
+        fits = pa.types.is_integer(kind)
+    if not fits:
         raise DataError(
             f"{where}: got {kind} ({labels[0].as_py()!r} in row 0), expected {expected}"
         )
     low, high = task.label.range or (0, task.num_labels - 1)
     # "not inside" rather than "outside", so that NaN is caught as well
-    wrong = pc.invert(pc.and_(pc.greater_equal(labels, low), pc.less_equal(labels, high)))
-    if pc.any(wrong).as_py():
-        row = _first(wrong)
-        hint = " (-1 usually marks an unlabelled split)" if labels[row].as_py() == -1 else ""
-        expected = f"{low:g} to {high:g}" if regression else f"0 to {high:g} for {task.label.words}"
-        raise DataError(
-            f"{where}: label {labels[row].as_py()!r} in row {row}, expected {expected}{hint}"
-        )
+    inside = pc.and_(pc.greater_equal(labels, low), pc.less_equal(labels, high))
+    wrong = pc.invert(inside)
+    if not pc.any(wrong).as_py():
+        return
+    row = _first(wrong)
+    label = labels[row].as_py()
+    expected = f"{low:g} to {high:g}"
+    if not task.is_regression:
+        expected += f" for {words}"
+    if label == -1:
+        expected += " (-1 usually marks an unlabelled split)"
+    raise DataError(f"{where}: label {label!r} in row {row}, expected {expected}")
 
 
 def _first(mask: pa.ChunkedArray) -> int:
+    """The first row for which a mask is true."""
     return int(pc.index(mask, True).as_py())

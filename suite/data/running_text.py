@@ -1,7 +1,9 @@
-"""Running text for language models: token sequences joined into one stream, cut into blocks to train on or windows to score.
+"""Running text for language models: token sequences joined into one stream, and cut again.
 
-Source: blocks as in GPT-2's training (Radford et al. 2019: documents joined by an end-of-text token); windows as MHE scores
-perplexity (arXiv 2310.07911, appendix: stride 256), the scheme of Transformer-XL and of transformers' guide to perplexity.
+Text to train on is cut into blocks, as in GPT-2's training (Radford et al. 2019: documents joined
+by an end-of-text token). Text to score is cut into windows, as MHE scores perplexity (arXiv
+2310.07911, appendix: stride 256); this is the scheme of Transformer-XL and of transformers' guide
+to perplexity.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 def stream(sequences: Iterable[Sequence[int]], *, separator: int | None) -> Iterator[int]:
-    """The tokens of all sequences in order; each sequence that has any is ended by `separator` (None = by nothing)."""
+    """The tokens of all sequences in order.
+
+    Each sequence that is not empty ends with `separator`; None = with nothing.
+    """
     for sequence in sequences:
         if sequence:
             yield from sequence
@@ -22,7 +27,7 @@ def stream(sequences: Iterable[Sequence[int]], *, separator: int | None) -> Iter
 def blocks(
     sequences: Iterable[Sequence[int]], length: int, *, separator: int | None
 ) -> Iterator[list[int]]:
-    """As `pack`, one block at a time: a corpus need not fit into memory."""
+    """As `pack`, one block at a time, because a corpus need not fit into memory."""
     tokens = stream(sequences, separator=separator)
     while len(block := list(itertools.islice(tokens, length))) == length:
         yield block
@@ -31,21 +36,24 @@ def blocks(
 def pack(
     sequences: Iterable[Sequence[int]], length: int, *, separator: int | None
 ) -> list[list[int]]:
-    """Joined sequences cut into blocks of equal length; what is left at the end, less than a block, is dropped.
+    """Join sequences and cut them into blocks of equal length.
+
+    What is left at the end is less than a block and is dropped.
 
     Args:
         sequences: Token ids, without special tokens.
         length: Tokens per block, at least 1.
-        separator: Token put after every sequence; None = nothing.
+        separator: Token put after every sequence; None = none.
     """
     return list(blocks(sequences, length, separator=separator))
 
 
 def windows(tokens: Iterable[int], length: int, *, stride: int) -> Iterator[tuple[list[int], int]]:
-    """Overlapping windows over a stream and how many tokens at the end of each are to be scored.
+    """Overlapping windows over a stream, and how many tokens at the end of each are to be scored.
 
-    Every token but the first of the stream is scored exactly once, with at least `length - stride` tokens before it as
-    soon as the stream has them. A window ends `stride` tokens after the one before; the last one ends with the stream.
+    Every token but the first of the stream is scored exactly once. It has at least
+    `length - stride` tokens before it, once the stream has so many. Each window ends `stride`
+    tokens after the one before; the last one ends with the stream.
 
     Args:
         tokens: The stream; its first token is context only.

@@ -1,4 +1,6 @@
-"""Which rows of which source split become train, validation and test: the same for every arm, seed and machine.
+"""Which rows of which source split become train, validation and test.
+
+They are the same for every arm, seed and machine.
 
 Source: READ (arXiv 2305.15348), section 4; the paper gives no seed, so ours is a constant.
 """
@@ -20,7 +22,7 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 SplitName = Literal["train", "validation", "test"]
 SPLIT_NAMES: tuple[SplitName, ...] = ("train", "validation", "test")
 SMALL_TRAIN_ROWS = 10_000
-"""READ: below this many training rows the validation split is halved."""
+"""READ: with fewer training rows than this the validation split is halved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +34,7 @@ class Part:
 
 
 def source_splits(config: SplitConfig) -> list[str]:
-    """The splits of the source that are read at all."""
+    """The splits of the source that are read."""
     return config.sources
 
 
@@ -48,100 +50,138 @@ def plan_splits(
     """The rows of each split, after `limit`.
 
     Args:
+        config: How the task makes its splits.
         sizes: Rows of every source split that `source_splits` names.
         limit: At most so many rows; a smaller limit draws a subset of what a larger one draws.
-        where: For errors.
-        in_order: Rows are one running text: a limit takes the first ones.
-        groups: Per source split the number of each row's group; None = every row is its own. Groups are drawn whole, as many
-            as fit into the number of rows asked for.
+        where: Task and data set, for errors.
+        in_order: Rows are one running text, so a limit takes the first ones.
+        groups: By source split, the number of each row's group; None = every row is its own group.
+            Groups are drawn whole, as many as fit into the number of rows that is asked for.
 
     Raises:
         DataError: A split would be empty.
     """
     rules = {"named": _named, "read": _by_read, "held-out": _by_held_out}
-    groups = groups or {split: np.arange(size) for split, size in sizes.items()}
+    if groups is None:
+        groups = {split: np.arange(size) for split, size in sizes.items()}
     parts = rules[config.rule](config, groups, where)
     for name, part in parts.items():
         if not len(part.rows):
             raise DataError(
-                f"{where}: split {name!r} is empty (from {part.source!r} with {sizes[part.source]:,} rows); use other splits"
+                f"{where}: split {name!r} is empty (from {part.source!r} with "
+                f"{sizes[part.source]:,} rows); use other splits"
             )
-    return {
-        name: _limited(part, groups[part.source], name, limit, where=where, in_order=in_order)
-        for name, part in parts.items()
-    }
+    limited = {}
+    for name, part in parts.items():
+        limited[name] = _limited(
+            part, groups[part.source], name, limit, where=where, in_order=in_order
+        )
+    return limited
 
 
 def _named(config: SplitConfig, groups: Mapping[str, Rows], where: str) -> dict[SplitName, Part]:
+    """Each split is a whole split of the source."""
     assert config.test is not None
-    sources = zip(SPLIT_NAMES, (config.train, config.validation, config.test), strict=True)
-    return {name: Part(source, np.arange(len(groups[source]))) for name, source in sources}
+    return {
+        "train": _whole(config.train, groups),
+        "validation": _whole(config.validation, groups),
+        "test": _whole(config.test, groups),
+    }
+
+
+def _whole(source: str, groups: Mapping[str, Rows]) -> Part:
+    return Part(source, np.arange(len(groups[source])))
 
 
 def _by_read(config: SplitConfig, groups: Mapping[str, Rows], where: str) -> dict[SplitName, Part]:
-    train, validation = len(groups[config.train]), len(groups[config.validation])
-    if train < SMALL_TRAIN_ROWS:
-        first = _places(groups[config.validation], "halves") <= validation // 2
+    """READ's rule: the source's validation split becomes the test split.
+
+    Validation rows come from a large training split. A small one is kept whole, and the source's
+    validation split is halved.
+    """
+    train = groups[config.train]
+    validation = groups[config.validation]
+    if len(train) < SMALL_TRAIN_ROWS:
+        first = _places(validation, "halves") <= len(validation) // 2
         return {
-            "train": Part(config.train, np.arange(train)),
+            "train": _whole(config.train, groups),
             "validation": Part(config.validation, np.flatnonzero(first)),
             "test": Part(config.validation, np.flatnonzero(~first)),
         }
-    kept, held_out = _hold_out(config, groups[config.train], 1, where)
+    kept, held_out = _hold_out(config, train, 1, where)
     return {
         "train": Part(config.train, kept),
         "validation": Part(config.train, held_out),
-        "test": Part(config.validation, np.arange(validation)),
+        "test": _whole(config.validation, groups),
     }
 
 
 def _by_held_out(
     config: SplitConfig, groups: Mapping[str, Rows], where: str
 ) -> dict[SplitName, Part]:
-    """A named test set changes nothing about the validation rows."""
-    kept, *held_out = _hold_out(
-        config, groups[config.train], 1 if config.test is not None else 2, where
-    )
-    test = (
-        Part(config.train, held_out[-1])
-        if config.test is None
-        else Part(config.test, np.arange(len(groups[config.test])))
-    )
+    """Validation rows, and test rows where no test split is named, come from the training split.
+
+    A named test split changes nothing about the validation rows.
+    """
+    train = groups[config.train]
+    if config.test is not None:
+        kept, validation = _hold_out(config, train, 1, where)
+        test = _whole(config.test, groups)
+    else:
+        kept, validation, test_rows = _hold_out(config, train, 2, where)
+        test = Part(config.train, test_rows)
     return {
         "train": Part(config.train, kept),
-        "validation": Part(config.train, held_out[0]),
+        "validation": Part(config.train, validation),
         "test": test,
     }
 
 
 def _hold_out(config: SplitConfig, train: Rows, times: int, where: str) -> list[Rows]:
-    """The rows of train, given by their groups, that stay, then `times` sets of `held_out` others."""
+    """The training rows that stay, then `times` sets of `held_out` others.
+
+    Args:
+        train: The group of each training row.
+    """
     if times * config.held_out >= len(train):
         raise DataError(
-            f"{where}: splits.held_out is {config.held_out:,}, but there are {len(train):,} training rows; hold out fewer"
+            f"{where}: splits.held_out is {config.held_out:,}, but there are {len(train):,} "
+            "training rows; hold out fewer"
         )
-    part = (
-        _places(train, "held out") - 1
-    ) // config.held_out  # 0, 1, ...: which set a row falls in
-    return [np.flatnonzero(part >= times), *(np.flatnonzero(part == n) for n in range(times))]
+    # 0, 1, ...: the set that each row falls into
+    number = (_places(train, "held out") - 1) // config.held_out
+    sets = [np.flatnonzero(number >= times)]
+    for wanted in range(times):
+        sets.append(np.flatnonzero(number == wanted))
+    return sets
 
 
 def _limited(
     part: Part, groups: Rows, name: str, limit: LimitConfig, *, where: str, in_order: bool
 ) -> Part:
+    """At most as many rows as `limit` says."""
     at_most: int | None = getattr(limit, name)
     if at_most is None or in_order:
         return Part(part.source, part.rows[:at_most])
     rows = part.rows[_places(groups[part.rows], "limit", name) <= at_most]
     if not len(rows):
         raise DataError(
-            f"{where}: limit.{name} is {at_most}, less than a single group of rows that belong together; raise it"
+            f"{where}: limit.{name} is {at_most}, less than a single group of rows that belong "
+            "together; raise it"
         )
     return Part(part.source, rows)
 
 
 def _places(groups: Rows, *stream: str) -> Rows:
-    """Groups drawn in a random order: for every row, how many rows have come once its whole group has."""
+    """Draw groups in a random order; say how many rows have come with each row's group.
+
+    Args:
+        groups: The group of each row.
+        stream: Names of the random stream.
+
+    Returns:
+        For each row, the number of rows drawn once its whole group is drawn.
+    """
     _, number, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.random.default_rng(derive_seed("data splits", *stream)).permutation(len(sizes))
     places = np.empty(len(sizes), dtype=np.int64)

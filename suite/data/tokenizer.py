@@ -1,4 +1,4 @@
-"""What tells one tokenizer from another."""
+"""What tokenizers differ in, and token ids with or without special tokens."""
 
 from __future__ import annotations
 
@@ -12,31 +12,43 @@ from suite.config.hashing import canonical_json
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 over class, special tokens and the whole vocabulary with its rules; not over the name it was loaded by."""
+    """SHA-256 over class, special tokens and the whole vocabulary with its rules.
+
+    The name under which the tokenizer was loaded does not count.
+    """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    rules = (
-        _without_state(backend) if backend is not None else canonical_json(tokenizer.get_vocab())
-    )
+    if backend is None:
+        rules = canonical_json(tokenizer.get_vocab())
+    else:
+        rules = _without_state(backend)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return hashlib.sha256(
-        canonical_json([type(tokenizer).__name__, special, rules]).encode()
-    ).hexdigest()
+    parts = canonical_json([type(tokenizer).__name__, special, rules])
+    return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def _without_state(backend: Any) -> str:
     """The rules without `padding` and `truncation`, which every call of the tokenizer changes."""
     rules = json.loads(backend.to_str())
-    return canonical_json(
-        {name: value for name, value in rules.items() if name not in ("padding", "truncation")}
-    )
+    for name in ("padding", "truncation"):
+        rules.pop(name, None)
+    return canonical_json(rules)
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokens to write on after: with the tokenizer's start but not its end token."""
+    """Tokens of a text that a model continues: with the start token, without the end token."""
     ids = [*tokenizer(text, verbose=False)["input_ids"]]
-    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        return ids[:-1]
+    return ids
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokens without any special ones."""
+    """Tokens of a text without any special ones."""
     return [*tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+
+
+def end_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The end token, or nothing where the tokenizer has none."""
+    if tokenizer.eos_token_id is None:
+        return []
+    return [int(tokenizer.eos_token_id)]

@@ -1,4 +1,7 @@
-"""Backbones whose tokenizer is trained on a task's text (`bpe:SIZE:TASK`): trained once into the cache, then found there."""
+"""Backbones whose tokenizer is trained on a task's text (`bpe:SIZE:TASK`).
+
+A tokenizer is trained once into the cache and found there from then on.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +22,44 @@ from suite.data.splits import plan_splits
 from suite.files import make_once
 
 FORMAT = 1
-"""Raise when the same text would give another tokenizer."""
+"""Raise this number when the same text would give another tokenizer."""
 CHUNK_ROWS = 1000
+"""Rows held as Python strings at a time."""
 
 
 def open_backbone(
     choice: BackboneChoice, *, data_root: Path | None, cache: Path, where: str = ""
 ) -> ResolvedBackbone:
-    """As `resolve`, with a tokenizer that is trained first where it has to be.
+    """As `resolve`; a tokenizer that is to be trained is trained first.
 
     Args:
-        data_root: Local data instead of the hub.
-        cache: Where trained tokenizers are kept, shared by all workers of a machine.
+        choice: The backbone.
+        data_root: Folder of local data, read instead of the hub.
+        cache: Folder for trained tokenizers, shared by all workers of a machine.
+        where: For errors.
 
     Raises:
-        As `resolve`; DataError: the text to train a tokenizer on cannot be had.
+        DataError: The text to train a tokenizer on cannot be had; else as `resolve`.
     """
     bpe = parse_bpe(choice.tokenizer, where=where)
-    folder = None if bpe is None else bpe_folder(bpe, data_root=data_root, cache=cache, where=where)
+    folder = None
+    if bpe is not None:
+        folder = bpe_folder(bpe, data_root=data_root, cache=cache, where=where)
     return resolve(choice, where=where, tokenizer=folder)
 
 
 def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = "") -> Path:
-    """The folder of a trained tokenizer; trained by the first process that asks.
+    """The folder of a trained tokenizer; the first process that asks trains it.
 
-    It sees the task's whole training split, whatever the sweep's limit, so that sweeps of any size share it.
+    It sees the task's whole training split, whatever the sweep's limit, so that sweeps of any size
+    share it.
     """
     task = load_task(bpe.task, where=where)
     source = open_source(task, data_root)
-    kept = task.model_dump(mode="json", include={"inputs", "target", "splits", "data", "version"})
+    keys = {"inputs", "target", "splits", "data", "version"}
     parts = {
         "format": FORMAT,
-        "task": kept,
+        "task": task.model_dump(mode="json", include=keys),
         "source": source.identity(),
         "size": bpe.size,
         "tokenizers": tokenizers.__version__,
@@ -62,13 +71,11 @@ def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = ""
 
 def _train(bpe: Bpe, task: TaskConfig, source: Source, folder: Path) -> None:
     tables = read_splits(task, source)
-    rows = {split: table.num_rows for split, table in tables.items()}
-    part = plan_splits(task.splits, rows, LimitConfig(), where=f"task {task.name}, {source.where}")[
-        "train"
-    ]
-    train_bpe(
-        _texts(tables[part.source].take(pa.array(part.rows)), task), bpe.size
-    ).save_pretrained(folder)
+    sizes = {split: table.num_rows for split, table in tables.items()}
+    where = f"task {task.name}, {source.where}"
+    train = plan_splits(task.splits, sizes, LimitConfig(), where=where)["train"]
+    rows = tables[train.source].take(pa.array(train.rows))
+    train_bpe(_texts(rows, task), bpe.size).save_pretrained(folder)
 
 
 def _texts(table: pa.Table, task: TaskConfig) -> Iterator[str]:

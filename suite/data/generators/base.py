@@ -1,4 +1,4 @@
-"""What a task generator is: options in, rows of each split out, the same rows for ever."""
+"""What a task generator is: it turns options into rows of each split, always the same rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from suite.errors import ConfigError
 Row = dict[str, Any]
 SPLITS = ("train", "validation", "test")
 MISSES = 500
-"""Draws in a row that bring nothing new, after which the words count as used up."""
+"""After so many draws in a row that bring nothing new, the words count as used up."""
 Size = Annotated[int, Field(ge=4, multiple_of=4)]
 
 
 class Options(Strict):
-    """Seed and rows per split; multiples of 4, because rows come in groups in which every word has both labels."""
+    """Seed, and rows per split.
+
+    The numbers of rows are multiples of 4, because rows come in groups in which every word has both
+    labels.
+    """
 
     seed: Annotated[int, Field(ge=0)] = 0
     train: Size = 640
@@ -36,8 +40,8 @@ class Generator(ABC, Generic[OptionsT]):
     """One file per generator in `suite/data/generators/`; the file's stem is its name.
 
     Attributes:
-        description: One line: what the rows are and why spotting words cannot solve them.
-        Options: What `data.options` of a task may hold.
+        description: One line that says what the rows are, and why spotting words cannot solve them.
+        Options: The keys that `data.options` of a task may hold.
     """
 
     name: ClassVar[str]
@@ -52,23 +56,24 @@ class Generator(ABC, Generic[OptionsT]):
         """The generator with checked options.
 
         Raises:
-            ConfigError: Unknown key or value out of range.
+            ConfigError: A key is unknown, or a value is out of range.
         """
-        return cls(
-            validate(cls.Options, options, where=where or f"data.options of generator {cls.name}")
-        )
+        where = where or f"data.options of generator {cls.name}"
+        return cls(validate(cls.Options, options, where=where))
 
     @abstractmethod
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
-        """Two or four rows in which every word occurs equally often with either label.
+        """Two or four rows, in which every word occurs equally often with either label.
 
         Args:
-            split: Whose words to use.
+            split: The split whose words to use.
             rng: The only source of chance.
         """
 
     def rows(self, split: str) -> list[Row]:
-        """All rows of a split, shuffled; no row occurs twice, and no split depends on the size of another.
+        """All rows of a split, shuffled.
+
+        No row occurs twice, and no split depends on the size of another.
 
         Raises:
             ConfigError: The words do not give so many rows.
@@ -81,22 +86,33 @@ class Generator(ABC, Generic[OptionsT]):
         while len(rows) < wanted:
             group = self.group(split, rng)
             keys = {tuple(row.values()) for row in group}
-            misses = misses + 1 if keys & seen else 0
-            if misses > MISSES:
-                raise ConfigError(
-                    f"generator {self.name}: {split}: {wanted:,} rows, but its words give about {len(rows):,}; ask for fewer"
-                )
-            if not misses:
+            if not keys & seen:
+                misses = 0
                 seen |= keys
                 rows += group
+                continue
+            misses += 1
+            if misses > MISSES:
+                raise ConfigError(
+                    f"generator {self.name}: {split}: {wanted:,} rows, but its words give about "
+                    f"{len(rows):,}; ask for fewer"
+                )
         rng.shuffle(rows)
         return rows
 
     def share(self, words: str, split: str) -> list[str]:
-        """The part of a list of words, separated by spaces, that only `split` uses: 60% train, 20% validation, 20% test, dealt by seed."""
+        """The words that only `split` uses: 60% train, 20% validation, 20% test, dealt by seed.
+
+        Args:
+            words: Separated by spaces.
+            split: Name of the split.
+        """
         dealt = words.split()
         random.Random(derive_seed(self.name, self.options.seed, "words")).shuffle(dealt)
-        first, second = round(0.6 * len(dealt)), round(0.8 * len(dealt))
-        return {"train": dealt[:first], "validation": dealt[first:second], "test": dealt[second:]}[
-            split
-        ]
+        first = round(0.6 * len(dealt))
+        second = round(0.8 * len(dealt))
+        if split == "train":
+            return dealt[:first]
+        if split == "validation":
+            return dealt[first:second]
+        return dealt[second:]

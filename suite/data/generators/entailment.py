@@ -1,9 +1,11 @@
 """Entailment by what things are and by what "no" denies, with things that training never shows.
 
-Source: ours; hypernymy and negation as in the diagnostic set of GLUE (Wang et al. 2019, arXiv 1804.07461, appendix).
-Deviations: rows come in fours in which every word occurs twice with either label. "her rose" entails "her flower" and not
-"her tool". If asked for, premises also deny: "her rose but no hammer" entails the first, "no rose but her hammer" the
-second. Things of one split do not occur in another; the kinds do.
+Source: ours; hypernymy and negation as in the diagnostic set of GLUE (Wang et al. 2019, arXiv
+    1804.07461, appendix).
+Deviations: rows come in fours, in which every word occurs twice with either label. "her rose"
+    entails "her flower" and not "her tool". If asked for, premises also deny: "her rose but no
+    hammer" entails the first, "no rose but her hammer" the second. Things of one split do not occur
+    in another; the kinds do.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ KINDS = {
     "building": "house church castle hotel school hospital barn temple library tower",
     "gem": "diamond ruby emerald sapphire pearl opal topaz garnet amethyst turquoise",
 }
-"""Kinds that share no thing."""
+"""Kinds, no two of which share a thing."""
 DETERMINERS = (
     "a",
     "the",
@@ -44,9 +46,11 @@ DETERMINERS = (
     "some",
     "another",
 )
-"""Under which a thing is one of its kind; "every rose" would not entail "every flower"."""
+"""Determiners that carry over to the kind; "every rose" would not entail "every flower"."""
 DENIALS = ("{thing} but no {other}", "no {other} but {thing}")
-ENTAILED, NOT_ENTAILED = 0, 1
+# as in the RTE data of GLUE
+ENTAILED = 0
+NOT_ENTAILED = 1
 
 
 class EntailmentOptions(Options):
@@ -56,26 +60,36 @@ class EntailmentOptions(Options):
 
 
 class Entailment(Generator[EntailmentOptions]):
-    description = "entailment by kind (and scope of negation); every word occurs equally with either label, test things are never seen in training"
+    description = (
+        "entailment by kind (and scope of negation); every word occurs equally with either label, "
+        "test things are never seen in training"
+    )
     Options = EntailmentOptions
 
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
         kinds = rng.sample(sorted(KINDS), 2)
         things = [rng.choice(self.share(KINDS[kind], split)) for kind in kinds]
         determiner = rng.choice(DETERMINERS)
-        form = rng.choice(DENIALS) if rng.random() < self.options.denied_frac else "{thing}"
-        return [
-            {
-                "premise": form.format(
-                    thing=_noun_phrase(determiner, things[had]), other=things[1 - had]
-                ),
-                "hypothesis": _noun_phrase(determiner, kinds[asked]),
-                "label": ENTAILED if had == asked else NOT_ENTAILED,
-            }
-            for had in (0, 1)
-            for asked in (0, 1)
-        ]
+        form = "{thing}"
+        if rng.random() < self.options.denied_frac:
+            form = rng.choice(DENIALS)
+        rows = []
+        # premises about either thing, hypotheses about either kind: no word tells the label
+        for had in (0, 1):
+            thing = _noun_phrase(determiner, things[had])
+            premise = form.format(thing=thing, other=things[1 - had])
+            for asked in (0, 1):
+                rows.append(
+                    {
+                        "premise": premise,
+                        "hypothesis": _noun_phrase(determiner, kinds[asked]),
+                        "label": ENTAILED if had == asked else NOT_ENTAILED,
+                    }
+                )
+        return rows
 
 
 def _noun_phrase(determiner: str, noun: str) -> str:
-    return f"{'an' if determiner == 'a' and noun[0] in 'aeiou' else determiner} {noun}"
+    if determiner == "a" and noun[0] in "aeiou":
+        determiner = "an"
+    return f"{determiner} {noun}"
