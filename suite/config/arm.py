@@ -1,7 +1,8 @@
-"""An arm: what a comparison compares."""
+"""An arm: one of the things that a benchmark compares."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Self, TypeVar
@@ -16,13 +17,13 @@ M = TypeVar("M", bound=Strict)
 
 
 class Arm(Strict):
-    """backbone x attention variant x PETL method x architecture choice."""
+    """A backbone with an attention variant, a PETL method and an architecture choice."""
 
     backbone: BackboneChoice
     attention: AttentionChoice = AttentionChoice()
     method: str
     architecture: dict[str, Any] = Field(
-        default_factory=dict, description="complete: every hyperparameter of the method"
+        default_factory=dict, description="every hyperparameter of the method"
     )
     pretrain: str | None = Field(
         None,
@@ -33,17 +34,22 @@ class Arm(Strict):
     @cached_property
     def key(self) -> str:
         """A readable, unique name that is safe as a path: `minilm.pretrained.lora.1f2e3d4c`."""
-        parts = (self.backbone.name, self.attention.name, self.method)
-        slug = ".".join(
-            "".join(c if c.isalnum() or c in "-_" else "-" for c in part.lower()) for part in parts
-        )
-        return f"{slug}.{short_hash(self.model_dump(mode='json'))[:8]}"
+        parts = []
+        for part in (self.backbone.name, self.attention.name, self.method):
+            # hub ids and folders hold slashes, methods of peft a colon
+            parts.append(re.sub(r"[^\w-]", "-", part.lower()))
+        # the digits tell apart arms that differ in options only
+        digits = short_hash(self.model_dump(mode="json"))[:8]
+        return f"{'.'.join(parts)}.{digits}"
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         return without_cached("key", super().model_copy(update=update, deep=deep))
 
 
 def without_cached(name: str, copied: M) -> M:
-    """A changed copy, which pydantic gives the original's cached values, without one of them."""
+    """A changed copy without one cached value.
+
+    Pydantic copies cached values along with the fields, although a changed field may change them.
+    """
     copied.__dict__.pop(name, None)
     return copied

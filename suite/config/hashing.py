@@ -24,9 +24,10 @@ def short_hash(value: Any) -> str:
 
 
 def derive_seed(*parts: Any) -> int:
-    """An independent 31-bit seed for every combination of parts, e.g. (task, replicate, "data order").
+    """An independent 31-bit seed for each combination of parts: (task, replicate, "data order").
 
-    Streams are named, so that two arms of a comparison draw the same data order whatever else they draw.
+    Streams are named, so that two arms of a comparison draw the same data order, whatever else they
+    draw.
     """
     digest = hashlib.sha256(canonical_json(list(parts)).encode()).digest()
     return int(np.frombuffer(digest[:4], dtype="<u4")[0] >> 1)

@@ -1,4 +1,7 @@
-"""What EleutherAI's lm-eval library is to measure: options of `suite lm-eval`, and the key `lm_eval` of a sweep."""
+"""What EleutherAI's lm-eval library is to measure.
+
+These are the options of `suite lm-eval`, and the key `lm_eval` of a sweep.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +19,38 @@ Count = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A task, group or tag of lm-eval, and how many solved examples stand before each question.
+    """A task, group or tag of lm-eval.
 
     Attributes:
-        shots: None = what the task's own file says.
+        name: As lm-eval knows it.
+        shots: Solved examples before each question; None = as many as the task's own file says.
     """
 
     name: str
     shots: int | None = None
 
     def __str__(self) -> str:
-        return self.name if self.shots is None else f"{self.name}:{self.shots}"
+        if self.shots is None:
+            return self.name
+        return f"{self.name}:{self.shots}"
 
 
 class LmEvalConfig(Strict):
-    """Evaluation of causal backbones by lm-eval. Tasks and shots of Shared Attention (arXiv 2407.12866, table 1) are the default."""
+    """Evaluation of causal backbones by lm-eval.
+
+    By default the tasks and shots are those of Shared Attention (arXiv 2407.12866, table 1).
+    """
 
     tasks: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = Field(
         list(DEFAULT_TASKS),
-        description="tasks, groups or tags of lm-eval; gsm8k:5 = five examples before each question",
+        description="lm-eval tasks, groups or tags; gsm8k:5 = five examples before each question",
     )
     include_path: str | None = Field(
         None, description="a folder of task files of your own, searched before lm-eval's"
     )
     limit: Count | None = Field(
         None,
-        description="only so many questions of each task, the first ones: to try it out, not to report",
+        description="only the first so many questions of each task: to try it out, not to report",
     )
     batch_size: Count | Literal["auto"] | None = Field(
         None, description="questions per forward pass; null = auto on a GPU, 8 on a CPU"
@@ -50,12 +59,12 @@ class LmEvalConfig(Strict):
         None, description="tokens that the model sees at a time; null = what its positions allow"
     )
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="of the weights; auto = bf16 on a GPU, fp32 on a CPU"
+        "auto", description="type of the weights; auto = bf16 on a GPU, fp32 on a CPU"
     )
     seed: Annotated[int, Field(ge=0)] = Field(
         1234, description="draws the examples (lm-eval's default)"
     )
-    before: bool = Field(False, description="also what each arm starts from, untrained")
+    before: bool = Field(False, description="also evaluate what each arm starts from, untrained")
 
     @model_validator(mode="after")
     def _distinct(self) -> LmEvalConfig:
@@ -66,10 +75,10 @@ class LmEvalConfig(Strict):
 
 
 def parse_requests(tasks: Sequence[str]) -> list[Request]:
-    """`gsm8k:5` is gsm8k with five shots.
+    """Read items such as `gsm8k:5`, which is gsm8k with five shots.
 
     Raises:
-        ValueError: Nothing before the colon, or no whole number after it.
+        ValueError: Nothing stands before the colon, or no whole number after it.
     """
     return [_parse(text.strip()) for text in tasks]
 
@@ -80,4 +89,6 @@ def _parse(text: str) -> Request:
         raise ValueError(
             f"lm-eval task {text!r}: expected NAME or NAME:SHOTS, such as hellaswag or gsm8k:5"
         )
-    return Request(name, int(shots) if colon else None)
+    if not colon:
+        return Request(name)
+    return Request(name, int(shots))

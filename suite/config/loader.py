@@ -1,7 +1,8 @@
-"""Read YAML that a person typed: safely, with the line of every key, and with errors that name it."""
+"""Reads YAML that a person typed: safely, and with errors that name file, line and key."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,9 @@ MAX_BYTES = 1_000_000
 MAX_NODES = 100_000
 MAX_DEPTH = 50
 MAX_NUMBER_CHARS = 100
-"""A number in base 60 (1:30:00), as YAML 1.1 has it, takes time that grows with the square of its length."""
+"""YAML 1.1 has numbers in base 60 (1:30:00); reading one takes time quadratic in its length."""
+NUMBER_WITHOUT_POINT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+"""Numbers such as 1e-3, which PyYAML reads as text."""
 Key = tuple[str | int, ...]
 Lines = dict[Key, int]
 
@@ -31,65 +34,60 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases (no billion laughs), without duplicate keys, and with an end to depth and size."""
+    """A SafeLoader without aliases and duplicate keys, and with limits on depth and size.
 
-    nodes = depth = 0
+    Aliases would let a small file describe gigabytes (the "billion laughs").
+    """
+
+    nodes = 0
+    depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(
-                problem="aliases (*name) are not allowed",
-                problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
-            )
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        self.nodes, self.depth = self.nodes + 1, self.depth + 1
+        if self.check_event(yaml.AliasEvent):
+            raise _refusal("aliases (*name) are not allowed", mark)
+        self.nodes += 1
+        self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(
-                problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=mark
-            )
+            raise _refusal(f"nested more than {MAX_DEPTH} levels deep", mark)
         if self.nodes > MAX_NODES:
-            raise yaml.MarkedYAMLError(
-                problem=f"more than {MAX_NODES:,} keys and values", problem_mark=mark
-            )
+            raise _refusal(f"more than {MAX_NODES:,} keys and values", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
-        if (
-            isinstance(node, yaml.ScalarNode)
-            and node.tag.endswith((":int", ":float"))
-            and len(node.value) > MAX_NUMBER_CHARS
-        ):
-            raise yaml.MarkedYAMLError(
-                problem=f"a number of {len(node.value):,} digits", problem_mark=mark
-            )
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
+            if len(node.value) > MAX_NUMBER_CHARS:
+                raise _refusal(f"a number of {len(node.value):,} digits", mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            # YAML reads the keys on, off, yes and no as true and false
             if not isinstance(key, str):
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} is not text; put it in quotes",
-                    problem_mark=key_node.start_mark,
-                )
+                raise _refusal(f"key {key!r} is not text; put it in quotes", key_node.start_mark)
+            # PyYAML would keep the last one
             if key in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} is given twice", problem_mark=key_node.start_mark
-                )
+                raise _refusal(f"key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+def _refusal(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def load_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
     """The mapping in a YAML file and the line of each of its keys.
 
     Raises:
-        ConfigError: The file is absent, too large, not YAML or not a mapping.
+        ConfigError: The file is absent, too large, not YAML, or holds no mapping.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
             raise ConfigError(
-                f"{path}: {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}; is this the right file?"
+                f"{path}: {size:,} bytes, expected at most {MAX_BYTES:,}; is this the right file?"
             )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -100,15 +98,17 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], Lines]:
-    """As `load_yaml`, for text."""
+    """As `load_yaml`, from text; `where` names it in errors."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
-        data = loader.construct_document(node) if node is not None else None
+        data = None
+        if node is not None:
+            data = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{where}{line}: not valid YAML: {error.problem}") from None
+        if error.problem_mark is not None:
+            where = f"{where}:{error.problem_mark.line + 1}"
+        raise ConfigError(f"{where}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where}: not valid YAML: {error}") from None
     finally:
@@ -119,60 +119,88 @@ def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], Lines]:
 
 
 def _lines(node: yaml.Node | None, at: Key = ()) -> Lines:
+    """The line, counted from 1, of every key and list entry below a node."""
     lines: Lines = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            lines[(*at, key.value)] = key.start_mark.line + 1
-            lines.update(_lines(value, (*at, key.value)))
+            place: Key = (*at, key.value)
+            lines[place] = key.start_mark.line + 1
+            lines |= _lines(value, place)
     elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            lines[(*at, i)] = value.start_mark.line + 1
-            lines.update(_lines(value, (*at, i)))
+        for number, value in enumerate(node.value):
+            place = (*at, number)
+            lines[place] = value.start_mark.line + 1
+            lines |= _lines(value, place)
     return lines
 
 
 def validate(
     model: type[M], data: Mapping[str, Any], *, where: str, lines: Lines | None = None
 ) -> M:
-    """Build `model` from plain data; every error names file, line and key, what was got and what is expected.
+    """Build a `model` from plain data.
+
+    Args:
+        model: What to build.
+        data: Keys and values.
+        where: Where they come from, for errors.
+        lines: The line of each key; None = unknown.
 
     Raises:
-        ConfigError: One line per faulty key.
+        ConfigError: One line of text per faulty key, with file, line, key, what was got and what
+            was expected.
     """
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
-        messages = [_explain(model, e, where, lines or {}) for e in error.errors()]
+        messages = [_explain(model, fault, where, lines or {}) for fault in error.errors()]
+        # each alternative of a union gives the same error
         raise ConfigError("\n".join(dict.fromkeys(messages))) from None
 
 
 def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> str:
+    """One of pydantic's errors in our words."""
     loc: Key = tuple(part for part in error["loc"] if not _is_union_tag(part))
-    line = next((lines[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in lines), None)
-    place = f"{where}:{line}" if line else where
-    key = ".".join(str(p) for p in loc)
+    key = ".".join(map(str, loc))
+    place = where
+    for length in range(len(loc), 0, -1):
+        # a key that is missing has no line; the nearest one around it has
+        if loc[:length] in lines:
+            place = f"{where}:{lines[loc[:length]]}"
+            break
     got = error.get("input")
     if error["type"] == "extra_forbidden":
         return str(UnknownNameError("key", key, _keys_beside(model, loc), where=place))
     if error["type"] == "missing":
         return f"{place}: key {key!r} is missing"
-    if isinstance(got, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", got):
-        mantissa, exponent = re.split("[eE]", got)
-        fixed = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{exponent if exponent[0] in '+-' else '+' + exponent}"
-        return f"{place}: {key}: got the text {got!r}, expected a number; YAML reads it as text, write {fixed}"
+    if isinstance(got, str) and NUMBER_WITHOUT_POINT.fullmatch(got):
+        return (
+            f"{place}: {key}: got the text {got!r}, expected a number; "
+            f"YAML reads it as text, write {_with_point(got)}"
+        )
     message = error["msg"].removeprefix("Value error, ")
-    shown = (
-        ""
-        if isinstance(got, (Mapping, BaseModel)) or error["type"] == "value_error"
-        else f", got {got!r}"
-    )
-    return f"{place}: {key + ': ' if key else ''}{message}{shown}"
+    if key:
+        message = f"{key}: {message}"
+    # our own messages say what was got, and a whole mapping would fill the screen
+    if error["type"] != "value_error" and not isinstance(got, (Mapping, BaseModel)):
+        message += f", got {got!r}"
+    return f"{place}: {message}"
+
+
+def _with_point(number: str) -> str:
+    """`1e-3` as YAML reads it as a number: `1.0e-3`."""
+    mantissa, exponent = re.split("[eE]", number)
+    if "." not in mantissa:
+        mantissa += ".0"
+    if exponent[0] not in "+-":
+        exponent = f"+{exponent}"
+    return f"{mantissa}e{exponent}"
 
 
 def _is_union_tag(part: str | int) -> bool:
-    return isinstance(part, str) and (
-        part[:1].isupper() or part in ("str", "int", "float", "bool") or "[" in part
-    )
+    """Whether a part of an error's place is a type of a union, which pydantic puts among keys."""
+    if not isinstance(part, str):
+        return False
+    return part[:1].isupper() or part in ("str", "int", "float", "bool") or "[" in part
 
 
 def _keys_beside(model: type[BaseModel], loc: Key) -> Sequence[str]:
@@ -180,54 +208,56 @@ def _keys_beside(model: type[BaseModel], loc: Key) -> Sequence[str]:
     current: Any = model
     for part in loc[:-1]:
         if isinstance(part, int):
-            continue
-        field = current.model_fields.get(part) if _is_model(current) else None
-        current = (
-            next((a for a in _annotations(field.annotation) if _is_model(a)), None)
-            if field
-            else None
-        )
-    return list(current.model_fields) if _is_model(current) else []
+            continue  # the place in a list
+        field = current.model_fields.get(part)
+        current = None if field is None else _first_model(field.annotation)
+        if current is None:
+            return []
+    return list(current.model_fields)
 
 
-def _annotations(annotation: Any) -> list[Any]:
-    nested = [a for arg in getattr(annotation, "__args__", ()) for a in _annotations(arg)]
-    return [annotation, *nested]
-
-
-def _is_model(candidate: Any) -> bool:
-    return isinstance(candidate, type) and issubclass(candidate, BaseModel)
+def _first_model(annotation: Any) -> type[BaseModel] | None:
+    """The first model in a type such as `list[Annotated[Model, ...]] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for nested in getattr(annotation, "__args__", ()):
+        found = _first_model(nested)
+        if found is not None:
+            return found
+    return None
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with `key.sub=value` set; values are read as YAML (`1e-3` as the number it means).
+    """A copy of `data` with items such as `key.sub=value` set.
+
+    Values are read as YAML, and `1e-3` as the number that it means.
 
     Raises:
-        ConfigError: An item without `=`, or a path through something that is not a mapping.
+        ConfigError: An item has no `=`, or its path goes through something that is no mapping.
     """
-    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(data))
+    result: dict[str, Any] = copy.deepcopy(data)
     for item in overrides:
-        key, eq, text = item.partition("=")
-        if not eq or not key:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
             raise ConfigError(
                 f"--set {item!r}: expected key=value, for example --set training.epochs=3"
             )
         target: Any = result
         *parents, last = key.split(".")
         for part in parents:
-            target = target.setdefault(part, {}) if isinstance(target, dict) else None
-        if not isinstance(target, dict):
-            raise ConfigError(f"--set {item!r}: {'.'.join(parents)} is not a group of keys")
+            target = target.setdefault(part, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {item!r}: {'.'.join(parents)} is not a group of keys")
         target[last] = parse_value(text, where=f"--set {item!r}")
     return result
 
 
 def parse_value(text: str, *, where: str) -> Any:
-    """One value typed on the command line, read as YAML; numbers such as `1e-3` count as numbers here."""
+    """One value from the command line, read as YAML, and `1e-3` as the number that it means."""
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where}: not a valid value: {error}") from None
-    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
+    if isinstance(value, str) and NUMBER_WITHOUT_POINT.fullmatch(value):
         return float(value)
     return value

@@ -1,4 +1,4 @@
-"""The pretrain stage of a sweep: which arms get a model first, from what, and how it is trained."""
+"""Pre-training before a sweep: which arms get a model first, from what, and how it is trained."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from suite.config.training import Fraction, Positive
 
 
 class PretrainConfig(Strict):
-    """Pre-training before the cells: one checkpoint per backbone and attention variant, shared by all their cells.
+    """Pre-training: one checkpoint per backbone and attention variant, shared by all their cells.
 
-    Variants whose `start` is "scratch" begin with random weights everywhere, whatever the backbone's checkpoint holds, and
-    take all `steps`. With `attention: all` the others (the unchanged backbone too) do the same, so that all variants are
-    compared on equal terms; with `fraction` these are uptrained instead: from the converted checkpoint, for that share of `steps`.
+    Variants whose `start` is "scratch" begin with random weights everywhere, whatever the
+    backbone's checkpoint holds, and take all `steps`. With `attention: all` the other variants (the
+    unchanged backbone too) do the same, so that all are compared on equal terms. With `fraction`
+    these others are uptrained instead: from the converted checkpoint, for that share of `steps`.
 
-    Defaults are MHE's pre-training settings (arXiv 2310.07911, table 11) where it states one; the others say "ours".
+    Where MHE states a pre-training setting (arXiv 2310.07911, table 11), it is the default. The
+    other defaults say "ours".
     """
 
     corpus: str = Field(
@@ -26,14 +28,16 @@ class PretrainConfig(Strict):
     )
     objective: ObjectiveName | None = Field(
         None,
-        description="null = the backbone's own: mlm (encoder), causal-lm (decoder), span-corruption (encoder-decoder)",
+        description="null = the backbone's own: mlm (encoder), causal-lm (decoder), "
+        "span-corruption (encoder-decoder)",
     )
     attention: Literal["scratch", "all"] = Field(
         "scratch", description="variants that start from scratch, or every entry of the sweep"
     )
     fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="with attention: all, uptrain what can be converted, for this share of steps (GQA, arXiv 2305.13245: 0.05)",
+        description="with attention: all, uptrain what can be converted, for this share of steps "
+        "(GQA, arXiv 2305.13245: 0.05)",
     )
     steps: Positive = Field(1_000_000, description="optimizer steps (MHE: 1,000,000)")
     batch_size: Positive = Field(
@@ -78,21 +82,23 @@ class PretrainConfig(Strict):
         None, description="at most so many rows of its validation split"
     )
     seed: Annotated[int, Field(ge=0)] = Field(
-        0, description="of initial weights, order of the data and corruption"
+        0, description="seed of the initial weights, the order of the data and the corruption"
     )
 
     @property
     def uptraining_steps(self) -> int:
-        """Steps of what starts from a converted checkpoint."""
+        """Steps of a variant that starts from a converted checkpoint."""
         return max(1, round(self.steps * (self.fraction or 1.0)))
 
     @model_validator(mode="after")
     def _fits_together(self) -> PretrainConfig:
         if self.fraction is not None and self.attention == "scratch":
             raise ValueError(
-                "fraction is for variants that are converted, and attention: scratch leaves them out; set attention: all"
+                "fraction is for variants that are converted, and attention: scratch leaves them "
+                "out; set attention: all"
             )
         for name, steps in (("steps", self.steps), ("steps x fraction", self.uptraining_steps)):
+            # the last step must end with a validation and a checkpoint
             every = min(self.checkpoint_every_steps, steps)
             if steps % every:
                 raise ValueError(

@@ -1,4 +1,7 @@
-"""The numbers a paper printed, carried by the sweep that repeats them, so that the leaderboard can show both side by side."""
+"""The numbers that a paper printed.
+
+The sweep that repeats them carries them, so that the leaderboard shows both side by side.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from suite.config.loader import Strict
 
 MEAN = "mean"
-"""Stands among the tasks of a line for the mean over all of them."""
+"""Name, among the tasks of a line, of the mean over all of them."""
 
 
 class ReferenceAttention(Strict):
-    """Which attention a line is about."""
+    """The attention variant that a line is about."""
 
     name: str
     options: dict[str, Any] | None = Field(
@@ -25,28 +28,30 @@ class ReferenceAttention(Strict):
 class Reference(Strict):
     """One line of a paper's table: the scores of one arm on some tasks.
 
-    `scores` and `stds` are in the units of the suite's own scores (percent; perplexity as it is), or of lm-eval's where
-    `evaluation` is given. `printed` keeps other numbers of the line; they are shown as they are and compared with nothing.
+    `scores` and `stds` are in the units of the suite's own scores (percent; perplexity as it is),
+    or of lm-eval's where `evaluation` is given. `printed` keeps other numbers of the line; they are
+    shown as they are and compared with nothing.
     """
 
-    backbone: str | None = Field(None, description="null = any of the sweep")
+    backbone: str | None = Field(None, description="null = any backbone of the sweep")
     attention: (
         Annotated[
             ReferenceAttention,
             BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given),
         ]
         | None
-    ) = Field(None, description="a variant, or {name, options}; null = any of the sweep")
-    method: str | None = Field(None, description="null = any of the sweep")
+    ) = Field(None, description="a variant, or {name, options}; null = any variant of the sweep")
+    method: str | None = Field(None, description="null = any method of the sweep")
     architecture: dict[str, Any] = Field(
-        default_factory=dict, description="settings that the arm must have, beside any others"
+        default_factory=dict, description="settings that the arm must have, whatever others it has"
     )
-    scores: dict[str, float] = Field(description="by task, or mean")
+    scores: dict[str, float] = Field(description="score by task, or of their mean")
     mean_of: list[str] | None = Field(
         None, description="tasks of the mean; null = those that the line has scores on"
     )
     stds: dict[str, float] = Field(
-        default_factory=dict, description="their deviations, where they are printed"
+        default_factory=dict,
+        description="standard deviations of the scores, where the paper prints them",
     )
     printed: dict[str, float] = Field(
         default_factory=dict,
@@ -54,7 +59,8 @@ class Reference(Strict):
     )
     evaluation: Literal["trained", "untrained"] | None = Field(
         None,
-        description="scores are those of suite lm-eval, by task/metric, after or before the arm's training",
+        description="the scores are those of suite lm-eval, by task/metric, "
+        "after or before the arm's training",
     )
     source: str = Field(description="paper and table, e.g. READ, table 1")
 
@@ -62,7 +68,8 @@ class Reference(Strict):
     def _something_to_compare(self) -> Reference:
         if not self.scores:
             raise ValueError("scores is empty")
-        if extra := sorted(self.stds.keys() - self.scores.keys()):
+        extra = sorted(self.stds.keys() - self.scores.keys())
+        if extra:
             raise ValueError(f"stds without a score: {', '.join(extra)}")
         return self
 
@@ -75,28 +82,40 @@ class Reference(Strict):
         method: str | None,
         architecture: Mapping[str, Any],
     ) -> bool:
-        """Whether the line is about such an arm; one without a method was not trained, and any method does."""
-        if self.backbone not in (None, backbone) or (
-            method is not None and self.method not in (None, method)
-        ):
+        """Whether the line is about such an arm.
+
+        Args:
+            backbone, attention, options, architecture: Those of the arm.
+            method: None = the arm was not trained, so a line about any method fits.
+        """
+        if self.backbone not in (None, backbone):
             return False
-        if self.attention is not None and (
-            self.attention.name != attention or self.attention.options not in (None, options)
-        ):
+        if method is not None and self.method not in (None, method):
             return False
-        return all(
-            key in architecture and architecture[key] == value
-            for key, value in self.architecture.items()
-        )
+        if self.attention is not None:
+            if self.attention.name != attention:
+                return False
+            if self.attention.options not in (None, options):
+                return False
+        for key, value in self.architecture.items():
+            # a setting that the arm lacks is not the same as null
+            if key not in architecture or architecture[key] != value:
+                return False
+        return True
 
     def score_on(self, task: str, tasks: Set[str]) -> float | None:
-        """The printed score on a task, or on `mean`: the latter only where it is over the sweep's `tasks`."""
-        if task == MEAN and tasks != set(self.mean_of or self.scores.keys() - {MEAN}):
-            return None
+        """The printed score on a task, or on `mean`.
+
+        A mean counts only where it is over the sweep's `tasks`.
+        """
+        if task == MEAN:
+            averaged = self.mean_of or self.scores.keys() - {MEAN}
+            if tasks != set(averaged):
+                return None
         return self.scores.get(task)
 
     def as_row(self, task: str) -> dict[str, Any]:
-        """What a row of the leaderboard keeps of it."""
+        """What a row of the leaderboard shows of the line."""
         return {
             "score": self.scores[task],
             "std": self.stds.get(task),
@@ -105,5 +124,6 @@ class Reference(Strict):
         }
 
     def __str__(self) -> str:
-        names = [self.backbone, self.attention.name if self.attention else None, self.method]
-        return f"{' '.join(n for n in names if n) or 'any arm'} ({self.source})"
+        attention = self.attention.name if self.attention else None
+        names = [name for name in (self.backbone, attention, self.method) if name]
+        return f"{' '.join(names) or 'any arm'} ({self.source})"

@@ -1,4 +1,4 @@
-"""What is searched for one method: its learning-rate range and its architecture choices."""
+"""The search space of a method: its learning-rate range and its architecture choices."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from suite.registry import yaml_names
 End = Literal["low", "high"]
 DECADE = 10.0
 MOST = 10.0
+"""No learning rate is larger (ours)."""
 EDGE_FRAC = 0.05
-"""Share of the range, in log learning rate, that counts as its edge."""
+"""Share of the range, in log learning rate, that counts as its edge (ours)."""
 
 
 class LearningRateRange(Strict):
-    """A closed range, searched on a log scale (READ, appendix D: [1e-6, 3e-3]); a plain number is a fixed rate, tried once."""
+    """A closed range, searched on a log scale (READ, appendix D: [1e-6, 3e-3]).
+
+    A plain number is a fixed rate, which is tried once.
+    """
 
     low: Annotated[float, Field(gt=0, le=MOST)]
     high: Annotated[float, Field(gt=0, le=MOST)]
@@ -29,27 +33,40 @@ class LearningRateRange(Strict):
     @model_validator(mode="before")
     @classmethod
     def _number(cls, given: Any) -> Any:
-        return {"low": given, "high": given, "fixed": True} if isinstance(given, float) else given
+        if isinstance(given, float):
+            return {"low": given, "high": given, "fixed": True}
+        return given
 
     def trials(self, budget: int) -> int:
-        """Search trials that a study gets of a sweep's budget."""
+        """How many trials of a sweep's budget a study uses."""
         return 1 if self.fixed else budget
 
     def extended(self, end: End) -> LearningRateRange:
-        """The range with a decade more at one end, within (0, 10]; itself where there is no room."""
+        """The range with a decade more at one end, within (0, 10].
+
+        Where there is no room this is the range itself.
+        """
         if end == "low":
             return self.model_copy(update={"low": _digits(self.low / DECADE)})
         return self.model_copy(update={"high": min(MOST, _digits(self.high * DECADE))})
 
     def end_of(self, chosen: float, tried: Collection[float]) -> End | None:
-        """At which end the chosen learning rate lies, so that the best may lie beyond: the outermost tried, near the range's end."""
+        """The end of the range at which the chosen learning rate lies, if any.
+
+        There it is the outermost one that was tried and near the range's end, so a better one may
+        lie beyond.
+        """
         if self.fixed:
             return None
-        low, high = math.log(self.low), math.log(self.high)
+        low = math.log(self.low)
+        high = math.log(self.high)
+        place = math.log(chosen)
         margin = EDGE_FRAC * (high - low)
-        if chosen == min(tried) and math.log(chosen) - low <= margin:
+        if chosen == min(tried) and place - low <= margin:
             return "low"
-        return "high" if chosen == max(tried) and high - math.log(chosen) <= margin else None
+        if chosen == max(tried) and high - place <= margin:
+            return "high"
+        return None
 
     @model_validator(mode="after")
     def _ordered(self) -> LearningRateRange:
@@ -58,13 +75,15 @@ class LearningRateRange(Strict):
         if self.low >= self.high and not self.fixed:
             if self.low == self.high:
                 raise ValueError(
-                    f"nothing to search: low is high; for a fixed learning rate write the number alone: {self.low}"
+                    "nothing to search: low is high; for a fixed learning rate write the number "
+                    f"alone: {self.low}"
                 )
             raise ValueError(f"low {self.low} must be below high {self.high}")
         return self
 
 
 def _digits(value: float) -> float:
+    """Four significant digits, so that a tenth of 3e-3 is 3e-4 and not 0.00030000000000000003."""
     return float(f"{value:.4g}")
 
 
@@ -80,7 +99,9 @@ class SearchSpace(Strict):
 
 
 def load_space(name: str, *, where: str = "") -> SearchSpace:
-    """The search space of a method (`lora`, or `peft:ia3` read from `peft-ia3.yaml`).
+    """The search space of a method.
+
+    The space of `peft:ia3` is read from `peft-ia3.yaml`, as file names hold no colon.
 
     Raises:
         UnknownNameError: There is no such file.

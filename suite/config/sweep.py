@@ -1,4 +1,4 @@
-"""A sweep: the axes, the budget, the seeds and the resources, as a person writes them."""
+"""A sweep as a person writes it: the axes, the budget, the seeds and the resources."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ from suite.config.training import TrainingConfig
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
 Named = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
-"""In a list of choices, a bare name stands for a choice without options."""
+"""In a list of choices a bare name stands for a choice without options."""
 
 
 class BackboneChoice(Strict):
-    """A backbone by name; with `config` it starts from random weights of that shape (no download)."""
+    """A backbone by name.
+
+    With `config` it starts from random weights of that shape, and nothing is downloaded.
+    """
 
     name: str = Field(
-        description="a known name (suite list backbones), a hub id, a folder, or package:NAME/FOLDER"
+        description="a known name (suite list backbones), a hub id, a folder, or "
+        "package:NAME/FOLDER"
     )
     revision: str = Field("main", description="commit or branch on the hub; recorded as resolved")
     config: dict[str, Any] | None = Field(
@@ -40,7 +44,8 @@ class BackboneChoice(Strict):
     )
     tokenizer: str | None = Field(
         None,
-        description="another tokenizer: a hub id, a folder, package:NAME/FOLDER, bytes, or bpe:SIZE:TASK, trained on a task's text",
+        description="another tokenizer: a hub id, a folder, package:NAME/FOLDER, bytes, or "
+        "bpe:SIZE:TASK, trained on a task's text",
     )
     trust_remote_code: bool = Field(
         False,
@@ -48,7 +53,8 @@ class BackboneChoice(Strict):
     )
     drop_layers: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="leave out the last so many layers of each stack; the rest keep their weights (READ-large: 4)",
+        description="leave out the last so many layers of each stack; "
+        "the rest keep their weights (READ-large: 4)",
     )
 
     @model_validator(mode="after")
@@ -61,23 +67,23 @@ class BackboneChoice(Strict):
 
     @model_validator(mode="after")
     def _code_is_pinned(self) -> BackboneChoice:
-        if self.trust_remote_code and (
-            self.config is not None or not re.fullmatch("[0-9a-f]{40}", self.revision)
-        ):
+        if not self.trust_remote_code:
+            return self
+        # a branch may get other code after somebody has read it
+        if self.config is not None or not re.fullmatch("[0-9a-f]{40}", self.revision):
             raise ValueError(
-                "trust_remote_code needs a checkpoint, and as its revision the 40 digits of a commit"
+                "trust_remote_code needs a checkpoint, "
+                "and as its revision the 40 digits of a commit"
             )
         return self
 
     @model_serializer(mode="wrap")
-    def _whole_as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A whole backbone is stored as it was before there were shortened ones: hashes of its trials stay what they are."""
+    def _leave_out_drop_layers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Store `drop_layers` only where it is set, since the hashes of trials depend on it."""
         stored: dict[str, Any] = handler(self)
-        return (
-            stored
-            if self.drop_layers
-            else {key: value for key, value in stored.items() if key != "drop_layers"}
-        )
+        if not self.drop_layers:
+            del stored["drop_layers"]
+        return stored
 
 
 class AttentionChoice(Strict):
@@ -88,22 +94,25 @@ class AttentionChoice(Strict):
 
 
 class MethodChoice(Strict):
-    """A PETL method, with another architecture or learning-rate range than its search space's if given."""
+    """A PETL method; an architecture or range given here replaces that of its search space."""
 
     name: str
     architecture: dict[str, Any] | None = Field(
-        None, description="instead of the search space's choices"
+        None, description="used instead of the choices of the search space"
     )
     learning_rate: LearningRateRange | None = Field(
-        None, description="instead of the search space's range"
+        None, description="searched instead of the range of the search space"
     )
 
 
 class EdgeGuard(Strict):
-    """What follows when the best learning rate of a used-up study lies at the end of its range: a decade more, and more trials."""
+    """Extends a study that used up its budget with its best learning rate at an end of the range.
+
+    The range gets a decade more at that end, and the study more trials.
+    """
 
     extensions: Annotated[int, Field(ge=0)] = Field(
-        2, description="at most so many decades; 0 = none, the row only says `edge`"
+        2, description="extend by at most so many decades; 0 = none, the row only says `edge`"
     )
     trials: Count | None = Field(
         None, description="extra trials per decade; null = a quarter of search.trials, at least 2"
@@ -111,14 +120,16 @@ class EdgeGuard(Strict):
 
 
 class StopRule(Strict):
-    """When a study may end before its budget is used up: the model of the curve sees no improvement worth a trial."""
+    """Ends a study early, when a model of its curve expects no improvement worth a trial."""
 
     tolerance: Annotated[float, Field(gt=0)] = Field(
-        0.5, description="points of the score; of a perplexity, percent"
+        0.5,
+        description="improvement worth a trial: points of the score, or percent of a perplexity",
     )
     min_trials: Count | None = Field(
         None,
-        description="never with fewer; null = startup_trials + 2, which is the least in any case",
+        description="no study ends with fewer trials; "
+        "null = startup_trials + 2, which is the least in any case",
     )
 
 
@@ -132,21 +143,28 @@ class SearchConfig(Strict):
     )
     seed: Annotated[int, Field(ge=0)] = 0
     edge_guard: EdgeGuard = EdgeGuard()
-    stop: StopRule | None = Field(StopRule(), description="null = every study uses its budget up")
+    stop: StopRule | None = Field(
+        StopRule(), description="ends studies early; null = every study uses up its budget"
+    )
     pruner: Literal["asha", "median"] | None = Field(
         None, description="end weak search trials between two epochs"
     )
     objective: Literal["score"] | list[Literal["score", "energy", "memory", "time"]] = Field(
         "score",
-        description="[score, energy]: search their Pareto front; also memory or time; confirmed is the best score",
+        description="[score, energy] searches their Pareto front (also memory or time); "
+        "the best score is confirmed",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _front_without_stop(cls, given: Any) -> Any:
-        """The stop rule looks at the score alone and would cut a front short, so with two objectives its default is off."""
-        several = isinstance(given, Mapping) and isinstance(given.get("objective"), list)
-        return {"stop": None, **given} if several else given
+        """With two objectives the stop rule is off by default.
+
+        It looks at the score alone and would cut the front short.
+        """
+        if isinstance(given, Mapping) and isinstance(given.get("objective"), list):
+            return {"stop": None, **given}
+        return given
 
     @model_validator(mode="after")
     def _goes_together(self) -> SearchConfig:
@@ -154,7 +172,8 @@ class SearchConfig(Strict):
             return self
         if len(self.objective) != 2 or self.objective[0] != "score" or self.objective[1] == "score":
             raise ValueError(
-                f"objective: got {self.objective}, expected score, or [score, X] with X one of energy, memory, time"
+                f"objective: got {self.objective}, expected score, "
+                "or [score, X] with X one of energy, memory, time"
             )
         if self.sampler == "grid":
             raise ValueError(
@@ -162,7 +181,8 @@ class SearchConfig(Strict):
             )
         if self.stop is not None:
             raise ValueError(
-                "stop looks at the score alone and would cut the Pareto front short; with two objectives set stop: null"
+                "stop looks at the score alone and would cut the Pareto front short; "
+                "with two objectives set stop: null"
             )
         if self.pruner is not None:
             raise ValueError(
@@ -172,31 +192,37 @@ class SearchConfig(Strict):
 
     @property
     def second(self) -> str | None:
-        """The objective beside the score, of which less is better."""
-        return None if self.objective == "score" else self.objective[1]
+        """The objective besides the score, of which less is better; None = there is none."""
+        if self.objective == "score":
+            return None
+        return self.objective[1]
 
     @property
     def extra_trials(self) -> int:
-        """Trials that an extension of the range brings."""
+        """Trials that a study gets with each extension of its range."""
         return self.edge_guard.trials or max(2, self.trials // 4)
 
     def most_trials(self, searched: LearningRateRange) -> int:
         """Trials of a study that is extended as often as it may be."""
-        return searched.trials(self.trials) + (
-            0 if searched.fixed else self.edge_guard.extensions * self.extra_trials
-        )
+        trials = searched.trials(self.trials)
+        if not searched.fixed:
+            trials += self.edge_guard.extensions * self.extra_trials
+        return trials
 
     @property
     def least_trials(self) -> int:
-        """Ended trials before the stop rule is asked."""
-        return max(self.startup_trials + 2, (self.stop and self.stop.min_trials) or 0)
+        """How many trials must have ended before the stop rule is asked."""
+        least = self.startup_trials + 2
+        if self.stop is not None and self.stop.min_trials is not None:
+            least = max(least, self.stop.min_trials)
+        return least
 
 
 class ConfirmConfig(Strict):
-    """Runs of the best learning rate; test data is read only here."""
+    """Runs with the best learning rate; only these read test data."""
 
     seeds: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = Field(
-        [1, 2, 3], description="fresh seeds; 0 is the search's"
+        [1, 2, 3], description="fresh seeds; the search uses 0"
     )
 
     @model_validator(mode="after")
@@ -207,7 +233,7 @@ class ConfirmConfig(Strict):
 
 
 class LimitConfig(Strict):
-    """At most so many rows of a split, drawn by seed; null = all."""
+    """At most so many rows of each split, drawn by seed; null = all."""
 
     train: Count | None = None
     validation: Count | None = None
@@ -215,15 +241,16 @@ class LimitConfig(Strict):
 
 
 class ResourceConfig(Strict):
-    """What one trial gets. Default: one worker per GPU when the cluster has any, else two CPU workers.
+    """What one trial gets: by default a worker per GPU, or two CPU workers if there is no GPU.
 
-    With `min_workers`, a trial that the cluster has lost the room for goes on with fewer workers. Its scores then agree in the first
-    digits only, because sums are taken in another order; `provenance.world_sizes` of its result says what it ran on.
+    With `min_workers`, a trial goes on with fewer workers when the cluster has no more room for all
+    of them. Its scores then agree in the first digits only, because sums are taken in another
+    order. `provenance.world_sizes` of its result says what it ran on.
     """
 
     workers: Count | None = None
     workers_by_backbone: dict[str, Count] = Field(
-        {}, description="another number of workers for these backbones, by name"
+        {}, description="other numbers of workers, by name of the backbone"
     )
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
     gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
@@ -232,15 +259,18 @@ class ResourceConfig(Strict):
     )
     placement: Literal["pack", "strict-pack", "spread"] = Field(
         "pack",
-        description="a trial's workers: on as few nodes as will do, on one node and never more, or on as many as there are",
+        description="where a trial's workers run: on as few nodes as possible (pack), "
+        "on one node (strict-pack), or on as many as there are (spread)",
     )
     interface: str | None = Field(
         None,
-        description="network interface between a trial's nodes (gloo, NCCL, rendezvous); null = the one of the node's address in Ray",
+        description="network interface between a trial's nodes (gloo, NCCL, rendezvous); "
+        "null = the one of the node's address in Ray",
     )
     min_workers: Count | None = Field(
         None,
-        description="the fewest a trial may go on with when the cluster has shrunk; null = it waits for all of its workers",
+        description="fewest workers that a trial may go on with when the cluster has shrunk; "
+        "null = it waits for all of its workers",
     )
     room_wait_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="how long a trial waits for all of its workers, with min_workers"
@@ -248,11 +278,9 @@ class ResourceConfig(Strict):
 
     @model_validator(mode="after")
     def _no_fewer_than_the_fewest(self) -> ResourceConfig:
-        if (
-            self.min_workers is not None
-            and self.workers is not None
-            and self.min_workers > self.workers
-        ):
+        if self.min_workers is None or self.workers is None:
+            return self
+        if self.min_workers > self.workers:
             raise ValueError(
                 f"min_workers: got {self.min_workers}, expected at most workers ({self.workers})"
             )
@@ -260,7 +288,7 @@ class ResourceConfig(Strict):
 
 
 class TimeoutConfig(Strict):
-    """Deadlines, in seconds; nothing waits for ever."""
+    """Deadlines in seconds; nothing waits for ever."""
 
     setup_s: Annotated[float, Field(gt=0)] = 900.0
     epoch_s: Annotated[float, Field(gt=0)] = 6 * 3600.0
@@ -269,19 +297,22 @@ class TimeoutConfig(Strict):
 
 
 class FailureConfig(Strict):
-    """What follows when its machine, not its mathematics, ended an attempt at a trial."""
+    """What happens when a trial fails because of its machine, not because of its mathematics."""
 
     retries: Annotated[int, Field(ge=0)] = Field(
         3,
-        description="attempts more, counted anew whenever one got further than all before; then the trial is given up",
+        description="further attempts before a trial is given up; "
+        "an attempt that gets further than all before starts the count anew",
     )
     breaker: Annotated[int, Field(ge=2)] | None = Field(
         3,
-        description="so many different trials that fail alike in a row pause the sweep; null = never",
+        description="pause the sweep when so many different trials in a row fail alike; "
+        "null = never",
     )
     grace_s: Annotated[float, Field(ge=0)] = Field(
         30.0,
-        description="seconds for running trials to write a checkpoint and leave when the sweep is stopped (Ctrl-C, SIGTERM)",
+        description="seconds that running trials have to write a checkpoint when the sweep is "
+        "stopped (Ctrl-C, SIGTERM)",
     )
 
 
@@ -298,13 +329,14 @@ class SweepConfig(Strict):
     tasks: Annotated[list[str], Field(min_length=1)]
     architectures: Literal["search", "first", "all"] = Field(
         "search",
-        description="search = the best choice of the search space over all tasks; first = its first one; all = a row per choice",
+        description="search = the best choice of the search space over all tasks; "
+        "first = its first choice; all = a row per choice",
     )
     decoder_objective: Literal["head", "text"] = Field(
         "head", description="decoder-only backbones: classification head, or scoring of label words"
     )
     pretrain: PretrainConfig | None = Field(
-        None, description="a model first, for variants that have none"
+        None, description="first pre-trains a model, for variants that have none"
     )
     search: SearchConfig = SearchConfig()
     confirm: ConfirmConfig = ConfirmConfig()
@@ -315,27 +347,29 @@ class SweepConfig(Strict):
     failures: FailureConfig = FailureConfig()
     tracking: TrackingConfig = TrackingConfig()
     lm_eval: LmEvalConfig | None = Field(
-        None, description="ask the confirmed models lm-eval's questions, after the last trial"
+        None, description="evaluates the confirmed models with lm-eval, after the last trial"
     )
     reference: list[Reference] = Field(
-        default=[], description="the numbers that the paper printed, a line of its table each"
+        default=[], description="the numbers that a paper printed, by line of its table"
     )
 
     @model_validator(mode="after")
     def _backbones_with_workers_exist(self) -> SweepConfig:
         names = [choice.name for choice in self.backbones]
-        strangers = [name for name in self.resources.workers_by_backbone if name not in names]
-        if strangers:
-            raise ValueError(
-                f"resources.workers_by_backbone: {strangers[0]!r} is no backbone of this sweep; it has {', '.join(names)}"
-            )
+        for name in self.resources.workers_by_backbone:
+            if name not in names:
+                raise ValueError(
+                    f"resources.workers_by_backbone: {name!r} is no backbone of this sweep; "
+                    f"it has {', '.join(names)}"
+                )
         return self
 
     @model_validator(mode="after")
     def _pruner_can_prune(self) -> SweepConfig:
         if self.search.pruner is not None and self.training.epochs == 1:
             raise ValueError(
-                f"search.pruner {self.search.pruner} ends trials between two epochs, but training.epochs is 1; "
-                "set search.pruner: null, or train in more, shorter epochs (training.epoch_steps)"
+                f"search.pruner {self.search.pruner} ends trials between two epochs, but "
+                "training.epochs is 1; set search.pruner: null, or train in more, shorter epochs "
+                "(training.epoch_steps)"
             )
         return self

@@ -11,7 +11,11 @@ from suite.config.trust import check_named, refuse_trust, with_trust
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read a sweep file; `overrides` are `key=value` items from the command line, which alone says whose code is trusted.
+    """Read a sweep file.
+
+    Args:
+        path: The file.
+        overrides: Items `key=value` from the command line.
 
     Raises:
         ConfigError: With file, line and key.
@@ -19,10 +23,13 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     data, lines = load_yaml(path)
     data = apply_overrides(data, overrides)
     given = data.get("backbones")
-    for i, backbone in enumerate(given if isinstance(given, list) else ()):
-        refuse_trust(backbone, where=f"{path}: backbones[{i}]")
+    if isinstance(given, list):
+        # before validation, because trust may stand in the file of whoever wrote the sweep
+        for number, backbone in enumerate(given):
+            refuse_trust(backbone, where=f"{path}: backbones[{number}]")
     config = validate(SweepConfig, data, where=str(path), lines=lines)
     check_named([backbone.name for backbone in config.backbones], where=str(path))
-    return config.model_copy(
-        update={"backbones": [with_trust(b, where=f"{path}: backbones") for b in config.backbones]}
-    )
+    backbones = []
+    for backbone in config.backbones:
+        backbones.append(with_trust(backbone, where=f"{path}: backbones"))
+    return config.model_copy(update={"backbones": backbones})

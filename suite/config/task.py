@@ -1,6 +1,7 @@
-"""A task: where its rows come from, what the model sees, what it must answer, how that is scored.
+"""A task: where its rows come from, what the model sees, what it must answer, how it is scored.
 
-Its kind stands under the key `kind` of the file, `classification` (also of numbers) where there is none; `KINDS` has all.
+The key `kind` of its file says which kind it is; without the key it is `classification`, which is
+also the kind of tasks that ask for a number. `KINDS` holds all kinds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ObjectiveName = Literal["mlm", "causal-lm", "span-corruption"]
 
 
 class LabelTask(BaseTask):
-    """A class or a number per row; what the kinds of such tasks share."""
+    """A class or a number per row: what the kinds of such tasks have in common."""
 
     inputs: Annotated[list[str], Field(min_length=1)] = Field(
         description="columns of text that the model reads"
@@ -56,11 +57,17 @@ class LabelTask(BaseTask):
     @property
     def num_labels(self) -> int:
         """Classes, or 1 for regression: the width of a task head."""
-        return len(self.label.words) if self.label.words is not None else 1
+        if self.label.words is None:
+            return 1
+        return len(self.label.words)
 
 
 class ClassificationTask(LabelTask):
-    """A class or a number per row; rows of one `group` (the answers to one question) are never torn apart and may be scored together."""
+    """A class or a number per row.
+
+    Rows of one `group` (such as the answers to one question) are never torn apart, and they may be
+    scored together.
+    """
 
     kind: Literal["classification"] = "classification"
     pair: Annotated[list[str], Field(min_length=1, max_length=2)] | None = Field(
@@ -71,7 +78,7 @@ class ClassificationTask(LabelTask):
     group: list[str] = Field(
         default_factory=list,
         exclude_if=lambda group: not group,
-        description="columns that together name what a row is a part of",
+        description="columns that together name the group that a row is part of",
     )
 
     @model_validator(mode="after")
@@ -80,29 +87,35 @@ class ClassificationTask(LabelTask):
             self._check_prompt(" ".join(self.pair), self.inputs, key="pair")
         elif len(self.inputs) > 2:
             raise ValueError(
-                f"an encoder reads two texts at most, but inputs are {self.inputs}; say in pair how they make one or two"
+                f"an encoder reads two texts at most, but inputs are {self.inputs}; "
+                "say in pair how they make one or two"
             )
         return self
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> ClassificationTask:
-        for metric in self.metrics if self.code is None or not self.code.score else ():
-            if (metric in ("pearson", "spearman")) != self.is_regression:
-                fits = (
-                    "pearson, spearman"
-                    if self.is_regression
-                    else "accuracy, f1, macro_f1, matthews"
-                )
+        if self.code is not None and self.code.score:
+            # the file's own score() defines its metrics
+            return self
+        for metric in self.metrics:
+            is_correlation = metric in ("pearson", "spearman")
+            if self.is_regression and not is_correlation:
                 raise ValueError(
-                    f"metric {metric} does not fit {'numbers (label.range)' if self.is_regression else 'classes'}; use {fits}"
+                    f"metric {metric} does not fit numbers (label.range); use pearson, spearman"
+                )
+            if is_correlation and not self.is_regression:
+                raise ValueError(
+                    f"metric {metric} does not fit classes; use accuracy, f1, macro_f1, matthews"
                 )
             if metric == "f1" and self.num_labels != 2:
                 raise ValueError(
-                    f"metric f1 is that of class 1 of two, but there are {self.num_labels} label.words; use macro_f1"
+                    f"metric f1 is that of class 1 of two, but there are {self.num_labels} "
+                    "label.words; use macro_f1"
                 )
             if metric == "group_em" and not self.group:
                 raise ValueError(
-                    "metric group_em needs group: the columns that name what is right only as a whole"
+                    "metric group_em needs group: "
+                    "the columns that name what is right only as a whole"
                 )
         return self
 
@@ -112,14 +125,15 @@ class ClassificationTask(LabelTask):
 
 
 class MultipleChoiceTask(LabelTask):
-    """Which of a row's own texts fits; `label.words` are what a text-to-text model calls them."""
+    """Asks which of a row's own texts fits; a text-to-text model calls them by `label.words`."""
 
     kind: Literal["multiple-choice"]
     choices: Annotated[list[str], Field(min_length=2)] = Field(
         description="columns of the texts to choose from, in the order of the label"
     )
     stem: str = Field(
-        description="prompt of the inputs: what encoders pair with each choice, and decoders complete by it"
+        description="prompt of the inputs; encoders pair it with each choice, "
+        "decoders complete it with each choice"
     )
     metrics: Annotated[list[Literal["accuracy"]], Field(min_length=1, max_length=1)] = ["accuracy"]  # type: ignore[assignment]
 
@@ -128,7 +142,8 @@ class MultipleChoiceTask(LabelTask):
         self._check_prompt(self.stem, self.inputs, key="stem")
         if len(self.label.words or ()) != len(self.choices):
             raise ValueError(
-                f"label.words are {self.label.words}, expected one for each of choices {self.choices}"
+                f"label.words are {self.label.words}, "
+                f"expected one for each of choices {self.choices}"
             )
         return self
 
@@ -138,28 +153,35 @@ class MultipleChoiceTask(LabelTask):
 
 
 class QuestionAnsweringTask(BaseTask):
-    """A stretch of a context that answers a question, or none; an item is a question, in however many windows it is read."""
+    """Asks for the stretch of a context that answers a question, if there is one.
+
+    An item is a question, in however many windows a model reads it.
+    """
 
     kind: Literal["question-answering"]
     inputs: Annotated[list[str], Field(min_length=2, max_length=2)] = Field(
         description="columns of the question and of the context"
     )
     answers: str = Field(
-        description="column of the accepted texts of each row, a list; empty = the context has no answer"
+        description="column of lists: the accepted texts of each row; "
+        "empty = the context has no answer"
     )
     starts: str = Field(
-        description="column of the character of the context at which each of these begins, a list"
+        description="column of lists: the character of the context at which each text begins"
     )
     unanswerable: bool = Field(
         False, description="whether there are questions without an answer (SQuAD 2.0)"
     )
     stride: Positive = Field(
         128,
-        description="tokens of context from one window to the next, half a window at most (BERT: 128)",
+        description="tokens of context from one window to the next, half a window at most "
+        "(BERT: 128)",
     )
     text_to_text: str = Field(description="T5-style prompt with {column} in braces")
     beams: Positive = Field(
-        1, description="where a model writes the answer; 1 = greedy; training.beams overrides it"
+        1,
+        description="beams where a model writes the answer; 1 = greedy; "
+        "training.beams overrides it",
     )
     metrics: Annotated[list[SpanMetric], Field(min_length=1)] = ["em", "token_f1"]
     headline: str | None = "token_f1"
@@ -175,7 +197,10 @@ class QuestionAnsweringTask(BaseTask):
 
 
 class LanguageModelTask(BaseTask):
-    """Running text, every token predicted from those before it; scored by perplexity, of which less is better."""
+    """Running text, in which every token is predicted from those before it.
+
+    It is scored by perplexity, of which less is better.
+    """
 
     higher_is_better: ClassVar[bool] = False
     in_order: ClassVar[bool] = True
@@ -187,19 +212,23 @@ class LanguageModelTask(BaseTask):
     )
     stride: Positive = Field(
         256,
-        description="tokens from one scored window to the next (MHE: 256); training.stride overrides it",
+        description="tokens from one scored window to the next (MHE: 256); "
+        "training.stride overrides it",
     )
     metrics: Annotated[list[Literal["perplexity"]], Field(min_length=1, max_length=1)] = [
         "perplexity"
     ]
 
     def utility(self, score: float) -> float:
-        """Minus the mean loss per token: perplexities of a study span orders of magnitude, their logarithms do not."""
+        """Minus the mean loss per token.
+
+        Perplexities of a study span orders of magnitude; their logarithms do not.
+        """
         return -math.log(score)
 
 
 class WritingTask(BaseTask):
-    """A text per row to learn to write; what the kinds of such tasks share."""
+    """A text per row to write: what the kinds of such tasks have in common."""
 
     target: str = Field(description="the column of text to write")
     text_to_text: str = Field(description="prompt with {column} in braces, T5's where there is one")
@@ -221,7 +250,7 @@ class WritingTask(BaseTask):
 
 
 class GenerationTask(WritingTask):
-    """A text per row, written by the model; scored over the whole split at once."""
+    """The model writes a text per row, and all texts of a split are scored at once."""
 
     kind: Literal["generation"]
     beams: Positive = Field(
@@ -230,20 +259,24 @@ class GenerationTask(WritingTask):
     answer: str | None = Field(
         None,
         exclude_if=lambda answer: answer is None,
-        description="exact_match compares what the one group of this regular expression finds first; null = whole texts",
+        description="exact_match compares what the one group of this regular expression finds "
+        "first; null = whole texts",
     )
     metrics: Annotated[list[TextMetric], Field(min_length=1)]
 
     @field_validator("answer")
     @classmethod
     def _one_group(cls, answer: str | None) -> str | None:
+        if answer is None:
+            return None
         try:
-            groups = 1 if answer is None else re.compile(answer).groups
+            groups = re.compile(answer).groups
         except re.error as error:
             raise ValueError(f"{answer!r} is not a regular expression: {error}") from None
         if groups != 1:
             raise ValueError(
-                f"{answer!r} has {groups} groups, expected one: (...) around the answer itself, (?:...) elsewhere"
+                f"{answer!r} has {groups} groups, expected one: (...) around the answer itself, "
+                "(?:...) elsewhere"
             )
         return answer
 
@@ -255,7 +288,11 @@ class GenerationTask(WritingTask):
 
 
 class InstructionTask(WritingTask):
-    """Follow an instruction: fine-tuned on the response alone, scored by the perplexity of its tokens, of which less is better."""
+    """The model follows an instruction.
+
+    It is trained on the response alone, and scored by the perplexity of the response's tokens, of
+    which less is better.
+    """
 
     higher_is_better: ClassVar[bool] = False
     item_score: ClassVar[bool] = True
@@ -269,7 +306,8 @@ class InstructionTask(WritingTask):
     )
     packing: bool = Field(
         False,
-        description="several examples in a sequence, to train faster: they see those before them (decoders; training split only)",
+        description="train faster with several examples in a sequence, which see those before "
+        "them (decoders; training split only)",
     )
     metrics: Annotated[list[Literal["perplexity"]], Field(min_length=1, max_length=1)] = [
         "perplexity"
@@ -279,21 +317,23 @@ class InstructionTask(WritingTask):
     def _second_prompt_fits(self) -> InstructionTask:
         if (self.without_input is not None) != (len(self.inputs) == 2):
             raise ValueError(
-                f"without_input is given exactly when there are two inputs, but inputs are {self.inputs}"
+                "without_input is given exactly when there are two inputs, "
+                f"but inputs are {self.inputs}"
             )
         if self.without_input is not None:
             self._check_prompt(self.without_input, self.inputs[:1], key="without_input")
         return self
 
     def utility(self, score: float) -> float:
-        """As of a language model."""
+        """As for a language model."""
         return -math.log(score)
 
 
 class PretrainTask(BaseTask):
-    """The text columns of another task as a corpus to pre-train on, scored by the mean loss per predicted token.
+    """The text columns of another task as a corpus to pre-train on.
 
-    Made from a sweep's `pretrain`; no file is of this kind.
+    It is scored by the mean loss per predicted token. A sweep's `pretrain` makes such a task; no
+    file is of this kind.
     """
 
     higher_is_better: ClassVar[bool] = False
@@ -306,7 +346,7 @@ class PretrainTask(BaseTask):
     start: Literal["random", "checkpoint"] = Field(
         description="weights before the first step: new everywhere, or the converted checkpoint's"
     )
-    corrupted_frac: float = Field(description="share of tokens to predict; not of causal-lm")
+    corrupted_frac: float = Field(description="share of tokens to predict; causal-lm predicts all")
     mean_span_tokens: float = Field(description="span-corruption: mean length of a span")
     metrics: Annotated[list[Literal["loss"]], Field(min_length=1, max_length=1)] = ["loss"]
 
@@ -326,11 +366,9 @@ DEFAULT_KIND = "classification"
 
 
 def _kind(given: Any) -> Any:
-    return (
-        given.get("kind", DEFAULT_KIND)
-        if isinstance(given, Mapping)
-        else getattr(given, "kind", None)
-    )
+    if isinstance(given, Mapping):
+        return given.get("kind", DEFAULT_KIND)
+    return getattr(given, "kind", None)
 
 
 TaskConfig: TypeAlias = Annotated[
@@ -347,25 +385,28 @@ TaskConfig: TypeAlias = Annotated[
 
 
 def load_task(name: str, *, where: str = "") -> TaskConfig:
-    """The task of a name.
+    """The task with this name.
 
     Raises:
-        UnknownNameError: There is no such file.
+        UnknownNameError: No file has this name.
         ConfigError: The file is not valid.
     """
     paths = task_paths()
     if name not in paths:
         beside = Path.cwd() / "tasks" / f"{name.replace('-', '_')}.py"
+        # the file may be anybody's, so it does not run unless somebody asks for it
         if beside.is_file() and task_name(beside) not in paths:
+            start = f"{where}: " if where else ""
             raise ConfigError(
-                f"{where + ': ' if where else ''}task {name!r}: Python is taken from {beside.parent} only with --tasks tasks"
+                f"{start}task {name!r}: Python is taken from {beside.parent} "
+                "only with --tasks tasks"
             )
         raise UnknownNameError("task", name, paths, where=where)
     return load_task_file(paths[name])
 
 
 def load_task_file(path: Path) -> TaskConfig:
-    """The task of a file.
+    """The task in a file.
 
     Raises:
         ConfigError: The file is not valid.
@@ -378,12 +419,14 @@ def make_task(data: Mapping[str, Any], *, where: str, lines: Any = None) -> Task
     """A task from plain data.
 
     Raises:
-        ConfigError: As `validate`; an unknown `kind`.
+        ConfigError: The data are not valid (as `validate`), or `kind` is unknown.
     """
     kind = data.get("kind", DEFAULT_KIND)
     if not isinstance(kind, str) or kind not in KINDS:
-        line = f":{lines[('kind',)]}" if lines and ("kind",) in lines else ""
-        raise UnknownNameError("kind of task", str(kind), KINDS, where=f"{where}{line}: kind")
+        place = where
+        if lines and ("kind",) in lines:
+            place = f"{where}:{lines[('kind',)]}"
+        raise UnknownNameError("kind of task", str(kind), KINDS, where=f"{place}: kind")
     task = validate(KINDS[kind], data, where=where, lines=lines)
     assert not isinstance(task, PretrainTask)
     return cast(TaskConfig, task)

@@ -30,19 +30,20 @@ class HubData(Strict):
     revision: str = Field("main", description="commit or branch on the hub; recorded as resolved")
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="the task's name of a column: the data's, where they differ; a dot reaches inside (translation.en)",
+        description="the task's name of a column: the data's name, where they differ; "
+        "a dot reaches inside (translation.en)",
     )
 
 
 class GeneratedData(Strict):
-    """Rows made by a generator of `suite/data/generators` (or the user's own)."""
+    """Rows made by a generator: one of `suite/data/generators`, or the user's own."""
 
     generator: str
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class LabelConfig(Strict):
-    """The answer: one of `words` (by class id), or a number in `range` rounded to `step` in text."""
+    """The answer: one of `words` (by class id), or a number in `range`, in text rounded to `step`."""
 
     column: str = "label"
     words: Annotated[list[str], Field(min_length=2)] | None = None
@@ -53,6 +54,7 @@ class LabelConfig(Strict):
     def _one_kind(self) -> LabelConfig:
         if (self.words is None) == (self.range is None):
             raise ValueError("give either words (classification) or range (regression)")
+        # a model that writes the word could not say which of two classes it means
         if self.words is not None and len(set(self.words)) < len(self.words):
             raise ValueError(f"words are not distinct: {self.words}")
         return self
@@ -61,10 +63,11 @@ class LabelConfig(Strict):
 class SplitConfig(Strict):
     """Which splits of the data set are read.
 
-    `rule: read` is READ's (section 4): with fewer than 10,000 training rows the validation split is halved into
-    validation and test; with more, the original validation split becomes the test set and `held_out` rows of train
-    become the validation set. `rule: named` takes the splits as they are. `rule: held-out` is for data without a
-    validation split: `held_out` rows of train become it, and, where no `test` is named, as many others the test set.
+    `rule: read` is READ's (section 4): with fewer than 10,000 training rows the validation split is
+    halved into validation and test; with more, the original validation split becomes the test set
+    and `held_out` rows of train become the validation set. `rule: named` takes the splits as they
+    are. `rule: held-out` is for data without a validation split: `held_out` rows of train become
+    it, and where no `test` is named, as many others become the test set.
     """
 
     rule: Literal["read", "named", "held-out"] = "read"
@@ -79,7 +82,8 @@ class SplitConfig(Strict):
     def _test_named(self) -> SplitConfig:
         if self.rule != "held-out" and (self.rule == "named") != (self.test is not None):
             raise ValueError(
-                f"splits.rule is {self.rule}, test is {self.test!r}; rule named needs a test, rule read has its own"
+                f"splits.rule is {self.rule}, test is {self.test!r}; "
+                "rule named needs a test, rule read has its own"
             )
         if self.rule == "held-out" and self.validation != "validation":
             raise ValueError(
@@ -88,24 +92,33 @@ class SplitConfig(Strict):
         named = self.sources
         if len(set(named)) < len(named):
             raise ValueError(
-                f"splits overlap: train, validation and test are {named}; every row may be in one of them only"
+                f"splits overlap: train, validation and test are {named}; "
+                "every row may be in one of them only"
             )
         return self
 
     @property
     def sources(self) -> list[str]:
-        """The splits of the data that are read at all; GLUE's unlabelled `test` is never among them."""
-        names = (self.train, None if self.rule == "held-out" else self.validation, self.test)
-        return [name for name in names if name is not None]
+        """The splits of the data that are read; GLUE's unlabelled `test` is never among them."""
+        names = [self.train]
+        if self.rule != "held-out":
+            names.append(self.validation)
+        if self.test is not None:
+            names.append(self.test)
+        return names
 
 
 class BaseTask(Strict):
-    """What all kinds of task have: one file `tasks/<name>.yaml` (or `.py`, see `task_files`); `name` is the file's stem.
+    """What all kinds of task have.
+
+    A task is one file `tasks/<name>.yaml` (or `.py`, see `task_files`); `name` is the file's stem.
 
     Attributes:
-        higher_is_better: Of the score.
-        in_order: Whether rows are one running text, so that a limit takes the first rows instead of any.
-        item_score: Whether predictions are negative log-likelihoods and golds numbers of tokens, so that only perplexity fits.
+        higher_is_better: Whether a higher score is better.
+        in_order: Whether rows are one running text, so that a limit takes the first rows and not
+            any.
+        item_score: Whether predictions are negative log-likelihoods and golds are numbers of
+            tokens, so that only perplexity fits.
     """
 
     higher_is_better: ClassVar[bool] = True
@@ -117,13 +130,15 @@ class BaseTask(Strict):
     source: str
     version: Positive = 1
     code: CodeConfig | None = Field(
-        None, exclude_if=lambda code: code is None, description="of a task in Python: never typed"
+        None,
+        exclude_if=lambda code: code is None,
+        description="the hash of a task's Python file; never typed",
     )
     data: HubData | GeneratedData
     id: str | None = Field(
         None,
         exclude_if=lambda id: id is None,
-        description="column that names a row, once over all splits; null = its number",
+        description="column that names a row, unique over all splits; null = the row's number",
     )
     inputs: Annotated[list[str], Field(min_length=1, max_length=2)] = Field(
         description="columns of text that the model reads"
@@ -145,16 +160,16 @@ class BaseTask(Strict):
             return check(given)
         if cls.item_score:
             raise ValueError(
-                "its score is made of what every item adds, so the file cannot have a score() of its own"
+                "its score is made of what every item adds, "
+                "so the file cannot have a score() of its own"
             )
-        if (
-            not isinstance(given, list)
-            or not given
-            or len({name for name in given if isinstance(name, str) and name}) < len(given)
-        ):
+        names = given if isinstance(given, list) else []
+        distinct = {name for name in names if isinstance(name, str) and name}
+        if not names or len(distinct) < len(names):
             raise ValueError(f"got {given!r}, expected distinct names, those that score() gives")
         return given
 
+    # each kind declares other names, and pydantic would warn of a file's own
     @field_serializer("metrics")
     def _plain(self, metrics: list[Any]) -> list[Any]:
         return metrics
@@ -173,25 +188,35 @@ class BaseTask(Strict):
     @property
     def read_columns(self) -> list[str]:
         """`columns`, and the one that names rows."""
-        return list(dict.fromkeys([*self.columns, *([] if self.id is None else [self.id])]))
+        names = dict.fromkeys(self.columns)
+        if self.id is not None:
+            names[self.id] = None
+        return list(names)
 
     @property
     def text_columns(self) -> list[str]:
-        """Those that hold text, in the order in which one reads them."""
+        """The columns that hold text, in the order in which a person reads them."""
         return [*self.inputs]
 
     def score_of(self, scores: Mapping[str, float]) -> float:
-        """The one number of the task: its headline metric, or the mean of its metrics (GLUE: MRPC and QQP of F1 and accuracy)."""
-        chosen = [self.headline] if self.headline is not None else self.metrics
-        return math.fsum(scores[name] for name in chosen) / len(chosen)
+        """The task's score: its headline metric, or the mean of its metrics.
+
+        GLUE scores MRPC and QQP by the mean of F1 and accuracy.
+        """
+        if self.headline is not None:
+            return float(scores[self.headline])
+        return math.fsum(scores[name] for name in self.metrics) / len(self.metrics)
 
     def utility(self, score: float) -> float:
-        """A score on the scale on which more is better: what every comparison of scores uses."""
+        """The score on a scale on which more is better; every comparison of scores uses it."""
         return score
 
     @property
     def point(self) -> float:
-        """The difference in utility that is called a point: one of a hundred, or one percent of a perplexity."""
+        """The difference in utility that is called a point.
+
+        It is one of a hundred, or one percent of a perplexity.
+        """
         return 0.01 if self.item_score else 1.0
 
     @staticmethod

@@ -1,13 +1,15 @@
-"""Files of tasks: where they are, and what one in Python may say that YAML cannot.
+"""Files of tasks: where they are, and what a Python file may say that YAML cannot.
 
 `tasks/NAME.py` holds `TASK`, a dictionary with the keys of a YAML task, and any of
 
-    reads = ["raw", "columns"]                  what `rows` is given, by the data's names
-    def rows(row) -> Mapping | None             one raw row -> the task's columns; None drops it
-    def score(predictions, golds) -> dict       every metric that TASK["metrics"] names, over a whole split; more is better
+    reads = ["raw", "columns"]             the columns that `rows` is given, by the data's names
+    def rows(row) -> Mapping | None        one raw row -> the task's columns; None drops the row
+    def score(predictions, golds) -> dict  every metric that TASK["metrics"] names, over a whole
+                                           split; more is better
 
-Listing tasks never runs such a file; asking for one by name does. What it says is part of the trial: a task carries the
-file's hash, and a worker that finds another file under the name refuses it.
+Listing tasks never runs such a file; asking for one by name does. What the file says is part of the
+trial: a task carries the file's hash, and a worker that finds another file under the name refuses
+it.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ class CodeConfig(Strict):
     """What a task takes from its Python file.
 
     Attributes:
-        sha256: Of the file.
-        rows: Whether it makes the rows.
-        score: Whether it computes the metrics.
+        sha256: Hash of the file.
+        rows: Whether the file makes the rows.
+        score: Whether the file computes the metrics.
     """
 
     sha256: str
@@ -49,7 +51,7 @@ class CodeConfig(Strict):
 
 
 class Coded(Protocol):
-    """A task, as far as this module needs one."""
+    """What this module needs of a task."""
 
     @property
     def name(self) -> str: ...
@@ -61,11 +63,14 @@ class Coded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskCode:
-    """The functions of a task file that ran.
+    """What a task file holds, once it has run.
 
     Attributes:
+        path: The file.
+        sha256: Its hash.
         task: Its `TASK`.
         reads: Columns of the data that `rows` is given.
+        rows, score: Its functions; None where it has none.
     """
 
     path: Path
@@ -84,38 +89,38 @@ class TaskCode:
     def convert(
         self, row: Mapping[str, Any], columns: Sequence[str], *, where: str
     ) -> dict[str, Any] | None:
-        """One raw row as the task's columns; None = left out.
+        """One raw row as the task's columns; None = the row is left out.
 
         Raises:
-            ConfigError: `rows` raised, or gave something else.
+            ConfigError: `rows` raised an error, or gave something else.
         """
         assert self.rows is not None
         with _blamed(self.path, f"rows(), {where}"):
             made = self.rows(row)
         if made is None:
             return None
-        if not isinstance(made, Mapping) or any(column not in made for column in columns):
-            got = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
+        if not isinstance(made, Mapping) or not made.keys() >= set(columns):
             raise ConfigError(
-                f"{self.path}: rows(), {where}: gave {got}, expected the columns {[*columns]} (or None to drop the row)"
+                f"{self.path}: rows(), {where}: gave {_keys(made)}, "
+                f"expected the columns {[*columns]} (or None to drop the row)"
             )
         return {column: made[column] for column in columns}
 
     def scores(
         self, predictions: Sequence[Any], golds: Sequence[Any], metrics: Sequence[str]
     ) -> dict[str, float]:
-        """Every metric.
+        """Every metric, as the file computes it.
 
         Raises:
-            ConfigError: `score` raised, or gave something else than a number for each.
+            ConfigError: `score` raised an error, or gave no number for some metric.
         """
         assert self.score is not None
         with _blamed(self.path, "score()"):
             made = self.score(predictions, golds)
         if not isinstance(made, Mapping) or set(made) != set(metrics):
-            got = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
             raise ConfigError(
-                f"{self.path}: score(): gave {got}, expected a number for each of metrics {[*metrics]}"
+                f"{self.path}: score(): gave {_keys(made)}, "
+                f"expected a number for each of metrics {[*metrics]}"
             )
         with _blamed(self.path, "score()"):
             numbers = {name: float(made[name]) for name in metrics}
@@ -126,63 +131,79 @@ class TaskCode:
         return numbers
 
 
-def task_paths() -> dict[str, Path]:
-    """Every file of a task by its name, without running any; a user's hides a shipped one.
+def _keys(made: Any) -> str:
+    """The keys of what a user's function gave, or its type, for an error."""
+    if isinstance(made, Mapping):
+        return str(sorted(map(str, made)))
+    return type(made).__name__
 
-    Python is never taken from `tasks/` of the working folder, unless that is named.
+
+def task_paths() -> dict[str, Path]:
+    """Every file of a task, by name; no file runs, and a user's file hides a shipped one.
+
+    Python is never taken from `tasks/` of the working folder, unless the user names that folder.
 
     Raises:
-        ConfigError: One folder has two files of a name.
+        ConfigError: One folder has two files of the same name.
     """
+    shipped = shipped_folder("tasks")
+    with_code = [*user_folders("tasks", code=True), shipped]
     found: dict[str, Path] = {}
-    own = user_folders("tasks", code=True)
-    for folder in dict.fromkeys((*user_folders("tasks"), shipped_folder("tasks"))):
+    for folder in (*user_folders("tasks"), shipped):
+        paths = sorted(folder.glob("*.yaml"))
+        if folder in with_code:
+            paths += sorted(folder.glob("[!_]*.py"))
         here: dict[str, Path] = {}
-        code = [path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")]
-        for path in (
-            *sorted(folder.glob("*.yaml")),
-            *(code if folder in own or folder == shipped_folder("tasks") else ()),
-        ):
-            if (name := task_name(path)) in here:
+        for path in paths:
+            name = task_name(path)
+            if name in here:
                 raise ConfigError(
-                    f"{path}: {here[name].name} beside it is the task {name!r} too; keep one of them"
+                    f"{path}: {here[name].name} beside it is the task {name!r} too; "
+                    "keep one of them"
                 )
             here[name] = path
-        found = {**here, **found}
+        # folders come in the order in which they are searched
+        found = here | found
     return found
 
 
 def task_name(path: Path) -> str:
     """`tasks/odd_one.py` is the task `odd-one`; a YAML file's stem is its name as it stands."""
-    return stem_to_name(path.stem) if path.suffix == ".py" else path.stem
+    if path.suffix == ".py":
+        return stem_to_name(path.stem)
+    return path.stem
 
 
 def read_task_file(path: Path) -> tuple[dict[str, Any], Lines]:
-    """The keys of a task and their lines; of a Python file, which is run, with `code` about the file.
+    """The keys of a task, and their lines.
+
+    A Python file is run, and the key `code` describes it.
 
     Raises:
-        ConfigError: The file cannot be read, or raises.
+        ConfigError: The file cannot be read, or raises an error.
     """
+    code = None
     if path.suffix == ".py":
         code = load_code(path)
-        data, lines = dict(code.task), _lines(path)
+        data = dict(code.task)
+        lines = _lines(path)
     else:
         data, lines = load_yaml(path)
     if "code" in data:
-        raise UnknownNameError(
-            "key",
-            "code",
-            [key for key in data if key != "code"],
-            where=f"{path}:{lines.get(('code',), 1)}",
-        )
-    return (data | {"code": code.config} if path.suffix == ".py" else data), lines
+        # a field of the task that nobody may type
+        known = [key for key in data if key != "code"]
+        line = lines.get(("code",), 1)
+        raise UnknownNameError("key", "code", known, where=f"{path}:{line}")
+    if code is not None:
+        data["code"] = code.config
+    return data, lines
 
 
 def load_code(path: Path) -> TaskCode:
-    """Run a task file (once, as long as it does not change).
+    """Run a task file; it runs once, as long as it does not change.
 
     Raises:
-        ConfigError: It cannot be read, raises, or does not say what it must.
+        ConfigError: The file cannot be read, raises an error, or does not say what it must.
     """
     try:
         content = path.read_bytes()
@@ -192,10 +213,12 @@ def load_code(path: Path) -> TaskCode:
 
 
 def code_of(task: Coded) -> TaskCode | None:
-    """The functions of a task's file; None where it has none. Any process may ask: the file is found by the task's name.
+    """The functions of a task's file; None where the task has no Python file.
+
+    Any process may ask, because the file is found by the task's name.
 
     Raises:
-        ConfigError: The file is gone, or is another than the one the task was made from.
+        ConfigError: The file is gone, or is not the one that the task was made from.
     """
     if task.code is None:
         return None
@@ -208,14 +231,15 @@ def code_of(task: Coded) -> TaskCode | None:
     code = load_code(path)
     if code.sha256 != task.code.sha256:
         raise ConfigError(
-            f"task {task.name}: {path} (sha256 {code.sha256[:12]}) is not the file that this trial was made from "
-            f"({task.code.sha256[:12]}); an edited file is another task: start its trials anew, or restore it; {how}"
+            f"task {task.name}: {path} (sha256 {code.sha256[:12]}) is not the file that this trial "
+            f"was made from ({task.code.sha256[:12]}); an edited file is another task: start its "
+            f"trials anew, or restore it; {how}"
         )
     return code
 
 
 def own_score(task: Coded) -> Callable[[Sequence[Any], Sequence[Any]], dict[str, float]] | None:
-    """How a task's file scores predictions against golds; None where the suite does.
+    """How a task's file scores predictions against golds; None where the suite does it.
 
     Raises:
         ConfigError: As `code_of`.
@@ -228,74 +252,89 @@ def own_score(task: Coded) -> Callable[[Sequence[Any], Sequence[Any]], dict[str,
 
 
 def describe(path: Path) -> dict[str, str]:
-    """`description` and `source` of a Python task as far as they are written out: read, not run."""
+    """`description` and `source` of a Python task, where they are written out.
+
+    The file is read and not run.
+    """
+    texts = {"description": "", "source": ""}
     given = _task_dict(path)
-    pairs = zip(given.keys, given.values, strict=True) if given is not None else ()
-    texts = {
-        k.value: v.value
-        for k, v in pairs
-        if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)
-    }
-    return {key: str(texts.get(key, "")) for key in ("description", "source")}
+    if given is None:
+        return texts
+    for key, value in zip(given.keys, given.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+            if key.value in texts:
+                texts[str(key.value)] = str(value.value)
+    return texts
 
 
 @lru_cache(maxsize=64)
 def _run(path: Path, content: bytes) -> TaskCode:
+    """Run a file with this content; the cache forgets it when the content changes."""
     module = _module(path, content)
-    task, reads = getattr(module, "TASK", None), getattr(module, "reads", ())
+    task = getattr(module, "TASK", None)
     if not isinstance(task, dict) or not all(isinstance(key, str) for key in task):
         raise ConfigError(
-            f"{path}: TASK is {type(task).__name__}, expected a dictionary with the keys of a YAML task"
+            f"{path}: TASK is {type(task).__name__}, "
+            "expected a dictionary with the keys of a YAML task"
         )
+    reads = getattr(module, "reads", ())
     if not isinstance(reads, (list, tuple)) or not all(isinstance(name, str) for name in reads):
         raise ConfigError(f"{path}: reads is {reads!r}, expected names of columns")
-    hooks = {name: getattr(module, name, None) for name in ("rows", "score")}
-    for name, hook in hooks.items():
-        if hook is not None and not callable(hook):
-            raise ConfigError(f"{path}: {name} is {hook!r}, expected a function")
-    if (hooks["rows"] is None) != (not reads):
+    rows = _function(module, "rows", path)
+    score = _function(module, "score", path)
+    if (rows is None) != (not reads):
         raise ConfigError(
             f"{path}: give rows() and reads, the columns of the data that it needs, together"
         )
-    return TaskCode(path, hashlib.sha256(content).hexdigest(), task, tuple(reads), **hooks)
+    sha256 = hashlib.sha256(content).hexdigest()
+    return TaskCode(path, sha256, task, tuple(reads), rows, score)
+
+
+def _function(module: ModuleType, name: str, path: Path) -> Any:
+    """A function of a task file; None where the file has none."""
+    found = getattr(module, name, None)
+    if found is not None and not callable(found):
+        raise ConfigError(f"{path}: {name} is {found!r}, expected a function")
+    return found
 
 
 def _module(path: Path, content: bytes) -> ModuleType:
-    """The file as a module: exactly the bytes that are hashed, whatever compiled copies lie about."""
+    """The file as a module.
+
+    It is made of exactly the bytes that are hashed, whatever compiled copies lie about.
+    """
     module = ModuleType(f"suite_user.tasks.{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look their module up
     with _blamed(path, "cannot be run"):
-        exec(compile(content, path, "exec"), vars(module))  # noqa: S102 - a task in Python was asked for by name, and is its user's own
+        # somebody asked for this task by name, and the file is the user's own
+        exec(compile(content, path, "exec"), vars(module))  # noqa: S102
     return module
 
 
 @contextmanager
 def _blamed(path: Path, what: str) -> Iterator[None]:
-    """Whatever the user's code raises becomes a ConfigError with the file's line."""
+    """Turns whatever the user's code raises into a ConfigError with the file's line."""
     try:
         yield
     except Exception as error:
         line = _line_in(path, error)
-        raise ConfigError(
-            f"{path}{f':{line}' if line else ''}: {what}: {type(error).__name__}: {error}"
-        ) from error
+        place = f"{path}:{line}" if line else f"{path}"
+        raise ConfigError(f"{place}: {what}: {type(error).__name__}: {error}") from error
 
 
 def _line_in(path: Path, error: Exception) -> int | None:
     """The deepest line of the file that the error passed through."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if os.path.realpath(frame.filename) == str(path)
-    ]
-    return lines[-1] if lines else None
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if os.path.realpath(frame.filename) == str(path):
+            return frame.lineno
+    return None
 
 
 def _task_dict(path: Path) -> ast.Dict | None:
-    """The literal `TASK = {...}` of a file; None where it is made otherwise."""
+    """The literal `TASK = {...}` of a file; None where the file makes it in another way."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -309,8 +348,11 @@ def _task_dict(path: Path) -> ast.Dict | None:
 
 
 def _lines(path: Path) -> Lines:
+    """The line of every key of a file's `TASK`."""
     given = _task_dict(path)
-    return {} if given is None else dict(_lines_of(given, ()))
+    if given is None:
+        return {}
+    return dict(_lines_of(given, ()))
 
 
 def _lines_of(node: ast.AST, at: Key) -> Iterator[tuple[Key, int]]:

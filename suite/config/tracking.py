@@ -1,4 +1,7 @@
-"""What a sweep sends to the tracking store beside its numbers. Where the store is, the command line and the environment say."""
+"""What a sweep sends to the tracking store in addition to its numbers.
+
+The command line and the environment say where the store is.
+"""
 
 from __future__ import annotations
 
@@ -12,5 +15,6 @@ class TrackingConfig(Strict):
 
     artifacts: bool = Field(
         False,
-        description="upload each trial's spec, result, predictions and lm-eval record, files of at most 10 MiB",
+        description="upload each trial's spec, result, predictions and lm-eval record, "
+        "files of at most 10 MiB",
     )

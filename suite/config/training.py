@@ -1,4 +1,7 @@
-"""How a trial trains: everything that changes numbers, explicit and equal for all arms of a comparison."""
+"""How a trial trains: everything that changes numbers.
+
+All of it is explicit, and equal for all arms of a comparison.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,22 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class TrainingConfig(Strict):
-    """Hyperparameters beside the learning rate, and the ZeRO engine's own settings.
+    """Hyperparameters other than the learning rate, and settings of the ZeRO engine.
 
-    Where READ (arXiv 2305.15348, appendix D) states a value it is the default; what no paper states is marked "ours".
+    Where READ (arXiv 2305.15348, appendix D) states a value, it is the default. What no paper
+    states is marked "ours".
     """
 
     epochs: Positive = Field(30, description="upper bound on epochs (READ: 30)")
     epoch_steps: Positive | None = Field(
         None,
-        description="steps from one validation and checkpoint to the next, over pass after pass; null = one pass over the data",
+        description="steps from one validation and checkpoint to the next, over pass after pass; "
+        "null = one pass over the data",
     )
     patience: Positive | None = Field(
         3,
-        description="epochs without a better validation score before stopping; null = never (READ: 'stops improving', number ours)",
+        description="epochs without a better validation score before stopping; "
+        "null = never stop (READ: 'stops improving', number ours)",
     )
     batch_size: Positive = Field(
         96, description="examples per optimizer step over all workers (READ: 96)"
@@ -48,7 +54,8 @@ class TrainingConfig(Strict):
         None, description="beams where text is generated, 1 = greedy; null = the task's"
     )
     pad_to_multiple: Positive = Field(
-        8, description="tokens that the length of a batch is rounded up to (8: for tensor cores)"
+        8,
+        description="lengths of batches are rounded up to a multiple of so many tokens (8: for tensor cores)",
     )
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="learning rate after warm-up (ours; READ is silent)"
@@ -82,7 +89,8 @@ class TrainingConfig(Strict):
     )
     persistence_threshold_elements: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="parameters up to this size stay gathered under ZeRO-3; 0 = all are partitioned, for every arm alike",
+        description="parameters up to this size stay gathered under ZeRO-3; "
+        "0 = all are partitioned, for every arm alike",
     )
     threads_per_worker: Positive | None = Field(
         None, description="CPU threads of a worker; null = its share of CPUs"
@@ -92,6 +100,7 @@ class TrainingConfig(Strict):
     def _micro_batch_divides(self) -> TrainingConfig:
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise ValueError(
-                f"batch_size {self.batch_size} is not divisible by micro_batch_size {self.micro_batch_size}"
+                f"batch_size {self.batch_size} is not divisible by "
+                f"micro_batch_size {self.micro_batch_size}"
             )
         return self

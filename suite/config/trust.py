@@ -1,7 +1,8 @@
-"""Which checkpoints may run code of their own: those named on the command line, at one commit each, and no others.
+"""Which checkpoints may run code of their own: those that the command line names, and no others.
 
-What is typed (`--trust-remote-code NAME@COMMIT`) stands in an environment variable for the time of the command, so that its
-workers know it too. Neither a sweep file nor a trial folder can grant it: a trial that was run so asks for it again.
+Each is named at one commit. What is typed (`--trust-remote-code NAME@COMMIT`) is kept in an
+environment variable while the command runs, so that its workers know it too. Neither a sweep file
+nor a trial folder can grant this trust: a trial that ran with it asks for it again.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from suite.errors import ConfigError
 
 OPTION = "--trust-remote-code"
 TRUSTED = "SUITE_TRUST_REMOTE_CODE"
-"""Environment variable: `NAME@COMMIT`, one a line."""
+"""Environment variable that holds items `NAME@COMMIT`, one on each line."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def read_trusted(items: Sequence[str]) -> dict[str, str]:
-    """Commit by name, of `NAME@COMMIT` items.
+    """The commit of each name, from items `NAME@COMMIT`.
 
     Raises:
-        ConfigError: Not of that form, or a name twice.
+        ConfigError: An item has another form, or a name is given twice.
     """
     found: dict[str, str] = {}
     for item in items:
         name, _, commit = item.rpartition("@")
         if not name or not _COMMIT.fullmatch(commit):
             raise ConfigError(
-                f"{OPTION} {item}: expected NAME@COMMIT, with the 40 hexadecimal digits of the commit whose code you have read; "
-                "a branch or a tag may be another tomorrow"
+                f"{OPTION} {item}: expected NAME@COMMIT, with the 40 hexadecimal digits of the "
+                "commit whose code you have read; a branch or a tag may be another tomorrow"
             )
         if found.setdefault(name, commit) != commit:
             raise ConfigError(f"{OPTION}: {name} is given twice, with {found[name]} and {commit}")
@@ -42,7 +43,7 @@ def read_trusted(items: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def trusting(items: Sequence[str]) -> Iterator[None]:
-    """Trust these checkpoints, in this process and in its workers, for the time of the block.
+    """Trust these checkpoints within the block, in this process and in its workers.
 
     Raises:
         ConfigError: As `read_trusted`.
@@ -60,52 +61,56 @@ def trusting(items: Sequence[str]) -> Iterator[None]:
 
 
 def trusted() -> dict[str, str]:
-    """Commit by name of everything that was named on the command line."""
-    return read_trusted([line for line in os.environ.get(TRUSTED, "").splitlines() if line])
+    """The commit of each checkpoint that the command line names."""
+    lines = os.environ.get(TRUSTED, "").splitlines()
+    return read_trusted([line for line in lines if line])
 
 
 def with_trust(choice: BackboneChoice, *, where: str) -> BackboneChoice:
     """A backbone as it was typed, with what the command line says about its code.
 
     Raises:
-        ConfigError: It is pinned to another commit there.
+        ConfigError: The backbone is pinned to another commit, or starts from random weights.
     """
     commit = trusted().get(choice.name)
     if commit is None:
         return choice
     if choice.revision not in ("main", commit):
         raise ConfigError(
-            f"{where}: {choice.name} has revision {choice.revision}, but {OPTION} names {commit}; give the same commit"
+            f"{where}: {choice.name} has revision {choice.revision}, but {OPTION} names {commit}; "
+            "give the same commit"
         )
     if choice.config is not None:
         raise ConfigError(
-            f"{where}: {choice.name} starts from random weights (config), and {OPTION} is about a checkpoint; leave one out"
+            f"{where}: {choice.name} starts from random weights (config), and {OPTION} is about a "
+            "checkpoint; leave one out"
         )
     return choice.model_copy(update={"revision": commit, "trust_remote_code": True})
 
 
 def check_named(names: Sequence[str], *, where: str) -> None:
-    """See that everything on the command line is a backbone of what is run.
+    """Check that the command line names only backbones that are run.
 
     Raises:
-        ConfigError: One is not.
+        ConfigError: It names another one.
     """
     strangers = sorted(trusted().keys() - {*names})
     if strangers:
-        raise ConfigError(
-            f"{OPTION} {strangers[0]}: no backbone of {where}; it has {', '.join(dict.fromkeys(names))}"
-        )
+        known = ", ".join(dict.fromkeys(names))
+        raise ConfigError(f"{OPTION} {strangers[0]}: no backbone of {where}; it has {known}")
 
 
 def refuse_trust(backbone: Any, *, where: str) -> None:
-    """Refuse `trust_remote_code: true` from a file or `--set`; whoever runs a sweep decides, not who wrote it.
+    """Refuse `trust_remote_code: true` from a file or from `--set`.
+
+    Whoever runs a sweep decides, not whoever wrote it.
 
     Raises:
-        ConfigError: It is there; says how it is done.
+        ConfigError: It is there; the message says how to grant trust.
     """
     if isinstance(backbone, Mapping) and backbone.get("trust_remote_code", False) is not False:
         name = backbone.get("name", "NAME")
         raise ConfigError(
-            f"{where}: trust_remote_code cannot be set there: whoever starts the run decides whose code it runs; "
-            f"give {OPTION} {name}@COMMIT on the command line"
+            f"{where}: trust_remote_code cannot be set there: whoever starts the run decides whose "
+            f"code it runs; give {OPTION} {name}@COMMIT on the command line"
         )

@@ -80,7 +80,8 @@ class LabelWords:
         return min(max(number, low), high)
 
     def _range(self) -> tuple[float, float]:
-        return self.label.range or (0.0, 0.0)
+        low, high = self.label.range or (0.0, 0.0)
+        return low, high
 
     def _as_read(self, word: str) -> str:
         """The word after tokenizing and decoding: the best that `generate` can give."""
