@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -54,8 +53,10 @@ class _Loader(yaml.SafeLoader):
             raise _refusal(f"more than {MAX_NODES:,} keys and values", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
-        if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
-            if len(node.value) > MAX_NUMBER_CHARS:
+        if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_NUMBER_CHARS:
+            # long texts are fine
+            is_number = node.tag.endswith((":int", ":float"))
+            if is_number:
                 raise _refusal(f"a number of {len(node.value):,} digits", mark)
         return node
 
@@ -235,7 +236,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     Raises:
         ConfigError: An item has no `=`, or its path goes through something that is no mapping.
     """
-    result: dict[str, Any] = copy.deepcopy(data)
+    # a copy with sorted keys, so that the order in which they are typed shows nowhere
+    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(data))
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key:

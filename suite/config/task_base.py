@@ -43,7 +43,7 @@ class GeneratedData(Strict):
 
 
 class LabelConfig(Strict):
-    """The answer: one of `words` (by class id), or a number in `range`, in text rounded to `step`."""
+    """The answer: one of `words` (by class id), or a number in `range` (rounded to `step`)."""
 
     column: str = "label"
     words: Annotated[list[str], Field(min_length=2)] | None = None

@@ -261,9 +261,10 @@ def describe(path: Path) -> dict[str, str]:
     if given is None:
         return texts
     for key, value in zip(given.keys, given.values, strict=True):
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
-            if key.value in texts:
-                texts[str(key.value)] = str(value.value)
+        if not isinstance(key, ast.Constant) or not isinstance(value, ast.Constant):
+            continue
+        if key.value in texts:
+            texts[str(key.value)] = str(value.value)
     return texts
 
 

@@ -55,7 +55,7 @@ class TrainingConfig(Strict):
     )
     pad_to_multiple: Positive = Field(
         8,
-        description="lengths of batches are rounded up to a multiple of so many tokens (8: for tensor cores)",
+        description="round lengths up to a multiple of so many tokens (8: for tensor cores)",
     )
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="learning rate after warm-up (ours; READ is silent)"
