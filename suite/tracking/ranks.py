@@ -18,7 +18,7 @@ from suite.config.task import TaskConfig
 from suite.errors import StatisticsError, SuiteError
 from suite.record.cells import Cell
 from suite.stats.answers import Answers, read_answers
-from suite.stats.compare import Evidence, gather, of_arms, over_tasks
+from suite.stats.compare import Evidence, gather, over_tasks, select_arms
 from suite.stats.interval import mean_interval
 from suite.stats.ranks import Rank, rank_groups, rank_text
 from suite.tracking.baselines import Row
@@ -231,7 +231,7 @@ def _ranked(tasks: Sequence[_Task], higher_is_better: bool) -> Ranked:
     if len(arms) < 2:
         return Ranked(missing={"": "fewer than two arms can be compared", **missing})
     parts = [
-        of_arms(task.evidence, [task.arms.index(arm) for arm in arms])
+        select_arms(task.evidence, [task.arms.index(arm) for arm in arms])
         for task in tasks
         if task.evidence is not None
     ]

@@ -195,7 +195,7 @@ class CellSummary:
         dirty: Whether one of its runs was made by an edited checkout.
         ci_low: 95% interval of `score_mean` over seeds and items; `ci_high` likewise. Of a mean row, set when the leaderboard is read.
         ci_of: Over what: "seeds x items", or "items" for one seed; `ci_missing`, why there is none.
-        constant_score: What the same answer to every test item scores (`suite.stats.constant`); `constant_missing`, why there is none.
+        constant_score: What the same answer to every test item scores (`suite.stats.constant_baseline`); `constant_missing`, why there is none.
         constant_p: Two-sided, of no difference between that and `score_mean`; None on a mean row.
         rank: `1` or `1-3`, among the finished rows of the sweep, backbone and task; set when the leaderboard is read.
         own_code: Commit of the code that the backbone's checkpoint brought and that ran; None = only that of the libraries.
