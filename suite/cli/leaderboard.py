@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,138 +97,168 @@ def show(
     rejected: bool = False,
     **only: str | None,
 ) -> None:
-    """Print the leaderboard that the MLflow store at `uri` gives; `only` as the filters of `suite.tracking.leaderboard`."""
+    """Print the leaderboard that the MLflow store at `uri` holds.
+
+    `only` takes the filters of `suite.tracking.leaderboard`.
+    """
     from suite.tracking.query import leaderboard as query
     from suite.tracking.query import to_rows
 
     frame = query(uri, sort=sort.value, target_frac=target, rejected=rejected, **only)
-    if hidden := frame.attrs["hidden"]:
-        rows_are, them = ("row is", "it") if hidden == 1 else ("rows are", "them")
-        typer.echo(f"{hidden} {rows_are} rejected; --all shows {them} with the reason", err=True)
+    hidden = frame.attrs["hidden"]
+    if hidden == 1:
+        typer.echo("1 row is rejected; --all shows it with the reason", err=True)
+    elif hidden:
+        typer.echo(f"{hidden} rows are rejected; --all shows them with the reason", err=True)
     rows = to_rows(frame)
-    render.render(
-        rows,
-        columns(rows),
-        fmt,
-        keys=list(frame.columns),
-        title=", ".join(f"{k} {v}" for k, v in constant(rows).items()),
-    )
+    title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
+    render.render(rows, columns(rows), fmt, keys=list(frame.columns), title=title)
 
 
 def constant(rows: Sequence[Row]) -> dict[str, str]:
-    """What is the same in every row, and so stands above the table instead of in it."""
-    found = {key: {_axis(row, key) for row in rows} for key in AXES}
-    return {key: values.pop() for key, values in found.items() if len(values) == 1}
+    """Axes with the same value in every row: they stand above the table instead of in it."""
+    found = {}
+    for key in AXES:
+        values = {_axis(row, key) for row in rows}
+        if len(values) == 1:
+            found[key] = values.pop()
+    return found
 
 
 def columns(rows: Sequence[Row]) -> list[Column]:
-    """What a person sees, in the order of reading; the highest rank goes first on a narrow terminal."""
+    """What a person sees, in the order of reading; a column without any value is left out."""
+    shown = [*_rank_columns(rows), *_name_columns(rows), *_score_columns(rows)]
+    for name, rank in NUMBERS.items():
+        # A column that few sweeps have needs a reason to be there, others always show.
+        reason = ONLY_WITH.get(name)
+        if reason is None or any(reason(row) for row in rows):
+            shown.append(_number(name, rank))
+    shown.append(Column("status", _status))
+    if any(row["rejected"] for row in rows):
+        shown.append(Column("rejected", lambda row: "; ".join(row["rejected"])))
+    return shown
+
+
+def _rank_columns(rows: Sequence[Row]) -> list[Column]:
+    if any(row["rank"] for row in rows):
+        return [column("rank", rank=1)]
+    return []
+
+
+def _name_columns(rows: Sequence[Row]) -> list[Column]:
+    """What tells the rows apart."""
+    shown = []
+    same = constant(rows)
+    for key in AXES:
+        if key not in same:
+            shown.append(Column(key, partial(_axis, key=key)))
+    if len({row["home"] for row in rows}) > 1:
+        shown.append(column("home"))
+    shown.append(column("method"))
+    methods = {row["method"] for row in rows}
+    arms = {(row["method"], str(row["architecture"])) for row in rows}
+    if len(arms) > len(methods):
+        shown.append(column("architecture", show=render.settings))
+    shown.append(column("task"))
+    return shown
+
+
+def _score_columns(rows: Sequence[Row]) -> list[Column]:
+    """The test score, and what it is to be held against."""
     from suite.stats.constant_baseline import beats_constant
 
-    axes = [Column(key, partial(_axis, key=key)) for key in AXES if key not in constant(rows)]
-    axes += [column("home")] if len({row["home"] for row in rows}) > 1 else []
-    several = len({(row["method"], str(row["architecture"])) for row in rows}) > len(
-        {row["method"] for row in rows}
-    )
-    axes += [
-        column("method"),
-        *([column("architecture", show=render.settings)] if several else []),
-        column("task"),
-    ]
-    return [
-        *([column("rank", rank=1)] if any(row["rank"] for row in rows) else []),
-        *axes,
-        Column("test score", _score, right=True),
-        *(
-            [Column("95% interval", _interval, right=True, rank=2)]
-            if any(row["ci_low"] is not None for row in rows)
-            else []
-        ),
-        *(
-            [column("constant_score", "same answer", render.score, rank=2)]
-            if any(beats_constant(row) is False for row in rows)
-            else []
-        ),
-        *(_paper_columns() if any(row["reference_score"] is not None for row in rows) else []),
-        column("seeds", show=render.count, rank=5),
-        column("validation_score", "validation", render.score, rank=3),
-        Column("learning rate", _learning_rate, right=True, rank=2),
-        column("trainable_parameters", "trained", render.count, rank=1),
-        column("total_parameters", "parameters", render.count, rank=6),
-        *(_attention_columns() if any(row["attention"] != "pretrained" for row in rows) else []),
-        column("energy_kwh", "energy", render.energy, rank=1),
-        column("energy_source", "measured by", rank=7),
-        column("peak_memory_bytes", "memory", render.size, rank=1),
-        column("train_s", "train time", render.duration, rank=4),
-        column("samples_per_s", "samples/s", render.brief, rank=4),
-        column("search_trials", "trials", render.count, rank=5),
-        column("search_energy_kwh", "search energy", render.energy, rank=7),
-        *(_selection_columns() if any(row["chosen"] for row in rows) else []),
-        *(
-            _target_columns()
-            if any(row["energy_to_target_kwh"] is not None for row in rows)
-            else []
-        ),
-        *(
-            _sensitivity_columns()
-            if any(row["lr_sensitivity_decades"] is not None for row in rows)
-            else []
-        ),
-        *(_pretrain_columns() if any(row["pretrain_steps"] is not None for row in rows) else []),
-        Column("status", _status),
-        *(
-            [Column("rejected", lambda row: "; ".join(row["rejected"]))]
-            if any(row["rejected"] for row in rows)
-            else []
-        ),
-    ]
+    shown = [Column(_title("score_mean"), _score, right=True)]
+    if any(row["ci_low"] is not None for row in rows):
+        shown.append(Column(_title("ci_low"), _interval, right=True, rank=2))
+    if any(beats_constant(row) is False for row in rows):
+        shown.append(_number("constant_score", 2))
+    if any(row["reference_score"] is not None for row in rows):
+        shown.append(_number("reference_score", 0))
+        shown.append(Column(_title("difference"), _difference, right=True))
+    return shown
 
 
-def _paper_columns() -> list[Column]:
-    """What was printed, and how far above it our score is."""
-    signed = Column(
-        "difference",
-        lambda row: render.MISSING if row["difference"] is None else f"{row['difference']:+.1f}",
-        right=True,
-    )
-    return [column("reference_score", "paper", render.score), signed]
+def _has(name: str) -> Callable[[Row], bool]:
+    return lambda row: row[name] is not None
 
 
-def _selection_columns() -> list[Column]:
-    """What was searched over all architectures."""
-    return [
-        column("selection_trials", "trials of all architectures", render.count, rank=7),
-        column("selection_energy_kwh", "their energy", render.energy, rank=7),
-    ]
+def _has_new_attention(row: Row) -> bool:
+    return bool(row["attention"] != "pretrained")
 
 
-def _target_columns() -> list[Column]:
-    return [column("energy_to_target_kwh", "energy to target", render.energy, rank=5)]
+def _was_chosen(row: Row) -> bool:
+    return bool(row["chosen"])
 
 
-def _sensitivity_columns() -> list[Column]:
-    return [column("lr_sensitivity_decades", "good rates (decades)", render.brief, rank=7)]
+NUMBERS = {
+    "seeds": 5,
+    "validation_score": 3,
+    "learning_rate": 2,
+    "trainable_parameters": 1,
+    "total_parameters": 6,
+    "prr": 1,
+    "peop": 1,
+    "attention_parameters": 3,
+    "kv_bytes_per_token": 3,
+    "energy_kwh": 1,
+    "energy_source": 7,
+    "peak_memory_bytes": 1,
+    "train_s": 4,
+    "samples_per_s": 4,
+    "search_trials": 5,
+    "search_energy_kwh": 7,
+    "selection_trials": 7,
+    "selection_energy_kwh": 7,
+    "energy_to_target_kwh": 5,
+    "lr_sensitivity_decades": 7,
+    "pretrain_steps": 6,
+    "pretrain_energy_kwh": 6,
+    "pretrain_s": 7,
+}
+"""Columns by name, in the order of reading; those of the highest rank go first on a narrow terminal."""
+ONLY_WITH: dict[str, Callable[[Row], bool]] = {
+    "prr": _has_new_attention,
+    "peop": _has_new_attention,
+    "attention_parameters": _has_new_attention,
+    "kv_bytes_per_token": _has_new_attention,
+    "selection_trials": _was_chosen,
+    "selection_energy_kwh": _was_chosen,
+    "energy_to_target_kwh": _has("energy_to_target_kwh"),
+    "lr_sensitivity_decades": _has("lr_sensitivity_decades"),
+    "pretrain_steps": _has("pretrain_steps"),
+    "pretrain_energy_kwh": _has("pretrain_steps"),
+    "pretrain_s": _has("pretrain_steps"),
+}
+"""A column is shown where one of the rows fulfils this."""
+SHOW_UNIT: dict[str, Callable[[Any], str]] = {
+    "count": render.count,
+    "percent": render.score,
+    "kWh": render.energy,
+    "bytes": render.size,
+    "s": render.duration,
+}
 
 
-def _attention_columns() -> list[Column]:
-    return [
-        column("prr", "PRR", render.score, rank=1),
-        column("peop", "PEoP", render.brief, rank=1),
-        column("attention_parameters", "in attention", render.count, rank=3),
-        column("kv_bytes_per_token", "KV/token", render.size, rank=3),
-    ]
+def _title(name: str) -> str:
+    from suite.leaderboard.fields import BY_NAME
+
+    return BY_NAME[name].title
 
 
-def _pretrain_columns() -> list[Column]:
-    return [
-        column("pretrain_steps", "pretrain steps", render.count, rank=6),
-        column("pretrain_energy_kwh", "pretrain energy", render.energy, rank=6),
-        column("pretrain_s", "pretrain time", render.duration, rank=7),
-    ]
+def _number(name: str, rank: int) -> Column:
+    """A column as the table of fields describes it."""
+    from suite.leaderboard.fields import BY_NAME, Kind
+
+    about = BY_NAME[name]
+    if name == "learning_rate":
+        return Column(about.title, _learning_rate, right=True, rank=rank)
+    if about.kind is Kind.TEXT:
+        return column(name, about.title, rank=rank)
+    return column(name, about.title, SHOW_UNIT.get(about.unit, render.brief), rank=rank)
 
 
 def _axis(row: Row, key: str) -> str:
-    """What a row stands for on an axis; a backbone that ran code of its own says so."""
+    """The value of a row on an axis; a backbone that ran code of its own says so."""
     if key == "backbone":
         return render.backbone(row)
     if key == "attention":
@@ -237,7 +267,7 @@ def _axis(row: Row, key: str) -> str:
 
 
 def _status(row: Row) -> str:
-    """`done (dirty)`: one of the runs was made by an edited checkout."""
+    """`done (dirty)` where an edited checkout made one of the runs."""
     if row.get("dirty"):
         return f"{row['status']} (dirty)"
     return str(row["status"])
@@ -246,19 +276,33 @@ def _status(row: Row) -> str:
 def _score(row: Row) -> str:
     """`83.1 ± 0.4`; an arrow marks scores of which less is better."""
     mean = row["score_mean"]
-    std = row["score_std"]
-    shown = render.score(mean) + (f" ± {render.score(std)}" if std is not None else "")
+    shown = render.score(mean)
+    if row["score_std"] is not None:
+        shown += f" ± {render.score(row['score_std'])}"
     if mean is not None and row["higher_is_better"] is False:
-        return f"{shown} ↓"
+        shown += " ↓"
     return shown
 
 
+def _difference(row: Row) -> str:
+    """How far our score is above the paper's."""
+    if row["difference"] is None:
+        return render.MISSING
+    return f"{row['difference']:+.1f}"
+
+
 def _interval(row: Row) -> str:
-    """`79.9 - 82.4`; a star where it is over items alone."""
+    """`79.9 - 82.4`; a star where the interval is over items alone."""
     if row["ci_low"] is None:
         return render.MISSING
-    return f"{render.score(row['ci_low'])} - {render.score(row['ci_high'])}{' *' if row['ci_of'] == 'items' else ''}"
+    shown = f"{render.score(row['ci_low'])} - {render.score(row['ci_high'])}"
+    if row["ci_of"] == "items":
+        shown += " *"
+    return shown
 
 
 def _learning_rate(row: Row) -> str:
-    return render.brief(row["learning_rate"]) + (" (edge)" if row.get("edge") else "")
+    shown = render.brief(row["learning_rate"])
+    if row.get("edge"):
+        shown += " (edge)"
+    return shown

@@ -14,27 +14,38 @@ from suite.cli.render import Column, Row, column
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:
-    from suite.plan.status import CellReport, TrialFailure
+    from suite.plan.status import CellReport
     from suite.record.folder import Home
 
 KEYS = (
-    *(
-        "sweep",
-        "backbone",
-        "attention",
-        "attention_options",
-        "method",
-        "architecture",
-        "task",
-        "progress",
-        "search_done",
-        "confirm_done",
-        "running",
-    ),
-    *("left", "total", "best_validation_score", "best_learning_rate", "failures", "pretrain"),
-    *("pruned", "extensions", "saved_trials", "edge", "waits_for", "own_code", "workers"),
-    *("chosen", "study"),
+    "sweep",
+    "backbone",
+    "attention",
+    "attention_options",
+    "method",
+    "architecture",
+    "task",
+    "progress",
+    "search_done",
+    "confirm_done",
+    "running",
+    "left",
+    "total",
+    "best_validation_score",
+    "best_learning_rate",
+    "failures",
+    "pretrain",
+    "pruned",
+    "extensions",
+    "saved_trials",
+    "edge",
+    "waits_for",
+    "own_code",
+    "workers",
+    "chosen",
+    "study",
 )
+"""The columns of CSV, in their order."""
 
 
 def status(
@@ -51,7 +62,10 @@ def status(
     ] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Per cell: trials done, running and left; failures with their cause and log. With --address: the sweeps on a cluster."""
+    """Show for each cell the trials done, running and left, and failures with cause and log.
+
+    With --address it shows the sweeps on a cluster.
+    """
     if address is not None:
         from suite.cli.submit import show_jobs
 
@@ -60,21 +74,24 @@ def status(
     from suite.record.folder import Home
 
     place = Home(home)
+    names = sweeps(place)
     if sweep is not None:
         names = [sweep]
-    else:
-        names = sweeps(place)
     if not names:
         raise ConfigError(
             f"--home {home}: holds no sweep; expected a folder that `suite run` wrote to"
         )
-    if fmt is Format.JSON:
-        print(json.dumps([row for name in names for row in _rows(place, name)], indent=2))
-    elif fmt is Format.CSV:
-        render.render([row for name in names for row in _rows(place, name)], [], fmt, keys=KEYS)
-    else:
+    if fmt in (Format.TABLE, Format.MD):
         for name in names:
             _show(place, name, fmt)
+        return
+    rows = []
+    for name in names:
+        rows += _rows(place, name)
+    if fmt is Format.JSON:
+        print(json.dumps(rows, indent=2))
+    else:
+        render.render(rows, [], fmt, keys=KEYS)
 
 
 def _show(home: Home, name: str, fmt: Format) -> None:
@@ -91,53 +108,53 @@ def _show(home: Home, name: str, fmt: Format) -> None:
         state = f"running, {running}"
     elif over:
         state = "done"
-    render.render(
-        rows, _columns(rows), fmt, title=f"sweep {name}: {state}, {done} of {total} trials done"
-    )
+    title = f"sweep {name}: {state}, {done} of {total} trials done"
+    render.render(rows, _columns(rows), fmt, title=title)
     _show_studies(rows)
     _show_pretrains(rows)
-    failures = [(row, failure) for row in rows for failure in row["failures"]]
-    if failures:
-        print("\nwithout a score:")
-        for row, failure in failures:
-            print(
-                f"  {row['method']} on {row['task']}, trial {failure['trial']}: {failure['status']}"
-            )
-            print(f"    {failure['type']}: {failure['message']}")
-            print(f"    log: {failure['log_path']}")
+    _show_failures(rows)
 
 
 def _show_studies(rows: list[dict[str, Any]]) -> None:
-    """One line per cell whose study is more than its budget: extended, ended early, pruned, at the edge, in an open contest."""
-    noted = [(row, row["notes"]) for row in rows if row["notes"]]
+    """Print a line per cell whose study is not just its budget: extended, ended early, pruned."""
+    noted = [row for row in rows if row["notes"]]
     if noted:
         print("\nstudies:")
-    for row, notes in noted:
+    for row in noted:
+        name = row["method"]
+        # Where architectures compete, the method alone does not tell them apart.
         if row["waits_for"]:
-            architecture = f" {render.settings(row['architecture'])}"
-        else:
-            architecture = ""
-        print(f"  {row['method']}{architecture} on {row['task']}: {'; '.join(notes)}")
+            name += f" {render.settings(row['architecture'])}"
+        print(f"  {name} on {row['task']}: {'; '.join(row['notes'])}")
 
 
 def _show_pretrains(rows: list[dict[str, Any]]) -> None:
-    """One line per pretrain run."""
-    runs = {
-        row["pretrain"]["checkpoint"]: (row, row["pretrain"])
-        for row in rows
-        if row["pretrain"] is not None
-    }
-    if runs:
-        print("\npretrain runs:")
-    for row, run in runs.values():
+    """Print a line per pretrain run."""
+    seen = set()  # cells share their pretrain runs
+    for row in rows:
+        run = row["pretrain"]
+        if run is None or run["checkpoint"] in seen:
+            continue
+        if not seen:
+            print("\npretrain runs:")
+        seen.add(run["checkpoint"])
+        how_far = f"{run['steps_done']:,} of {run['steps']:,} steps on {run['corpus']}"
         if run["loss"] is not None:
-            loss = f", loss {render.brief(run['loss'])}"
-        else:
-            loss = ""
-        steps = f"{run['steps_done']:,} of {run['steps']:,} steps on {run['corpus']}"
-        print(
-            f"  {row['attention']} on {row['backbone']}, {run['checkpoint']}: {run['state']}, {steps}{loss}"
-        )
+            how_far += f", loss {render.brief(run['loss'])}"
+        name = f"{row['attention']} on {row['backbone']}, {run['checkpoint']}"
+        print(f"  {name}: {run['state']}, {how_far}")
+
+
+def _show_failures(rows: list[dict[str, Any]]) -> None:
+    """Print every trial without a score, with its cause and its log."""
+    if any(row["failures"] for row in rows):
+        print("\nwithout a score:")
+    for row in rows:
+        for failure in row["failures"]:
+            name = f"{row['method']} on {row['task']}, trial {failure['trial']}"
+            print(f"  {name}: {failure['status']}")
+            print(f"    {failure['type']}: {failure['message']}")
+            print(f"    log: {failure['log_path']}")
 
 
 def _rows(home: Home, name: str) -> list[dict[str, Any]]:
@@ -147,53 +164,44 @@ def _rows(home: Home, name: str) -> list[dict[str, Any]]:
 
 
 def _row(cell: CellReport) -> dict[str, Any]:
-    plain = {
-        key: getattr(cell, key)
-        for key in KEYS
-        if key not in ("sweep", "progress", "failures", "pretrain")
-    }
-    if cell.pretrain is None:
-        pretrain = None
-    else:
-        pretrain = asdict(cell.pretrain)
-    return {
-        **plain,
-        "progress": cell.status.value,
-        "failures": [_failure(f) for f in cell.failures],
-        "pretrain": pretrain,
-        "notes": cell.notes,
-    }
-
-
-def _failure(failure: TrialFailure) -> dict[str, str]:
-    return {
-        key: getattr(failure, key) for key in ("trial", "status", "type", "message", "log_path")
-    }
+    row: dict[str, Any] = {}
+    for key in KEYS:
+        if key not in ("sweep", "progress", "failures", "pretrain"):
+            row[key] = getattr(cell, key)
+    row["progress"] = cell.status.value
+    row["failures"] = [asdict(failure) for failure in cell.failures]
+    row["pretrain"] = None
+    if cell.pretrain is not None:
+        row["pretrain"] = asdict(cell.pretrain)
+    row["notes"] = cell.notes
+    return row
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[Column]:
-    axes = [
+    varying = []
+    for axis in (
         column("backbone"),
         Column("attention", render.attention),
         column("workers", show=render.count),
-    ]
-    varying = [axis for axis in axes if len({axis.show(row) for row in rows}) > 1]
+    ):
+        if len({axis.show(row) for row in rows}) > 1:
+            varying.append(axis)
     return [
         *varying,
         column("method"),
         column("task"),
         column("progress"),
-        Column(
-            "done",
-            lambda row: f"{row['search_done'] + row['confirm_done']}/{row['total']}",
-            right=True,
-        ),
+        Column("done", _done, right=True),
         column("running", show=render.count),
         column("left", show=render.count),
         column("best_validation_score", "best validation", render.score),
         column("best_learning_rate", "learning rate", render.brief, rank=1),
         Column("failures", _count_failures, right=True),
     ]
+
+
+def _done(row: Row) -> str:
+    return f"{row['search_done'] + row['confirm_done']}/{row['total']}"
 
 
 def _count_failures(row: Row) -> str:
