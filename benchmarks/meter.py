@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 
-from suite.plan import queue as schedule
+from suite.plan import cell_state
 from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
+from suite.tune.callback import SweepCallback
 from suite.tune.searcher import SweepSearcher
-from suite.tune.watch import Watch
 
 SAMPLE_S = 2.0
 
@@ -53,12 +53,12 @@ class Meter:
     def running(self) -> Iterator[None]:
         parts = [
             (SweepSearcher, "suggest", "suite: hand out"),
-            (schedule, "propose", "suite: hand out: proposals"),
+            (cell_state, "propose", "suite: hand out: proposals"),
             (SweepSearcher, "on_trial_complete", "suite: take in"),
-            (Watch, "on_step_begin", "suite: watch"),
-            (Watch, "on_trial_start", "suite: watch"),
-            (Watch, "on_trial_result", "suite: watch"),
-            (Watch, "on_trial_complete", "suite: watch"),
+            (SweepCallback, "on_step_begin", "suite: watch"),
+            (SweepCallback, "on_trial_start", "suite: watch"),
+            (SweepCallback, "on_trial_result", "suite: watch"),
+            (SweepCallback, "on_trial_complete", "suite: watch"),
         ]
         undo = [self.timed(*part) for part in parts]
         thread = threading.Thread(target=self._sample, daemon=True)

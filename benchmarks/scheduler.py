@@ -41,7 +41,7 @@ from suite.record.result import EpochRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.tune import driver
 from suite.tune.driver import run_sweep
-from suite.tune.group import Report, Settings
+from suite.tune.group import Report, RunSettings
 from suite.tune.trainable import TrialTrainable
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +165,7 @@ class Sleeper:
     now_s: Callable[[], float] = staticmethod(time.time)
     sleep: Callable[[float], None] = staticmethod(time.sleep)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RunSettings) -> None:
         self.home = settings.workspace.home
         self.seconds_per_trial = float(settings.trainer)
 

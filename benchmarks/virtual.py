@@ -24,8 +24,7 @@ from ray.train._internal import storage
 from ray.tune.execution import tune_controller
 from ray.tune.experiment import trial as tune_trial
 
-from suite.tune import driver, watch
-from suite.tune import leave_notice as notice
+from suite.tune import callback, driver, leave_notice
 
 
 class Clock:
@@ -168,20 +167,18 @@ def virtual_cluster(
         stack.enter_context(
             patch.object(driver, "cluster", lambda *arguments, **options: nullcontext(nodes))
         )
-        stack.enter_context(patch.object(watch, "cluster_nodes", lambda: nodes))
+        stack.enter_context(patch.object(callback, "cluster_nodes", lambda: nodes))
         stack.enter_context(patch.object(driver, "check_home_is_shared", lambda *arguments: None))
         stack.enter_context(patch.object(ray, "cluster_resources", lambda: nodes[0]))
         context = SimpleNamespace(get_job_id=lambda: "virtual", get_node_id=lambda: "virtual")
         stack.enter_context(patch.object(ray, "get_runtime_context", lambda: context))
         folder = stack.enter_context(TemporaryDirectory())
         stack.enter_context(patch.object(storage, "_get_ray_train_session_dir", lambda: folder))
-        for name in (
-            "_internal_kv_del",
-            "_internal_kv_exists",
-            "_internal_kv_put",
-        ):  # words between driver and trials: none are said
-            stack.enter_context(patch.object(notice, name, lambda *arguments, **options: False))
-        stack.enter_context(patch.object(notice.Notice, "listen", lambda self: None))
+        # words between driver and trials: none are said
+        stack.enter_context(patch.object(leave_notice.LeaveNotice, "reason", lambda *arguments: ""))
+        stack.enter_context(
+            patch.object(leave_notice.LeaveNotice, "catch_sigterm", lambda self: None)
+        )
         stack.enter_context(patch.object(os, "fsync", clock.sync))
         stack.enter_context(
             patch.dict(os.environ, {"TUNE_DISABLE_AUTO_INIT": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"})

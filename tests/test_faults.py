@@ -22,7 +22,7 @@ from suite.record.attempts import AGAIN, OUT_OF_MEMORY, PREEMPTED, counted, is_g
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import TrialSpec
-from suite.tune.breaker import Breaker
+from suite.tune.breaker import CircuitBreaker
 from suite.tune.driver import run_sweep
 from tests.sweeps import toy_cluster, toy_sweep
 
@@ -312,7 +312,7 @@ def test_only_different_trials_that_fail_alike_without_progress_in_between_count
     ) -> FailureRecord:
         return FailureRecord(type=kind, message=message)
 
-    breaker = Breaker(2)
+    breaker = CircuitBreaker(2)
     assert not breaker.failed("a", record()) and not breaker.failed("a", record())
     breaker.progressed()
     assert not breaker.failed("b", record())
@@ -321,7 +321,7 @@ def test_only_different_trials_that_fail_alike_without_progress_in_between_count
     assert "OSError" in breaker.failed(
         "e", record(message="start: rank 1: [Errno 5] I/O error: /c")
     )
-    losses = Breaker(2)
+    losses = CircuitBreaker(2)
     assert not any(
         losses.failed(trial, record(kind))
         for trial in "abc"
@@ -336,7 +336,7 @@ def test_only_different_trials_that_fail_alike_without_progress_in_between_count
         for trial in "ab"
     ]
     assert not joins[0] and "join" in joins[1]
-    assert not any(Breaker(None).failed(trial, record()) for trial in "abcdef")
+    assert not any(CircuitBreaker(None).failed(trial, record()) for trial in "abcdef")
 
 
 def test_the_cluster_is_free_after_all(data_root: Path) -> None:

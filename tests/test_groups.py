@@ -18,7 +18,6 @@ from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-from suite.cluster import session as cluster_module
 from suite.cluster.host import Process
 from suite.cluster.session import RAY_ENVIRONMENT, ask_nodes, environment, worker_environment
 from suite.config.sweep import SweepConfig
@@ -31,7 +30,7 @@ from suite.record.result import EpochRecord, FailureRecord, TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
-from suite.tune.group import Group, Place, Settings, rank_order
+from suite.tune.group import Group, RankLocation, RunSettings, rank_order
 from tests.fake_trainer import FakeTrainer
 from tests.sweeps import make_roots, toy_sweep
 from tests.tiny import tiny_choice
@@ -112,8 +111,8 @@ def places(home: Home) -> list[dict[str, Any]]:
 
 
 def test_ranks_of_a_node_are_neighbours_ordered_by_gpu() -> None:
-    def at(node: str, *gpus: str) -> Place:
-        return Place(node, None, "", 1, gpus, Process(node, 1, {}))
+    def at(node: str, *gpus: str) -> RankLocation:
+        return RankLocation(node, None, "", 1, gpus, Process(node, 1, {}))
 
     found = [at("b", "10"), at("a", "1"), at("b", "9"), at("a", "0")]
     assert rank_order(found) == [2, 0, 3, 1]
@@ -155,7 +154,7 @@ def test_strict_pack_keeps_a_group_on_a_node(two_nodes: tuple[Cluster, Path], ho
 
 
 def test_a_node_that_is_lost_while_it_is_asked_is_done_without(
-    two_nodes: tuple[Cluster, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_nodes: tuple[Cluster, Path], tmp_path: Path
 ) -> None:
     cluster, _ = two_nodes
     lost = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
@@ -167,10 +166,10 @@ def test_a_node_that_is_lost_while_it_is_asked_is_done_without(
             time.sleep(0.05)
         cluster.remove_node(lost, allow_graceful=False)
 
-    monkeypatch.setattr(cluster_module, "ANSWER_S", 1000.0)  # it is the loss that ends the wait
     killer = threading.Thread(target=kill_once_asked)
     killer.start()
-    answers = ask_nodes(nodes, marks_and_answers, tmp_path, lost.node_id)
+    # it is the loss that ends the wait
+    answers = ask_nodes(nodes, marks_and_answers, tmp_path, lost.node_id, timeout_s=1000.0)
     killer.join()
     assert answers == dict.fromkeys(nodes.keys() - {lost.node_id}, "here")
 
@@ -380,7 +379,7 @@ def group_on(home: Home, data_root: Path, nodes: str, *, workers: int = 2) -> It
     """A group that trains for real, in a placement group of its own."""
     bundles = placement_group([{"CPU": 1.0}] * workers, strategy=nodes)
     group = Group(
-        Settings(Workspace(home, data_root), Layout(2, 1.0, 0.0, 1), small().timeouts), bundles
+        RunSettings(Workspace(home, data_root), Layout(2, 1.0, 0.0, 1), small().timeouts), bundles
     )
     try:
         yield group

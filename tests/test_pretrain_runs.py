@@ -25,7 +25,7 @@ from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
-from suite.tune.group import Group, GroupFailureError, Settings
+from suite.tune.group import Group, GroupFailureError, RunSettings
 from tests.sweeps import finish, toy_cluster
 from tests.tiny import tiny_choice
 
@@ -212,7 +212,7 @@ def test_a_sweep_from_pretraining_to_tested_cells_survives_a_killed_rank_bit_for
 
 def uninterrupted(run: TrialSpec, home: Home, data_root: Path) -> Any:
     """The same run on two ranks of its own, in one go."""
-    settings = Settings(
+    settings = RunSettings(
         Workspace(home, data_root), Layout(workers=2, cpus=1.0, gpus=0.0, slots=1), sweep().timeouts
     )
     group = Group(settings, None)

@@ -1,13 +1,15 @@
-"""What fits where and who comes next, in numbers: nodes, sizes of trials and their turns. No Ray."""
+"""What fits where and who comes next, in numbers: nodes, sizes of trials and their turns. No cluster."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from ray.tune.experiment import Trial
 
 from suite.cluster.network import choose, interfaces
 from suite.config.sweep import ResourceConfig, SweepConfig
@@ -20,7 +22,8 @@ from suite.plan.queue import TrialQueue
 from suite.plan.resources import Capacity, lay_out
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
-from suite.tune.elastic import fewer
+from suite.tune.elastic import ElasticScheduler, fewer_workers
+from suite.tune.searcher import SweepSearcher
 from tests.sweeps import finish, toy_roots, toy_sweep
 from tests.tiny import tiny_choice
 
@@ -92,7 +95,7 @@ def test_a_shrunk_trial_takes_the_largest_number_that_divides_its_batch() -> Non
         toy_sweep(training={"epochs": 1, "batch_size": 12}, resources={"workers": 6}), where="toy"
     )
     spec = plan.search_spec(plan.cells[0], 0, 1e-3)
-    assert [fewer(spec, free, least=1) for free in (9, 6, 5, 4, 2, 1, 0)] == [
+    assert [fewer_workers(spec, free, least=1) for free in (9, 6, 5, 4, 2, 1, 0)] == [
         4,
         4,
         4,
@@ -101,11 +104,11 @@ def test_a_shrunk_trial_takes_the_largest_number_that_divides_its_batch() -> Non
         1,
         None,
     ]
-    assert fewer(spec, 2, least=3) is None
+    assert fewer_workers(spec, 2, least=3) is None
     micro = spec.model_copy(
         update={"training": spec.training.model_copy(update={"micro_batch_size": 4})}
     )
-    assert fewer(micro, 5, least=1) == 3, "12 = 3 x 4"
+    assert fewer_workers(micro, 5, least=1) == 3, "12 = 3 x 4"
 
 
 # ---- whose turn it is ------------------------------------------------------------------------------------------------
@@ -187,6 +190,74 @@ def test_a_trial_that_shrank_leaves_its_room_to_others(tmp_path: Path) -> None:
     schedule.resized(large, 2)
     small = schedule.next()
     assert small is not None and small.world_size == 1
+
+
+# ---- a waiting trial gets another size ----------------------------------------------------------------------------------
+
+
+class Waiting:
+    """What Tune shows a scheduler: trials that wait for room, which it can be told to stop."""
+
+    def __init__(self, searcher: SweepSearcher) -> None:
+        self.searcher, self.number = searcher, 0
+        self.trials: list[Any] = []
+
+    def ask(self) -> int:
+        """Hand out the next trial; returns its size."""
+        self.number += 1
+        config = self.searcher.suggest(str(self.number))
+        self.trials.append(
+            SimpleNamespace(trial_id=str(self.number), status=Trial.PENDING, config=config)
+        )
+        return int(config["workers"])
+
+    def get_live_trials(self) -> list[Any]:
+        return self.trials
+
+    def stop_trial(self, trial: Any) -> None:
+        self.trials.remove(trial)
+        self.searcher.on_trial_complete(trial.trial_id)
+
+
+def test_a_trial_that_found_no_room_is_suggested_again_with_fewer_workers_and_never_ends(
+    tmp_path: Path,
+) -> None:
+    config = ResourceConfig(workers=4, min_workers=1, room_wait_s=10.0)
+    plan = make_plan(toy_sweep(resources=config.model_dump()), where="toy")
+    queue = TrialQueue(plan, Home(tmp_path), slots=1, capacity=Capacity((4,)))
+    searcher = SweepSearcher(queue)
+    free = [Capacity((2,))]
+    scheduler = ElasticScheduler(config, searcher, lambda: free[0])
+    tune = Waiting(searcher)
+    assert tune.ask() == 4
+    spec = searcher.specs["1"]
+    for now in (100.0, 109.0):
+        scheduler.resize_pending(tune, now)
+        assert tune.trials, "it has not waited long enough"
+    scheduler.resize_pending(tune, 110.0)
+    assert not tune.trials and queue.live == 1 and not queue.states[spec.cell].given_up
+    assert tune.ask() == 2 and searcher.specs == {"2": spec}
+    for now in (111.0, 121.0):
+        scheduler.resize_pending(tune, now)
+    assert tune.trials, "two workers are what fits"
+    free[0] = Capacity((4,))
+    scheduler.resize_pending(tune, 122.0)
+    assert tune.ask() == 4 and searcher.specs == {"3": spec}
+    queue.capacity, free[0] = Capacity((1,)), Capacity((1,))
+    for now in (200.0, 210.0):
+        scheduler.resize_pending(tune, now)
+    assert tune.ask() == 1
+    tune.trials[0].status = Trial.RUNNING
+    searcher.on_trial_complete("4", error=True)
+    searcher.hand_back("4")
+    tune.trials.clear()
+    assert tune.ask() == 4, "the attempt after a failure asks for all workers again"
+    scheduler.resize_pending(tune, 230.0)
+    scheduler.resize_pending(tune, 231.0)
+    assert tune.ask() == 1, "the cluster has been too small for ten seconds already"
+    finish(queue.home, spec, 1.0)
+    searcher.on_trial_complete(str(tune.number))
+    assert queue.live == 0
 
 
 # ---- sizes are part of the plan --------------------------------------------------------------------------------------

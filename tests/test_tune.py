@@ -29,10 +29,10 @@ from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
+from suite.tune.callback import SweepCallback
 from suite.tune.driver import run_sweep
-from suite.tune.group import Group, Settings
+from suite.tune.group import Group, RunSettings
 from suite.tune.searcher import SweepSearcher
-from suite.tune.watch import Watch
 from tests.fake_trainer import score_of
 from tests.sweeps import chosen, decided, run_all, toy_cluster, toy_sweep
 
@@ -287,7 +287,7 @@ def test_no_room_for_the_record_of_a_failure_pauses_the_sweep_instead_of_breakin
 ) -> None:
     """Where a host took the trial's process along while the disk was full: the driver writes the record."""
     config = small()
-    settings = Settings(
+    settings = RunSettings(
         Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE
     )
     schedule = TrialQueue(make_plan(config, where="toy"), home, slots=1)
@@ -296,13 +296,14 @@ def test_no_room_for_the_record_of_a_failure_pauses_the_sweep_instead_of_breakin
         raise OSError(number, os.strerror(number))
 
     with only_driver(home, "toy") as lease:
-        watch = Watch(SweepSearcher(schedule), settings, Listeners([]), lease)
+        callback = SweepCallback(SweepSearcher(schedule), settings, Listeners([]), lease)
         with pytest.raises(OSError, match="Permission denied"):
-            watch._stored(lambda: write(errno.EACCES))
-        assert not watch.must_stop()
-        watch._stored(lambda: write(errno.ENOSPC))
+            callback._stored(lambda: write(errno.EACCES))
+        assert not callback.must_stop()
+        callback._stored(lambda: write(errno.ENOSPC))
         assert (
-            watch.must_stop() and "free some space and run the same command again" in watch.reason
+            callback.must_stop()
+            and "free some space and run the same command again" in callback.reason
         )
 
 
@@ -348,7 +349,7 @@ def test_fewer_rows_than_a_batch_are_an_error_before_any_worker(
 def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(home: Home) -> None:
     config = small()
     plan = make_plan(config, where="toy")
-    settings = Settings(
+    settings = RunSettings(
         Workspace(home), Layout(workers=1, cpus=1.0, gpus=0.0, slots=1), config.timeouts, FAKE
     )
     group = Group(settings, None, max_trials=3)

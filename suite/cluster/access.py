@@ -1,6 +1,7 @@
-"""Who may reach a Ray cluster: a local one listens on loopback alone, a running one must ask for a token.
+"""Who may reach a Ray cluster.
 
-Whoever reaches a Ray cluster without authentication can run code on it, and what is sent to it can be read there.
+A local cluster listens on loopback alone; a running one must ask for a token. Whoever reaches a Ray
+cluster without authentication can run code on it and read what is sent to it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
-from ray._common.tls_utils import load_certs_from_env
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
@@ -26,32 +27,40 @@ from suite.redact import is_secret_name, redact
 
 ANSWER_S = 10.0
 ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-"""The call of the head that everybody makes first."""
+"""The first call that everybody makes to a head."""
+TLS_FILES = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
+"""Ray's variables that name its certificate authority, key and certificate, in gRPC's order."""
 
 
 @contextmanager
 def loopback_only() -> Iterator[None]:
-    """Ray of this process, and of those that it starts meanwhile, takes 127.0.0.1 for its address, and so listens nowhere else.
+    """Have Ray listen on 127.0.0.1 alone, in this process and those that it starts.
 
-    By itself it would listen on every interface. It knows this mode for macOS and Windows, where firewalls ask; there is no option.
+    By itself it listens on every interface.
     """
-    variable, constant = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
-    before = os.environ.get(variable)
-    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    # Ray has this mode for macOS and Windows, whose firewalls ask about open ports. There is no
+    # option for it: ray.init replaces 127.0.0.1 as `_node_ip_address` by the host's address, and
+    # its variable was read when Ray was imported.
+    variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    variable_before = os.environ.get(variable)
+    constant_before = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[variable] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = constant
-        if before is None:
-            os.environ.pop(variable, None)
+        ray_constants.ENABLE_RAY_CLUSTER = constant_before
+        if variable_before is None:
+            del os.environ[variable]
         else:
-            os.environ[variable] = before
+            os.environ[variable] = variable_before
 
 
 @contextmanager
 def tune_keeps_secrets() -> Iterator[None]:
-    """Tune does not hand this process's AWS keys to its trials: they would stand in the arguments of their processes, for all to read.
+    """Keep Tune from handing this process's AWS keys to its trials.
 
+    They would stand among the arguments of the trials' processes, for all to read.
     Workers have what their own machine's environment or files give them.
     """
     handed_on = class_cache.ENV_VARS_TO_PROPAGATE
@@ -62,38 +71,9 @@ def tune_keeps_secrets() -> Iterator[None]:
         class_cache.ENV_VARS_TO_PROPAGATE = handed_on
 
 
-def require_token(address: str) -> None:
-    """See that a running cluster refuses whoever has no token, and let this process show its own.
-
-    Args:
-        address: `HOST:PORT` of the head, `auto`, or `http(s)://HOST:PORT` of its dashboard.
-
-    Raises:
-        ResourceError: The cluster lets anyone in, does not answer, or this machine has no token for it.
-    """
-    if address.startswith("ray://"):
-        raise ResourceError(
-            f"--address {address}: a sweep's driver runs inside the cluster; there give HOST:PORT or auto, from elsewhere use suite submit"
-        )
-    if not asks_for_token(address):
-        raise ResourceError(
-            f"--address {redact(address)}: this Ray cluster asks for no token, so whoever reaches it can run code on it; start it with "
-            "RAY_AUTH_MODE=token on every node (docs/security.md), or accept that with --insecure"
-        )
-    with ray_says_nothing():
-        shows_token = maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    if not shows_token:
-        mode = os.environ.get("RAY_AUTH_MODE")
-        here = f"RAY_AUTH_MODE is {mode!r} here" if mode else "this machine has none"
-        raise ResourceError(
-            f"--address {redact(address)}: this Ray cluster asks for a token, and {here}; copy the head's ~/.ray/auth_token here "
-            "(readable by you alone), or name it with RAY_AUTH_TOKEN_PATH"
-        )
-
-
 @contextmanager
 def ray_says_nothing() -> Iterator[None]:
-    """Ray's loggers are silent: what there is to say, the suite says."""
+    """Silence Ray's loggers: the suite says what there is to say."""
     logger = logging.getLogger("ray")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -103,26 +83,61 @@ def ray_says_nothing() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def require_token(address: str) -> None:
+    """Check that a running cluster asks for a token, and let this process show its own.
+
+    Args:
+        address: `HOST:PORT` of the head, `auto`, or `http(s)://HOST:PORT` of its dashboard.
+
+    Raises:
+        ResourceError: The cluster lets anyone in, does not answer, or wants a token that this
+            machine has not.
+    """
+    if address.startswith("ray://"):
+        raise ResourceError(
+            f"--address {address}: a sweep's driver runs inside the cluster;"
+            " there give HOST:PORT or auto, from elsewhere use suite submit"
+        )
+    if not asks_for_token(address):
+        raise ResourceError(
+            f"--address {redact(address)}: this Ray cluster asks for no token,"
+            " so whoever reaches it can run code on it; start it with RAY_AUTH_MODE=token"
+            " on every node (docs/security.md), or accept that with --insecure"
+        )
+    # Ray reads RAY_AUTH_MODE when it is imported, and only this call has it look for a token again.
+    with ray_says_nothing():
+        shows_token = maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    if not shows_token:
+        mode = os.environ.get("RAY_AUTH_MODE")
+        here = f"RAY_AUTH_MODE is {mode!r} here" if mode else "this machine has none"
+        raise ResourceError(
+            f"--address {redact(address)}: this Ray cluster asks for a token, and {here};"
+            " copy the head's ~/.ray/auth_token here (readable by you alone),"
+            " or name it with RAY_AUTH_TOKEN_PATH"
+        )
+
+
 def asks_for_token(address: str) -> bool:
-    """Whether a running cluster refuses whoever has no token; `address` as in `require_token`.
+    """Whether a running cluster refuses everybody without a token; `address` as in `require_token`.
 
     Raises:
         ResourceError: Nothing answers there.
     """
-    return (
-        _dashboard_asks(address)
-        if address.startswith(("http://", "https://"))
-        else _head_asks(address)
-    )
+    if address.startswith(("http://", "https://")):
+        return _dashboard_asks(address)
+    return _head_asks(address)
 
 
 def _head_asks(address: str) -> bool:
     """Call the head without a token: only one that asks for none answers."""
     try:
+        # What "auto" means must be what `ray.init` makes of it, else another cluster would be
+        # checked than is joined.
         target = services.canonicalize_bootstrap_address_or_die(address)
     except (ConnectionError, ValueError) as error:
         raise ResourceError(
-            f"--address {address}: no Ray cluster: {error}; start one with `ray start`, or leave --address out"
+            f"--address {address}: no Ray cluster: {error};"
+            " start one with `ray start`, or leave --address out"
         ) from error
     with _channel(target) as channel:
         call: Any = channel.unary_unary(
@@ -135,28 +150,34 @@ def _head_asks(address: str) -> bool:
             if status.code() is grpc.StatusCode.UNAUTHENTICATED:
                 return True
             raise ResourceError(
-                f"--address {address}: no Ray cluster answers at {target} within {ANSWER_S:g} s ({status.code().name.lower()}); "
-                "start one with `ray start`, or leave --address out"
+                f"--address {address}: no Ray cluster answers at {target} within {ANSWER_S:g} s"
+                f" ({status.code().name.lower()});"
+                " start one with `ray start`, or leave --address out"
             ) from None
     return False
 
 
 def _channel(target: str) -> Any:
-    """Encrypted where Ray's own connections are. Made here, because a channel of Ray's would show the token."""
+    """A gRPC channel, encrypted where Ray's own are.
+
+    Made here, because a channel of Ray's would show the token.
+    """
     made: Any = grpc
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return made.insecure_channel(target)
-    try:
-        chain, key, authority = load_certs_from_env()
-    except (RuntimeError, OSError) as error:
-        raise ResourceError(
-            f"RAY_USE_TLS is set, but its certificates cannot be read: {error}"
-        ) from None
-    return made.secure_channel(target, made.ssl_channel_credentials(authority, key, chain))
+    contents = []
+    for variable in TLS_FILES:
+        try:
+            contents.append(Path(os.environ[variable]).read_bytes())
+        except (KeyError, OSError) as error:
+            raise ResourceError(
+                f"RAY_USE_TLS is set, but {variable} names no file that can be read: {error}"
+            ) from None
+    return made.secure_channel(target, made.ssl_channel_credentials(*contents))
 
 
 def _dashboard_asks(url: str) -> bool:
-    request = urllib.request.Request(f"{url.rstrip('/')}/api/jobs/")  # noqa: S310 - http(s) by `require_token`
+    request = urllib.request.Request(f"{url.rstrip('/')}/api/jobs/")  # noqa: S310 - http(s), as the caller checks
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S):  # noqa: S310
             return False

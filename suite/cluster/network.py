@@ -13,56 +13,71 @@ LOOPBACK = "127.0.0.1"
 
 
 def interfaces() -> dict[str, str]:
-    """The IPv4 address of every network interface of this host that is up and has one, by name."""
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
-        (name, a.address)
-        for name, addresses in psutil.net_if_addrs().items()
-        if name in up
-        for a in addresses
-        if a.family == socket.AF_INET
-    ]
-    return dict(reversed(found))  # the first of several addresses
+    """The first IPv4 address of every network interface of this host that is up, by name."""
+    state = psutil.net_if_stats()
+    found: dict[str, str] = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        if name not in state or not state[name].isup:
+            continue
+        for address in addresses:
+            if address.family == socket.AF_INET:
+                found.setdefault(name, address.address)
+    return found
+
+
+def _holder_of(address: str) -> str | None:
+    """The interface that holds an address; None = it is on no interface."""
+    for name, held in interfaces().items():
+        if held == address:
+            return name
+    return None
 
 
 def choose(name: str | None, *, address: str) -> tuple[str | None, str]:
     """The interface for a group that spans hosts, and its address here.
 
-    Left to itself, gloo takes the address that the host's own name resolves to, which is often 127.0.1.1 and reaches nobody.
+    Left to itself, gloo takes the address that the host's own name resolves to, which is often
+    127.0.1.1 and reaches nobody.
 
     Args:
-        name: As configured, or else as GLOO_SOCKET_IFNAME says (the first it names); None = the one that holds `address`.
-        address: Of this host in the cluster.
+        name: As configured; None = the first that GLOO_SOCKET_IFNAME names, else the one that holds
+            `address`.
+        address: This host's address in the cluster.
 
     Returns:
-        The name, None where `address` is on no interface (a host behind address translation), and the address.
+        The name, None if `address` is on no interface (a host behind address translation), and the
+        address.
 
     Raises:
         ResourceError: There is no such interface.
     """
-    known = interfaces()
     if name is not None:
-        os.environ.pop("NCCL_SOCKET_IFNAME", None)  # overruled
-    name = name or os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0] or None
-    if name is None:
-        return next((n for n, held in known.items() if held == address), None), address
+        os.environ.pop("NCCL_SOCKET_IFNAME", None)  # the sweep's own choice stands above it
+    name = name or os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if not name:
+        return _holder_of(address), address
+    known = interfaces()
     if name not in known:
         raise ResourceError(
-            f"resources.interface: got {name!r}, expected an interface of {socket.gethostname()}: {', '.join(known)}"
+            f"resources.interface: got {name!r}, expected an interface of {socket.gethostname()}:"
+            f" {', '.join(known)}"
         )
     return name, known[name]
 
 
 def use(name: str | None) -> None:
-    """Have gloo and NCCL of this process talk over an interface; a choice for NCCL that was made by its own variable stands."""
-    if name is not None:
+    """Have gloo and NCCL of this process talk over an interface.
+
+    A choice that NCCL's own variable makes stands.
+    """
+    if name is not None:  # else gloo and NCCL find one for themselves
         os.environ["GLOO_SOCKET_IFNAME"] = name
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def use_loopback() -> None:
     """Have gloo of this process talk within this host; NCCL finds its way there by itself."""
-    name = next((n for n, held in interfaces().items() if held == LOOPBACK), None)
+    name = _holder_of(LOOPBACK)
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 

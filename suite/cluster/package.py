@@ -1,12 +1,16 @@
-"""What a working folder would upload: Ray packs it whole, so that a forgotten data set is said before and not after an hour."""
+"""What a working folder would upload.
+
+Ray packs all of it, so a forgotten data set is named here and not after an hour.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ray._private.ray_constants import RAY_RUNTIME_ENV_IGNORE_GITIGNORE
-from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+from pathspec import PathSpec
 
 from suite.errors import ClusterError
 
@@ -28,7 +32,7 @@ SHOWN = 5
 
 
 def check_size(folder: Path, *, most_bytes: int = MOST_BYTES) -> int:
-    """Bytes that a submission of this folder uploads, before compression.
+    """The number of bytes that a submission of this folder uploads, before compression.
 
     Raises:
         ClusterError: More than a cluster should be handed; names the largest files.
@@ -37,26 +41,44 @@ def check_size(folder: Path, *, most_bytes: int = MOST_BYTES) -> int:
     total = sum(sizes.values())
     if total > most_bytes:
         largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:SHOWN]
-        named = "".join(
-            f"\n  {sizes[path] / 2**20:.1f} MiB  {path.relative_to(folder)}" for path in largest
-        )
+        named = ""
+        for path in largest:
+            named += f"\n  {sizes[path] / 2**20:.1f} MiB  {path.relative_to(folder)}"
         raise ClusterError(
-            f"--working-dir {folder}: {total / 2**20:.0f} MiB would be uploaded, expected at most {most_bytes / 2**20:.0f}; "
-            f"name what the sweep does not need in .rayignore, or choose another folder; the largest:{named}"
+            f"--working-dir {folder}: {total / 2**20:.0f} MiB would be uploaded,"
+            f" expected at most {most_bytes / 2**20:.0f};"
+            " name what the sweep does not need in .rayignore, or choose another folder;"
+            f" the largest:{named}"
         )
     return total
 
 
 def files(folder: Path) -> list[Path]:
-    """The files below a folder that Ray packs, by its own walk."""
-    found: list[Path] = []
+    """The files below a folder that Ray packs, by the documented rules for `working_dir`."""
+    always = PathSpec.from_lines("gitignore", EXCLUDES)
+    return list(_packed(folder, [(folder, always)]))
 
-    def take(path: Path) -> None:
-        if path.is_file():
-            found.append(path)
 
-    with_gitignore = os.environ.get(RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1"
-    _dir_travel(
-        folder, [_get_excludes(folder, list(EXCLUDES))], take, include_gitignore=with_gitignore
-    )
-    return found
+def _packed(folder: Path, rules: list[tuple[Path, PathSpec[Any]]]) -> Iterator[Path]:
+    """Files of a folder and those below, but for what its ignore files or those above it name.
+
+    Args:
+        folder: Where to look.
+        rules: The ignore rules of the folders above, each with the folder that its patterns start
+            from.
+    """
+    names = [".rayignore"]
+    if os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1":
+        names.append(".gitignore")
+    for name in names:
+        ignore_file = folder / name
+        if ignore_file.is_file():
+            lines = ignore_file.read_text().splitlines()
+            rules = [*rules, (folder, PathSpec.from_lines("gitignore", lines))]
+    for path in sorted(folder.iterdir()):  # a folder that is ignored is not looked into
+        if any(spec.match_file(path.relative_to(base)) for base, spec in rules):
+            continue
+        if path.is_dir():
+            yield from _packed(path, rules)
+        elif path.is_file():
+            yield path

@@ -1,4 +1,4 @@
-"""A Ray cluster for the time of a sweep: a local one of its own, or a running one that was named."""
+"""A Ray cluster for the time of a sweep: a local one of its own, or a running one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 ANSWER_S = 60.0
 OBJECT_STORE_BYTES = 128 * 2**20  # only specifications and epoch records pass through it
+ERROR_CHARS = 300
 PASSED_ON = (
     "SUITE_PATH",
     "SUITE_TASKS",
@@ -47,13 +48,19 @@ PASSED_ON = (
     "AWS_DEFAULT_REGION",
     "AWS_PROFILE",
 )
-"""Variables that workers on other machines get too; tokens never, they stay in each machine's own files."""
+"""Variables that workers on other machines get too.
+
+Never tokens: they stay in each machine's own files.
+"""
 RAY_ENVIRONMENT = {
+    # Ray shall not hide the GPUs from processes that ask for none, as a trial's own does.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",  # a submitted driver's workers get its job's working folder and, variable by variable, ours
+    # The workers of a submitted driver get its job's working folder and, variable by variable,
+    # ours.
+    "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
 }
 
 
@@ -61,7 +68,8 @@ RAY_ENVIRONMENT = {
 def cluster(address: str | None, *, threads: int) -> Iterator[list[Node]]:
     """Connect, and give the resources of every node. A local cluster listens on loopback alone.
 
-    A cluster that this process is connected to already is used and left as it is. Left-over clusters of others are never joined.
+    A cluster that this process is connected to already is used and left as it is. Clusters that
+    others left running are never joined.
 
     Args:
         address: A running cluster ("auto" finds one on this machine), or None for a local one.
@@ -70,34 +78,33 @@ def cluster(address: str | None, *, threads: int) -> Iterator[list[Node]]:
     Raises:
         ResourceError: The cluster cannot be reached.
     """
-    if ray.is_initialized():
+    if ray.is_initialized():  # by a caller that runs several sweeps
         yield cluster_nodes()
         return
-    folder = _session_folder() if address is None else None
-    with (
-        environment(RAY_ENVIRONMENT),
-        _node_messages_logged(),
-        loopback_only() if address is None else nullcontext(),
-    ):
-        try:
-            _connect(address, folder, threads)
-            yield cluster_nodes()
-        finally:
-            ray.shutdown()
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        stack.enter_context(environment(RAY_ENVIRONMENT))
+        stack.enter_context(_node_messages_logged())
+        folder = None
+        if address is None:
+            folder = _session_folder()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(loopback_only())
+        stack.callback(ray.shutdown)
+        _connect(address, folder, threads)
+        yield cluster_nodes()
 
 
 def _connect(address: str | None, folder: Path | None, threads: int) -> None:
+    local = address is None
     options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.CRITICAL,
-        "runtime_env": {"env_vars": worker_environment(threads, inherited=address is None)},
+        "runtime_env": {"env_vars": worker_environment(threads, inherited=local)},
     }
-    if address is None:
+    if local:
         options |= {
             "num_cpus": local_cpus(),
-            "include_dashboard": False,
+            "include_dashboard": False,  # it would take jobs, and nobody looks at it
             "object_store_memory": OBJECT_STORE_BYTES,
             "_temp_dir": str(folder),
         }
@@ -105,53 +112,82 @@ def _connect(address: str | None, folder: Path | None, threads: int) -> None:
         ray.init(address=address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, AuthenticationError) as error:
         raise ResourceError(
-            f"--address {address or 'local'}: no Ray cluster: {redact(error)}; start one with `ray start`, or leave --address out"
+            f"--address {address or 'local'}: no Ray cluster: {redact(error)};"
+            " start one with `ray start`, or leave --address out"
         ) from error
 
 
 def worker_environment(threads: int, *, inherited: bool = False) -> dict[str, str]:
-    """What every worker's environment gets on top of its machine's. Ray stores it, logs it and shows it on its dashboard.
+    """The variables that every worker gets on top of its machine's.
+
+    Ray stores them, logs them and shows them on its dashboard.
 
     Args:
+        threads: CPU threads per worker.
         inherited: Whether the workers have this process's environment in any case.
 
     Raises:
         ResourceError: A variable that workers elsewhere need holds a password.
     """
-    passed = {key: os.environ[key] for key in PASSED_ON if key in os.environ}
-    secret = [key for key, value in passed.items() if has_password(value)]
-    if secret and not inherited:
-        raise ResourceError(
-            f"{secret[0]}={redact(passed[secret[0]])}: holds a password, and what is passed on to workers is stored and shown by Ray; "
-            "unset it here and set it on every node of the cluster"
-        )
-    passed = {key: value for key, value in passed.items() if key not in secret}
-    fixed = {
-        "OMP_NUM_THREADS": str(threads),
-        "RAY_CHDIR_TO_TRIAL_DIR": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
+    variables = {}
+    for key in PASSED_ON:
+        value = os.environ.get(key)
+        if value is None:
+            continue
+        if not has_password(value):
+            variables[key] = value
+        elif not inherited:
+            raise ResourceError(
+                f"{key}={redact(value)}: holds a password,"
+                " and Ray stores and shows what is passed on to workers;"
+                " unset it here and set it on every node of the cluster"
+            )
+    return variables | {
+        "OMP_NUM_THREADS": str(threads),  # read once, when torch or numpy is imported
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of a sweep stay what they are
+        "TOKENIZERS_PARALLELISM": "false",  # its threads and forked processes do not mix
+        "PYTHONUNBUFFERED": "1",  # the last words of a process that dies reach its log
     }
-    return passed | fixed
+
+
+# ---- what the nodes have -------------------------------------------------------------------------
+
+
+def alive_nodes() -> dict[str, str]:
+    """Host name and address of every node that is up, by Ray's id."""
+    nodes = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            nodes[node["NodeID"]] = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    return nodes
 
 
 def cluster_nodes() -> list[Node]:
-    """Resources per node, at the size an autoscaling cluster can grow to."""
+    """The resources of each node, at the size that an autoscaling cluster can grow to."""
     nodes: list[Node] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    # Ray has no public call for the sizes that an autoscaler may reach.
     most = cluster_state.get_max_resources_from_cluster_config()
     if most is None:
         return nodes
-    missing = {
-        name: most.get(name, 0.0) - sum(node.get(name, 0.0) for node in nodes)
-        for name in ("CPU", "GPU")
-    }
-    return nodes if missing["CPU"] <= 0 and missing["GPU"] <= 0 else [*nodes, missing]
+    missing = {}
+    for name in ("CPU", "GPU"):
+        missing[name] = most.get(name, 0.0) - sum(node.get(name, 0.0) for node in nodes)
+    if max(missing.values()) > 0:
+        nodes.append(missing)
+    return nodes
 
 
 def free_nodes() -> list[Node]:
-    """What of each node's resources nobody holds."""
-    free: list[Node] = list(cluster_state.available_resources_per_node().values())
-    return free
+    """The resources of each node that nobody holds."""
+    # `ray.available_resources()` adds up all nodes, which does not tell whether one worker fits on
+    # one of them.
+    return list(cluster_state.available_resources_per_node().values())
+
+
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that Ray is about to take away, as announced."""
+    # Ray has no public call for it; `ray.nodes()` shows such a node as alive.
+    return set(cluster_state.get_draining_nodes())
 
 
 def check_interface(name: str) -> None:
@@ -160,31 +196,33 @@ def check_interface(name: str) -> None:
     Raises:
         ResourceError: One of them lacks it; says which, and what it has.
     """
-    nodes = {
-        str(node["NodeID"]): str(node["NodeManagerAddress"])
-        for node in ray.nodes()
-        if node["Alive"]
-    }
-    found = ask_nodes(nodes, network.interfaces)
-    lacking = [
-        f"{nodes[node]} has {', '.join(known)}"
-        for node, known in found.items()
-        if name not in known
-    ]
+    nodes = alive_nodes()
+    lacking = []
+    for node, interfaces in ask_nodes(nodes, network.interfaces).items():
+        if name not in interfaces:
+            lacking.append(f"{nodes[node]} has {', '.join(interfaces)}")
     if lacking:
         raise ResourceError(
-            f"resources.interface: got {name!r}, expected one that every node has; {'; '.join(lacking)}"
+            f"resources.interface: got {name!r}, expected one that every node has;"
+            f" {'; '.join(lacking)}"
         )
 
 
 def ask_nodes(
-    nodes: Mapping[str, str], function: Callable[..., T], *arguments: object
+    nodes: Mapping[str, str],
+    function: Callable[..., T],
+    *arguments: object,
+    timeout_s: float = ANSWER_S,
 ) -> dict[str, T]:
-    """What a function says on each of some nodes. One that leaves meanwhile, or does not answer in time, is left out: Ray does without it.
+    """Call a function in a worker on each of some nodes.
+
+    A node that leaves meanwhile, or does not answer in time, is left out: Ray goes on without it.
 
     Args:
-        nodes: What to call each, by Ray's id.
-        function: Runs in a worker there.
+        nodes: What to call each in messages, by Ray's id.
+        function: Runs on each node.
+        arguments: Of the function.
+        timeout_s: How long all of them together are waited for.
 
     Returns:
         Answers by Ray's id.
@@ -192,32 +230,44 @@ def ask_nodes(
     Raises:
         ResourceError: A node is there, and the function fails.
     """
+    # No CPU is asked for, so that a node whose CPUs are all taken answers, too.
     remote: Any = ray.remote(num_cpus=0, max_retries=0)(function)
-    on = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes}
-    asked = {
-        node: remote.options(scheduling_strategy=where).remote(*arguments)
-        for node, where in on.items()
-    }
-    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
+    asked = {}
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        asked[node] = remote.options(scheduling_strategy=strategy).remote(*arguments)
+    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout_s)
     answers: dict[str, T] = {}
     for node, reference in asked.items():
+        if reference not in ready:
+            continue
         try:
-            if reference in ready:
-                answers[node] = ray.get(reference)
+            answers[node] = ray.get(reference)
         except RayTaskError as error:
-            why = redact(str(error).strip().splitlines()[-1])[:300]
-            remedy = "install it there as it is here (suite doctor --address shows what differs)"
             raise ResourceError(
-                f"node {nodes[node]}: cannot run the suite ({why}); {remedy}"
+                f"node {nodes[node]}: cannot run the suite ({last_line(error)});"
+                " install it there as it is here (suite doctor --address shows what differs)"
             ) from error
         except RayError:
             log.warning("node %s left while it was asked for what it has", nodes[node])
     return answers
 
 
+def last_line(error: RayError) -> str:
+    """What happened, without the remote traceback above it."""
+    return redact(str(error).strip().splitlines()[-1])[:ERROR_CHARS]
+
+
+# ---- this process --------------------------------------------------------------------------------
+
+
 @contextmanager
 def _node_messages_logged() -> Iterator[None]:
-    """Ray prints messages of its nodes to stdout whatever `log_to_driver` says: into a live table, or a command's JSON."""
+    """Write messages of Ray's nodes to the log.
+
+    Ray prints them to stdout, whatever `log_to_driver` says: into a live table, or a command's
+    JSON. It has no option against that.
+    """
     before = ray_worker.print_to_stdstream
 
     def to_log(data: dict[str, Any], ignore_prefix: bool = False) -> None:
@@ -231,7 +281,7 @@ def _node_messages_logged() -> Iterator[None]:
 
 
 def _session_folder() -> Path:
-    """A short name, because unix sockets live below it; those that killed processes of this user left are removed."""
+    """A new folder for Ray's session; removes those that killed processes of this user left."""
     prefix = f"suite-ray-{os.getuid()}-"
     for stale in Path("/tmp").glob(f"{prefix}*"):  # noqa: S108 - unix sockets need a short path; mkdtemp makes it, for this user alone
         owner = stale.name.removeprefix(prefix).partition("-")[0]
@@ -241,7 +291,7 @@ def _session_folder() -> Path:
 
 
 @contextmanager
-def environment(values: dict[str, str]) -> Iterator[None]:
+def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set variables for the time of the block."""
     before = {key: os.environ.get(key) for key in values}
     os.environ.update(values)

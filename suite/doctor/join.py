@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from suite.cluster import network
+from suite.cluster.session import last_line
 from suite.doctor.finding import Finding, fail, ok, warn
 
 JOIN_S = 90.0
@@ -23,75 +25,97 @@ REMEDY = (
     "open all ports between the nodes; set resources.interface where they have several networks"
 )
 
-Place = tuple[str, str, str, int]
-"""Node id, label, address, GPUs."""
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster.
+
+    Attributes:
+        id: Ray's id.
+        label: Its address, with the beginning of its id where several nodes share one.
+        address: In the cluster.
+        gpus: How many it has.
+    """
+
+    id: str
+    label: str
+    address: str
+    gpus: int
 
 
-class Talker:
+class JoiningRank:
     """One rank: joins, sums a tensor with the others, leaves."""
 
     def port(self) -> int:
         return network.free_port()
 
-    def talk(
+    def sum_with_others(
         self, rank: int, world_size: int, address: str, port: int, device: str
     ) -> tuple[float, str]:
-        """Seconds per all-reduce of `MESSAGE_BYTES`, and the interface it went through.
+        """Seconds per all-reduce of `MESSAGE_BYTES`, and the interface that it goes through.
 
         Raises:
             RuntimeError: The ranks do not find each other, or the sum is wrong.
         """
+        # Imported here: only the ranks need torch, not the process that asks them.
         import torch
         import torch.distributed as dist
 
         if address == network.LOOPBACK:
             network.use_loopback()
         else:
-            network.use(network.choose(None, address=str(ray.util.get_node_ip_address()))[0])
-        backend = "nccl" if device == "cuda" else "gloo"
-        timeout = timedelta(seconds=JOIN_S / 2)
+            interface, _ = network.choose(None, address=str(ray.util.get_node_ip_address()))
+            network.use(interface)
         dist.init_process_group(
-            backend,
+            _backend(device),
             init_method=f"tcp://{address}:{port}",
             rank=rank,
             world_size=world_size,
-            timeout=timeout,
+            timeout=timedelta(seconds=JOIN_S / 2),
         )
         try:
             tensor = torch.ones(MESSAGE_BYTES // 4, device=device)
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor)  # the first one also opens the connections
             if float(tensor[-1]) != world_size:
                 raise RuntimeError(f"the sum over {world_size} ranks is {float(tensor[-1])}")
             began = time.perf_counter()
             for _ in range(REPEATS):
                 dist.all_reduce(tensor)
             tensor.sum().item()  # waits for the device
-            return (time.perf_counter() - began) / REPEATS, os.environ.get(
-                "GLOO_SOCKET_IFNAME", "an interface of its choice"
-            )
+            seconds = (time.perf_counter() - began) / REPEATS
         finally:
             dist.destroy_process_group()
+        return seconds, os.environ.get("GLOO_SOCKET_IFNAME", "an interface of its choice")
 
 
-def check_join(places: Sequence[Place]) -> list[Finding]:
-    """An all-reduce between one rank per node, or two on a single node; over NCCL where every node has a GPU, and over gloo."""
-    ranks = list(places) if len(places) > 1 else [places[0]] * 2
-    devices = ["cpu", *(["cuda"] if all(place[3] >= ranks.count(place) for place in ranks) else [])]
-    return [_talk(ranks, device) for device in devices]
+def _backend(device: str) -> str:
+    return "nccl" if device == "cuda" else "gloo"
 
 
-def _talk(ranks: Sequence[Place], device: str) -> Finding:
-    backend = "nccl" if device == "cuda" else "gloo"
-    hosts = len({place[0] for place in ranks})
-    between = f"between {hosts} nodes" if hosts > 1 else "between two ranks of the node"
-    talkers = [_spawn(place, device) for place in ranks]
+def check_join(nodes: Sequence[Node]) -> list[Finding]:
+    """An all-reduce between one rank per node, over gloo, and over NCCL if each has a GPU.
+
+    On a single node two ranks do it.
+    """
+    ranks = list(nodes) if len(nodes) > 1 else [nodes[0]] * 2
+    found = [_join(ranks, "cpu")]
+    if all(node.gpus >= ranks.count(node) for node in nodes):
+        found.append(_join(ranks, "cuda"))
+    return found
+
+
+def _join(nodes: Sequence[Node], device: str) -> Finding:
+    backend = _backend(device)
+    several = len(set(nodes)) > 1
+    between = f"between {len(nodes)} nodes" if several else "between two ranks of the node"
+    address = nodes[0].address if several else network.LOOPBACK
+    ranks = [_spawn(node, device) for node in nodes]
     try:
-        port = ray.get(talkers[0].port.remote(), timeout=JOIN_S)
-        address = ranks[0][2] if hosts > 1 else network.LOOPBACK
-        answers = ray.get(
-            [t.talk.remote(i, len(ranks), address, port, device) for i, t in enumerate(talkers)],
-            timeout=JOIN_S,
-        )
+        port = ray.get(ranks[0].port.remote(), timeout=JOIN_S)
+        asked = []
+        for number, rank in enumerate(ranks):
+            asked.append(rank.sum_with_others.remote(number, len(ranks), address, port, device))
+        answers = ray.get(asked, timeout=JOIN_S)
     except GetTimeoutError:
         if device == "cuda":
             return warn(
@@ -101,27 +125,20 @@ def _talk(ranks: Sequence[Place], device: str) -> Finding:
             )
         return fail(backend, found=f"{between}: not joined within {JOIN_S:g} s", remedy=REMEDY)
     except RayError as error:
-        return fail(
-            backend, found=f"{between}: {str(error).strip().splitlines()[-1][:300]}", remedy=REMEDY
-        )
+        return fail(backend, found=f"{between}: {last_line(error)}", remedy=REMEDY)
     finally:
-        for talker in talkers:
+        for rank in ranks:
             with contextlib.suppress(RayError):
-                ray.kill(talker, no_restart=True)
-    slowest_s, names = (
-        max(seconds for seconds, _ in answers),
-        ", ".join(sorted({name for _, name in answers})),
-    )
+                ray.kill(rank, no_restart=True)
+    slowest_s = max(seconds for seconds, _ in answers)
+    interfaces = ", ".join(sorted({interface for _, interface in answers}))
     rate = MESSAGE_BYTES / 2**20 / slowest_s
-    return ok(
-        backend,
-        found=f"{between}, over {names}: 16 MiB summed in {slowest_s * 1000:.0f} ms ({rate:.0f} MiB/s)",
-    )
+    text = f"16 MiB summed in {slowest_s * 1000:.0f} ms ({rate:.0f} MiB/s)"
+    return ok(backend, found=f"{between}, over {interfaces}: {text}")
 
 
-def _spawn(place: Place, device: str) -> Any:
-    actor: Any = ray.remote(Talker)
-    strategy = NodeAffinitySchedulingStrategy(place[0], soft=False)
-    return actor.options(
-        num_cpus=0, num_gpus=1 if device == "cuda" else 0, scheduling_strategy=strategy
-    ).remote()
+def _spawn(node: Node, device: str) -> Any:
+    actor: Any = ray.remote(JoiningRank)
+    strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    gpus = 1 if device == "cuda" else 0
+    return actor.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=strategy).remote()

@@ -1,4 +1,4 @@
-"""Notice that it is not the trials: when several fail alike in a row, the sweep is paused instead of using up the retries of all."""
+"""Pause a sweep when trials fail alike in a row: then something other than the trials is broken."""
 
 from __future__ import annotations
 
@@ -7,48 +7,60 @@ import re
 from suite.record.attempts import OUT_OF_MEMORY, PREEMPTED
 from suite.record.result import FailureRecord
 
-LOSSES = ("RankDied", "TrialProcessDied", PREEMPTED, OUT_OF_MEMORY)
-"""A host takes several trials with it, and the next ones run elsewhere."""
+HOST_LOSSES = ("RankDied", "TrialProcessDied", PREEMPTED, OUT_OF_MEMORY)
+"""Failures that a lost host causes.
+
+It ends several trials at once, and the next ones run elsewhere.
+"""
 _PARTICULARS = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+|/\S+")
+MESSAGE_CHARS = 300
 
 
-class Breaker:
-    """Counts different trials that failed alike with no progress anywhere in between.
+class CircuitBreaker:
+    """Counts different trials that fail alike while no trial makes progress.
 
     Args:
-        limit: As many of them pause the sweep; None = never.
+        limit: Number of such trials that pauses the sweep; None = never.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._alike, self._trials = "", set[str]()
+        self._signature = ""
+        self._trials: set[str] = set()
 
     def progressed(self) -> None:
         """An epoch was committed, or a trial ended with a result."""
         self._trials.clear()
 
     def failed(self, trial: str, record: FailureRecord) -> str:
-        """Take in the end of an attempt. Returns why the sweep is to be paused, or nothing."""
-        alike = signature(record)
-        if alike is None:
+        """Count a failed attempt. Returns why the sweep is to be paused, or nothing."""
+        signature = failure_signature(record)
+        if signature is None:
             return ""
-        if alike != self._alike:
-            self._alike = alike
+        if signature != self._signature:
+            self._signature = signature
             self._trials.clear()
-        self._trials.add(trial)
+        self._trials.add(trial)  # a set: the retries of one trial count once
         if self.limit is None or len(self._trials) < self.limit:
             return ""
         return (
-            f"{len(self._trials)} trials in a row failed alike, so it is not the trials ({record.type}: {record.message[:300]}); "
-            "mend the cause and run the same command again (failures.breaker)"
+            f"{len(self._trials)} trials in a row failed alike, so the trials are not the cause"
+            f" ({record.type}: {record.message[:MESSAGE_CHARS]});"
+            " mend the cause and run the same command again (failures.breaker)"
         )
 
 
-def signature(record: FailureRecord) -> str | None:
-    """What makes two failures alike: their kind and words without numbers and paths. None of a loss, or of a hang in the middle."""
-    if record.type in LOSSES or (
-        record.type == "Timeout"
-        and record.message.startswith(("epoch", "finish", "ping", "baseline"))
+def failure_signature(record: FailureRecord) -> str | None:
+    """What failures that are alike share: type and message without numbers and paths.
+
+    None: such a failure is not counted.
+    """
+    if record.type in HOST_LOSSES:
+        return None
+    # A group that hangs after it has joined was lost in the middle of its work, as a host is.
+    if record.type == "Timeout" and record.message.startswith(
+        ("epoch", "finish", "ping", "baseline")
     ):
         return None
-    return f"{record.type}: {_PARTICULARS.sub('#', record.message.partition(chr(10))[0])}"
+    first_line = record.message.partition("\n")[0]
+    return f"{record.type}: {_PARTICULARS.sub('#', first_line)}"

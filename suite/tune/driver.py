@@ -1,4 +1,4 @@
-"""Run a sweep, or go on with it: the one process that hands out trials and tells the listeners what happens."""
+"""Run a sweep, or go on with it: the process that hands out trials and tells the listeners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,33 +20,32 @@ from suite.cluster.session import check_interface, cluster, environment, free_no
 from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
 from suite.errors import ResourceError, StorageError
-from suite.plan.cell_state import read_states
+from suite.plan.cell_state import CellState, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
 from suite.plan.plan import Plan, make_plan, objectives, pretrain_objective
 from suite.plan.pruning import Pruning
 from suite.plan.queue import TrialQueue
-from suite.plan.resources import Layout, lay_out
+from suite.plan.resources import lay_out
 from suite.plan.second_objective import check_measurable
-from suite.plan.status import cell_status
+from suite.plan.status import CellReport, cell_status
 from suite.record.attempts import asked_again
 from suite.record.folder import Home
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
-from suite.tune import leave_notice as notice
-from suite.tune.elastic import Elastic, Sizes, request
-from suite.tune.group import TRAINER, Settings, is_full_disk
+from suite.tune.callback import MIN_FREE_BYTES, HaltError, SweepCallback, disk_is_full
+from suite.tune.elastic import ElasticScheduler, WarmGroupScheduler, placement_request
+from suite.tune.group import TRAINER, RunSettings, is_full_disk
 from suite.tune.measure import anything_left, check_lm_eval, measure_confirmed
 from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import TrialTrainable
-from suite.tune.watch import MIN_FREE_BYTES, HaltError, Watch, full
 
 TUNE_ENVIRONMENT = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `_stoppable` has its own
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of every trial
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `_signals_stop` has its own
     "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # Tune's own state is not used to resume
-    "TUNE_MAX_PENDING_TRIALS_PG": "1000000",  # the schedule hands out what fits
+    "TUNE_MAX_PENDING_TRIALS_PG": "1000000",  # the queue hands out what fits
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -75,47 +74,42 @@ def run_sweep(
         listeners: Told what happens, in this process.
         where: The sweep's file, for errors.
         trainer: `module:Class` that trains in each rank.
-        storage: URL below which the home is mirrored, where the nodes share no disk; None = they share the home.
+        storage: URL below which the home is mirrored, where the nodes share no disk; None = they
+            share the home.
         retry_given_up: Begin the retries of trials anew that earlier runs gave up.
 
     Raises:
-        SuiteError: Something is wrong with the sweep, its data, the home or the resources; no worker has started.
+        SuiteError: Something is wrong with the sweep, its data, the home or the resources; no
+            worker has started.
     """
     _check_owner(home)
-    home, data_root = (
-        Home(home.path.resolve()),
-        data_root.resolve() if data_root is not None else None,
-    )
+    home = Home(home.path.resolve())
+    if data_root is not None:
+        data_root = data_root.resolve()
+    # First of all: what follows writes to the home, and another driver may be at work in it.
     with only_driver(home, config.name, storage=storage) as lease:
         mirror = open_mirror(home, storage, patience_s=config.timeouts.collective_s / 2)
         known = known_plan(home, config.name)
-        plan = make_plan(
-            config,
-            where=where,
-            world_size=config.resources.workers or (known.world_size if known else None),
-        )
+        known_workers = None if known is None else known.world_size
+        plan = make_plan(config, where=where, world_size=config.resources.workers or known_workers)
         check_definition(plan, home)
         _check_disk(home)
         if retry_given_up:
             _try_again(plan, mirror)
-        told = Listeners(listeners, muted=lambda: bool(lease.loss()))
-        if (
-            known is not None
-            and all(s.status.is_over for s in read_states(plan, home).values())
-            and not _to_measure(plan, home)
-        ):
+        listener = Listeners(listeners, muted=lambda: bool(lease.loss()))
+        if known is not None and _is_over(plan, home):
             store_definition(plan, home)
             mirror.push_definition(config.name)
-            return _nothing_left(plan, home, told)
+            return _nothing_left(plan, home, listener)
+
+        # Everything that can be found wrong is found before Ray starts the first worker.
         preflight(plan, home=home, data_root=data_root)
         mirror.push_tokenizers()
         check_lm_eval(plan, home=home, data_root=data_root)
-        with cluster(
-            address,
-            threads=config.training.threads_per_worker
-            or max(1, int(config.resources.cpus_per_worker)),
-        ) as nodes:
-            layout = lay_out(config.resources, nodes, workers=known.world_size if known else None)
+        threads = config.training.threads_per_worker or int(config.resources.cpus_per_worker)
+        with cluster(address, threads=max(1, threads)) as nodes:
+            layout = lay_out(config.resources, nodes, workers=known_workers)
+            # Only the cluster tells how many GPUs there are for a sweep that names no number.
             if layout.workers != plan.world_size:
                 plan = make_plan(config, where=where, world_size=layout.workers)
             check_home_is_shared(home, storage)
@@ -123,187 +117,255 @@ def run_sweep(
                 check_interface(layout.interface)
             store_definition(plan, home)
             mirror.push_definition(config.name)
-            scratch = home.path / ".tune" / config.name
-            workspace = Workspace(
-                home, data_root, config.timeouts.collective_s, scratch, storage, lease.fence
-            )
             if address is None:
                 check_measurable(config.search.second, layout.device, where=where)
-            return _run(
-                plan,
-                Settings(
-                    workspace, layout, config.timeouts, trainer, _pruning(config), config.failures
-                ),
-                told,
-                lease,
+            workspace = Workspace(
+                home=home,
+                data_root=data_root,
+                collective_timeout_s=config.timeouts.collective_s,
+                scratch=home.path / ".tune" / config.name,
+                storage=storage,
+                fence=lease.fence,
             )
+            settings = RunSettings(
+                workspace=workspace,
+                layout=layout,
+                timeouts=config.timeouts,
+                trainer=trainer,
+                pruning=_pruning(config),
+                failures=config.failures,
+            )
+            return _run(plan, settings, listener, lease)
+
+
+# ---- before the first worker ---------------------------------------------------------------------
+
+
+def _check_owner(home: Home) -> None:
+    """Refuse a home that another user made where everybody may make folders.
+
+    That user could put trials of their own into it.
+    """
+    home.path.mkdir(parents=True, exist_ok=True)
+    owner = home.path.lstat().st_uid
+    anybody_may_write = home.path.parent.stat().st_mode & 0o002  # write permission for others
+    if anybody_may_write and owner not in (os.getuid(), 0):
+        raise ResourceError(
+            f"{home.path}: belongs to user {owner}, in a folder in which everybody may write;"
+            " choose another --home"
+        )
+
+
+def _check_disk(home: Home) -> None:
+    free = shutil.disk_usage(home.path).free
+    if free < MIN_FREE_BYTES:
+        raise ResourceError(
+            f"{home.path}: {free / 2**20:.0f} MiB free,"
+            f" expected at least {MIN_FREE_BYTES / 2**20:.0f};"
+            " free some space or choose another --home"
+        )
+
+
+def _try_again(plan: Plan, mirror: Mirror) -> None:
+    """Begin the retries of every trial anew that was given up, pretrain runs included."""
+    given_up = {}
+    for state in read_states(plan, mirror.home).values():
+        for name in state.given_up:
+            given_up[name] = mirror.home.trial(name)
+        pretrain = state.pretrain
+        if pretrain is not None and pretrain.given_up:
+            given_up[pretrain.spec.hash] = pretrain.folder
+    for folder in given_up.values():
+        mirror.add_failure(folder, asked_again())
+
+
+def _pruning(config: SweepConfig) -> Pruning | None:
+    if config.search.pruner is None:
+        return None
+    return Pruning(config.search.pruner, config.search.startup_trials)
+
+
+def _is_over(plan: Plan, home: Home) -> bool:
+    """Whether every trial has ended and lm-eval has measured what the sweep wants measured."""
+    states = read_states(plan, home)
+    if not all(state.status.is_over for state in states.values()):
+        return False
+    return plan.config.lm_eval is None or not anything_left(plan, states)
+
+
+def _nothing_left(plan: Plan, home: Home, listener: Listeners) -> Outcome:
+    """Tell the listeners how a sweep stands in which nothing is left to do."""
+    states = read_states(plan, home)
+    listener.on_start(plan, states)
+    cells = tuple(cell_status(state) for state in states.values())
+    outcome = Outcome(0, cells, failed=_incomplete(cells))
+    listener.on_end(outcome)
+    return outcome
+
+
+def _incomplete(cells: Sequence[CellReport]) -> tuple[str, ...]:
+    return tuple(cell.key for cell in cells if not cell.status.is_complete)
 
 
 def preflight(plan: Plan, *, home: Home, data_root: Path | None) -> None:
-    """Read, check and tokenise the data of every task for every backbone, once, into the home's cache.
+    """Read, check and tokenise the data of every task for every backbone, into the home's cache.
 
     Raises:
-        DataError: Data that is absent, unreadable, not what the task says, or too few for one batch.
+        DataError: Data that is absent, unreadable, not what the task says, or too few for one
+            batch.
         BackboneError: A backbone or tokenizer that cannot be read.
     """
-    from suite.data.prepare import (  # torch is imported where data are checked, not to show a status
-        check_batch_fits,
-        prepare,
-    )
+    # Imports torch, which showing a status does not need.
+    from suite.data.prepare import check_batch_fits, prepare
 
+    config = plan.config
     tasks = {cell.task.name: cell.task for cell in plan.cells}
-    for _, objective in objectives(
-        plan.config, tasks.values(), where=plan.config.name, cache=home.cache, data_root=data_root
-    ):
+    prepared = objectives(
+        config, tasks.values(), where=config.name, cache=home.cache, data_root=data_root
+    )
+    for _, objective in prepared:
         data = prepare(
-            objective.task,
-            objective,
-            limit=plan.config.limit,
-            data_root=data_root,
-            cache=home.cache,
+            objective.task, objective, limit=config.limit, data_root=data_root, cache=home.cache
         )
-        check_batch_fits(
-            data.sizes["train"],
-            plan.config.training.batch_size,
-            where=f"{plan.config.name}: task {objective.task.name}",
-        )
+        where = f"{config.name}: task {objective.task.name}"
+        check_batch_fits(data.sizes["train"], config.training.batch_size, where=where)
     for spec in plan.pretrains:
         _, objective = pretrain_objective(spec, cache=home.cache, data_root=data_root)
         data = prepare(
             spec.task, objective, limit=spec.limit, data_root=data_root, cache=home.cache
         )
-        where = f"{plan.config.name}: corpus {spec.task.name}, in blocks of {spec.training.max_length} tokens"
+        blocks = f"in blocks of {spec.training.max_length} tokens"
+        where = f"{config.name}: corpus {spec.task.name}, {blocks}"
         check_batch_fits(
             data.sizes["train"], spec.training.batch_size, where=where, key="pretrain.batch_size"
         )
 
 
-def _try_again(plan: Plan, mirror: Mirror) -> None:
-    states = read_states(plan, mirror.home).values()
-    pretrains = {
-        state.pretrain.spec.hash: state.pretrain for state in states if state.pretrain is not None
-    }
-    folders = [mirror.home.trial(name) for state in states for name in state.given_up]
-    for folder in (
-        *folders,
-        *(pretrain.folder for pretrain in pretrains.values() if pretrain.given_up),
-    ):
-        mirror.add_failure(folder, asked_again())
+# ---- the trials ----------------------------------------------------------------------------------
 
 
-def _pruning(config: SweepConfig) -> Pruning | None:
-    pruner = config.search.pruner
-    return None if pruner is None else Pruning(pruner, config.search.startup_trials)
-
-
-def _to_measure(plan: Plan, home: Home) -> bool:
-    return plan.config.lm_eval is not None and anything_left(plan, read_states(plan, home))
-
-
-def _nothing_left(plan: Plan, home: Home, told: Listeners) -> Outcome:
-    states = read_states(plan, home)
-    told.on_start(plan, states)
-    cells = tuple(cell_status(state) for state in states.values())
-    outcome = Outcome(0, cells, failed=tuple(c.key for c in cells if not c.status.is_complete))
-    told.on_end(outcome)
-    return outcome
-
-
-def _run(plan: Plan, settings: Settings, told: Listeners, lease: Lease) -> Outcome:
-    resources, layout = plan.config.resources, settings.layout
-    schedule = TrialQueue(
+def _run(plan: Plan, settings: RunSettings, listener: Listeners, lease: Lease) -> Outcome:
+    """Run the trials and then lm-eval, and tell the listeners how the sweep ended."""
+    config = plan.config
+    queue = TrialQueue(
         plan,
         settings.workspace.home,
-        slots=resources.concurrent_trials or sys.maxsize,
-        capacity=layout.capacity,
+        slots=config.resources.concurrent_trials or sys.maxsize,
+        capacity=settings.layout.capacity,
     )
-    searcher = SweepSearcher(schedule)
-    watch = Watch(searcher, settings, told, lease)
-    searcher.stopped, schedule.fetch = watch.must_stop, watch.fetch
-    told.on_start(plan, schedule.states)
-    reason = watch.reason = schedule.unmeasured() or ""
-    if any(not state.status.is_over for state in schedule.states.values()):
-        reason = reason or _fit(plan, settings, searcher, watch)
+    searcher = SweepSearcher(queue)
+    callback = SweepCallback(searcher, settings, listener, lease)
+    searcher.stopped = callback.must_stop
+    queue.fetch = callback.fetch
+    listener.on_start(plan, queue.states)
+
+    # An earlier run may have left a search that cannot go on: no trial is started then.
+    reason = callback.reason = queue.unmeasured() or ""
+    if not reason and not _all_over(queue.states):
+        reason = _fit(plan, settings, searcher, callback)
     reason = reason or lease.loss()
-    not_measured = {} if reason else measure_confirmed(plan, schedule.states, settings)
-    cells = tuple(cell_status(state) for state in schedule.states.values())
-    failed = () if reason else tuple(c.key for c in cells if not c.status.is_complete)
+    not_measured = {} if reason else measure_confirmed(plan, queue.states, settings)
+    cells = tuple(cell_status(state) for state in queue.states.values())
     outcome = Outcome(
-        watch.finished,
+        callback.finished,
         cells,
-        failed,
+        failed=() if reason else _incomplete(cells),  # those of a sweep cut short may yet run
         interrupted=bool(reason),
         reason=reason,
         not_measured=not_measured,
     )
-    told.on_end(outcome)
+    listener.on_end(outcome)
     if not lease.loss():
         with suppress(StorageError):  # a view, which the next run writes again
-            watch.mirror.push_definition(plan.config.name)
+            callback.mirror.push_definition(config.name)
     return outcome
 
 
-def _fit(plan: Plan, settings: Settings, searcher: SweepSearcher, watch: Watch) -> str:
-    """Run Tune until the schedule is empty; returns why it ended earlier, or nothing."""
-    home, layout = settings.workspace.home, settings.layout
-    scratch = (
-        settings.workspace.scratch
-    )  # in the home, which every node shares; we are the sweep's only driver
+def _all_over(states: Mapping[str, CellState]) -> bool:
+    return all(state.status.is_over for state in states.values())
+
+
+def _fit(
+    plan: Plan, settings: RunSettings, searcher: SweepSearcher, callback: SweepCallback
+) -> str:
+    """Run Tune until the queue is empty; returns why it ended earlier, or nothing."""
+    # In the home, which every node shares; no other driver uses it while we hold the sweep.
+    scratch = settings.workspace.scratch
     assert scratch is not None
     shutil.rmtree(scratch, ignore_errors=True)
-    notice.take_down(str(scratch))
     try:
         with (
             environment(TUNE_ENVIRONMENT),
             tune_keeps_secrets(),
             ray_says_nothing(),
-            _stoppable(watch),
+            _signals_stop(callback),
         ):
-            tune.Tuner(
-                tune.with_resources(
-                    TrialTrainable, lambda trial: request(layout, trial["workers"])
-                ),
-                param_space={"settings": settings},
-                tune_config=tune.TuneConfig(
-                    search_alg=searcher,
-                    num_samples=-1,
-                    scheduler=_scheduler(plan, layout, searcher),
-                    reuse_actors=True,
-                    trial_dirname_creator=_directory,
-                    trial_name_creator=_directory,
-                ),
-                run_config=tune.RunConfig(
-                    name="tune",
-                    storage_path=str(scratch),
-                    callbacks=[watch],
-                    verbose=0,
-                    checkpoint_config=tune.CheckpointConfig(
-                        checkpoint_frequency=0, checkpoint_at_end=False
-                    ),
-                    failure_config=tune.FailureConfig(
-                        max_failures=-1
-                    ),  # `suite.record.attempts` counts them
-                ),
-            ).fit()
+            _tuner(plan, settings, searcher, callback).fit()
     except HaltError:
-        return watch.reason
+        return callback.reason
     except (OSError, TuneError) as error:
         if not is_full_disk(error):
             raise
-        return full(home.path)
+        return disk_is_full(settings.workspace.home.path)
     finally:
-        if not watch.lease.loss():  # else it is the next driver's by now
+        callback.end_leave_request()
+        if not callback.lease.loss():  # else another driver may use the folder by now
             _remove_scratch(settings.workspace, scratch)
-    schedule = searcher.schedule
-    return (
-        watch.reason
-        if schedule.waiting or any(not state.status.is_over for state in schedule.states.values())
-        else ""
+    queue = searcher.queue
+    ended_early = queue.waiting or not _all_over(queue.states)
+    return callback.reason if ended_early else ""
+
+
+def _tuner(
+    plan: Plan, settings: RunSettings, searcher: SweepSearcher, callback: SweepCallback
+) -> tune.Tuner:
+    layout = settings.layout
+    trainable = tune.with_resources(
+        TrialTrainable, lambda trial: placement_request(layout, trial["workers"])
+    )
+    return tune.Tuner(
+        trainable,
+        param_space={"settings": settings},
+        tune_config=tune.TuneConfig(
+            search_alg=searcher,
+            num_samples=-1,  # as many as the searcher has
+            scheduler=_scheduler(plan, settings, searcher),
+            reuse_actors=True,  # the next trial finds a warm group
+            trial_dirname_creator=_trial_id,
+            trial_name_creator=_trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(settings.workspace.scratch),
+            callbacks=[callback],
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_frequency=0, checkpoint_at_end=False
+            ),
+            # Tune tries nothing again: `suite.record.attempts` counts, and the searcher suggests
+            # the trial anew.
+            failure_config=tune.FailureConfig(max_failures=0),
+        ),
     )
 
 
+def _scheduler(
+    plan: Plan, settings: RunSettings, searcher: SweepSearcher
+) -> WarmGroupScheduler | None:
+    """Tune's scheduler for this sweep; None = Tune's own, which suits trials of one size."""
+    resources = plan.config.resources
+    if resources.min_workers is not None:
+        layout = settings.layout
+        return ElasticScheduler(resources, searcher, lambda: layout.room_on(free_nodes()))
+    sizes = {plan.workers(cell) for cell in plan.cells}
+    return WarmGroupScheduler() if len(sizes) > 1 else None
+
+
+def _trial_id(trial: TuneTrial) -> str:
+    return str(trial.trial_id)
+
+
 def _remove_scratch(workspace: Workspace, scratch: Path) -> None:
-    notice.take_down(str(scratch))
     if workspace.storage is not None:
         remove_on_all_nodes(scratch)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -311,43 +373,14 @@ def _remove_scratch(workspace: Workspace, scratch: Path) -> None:
         scratch.parent.rmdir()
 
 
-def _scheduler(plan: Plan, layout: Layout, searcher: SweepSearcher) -> Sizes | None:
-    resources = plan.config.resources
-    if resources.min_workers is None:
-        return Sizes() if len({plan.workers(cell) for cell in plan.cells}) > 1 else None
-    return Elastic(
-        resources, layout, searcher.schedule, searcher.specs, lambda: layout.room_on(free_nodes())
-    )
-
-
-def _directory(trial: TuneTrial) -> str:
-    return str(trial.trial_id)
-
-
-def _check_owner(home: Home) -> None:
-    """Where everybody may make folders, one of another user's making is his: its trials would be what he says."""
-    home.path.mkdir(parents=True, exist_ok=True)
-    owner, everybodys = home.path.lstat().st_uid, home.path.parent.stat().st_mode & 0o002
-    if everybodys and owner not in (os.getuid(), 0):
-        raise ResourceError(
-            f"{home.path}: belongs to user {owner}, in a folder in which everybody may write; choose another --home"
-        )
-
-
-def _check_disk(home: Home) -> None:
-    free = shutil.disk_usage(home.path).free
-    if free < MIN_FREE_BYTES:
-        wanted = MIN_FREE_BYTES / 2**20
-        raise ResourceError(
-            f"{home.path}: {free / 2**20:.0f} MiB free, expected at least {wanted:.0f}; free some space or choose another --home"
-        )
-
-
 @contextmanager
-def _stoppable(watch: Watch) -> Iterator[None]:
-    """Ctrl-C, and SIGTERM, which batch systems send before they kill, end the sweep in order; a second one at once."""
+def _signals_stop(callback: SweepCallback) -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM end the sweep in order; a second one ends it at once.
+
+    Batch systems send SIGTERM before they kill.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # only the main thread may set handlers
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -356,11 +389,10 @@ def _stoppable(watch: Watch) -> Iterator[None]:
             signal.signal(number, handler)
 
     def stop(number: int, frame: object) -> None:
-        watch.reason, watch.in_order = (
-            ("stopped by Ctrl-C" if number == signal.SIGINT else "stopped by SIGTERM"),
-            True,
-        )
-        restore()
+        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        callback.reason = f"stopped by {name}"
+        callback.in_order = True
+        restore()  # the second signal meets the handler from before
 
     for number in before:
         signal.signal(number, stop)

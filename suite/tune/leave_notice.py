@@ -1,77 +1,98 @@
-"""Word that a trial's processes must leave soon: from the driver, from their host's operator, or from Ray.
+"""Word that a trial must leave its hosts soon: from the driver, the host's operator, or Ray.
 
-A trial's own process is busy waiting for its ranks, so that no call reaches it; it looks here while it waits.
+A trial's own process is busy waiting for its ranks, so that no call reaches it. It asks here while
+it waits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from ray._private.state import state as cluster_state
-from ray.exceptions import RaySystemError
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_exists, _internal_kv_put
+import ray
+from ray.exceptions import GetTimeoutError, RaySystemError
 
-LOOK_EVERY_S = 2.0
-NAMESPACE = b"suite"
-AWAY = (RaySystemError, ConnectionError, TimeoutError, RuntimeError)
-"""What asking raises while the head is away."""
+from suite.cluster.session import draining_nodes
 
-
-def post(where: str) -> None:
-    """Have every trial of a sweep write a checkpoint and leave."""
-    _internal_kv_put(_key(where), b"1", overwrite=True, namespace=NAMESPACE)
+ASK_EVERY_S = 2.0
+NAMESPACE = "suite"
+HEAD_IS_AWAY = (RaySystemError, GetTimeoutError, ConnectionError, TimeoutError, RuntimeError)
 
 
-def take_down(where: str) -> None:
-    """The sweep begins, or has ended: what an earlier run of it was told does not count."""
-    with contextlib.suppress(*AWAY):  # a notice is gone with its head
-        _internal_kv_del(_key(where), namespace=NAMESPACE)
+class _Request:
+    """An actor that does nothing: the request is that an actor of the sweep's name exists."""
 
 
-def _key(where: str) -> bytes:
-    return f"leave/{where}".encode()
+def ask_to_leave(scratch: str) -> Any:
+    """Have every trial of a sweep write a checkpoint and leave.
+
+    The request stands for as long as the returned handle is kept and the driver's process
+    lives, so that a later run of the sweep never finds it.
+    """
+    actor: Any = ray.remote(num_cpus=0)(_Request)
+    return actor.options(name=_name(scratch), namespace=NAMESPACE).remote()
+
+
+def _was_asked(scratch: str) -> bool:
+    try:
+        ray.get_actor(_name(scratch), namespace=NAMESPACE)
+    except ValueError:  # there is no such actor
+        return False
+    return True
+
+
+def _name(scratch: str) -> str:
+    return f"leave {scratch}"
 
 
 @dataclass(slots=True)
-class Notice:
-    """What the process of one trial looks at while it waits for its ranks.
+class LeaveNotice:
+    """Tells the process of one trial, while it waits for its ranks, whether they are to leave.
 
     Attributes:
-        where: The scratch folder of its sweep, which no other sweep of the cluster has.
-        by_driver: Whether it was the driver who asked: the trial is not to be tried again by this run of the sweep.
+        scratch: The scratch folder of its sweep, which no other sweep of the cluster has.
+        by_driver: Whether the driver asked: this run of the sweep will not try the trial again.
     """
 
-    where: str
+    scratch: str
     by_driver: bool = False
-    _signalled: bool = False
-    _looked: float = field(default=0.0)
+    _got_sigterm: bool = False
+    _asked_at: float = 0.0
 
-    def listen(self) -> None:
-        """Take SIGTERM for a notice, in the main thread; Ray's own handler would end the process at once, and its ranks with it."""
+    def catch_sigterm(self) -> None:
+        """Take SIGTERM for a notice.
+
+        Ray's own handler would end the process at once, and its ranks with it.
+        """
+        # Python delivers signals to the main thread, and only that one may set handlers.
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_signal)
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._signalled = True
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        self._got_sigterm = True
 
-    def why(self, nodes: Iterable[str]) -> str:
-        """Why the ranks on these nodes are to leave, or nothing. Cheap enough to be asked all the time."""
-        if self._signalled:
+    def reason(self, nodes: Iterable[str]) -> str:
+        """Why the ranks on these nodes are to leave, or nothing.
+
+        Cheap enough to be called in a loop.
+        """
+        if self._got_sigterm:
             return "its process got SIGTERM"
         now = time.monotonic()
-        if now - self._looked < LOOK_EVERY_S:
+        if now - self._asked_at < ASK_EVERY_S:
             return ""
-        self._looked = now
+        self._asked_at = now
         try:
-            self.by_driver = bool(_internal_kv_exists(_key(self.where), namespace=NAMESPACE))
-            draining = set(cluster_state.get_draining_nodes())
-        except AWAY:  # nobody can ask for anything
+            self.by_driver = _was_asked(self.scratch)
+            draining = draining_nodes()
+        except HEAD_IS_AWAY:  # then nobody can ask for anything either
             return ""
         if self.by_driver:
             return "the sweep is being stopped"
-        return "Ray drains its node" if draining & set(nodes) else ""
+        if draining & set(nodes):
+            return "Ray drains its node"
+        return ""

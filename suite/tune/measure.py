@@ -1,6 +1,8 @@
-"""lm-eval on what a sweep has confirmed: after the last trial, a Ray task for each model, with the resources of one worker.
+"""Measure with lm-eval what a sweep has confirmed.
 
-What goes wrong here undoes no trial: it is reported, and the same command, or `suite lm-eval`, takes up what is left.
+After the last trial a Ray task measures each model, with the resources of one worker. What goes
+wrong here undoes no trial: it is reported, and the same command, or `suite lm-eval`, takes up what
+is left.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from suite.record.folder import Home
 from suite.record.lm_eval import FILE, read_record
 from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
-from suite.tune.group import Settings
+from suite.tune.group import RunSettings
 
 if TYPE_CHECKING:
     from suite.evaluation.subjects import Subject
@@ -69,87 +71,101 @@ def check_lm_eval(plan: Plan, *, home: Home, data_root: Path | None) -> None:
 def anything_left(plan: Plan, states: Mapping[str, CellState]) -> bool:
     """Whether lm-eval has not been asked everything of every confirmed run."""
     config = plan.config.lm_eval
-    return config is not None and any(
-        not _has_all(t.folder.path, config, Library(config.include_path))
-        for t in _confirmed(states)
-    )
+    if config is None:
+        return False
+    library = Library(config.include_path)
+    return not all(_has_all(run.folder.path, config, library) for run in _confirmed(states))
 
 
 def measure_confirmed(
-    plan: Plan, states: Mapping[str, CellState], settings: Settings
+    plan: Plan, states: Mapping[str, CellState], settings: RunSettings
 ) -> dict[str, str]:
-    """Measure every confirmed run that was not, and with `before` what they start from.
+    """Measure every confirmed run that was not measured, and with `before` what they start from.
 
     Returns:
         What could not be measured: folder -> why.
     """
     config = plan.config.lm_eval
-    jobs = [] if config is None else list(_jobs(_confirmed(states), config, settings))
-    if config is None or not jobs:
+    if config is None:
         return {}
-    layout, workspace = settings.layout, settings.workspace
+    jobs = _jobs(_confirmed(states), config, settings)
+    if not jobs:
+        return {}
     function: Any = ray.remote(_measure)
     task = function.options(
-        num_cpus=layout.cpus, num_gpus=layout.gpus, max_retries=plan.config.failures.retries
+        num_cpus=settings.layout.cpus,
+        num_gpus=settings.layout.gpus,
+        max_retries=plan.config.failures.retries,
     )
-    given = (workspace, config.model_dump_json(), layout.device)
+    given = (settings.workspace, config.model_dump_json(), settings.layout.device)
+    # Of each model one task, so that one that dies takes no other with it.
     waiting = {task.remote(job.trial, job.before, *given): job for job in jobs}
     deadline = time.monotonic() + len(jobs) * len(config.tasks) * settings.timeouts.epoch_s
     failed: dict[str, str] = {}
-    mirror = Mirror.of(workspace)
+    mirror = Mirror.of(settings.workspace)
     while waiting and time.monotonic() < deadline:
-        ready, _ = ray.wait(
-            list(waiting), timeout=WAIT_S
-        )  # in short steps, so that Ctrl-C comes through
+        # in short steps, so that Ctrl-C comes through
+        ready, _ = ray.wait(list(waiting), timeout=WAIT_S)
         for reference in ready:
             job = waiting.pop(reference)
             failed |= _outcome(reference, job)
             mirror.fetch_file(job.folder / FILE)
+    why = f"no answer within {settings.timeouts.epoch_s:g} s a task (timeouts.epoch_s)"
     for reference, job in waiting.items():
         ray.cancel(reference, force=True)
-        failed[str(job.folder)] = (
-            f"no answer within {settings.timeouts.epoch_s:g} s a task (timeouts.epoch_s)"
-        )
+        failed[str(job.folder)] = why
     return failed
 
 
 def _confirmed(states: Mapping[str, CellState]) -> list[Trial]:
-    return [
-        t
-        for state in states.values()
-        for t in state.confirmed
-        if t.result is not None and t.result.score is not None
-    ]
+    """The confirmed runs of all cells that have a score."""
+    found = []
+    for state in states.values():
+        for trial in state.confirmed:
+            if trial.result is not None and trial.result.score is not None:
+                found.append(trial)
+    return found
 
 
-def _jobs(trials: Iterable[Trial], config: LmEvalConfig, settings: Settings) -> Iterable[Job]:
+def _jobs(trials: Iterable[Trial], config: LmEvalConfig, settings: RunSettings) -> list[Job]:
+    """What is left to measure: the runs first, then what they start from, each start once."""
     from suite.evaluation.subjects import start_of
 
-    library, starts = Library(config.include_path), dict[Path, Job]()
+    library = Library(config.include_path)
+    workspace = settings.workspace
+    jobs = []
+    starts: dict[Path, Job] = {}
     for trial in trials:
         if not _has_all(trial.folder.path, config, library):
-            yield Job(trial.folder.hash, before=False, folder=trial.folder.path)
+            jobs.append(Job(trial.folder.hash, before=False, folder=trial.folder.path))
         if config.before:
-            folder = start_of(
-                trial, settings.workspace.home, data_root=settings.workspace.data_root
-            ).folder
+            folder = start_of(trial, workspace.home, data_root=workspace.data_root).folder
             starts.setdefault(folder, Job(trial.folder.hash, before=True, folder=folder))
-    yield from (job for job in starts.values() if not _has_all(job.folder, config, library))
+    for job in starts.values():
+        if not _has_all(job.folder, config, library):
+            jobs.append(job)
+    return jobs
 
 
 def _has_all(folder: Path, config: LmEvalConfig, library: Library) -> bool:
-    """Whether a folder has an evaluation of every task; types of numbers and lengths, which depend on the machine, may differ."""
-    known = [e.settings for e in read_record(folder).evaluations.values()]
-    found = {(s.task, s.shots, s.limit, s.seed, s.definition, s.lm_eval) for s in known}
-    wanted = parse_requests(config.tasks)
-    return all(
-        (r.name, r.shots, config.limit, config.seed, library.definition(r), library.version)
-        in found
-        for r in wanted
-    )
+    """Whether a folder has an evaluation of every task, whatever number types and lengths it had.
+
+    Those depend on the machine.
+    """
+    found = set()
+    for evaluation in read_record(folder).evaluations.values():
+        s = evaluation.settings
+        found.add((s.task, s.shots, s.limit, s.seed, s.definition, s.lm_eval))
+    for request in parse_requests(config.tasks):
+        definition = library.definition(request)
+        asked = (request.name, request.shots, config.limit, config.seed)
+        if (*asked, definition, library.version) not in found:
+            return False
+    return True
 
 
 def _outcome(reference: Any, job: Job) -> dict[str, str]:
+    """What a task could not measure: folder -> why."""
     try:
         failed: dict[str, str] = ray.get(reference)
     except RayError as error:  # the process died, or something that no check foresaw
@@ -161,21 +177,18 @@ def _outcome(reference: Any, job: Job) -> dict[str, str]:
 def _measure(
     trial: str, before: bool, workspace: Workspace, config: str, device: str
 ) -> dict[str, str]:
-    """In a worker: one model, on the GPU that Ray gave it."""
+    """Measure one model, on the GPU that Ray gave this worker."""
     from suite.evaluation.run import measure
 
-    given, home, mirror = (
-        LmEvalConfig.model_validate_json(config),
-        workspace.home,
-        Mirror.of(workspace),
-    )
+    home = workspace.home
+    mirror = Mirror.of(workspace)
     mirror.fetch_all(home.trial(trial))
     spec = home.trial(trial).spec()
     if spec is not None and spec.arm.pretrain is not None:
         mirror.fetch_weights(home.pretrained(spec.arm.pretrain))
     subject = _subject(trial, home, workspace.data_root, before=before)
     mirror.fetch_file(subject.folder / FILE)
-    failed = measure([subject], given, device=device)
+    failed = measure([subject], LmEvalConfig.model_validate_json(config), device=device)
     mirror.push_file(subject.folder / FILE)
     return failed
 
@@ -187,4 +200,6 @@ def _subject(name: str, home: Home, data_root: Path | None, *, before: bool) -> 
     spec = folder.spec()
     assert spec is not None, "it was confirmed"
     trial = Trial(folder, spec, folder.result())
-    return start_of(trial, home, data_root=data_root) if before else confirmed_run(trial, home)
+    if before:
+        return start_of(trial, home, data_root=data_root)
+    return confirmed_run(trial, home)

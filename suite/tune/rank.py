@@ -20,8 +20,9 @@ from suite.record.result import EpochRecord, Status, TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 
-LEFT = 128 + signal.SIGTERM
+EXIT_AFTER_SIGTERM = 128 + signal.SIGTERM
 """Exit code of a rank that was told to leave and had nothing to keep."""
+STDOUT, STDERR = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,16 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process is.
+class RankLocation:
+    """Where the process of a rank is, before it has a number.
 
     Attributes:
-        node: Its id in the cluster.
-        interface: For a group that spans nodes; None = whatever the libraries find.
-        address: Of the interface.
-        port: Free there.
-        gpus: Its own.
+        node: Its host's id in the cluster.
+        interface: Network interface of a group that spans nodes; None = whatever the libraries
+            find.
+        address: The interface's IPv4 address.
+        port: A TCP port that is free there.
+        gpus: Its own GPUs, as CUDA_VISIBLE_DEVICES names them.
         process: How it is found from outside.
     """
 
@@ -60,24 +62,33 @@ class Rank:
     def __init__(self) -> None:
         self._trainer: Any = None  # `suite.train.loop.Trainer`, imported in this process only
         self._training = False
-        faulthandler.enable(file=2)  # wherever that leads: to the trial's log
-        faulthandler.register(STACK_SIGNAL, file=2)
+        # Both write to file 2, which `start` makes the log of the trial that runs.
+        faulthandler.enable(file=STDERR)
+        faulthandler.register(STACK_SIGNAL, file=STDERR)
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._heed)
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _heed(self, number: int, frame: object) -> None:
-        """SIGTERM: the host will be gone soon. A trial is left behind with a checkpoint; without one there is nothing to keep."""
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        """The host will be gone soon.
+
+        A trial leaves with a checkpoint; without a trial there is nothing to keep.
+        """
         if not self._training:
-            os._exit(LEFT)
+            os._exit(EXIT_AFTER_SIGTERM)
         self._trainer.leave()
 
-    def where(self, interface: str | None) -> Place:
-        """Where this process is, with the address of an interface and a port that is free there now."""
+    def where(self, interface: str | None) -> RankLocation:
+        """Where this process is, with an address and a port that is free there now."""
         name, address = network.choose(interface, address=str(ray.util.get_node_ip_address()))
-        gpus = tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         node = ray.get_runtime_context().get_node_id()
-        return Place(
-            node, name, address, network.free_port(), gpus, Process(node, os.getpid(), oom_kills())
+        return RankLocation(
+            node=node,
+            interface=name,
+            address=address,
+            port=network.free_port(),
+            gpus=tuple(gpu for gpu in visible.split(",") if gpu),
+            process=Process(node, os.getpid(), oom_kills()),
         )
 
     def ping(self) -> None:
@@ -91,7 +102,17 @@ class Rank:
         interface: str | None,
         place: dict[str, Any],
     ) -> None:
-        """Make the trainer, which joins the process group. The ranks of a node see each other's GPUs, as NCCL's peer access needs."""
+        """Make the trainer, which joins the process group.
+
+        Args:
+            trainer: `module:Class`.
+            workspace: Where the trainer reads and writes.
+            gpus: Those of all ranks of this node, because NCCL's peer access needs to see them;
+                empty = none.
+            interface: As in `RankLocation`.
+            place: `rank`, `world_size`, `master_addr` and so on, as `suite.train.loop.Trainer`
+                takes them.
+        """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         if place["master_addr"] == network.LOOPBACK:
@@ -102,11 +123,12 @@ class Rank:
         self._trainer = getattr(importlib.import_module(module), name)(workspace, **place)
 
     def start(self, spec_json: str, log_path: str) -> int:
-        """Begin or take up a trial; what the process prints goes to the trial's own log from here on."""
+        """Begin or take up a trial. From here on the process prints to the trial's own log."""
         Path(log_path).parent.mkdir(parents=True, exist_ok=True)
+        # The files themselves, not `sys.stdout`: NCCL and crashes write there, too.
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+        os.dup2(log, STDOUT)
+        os.dup2(log, STDERR)
         os.close(log)
         self._training = True
         return int(self._trainer.start(TrialSpec.model_validate_json(spec_json)))

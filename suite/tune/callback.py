@@ -1,0 +1,254 @@
+"""What Tune's events mean for a sweep: who is told, what is recorded, when it is cut short."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.experiment import Trial as TuneTrial
+
+from suite.cluster.session import cluster_nodes
+from suite.cluster.shared import note_epoch
+from suite.errors import StorageError
+from suite.plan.events import Listeners
+from suite.record.folder import TrialFolder
+from suite.record.result import EpochRecord, FailureRecord
+from suite.record.spec import TrialSpec
+from suite.storage.lease import Lease
+from suite.storage.mirror import Mirror
+from suite.tune.breaker import CircuitBreaker
+from suite.tune.group import RunSettings, is_full_disk
+from suite.tune.leave_notice import ask_to_leave
+from suite.tune.pending import PendingTrials
+from suite.tune.searcher import SweepSearcher
+from suite.tune.trainable import FULL_DISK_MARK, STALE_MARK, STORAGE_MARK
+
+MIN_FREE_BYTES = 256 * 2**20
+CHECK_EVERY_S = 5.0
+MESSAGE_CHARS, TRACEBACK_CHARS = 2000, 20_000
+
+
+class HaltError(Exception):
+    """Leaves Tune's loop. Tune kills what still runs; the trials' folders survive that."""
+
+
+class SweepCallback(tune.Callback):
+    """Passes Tune's events on in the suite's words.
+
+    It also watches the disk, the lease and trials that find no room.
+
+    Attributes:
+        finished: Number of trials that ended with a result.
+        reason: Why the sweep is to be cut short at Tune's next step; empty = it goes on.
+        in_order: Whether running trials may first write a checkpoint and leave.
+    """
+
+    def __init__(
+        self, searcher: SweepSearcher, settings: RunSettings, listeners: Listeners, lease: Lease
+    ) -> None:
+        self.searcher = searcher
+        self.settings = settings
+        self.listeners = listeners
+        self.lease = lease
+        self.home = settings.workspace.home
+        self.mirror = Mirror.of(settings.workspace)
+        self.finished = 0
+        self.reason = ""
+        self.in_order = False
+        self._breaker = CircuitBreaker(settings.failures.breaker)
+        self._pending = PendingTrials(
+            searcher.queue,
+            searcher.specs,
+            settings.layout,
+            deadline_s=settings.timeouts.placement_s,
+        )
+        self._leave_by: float | None = None
+        self._leave_request: Any = None  # the request stands as long as this is kept
+        self._started: set[str] = set()
+        self._failures: dict[str, int] = {}  # failures that were told of, by the trial's hash
+        self._checked = 0.0  # seconds of a monotonic clock
+
+    def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
+        now = time.monotonic()
+        # Tune calls this ten times a second; asking the head for its nodes that often would cost.
+        if now - self._checked >= CHECK_EVERY_S:
+            self._checked = now
+            self._check_room(now, trials)
+        if self.must_stop() and not self._still_leaving(now, trials):
+            raise HaltError
+
+    def _check_room(self, now: float, trials: list[TuneTrial]) -> None:
+        """Look at the room on the disk and in the cluster."""
+        if shutil.disk_usage(self.home.path).free < MIN_FREE_BYTES:
+            self.reason = disk_is_full(self.home.path)
+        self.searcher.queue.capacity = self.settings.layout.room_on(cluster_nodes())
+        self.reason = self.reason or self._pending.update(trials, now)
+
+    def must_stop(self) -> bool:
+        """Whether the sweep is to be cut short; then nothing is handed out any more."""
+        self.reason = self.reason or self.lease.loss()
+        return bool(self.reason)
+
+    def _still_leaving(self, now: float, trials: list[TuneTrial]) -> bool:
+        """Whether trials are still on their way out.
+
+        Nobody waits for them where nothing can be written any more.
+        """
+        if not self.in_order or self.lease.loss():
+            return False
+        if self._leave_by is None:
+            self._leave_by = now + self.settings.failures.grace_s
+            self._leave_request = ask_to_leave(str(self.settings.workspace.scratch))
+        return now < self._leave_by and any(trial.status == TuneTrial.RUNNING for trial in trials)
+
+    def end_leave_request(self) -> None:
+        """Let the trials of the sweep's next run stay."""
+        self._leave_request = None
+
+    def on_trial_start(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
+        spec = self._spec(trial)
+        if spec.hash in self._started:  # another attempt
+            return
+        self._started.add(spec.hash)
+        folder = self.home.trial(spec)
+        self._stored(lambda: self.mirror.push_file(folder.path / "spec.json"))
+        self._failures[spec.hash] = len(folder.failures())  # those of earlier runs are known
+        self.listeners.on_trial_start(spec)
+
+    def on_trial_result(
+        self,
+        iteration: int,
+        trials: list[TuneTrial],
+        trial: TuneTrial,
+        result: dict[str, Any],
+        **info: Any,
+    ) -> None:
+        if result.get("record") is None:
+            return
+        spec = self._spec(trial)
+        record = EpochRecord.model_validate_json(result["record"])
+        if self.mirror.storage is not None:  # else the rank has written it to the same file
+            note_epoch(self.home.trial(spec), record)
+        self._breaker.progressed()
+        self.listeners.on_epoch(spec, record)
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
+        handed_back = trial.trial_id not in self.searcher.specs
+        left = (trial.last_result or {}).get("left", False)
+        if handed_back or left:  # the trial itself has not ended
+            return
+        spec = self._spec(trial)
+        folder = self.home.trial(spec)
+        result = folder.result()
+        if result is not None:
+            self.finished += 1
+            self._breaker.progressed()
+        elif folder.failures():
+            self._count_failure(spec, folder.failures()[-1])
+        self.reason = self.reason or self.searcher.queue.unmeasured(spec) or ""
+        self.listeners.on_trial_end(spec, result)
+
+    def on_trial_error(
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+    ) -> None:
+        """Have a failed attempt followed by another one.
+
+        That one ends the trial at once if its retries are used up (`TrialTrainable`).
+        """
+        spec = self._spec(trial)
+        failure = self._failure(trial)
+        if failure is not None:
+            self.searcher.hand_back(trial.trial_id)
+            self.listeners.on_trial_retry(spec, failure)
+
+    def _failure(self, trial: TuneTrial) -> FailureRecord | None:
+        """The record of a failed attempt; made here if the trial's own process died with its node.
+
+        None if the failure says nothing about the trial (no space, no storage, no lease): the sweep
+        then stops, because further attempts would only use up the retries.
+        """
+        spec = self._spec(trial)
+        error = _last_error(trial)
+        last_line = (error.strip().splitlines() or [""])[-1]
+        if FULL_DISK_MARK in error:
+            self.reason = disk_is_full(self.home.path)
+            return None
+        if STALE_MARK in error or self.lease.loss():
+            self.reason = self.lease.loss() or last_line
+            return None
+        if STORAGE_MARK in error:
+            why = last_line.rpartition(f"{STORAGE_MARK}: ")[2]
+            self.reason = f"{why}; run the same command again when it is back"
+            return None
+        folder = self.home.trial(spec)
+        self.fetch(folder)
+        # The trial's process writes a record before it raises; none is new if the process died.
+        if len(folder.failures()) <= self._failures.get(spec.hash, 0):
+            record = FailureRecord(
+                type="TrialProcessDied",
+                message=last_line[:MESSAGE_CHARS] or "its process is gone",
+                traceback=error[-TRACEBACK_CHARS:],
+                log_path=str(folder.log(0)),
+                epoch=max((record.epoch for record in folder.epochs()), default=0),
+            )
+            self._stored(lambda: self.mirror.add_failure(folder, record))
+        failures = folder.failures()
+        self._failures[spec.hash] = len(failures)
+        if not failures:  # it could not be written, and the sweep stops for that
+            return None
+        self._count_failure(spec, failures[-1])
+        return failures[-1]
+
+    def _count_failure(self, spec: TrialSpec, failure: FailureRecord) -> None:
+        self.reason = self.reason or self._breaker.failed(spec.hash, failure)
+
+    def fetch(self, folder: TrialFolder) -> None:
+        """Get what other hosts wrote of a trial."""
+        self._stored(lambda: self.mirror.fetch(folder))
+
+    def _stored(self, call: Callable[[], None]) -> None:
+        """Call what reads or writes the storage.
+
+        Without storage or disk the sweep cannot go on, but loses nothing: it is cut short.
+        """
+        try:
+            call()
+        except StorageError as error:
+            self.reason = self.reason or f"{error}; run the same command again when it is back"
+        except OSError as error:
+            if not is_full_disk(error):  # a mistake of ours or of the home's permissions
+                raise
+            self.reason = self.reason or disk_is_full(self.home.path)
+
+    def _spec(self, trial: TuneTrial) -> TrialSpec:
+        return self.searcher.specs[trial.trial_id]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune stores its callbacks; listeners hold terminals and connections
+
+
+def _last_error(trial: TuneTrial) -> str:
+    """The text that Tune keeps of a trial's latest failure.
+
+    Its own accessor reads a copy that is not made in time.
+    """
+    try:
+        return Path(trial.error_file).read_text(errors="replace").rpartition("Failure # ")[2]
+    except (OSError, TypeError):
+        return ""
+
+
+def disk_is_full(path: Path) -> str:
+    """Why a sweep stops whose disk is full, and what to do."""
+    return (
+        f"less than {MIN_FREE_BYTES / 2**20:.0f} MiB left under {path};"
+        " free some space and run the same command again"
+    )
