@@ -33,9 +33,6 @@ KNOWN = {
         "mlflow.store.db.utils._get_latest_schema_revision",
         "mlflow.store.db.utils._get_schema_version",
     ],
-    "doctor/optuna.py": [
-        "optuna.storages._rdb.models.BaseModel",
-    ],
     "meters/memory.py": [
         "torch.utils._python_dispatch.TorchDispatchMode",
     ],
@@ -51,10 +48,6 @@ KNOWN = {
         "torch._C:_nn",
         "torch.utils:_python_dispatch",
         "torch.utils._python_dispatch:_disable_current_modes",
-    ],
-    "tracking/optuna_mirror.py": [
-        "optuna:Study._study_id",
-        "optuna.trial:FrozenTrial._trial_id",
     ],
     "tracking/schema.py": [
         "mlflow.store.db.utils._get_latest_schema_revision",
