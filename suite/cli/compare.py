@@ -24,22 +24,24 @@ if TYPE_CHECKING:
     from suite.stats.compare import Evidence
 
 KEYS = (
-    *(
-        "task",
-        "arm_a",
-        "arm_b",
-        "sweep_a",
-        "sweep_b",
-        "score_a",
-        "score_b",
-        "difference",
-        "low",
-        "high",
-        "p",
-        "p_holm",
-        "effect",
-    ),
-    *("seeds", "items", "higher_is_better", "better", "missing"),
+    "task",
+    "arm_a",
+    "arm_b",
+    "sweep_a",
+    "sweep_b",
+    "score_a",
+    "score_b",
+    "difference",
+    "low",
+    "high",
+    "p",
+    "p_holm",
+    "effect",
+    "seeds",
+    "items",
+    "higher_is_better",
+    "better",
+    "missing",
 )
 Pair: TypeAlias = "tuple[Sequence[Cell], Sequence[Cell]]"
 
@@ -73,52 +75,74 @@ def compare(
     ] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """The difference A - B per task and on their mean, with its interval, p-value and effect; Holm's correction over what is printed."""
+    """Print the difference A - B per task and on their mean, with interval, p-value and effect.
+
+    Holm's correction covers everything that is printed.
+    """
     from suite.cli.select import read_arms
     from suite.record.folder import Home
 
     place = Home(existing_home(home))
     given = [name for name in (first, second) if name is not None]
-    if len(given) != (0 if all_pairs else 2):
-        raise ConfigError(
-            f"got {' and '.join(given) or 'no arm'}{', and --all-pairs' if all_pairs else ''}; give two arms, or --all-pairs"
-        )
+    wanted = 0 if all_pairs else 2
+    if len(given) != wanted:
+        got = " and ".join(given) or "no arm"
+        if all_pairs:
+            got += ", and --all-pairs"
+        raise ConfigError(f"got {got}; give two arms, or --all-pairs")
     arms = read_arms(place, sweep)
+    pairs = []
     if given:
-        pairs = [_named(arms, given, place)]
+        pairs.append(_named(arms, given, place))
     else:
-        pairs = [pair for pair in combinations(arms.values(), 2) if _comparable(*pair)]
-    known = {cell.task for pair in pairs for cells in pair for cell in cells}
-    if task is not None and task not in known:
-        raise UnknownNameError("task", task, known, where="--task")
+        for pair in combinations(arms.values(), 2):
+            if _comparable(*pair):
+                pairs.append(pair)
+    if task is not None:
+        _check_task(task, pairs)
     comparer = _Comparer(arms)
-    rows = _adjusted([row for a, b in pairs for row in comparer.rows(a, b, task)])
+    rows: list[dict[str, Any]] = []
+    for a, b in pairs:
+        rows += comparer.rows(a, b, task)
+    _adjust(rows)
+    if not rows:
+        raise StatisticsError(f"{home}: no two arms of one sweep and backbone have been confirmed")
+    # Without a single comparison there is no table: say why, each reason once.
     reasons = dict.fromkeys(row["missing"] for row in rows)
     if None not in reasons:
-        raise StatisticsError(
-            "; ".join(map(str, reasons))
-            or f"{home}: no two arms of one sweep and backbone have been confirmed"
-        )
+        raise StatisticsError("; ".join(reasons))
     render.render(rows, _columns(rows), fmt, keys=KEYS, title=_title(rows))
+
+
+def _check_task(task: str, pairs: Sequence[Pair]) -> None:
+    known = set()
+    for a, b in pairs:
+        known |= {cell.task for cell in (*a, *b)}
+    if task not in known:
+        raise UnknownNameError("task", task, known, where="--task")
 
 
 def _named(arms: Arms, given: Sequence[str], home: Home) -> Pair:
     from suite.cli.select import choose_arm
 
-    a, b = (choose_arm(arms, name, home) for name in given)
+    a = choose_arm(arms, given[0], home)
+    b = choose_arm(arms, given[1], home)
     if (_sweep(a), a[0].arm.key) == (_sweep(b), b[0].arm.key):
-        raise ConfigError(f"{' and '.join(map(repr, given))} are the same arm, {a[0].arm.key}")
+        raise ConfigError(f"{given[0]!r} and {given[1]!r} are the same arm, {a[0].arm.key}")
     return a, b
 
 
 def _comparable(a: Sequence[Cell], b: Sequence[Cell]) -> bool:
-    """Whether two arms of a home are one comparison of `--all-pairs`."""
-    same = a[0].arm.backbone.name == b[0].arm.backbone.name and _sweep(a) == _sweep(b)
-    return same and all(any(cell.confirmed() for cell in cells) for cells in (a, b))
+    """Whether `--all-pairs` compares two arms: one sweep, one backbone, both confirmed."""
+    if _sweep(a) != _sweep(b) or a[0].arm.backbone.name != b[0].arm.backbone.name:
+        return False
+    return any(cell.confirmed() for cell in a) and any(cell.confirmed() for cell in b)
 
 
 def _sweep(cells: Sequence[Cell]) -> str:
-    return next(trial.spec.sweep for cell in cells for trial in (*cell.search, *cell.confirm))
+    """The sweep of an arm's cells; every cell has a trial."""
+    first = cells[0]
+    return (first.search or first.confirm)[0].spec.sweep
 
 
 @dataclass
@@ -129,25 +153,26 @@ class _Comparer:
     _answers: dict[tuple[str, str], Answers] = field(default_factory=dict)
 
     def rows(self, a: Sequence[Cell], b: Sequence[Cell], only: str | None) -> list[dict[str, Any]]:
-        """A row per task that either arm has, and one for the mean where several can be compared."""
-        left, right = ({cell.task: cell for cell in cells} for cells in (a, b))
-        tasks = sorted(task for task in {*left, *right} if only in (None, task))
+        """A row per task of either arm, and one for the mean where several can be compared."""
+        left = {cell.task: cell for cell in a}
+        right = {cell.task: cell for cell in b}
         evidence: dict[str, Evidence] = {}
         rows = []
-        for task in tasks:
+        for task in sorted({*left, *right}):
+            if only not in (None, task):
+                continue
             row = _blank(task, a, b)
             try:
-                if task not in left or task not in right:
-                    raise StatisticsError(
-                        f"task {task}: only {'A' if task in left else 'B'} has run on it"
-                    )
+                if task not in right:
+                    raise StatisticsError(f"task {task}: only A has run on it")
+                if task not in left:
+                    raise StatisticsError(f"task {task}: only B has run on it")
                 evidence[task] = self._evidence(left[task], right[task])
                 noise = self._noise((a, b), [task], evidence[task].seeds)
-                rows.append(
-                    row | _difference(evidence[task], noise, _task(left[task]).higher_is_better)
-                )
+                row |= _difference(evidence[task], noise, _task(left[task]).higher_is_better)
             except SuiteError as reason:
-                rows.append(row | {"missing": str(reason)})
+                row["missing"] = str(reason)
+            rows.append(row)
         directions = {row["higher_is_better"] for row in rows if row["missing"] is None}
         if len(evidence) > 1 and len(directions) == 1:
             rows.append(_blank(MEAN, a, b) | self._mean((a, b), evidence, directions.pop()))
@@ -157,16 +182,18 @@ class _Comparer:
         from suite.stats.answers import read_answers
         from suite.stats.compare import gather
 
+        answers = []
         for cell in (a, b):
             key = _sweep([cell]), cell.key
             if key not in self._answers:
                 self._answers[key] = read_answers(cell.confirmed())
-        return gather([self._answers[_sweep([cell]), cell.key] for cell in (a, b)])
+            answers.append(self._answers[key])
+        return gather(answers)
 
     def _mean(
         self, pair: Pair, evidence: Mapping[str, Evidence], higher_is_better: bool
     ) -> dict[str, Any]:
-        """On the mean over the tasks that can be compared."""
+        """The difference on the mean over the tasks that can be compared."""
         from suite.stats.compare import over_tasks
 
         try:
@@ -176,33 +203,42 @@ class _Comparer:
         return _difference(joint, self._noise(pair, list(evidence), joint.seeds), higher_is_better)
 
     def _noise(self, pair: Pair, tasks: Sequence[str], seeds: Sequence[int]) -> Values:
-        """Scores by arm and seed, on the mean over the tasks, of all arms that share a sweep and a backbone with one of the pair."""
+        """Scores by arm and seed, on the mean over the tasks, from which the variance is pooled.
+
+        They are those of all arms that share a sweep and a backbone with one of the pair.
+        """
         import numpy as np
 
         kin = {(_sweep(cells), cells[0].arm.backbone.name) for cells in pair}
         own = [(_sweep(cells), cells[0].arm.key) for cells in pair]
-        tables = [
-            [_scores(cell, seeds, trusted=key in own) for cell in cells if cell.task in tasks]
-            for key, cells in self.arms.items()
-            if (key[0], cells[0].arm.backbone.name) in kin
-        ]
-        return np.array(
-            [np.mean(table, axis=0) for table in tables if len(table) == len(tasks) and all(table)]
-        )
+        means = []
+        for key, cells in self.arms.items():
+            if (key[0], cells[0].arm.backbone.name) not in kin:
+                continue
+            # The pair's own scores are what is asked about, rejected or not.
+            table = []
+            for cell in cells:
+                if cell.task in tasks:
+                    table.append(_scores(cell, seeds, trusted=key in own))
+            if len(table) == len(tasks) and all(table):
+                means.append(np.mean(table, axis=0))
+        return np.array(means)
 
 
 def _scores(cell: Cell, seeds: Sequence[int], *, trusted: bool) -> list[float]:
-    """Of the confirm runs with these seeds; empty where one is missing, or the row was rejected and is not trusted all the same."""
+    """Scores of the confirm runs with these seeds; empty where one is missing.
+
+    Also empty where the cell's row is rejected, unless it is `trusted`.
+    """
     from suite.leaderboard.validity import judge
 
-    found = {
-        t.spec.seed: t.result.score
-        for t in cell.confirmed()
-        if t.result is not None and t.result.score is not None
-    }
-    if not found.keys() >= set(seeds) or not (
-        trusted or judge(cell.confirmed(), cell.search)["admitted"] is not False
-    ):
+    found = {}
+    for trial in cell.confirmed():
+        if trial.result is not None and trial.result.score is not None:
+            found[trial.spec.seed] = trial.result.score
+    if any(seed not in found for seed in seeds):
+        return []
+    if not trusted and judge(cell.confirmed(), cell.search)["admitted"] is False:
         return []
     return [found[seed] for seed in seeds]
 
@@ -222,51 +258,49 @@ def _difference(evidence: Evidence, noise: Values | None, higher_is_better: bool
     from suite.stats.compare import difference
 
     found = asdict(difference(evidence, noise))
-    scores = {"score_a": found.pop("first"), "score_b": found.pop("second")}
-    return {
-        **scores,
-        **found,
-        "seeds": len(evidence.seeds),
-        "items": evidence.units,
-        "higher_is_better": higher_is_better,
-    }
+    found["score_a"] = found.pop("first")
+    found["score_b"] = found.pop("second")
+    found["seeds"] = len(evidence.seeds)
+    found["items"] = evidence.units
+    found["higher_is_better"] = higher_is_better
+    return found
 
 
-def _adjusted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With Holm's p-values: over all tasks and pairs, and over all pairs for the means, which are a question of their own."""
+def _adjust(rows: Sequence[dict[str, Any]]) -> None:
+    """Add Holm's p-values, over all tasks and pairs; the means are a question of their own."""
     import numpy as np
 
     from suite.stats.significance import LEVEL, holm
 
     for of_means in (False, True):
         family = [row for row in rows if (row["task"] == MEAN) == of_means and row["p"] is not None]
-        for row, p in zip(family, holm(np.array([row["p"] for row in family])), strict=True):
+        adjusted = holm(np.array([row["p"] for row in family]))
+        for row, p in zip(family, adjusted, strict=True):
             row["p_holm"] = float(p)
             if p < 1 - LEVEL:
-                if (row["difference"] > 0) == row["higher_is_better"]:
-                    row["better"] = "a"
-                else:
-                    row["better"] = "b"
-    return list(rows)
+                a_wins = (row["difference"] > 0) == row["higher_is_better"]
+                row["better"] = "a" if a_wins else "b"
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
-    pairs = len({(row["arm_a"], row["arm_b"]) for row in rows}) > 1
-    return [
-        *([column("arm_a", "A"), column("arm_b", "B")] if pairs else []),
+    # The title names the arms of a single pair; of several, every row names its own.
+    scores = [
         column("task"),
-        column("score_a", "A" if not pairs else "score A", render.score),
-        column("score_b", "B" if not pairs else "score B", render.score),
+        column("score_a", "A", render.score),
+        column("score_b", "B", render.score),
+    ]
+    if _several_pairs(rows):
+        scores = [
+            column("arm_a", "A"),
+            column("arm_b", "B"),
+            column("task"),
+            column("score_a", "score A", render.score),
+            column("score_b", "score B", render.score),
+        ]
+    return [
+        *scores,
         Column("A - B", lambda row: _signed(row["difference"]), right=True),
-        Column(
-            "95% interval",
-            lambda row: (
-                f"{_signed(row['low'])} to {_signed(row['high'])}"
-                if row["p"] is not None
-                else render.MISSING
-            ),
-            right=True,
-        ),
+        Column("95% interval", _interval, right=True),
         column("p", show=_p),
         column("p_holm", "p (Holm)", _p),
         column("effect", "effect g", render.brief, rank=2),
@@ -274,6 +308,16 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         column("items", show=render.count, rank=3),
         Column("", _verdict),
     ]
+
+
+def _several_pairs(rows: Sequence[Row]) -> bool:
+    return len({(row["arm_a"], row["arm_b"]) for row in rows}) > 1
+
+
+def _interval(row: Row) -> str:
+    if row["p"] is None:
+        return render.MISSING
+    return f"{_signed(row['low'])} to {_signed(row['high'])}"
 
 
 def _signed(value: float | None) -> str:
@@ -298,7 +342,7 @@ def _verdict(row: Row) -> str:
 
 def _title(rows: Sequence[Row]) -> str:
     """Which arm is which, where there are only two."""
-    if len({(row["arm_a"], row["arm_b"]) for row in rows}) > 1:
+    if _several_pairs(rows):
         return ""
     return f"A: {rows[0]['sweep_a']}:{rows[0]['arm_a']}\nB: {rows[0]['sweep_b']}:{rows[0]['arm_b']}"
 

@@ -1,7 +1,8 @@
-"""Arms and cells of a home by the names that a person types.
+"""Finds arms and cells of a home by the names that a person types.
 
-An arm is `[SWEEP:]ARM`, where ARM is its key (`minilm.pretrained.lora.1f2e3d4c`), the beginning of one, `lora`, `gqa`,
-`gqa/lora` or `minilm/gqa/lora`. A cell is `ARM/TASK`, or an arm that has one task.
+An arm is `[SWEEP:]ARM`, where ARM is its key (`minilm.pretrained.lora.1f2e3d4c`), the beginning
+of a key, `lora`, `gqa`, `gqa/lora` or `minilm/gqa/lora`. A cell is `ARM/TASK`, or an arm that has
+one task.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from suite.record.cells import Cell, Trial
     from suite.record.folder import Home
 
-FORMS = "METHOD, ATTENTION, ATTENTION/METHOD, BACKBONE/ATTENTION/METHOD, or the start of an arm's key; SWEEP: before it if several have it"
+FORMS = (
+    "METHOD, ATTENTION, ATTENTION/METHOD, BACKBONE/ATTENTION/METHOD, or the start of an arm's key; "
+    "SWEEP: before it if several have it"
+)
 Arms = Mapping[tuple[str, str], Sequence["Cell"]]
 """Cells by sweep and key of the arm."""
 
@@ -33,13 +37,13 @@ def find_arm(home: Home, given: str, *, sweep: str | None = None) -> list[Cell]:
         sweep: Only this sweep; None = all of the home.
 
     Raises:
-        ConfigError: No arm has this name, or several have; says which there are.
+        ConfigError: No arm has this name, or several have; the message lists them.
     """
     return choose_arm(read_arms(home, sweep), given, home)
 
 
 def choose_arm(arms: Arms, given: str, home: Home) -> list[Cell]:
-    """As `find_arm`, of arms that were read already."""
+    """Like `find_arm`, for arms that were read already."""
     name, arms = _without_sweep(given, arms)
     return _find(arms, name, given, home)
 
@@ -51,15 +55,18 @@ def find_cell(home: Home, given: str, *, sweep: str | None = None) -> Cell:
         ConfigError: As `find_arm`; the arm has several tasks, or not this one.
     """
     name, arms = _without_sweep(given, read_arms(home, sweep))
-    arm, slash, task = name.rpartition("/")
-    if not slash or task not in {cell.task for cells in arms.values() for cell in cells}:
+    tasks = set()
+    for cells_of_arm in arms.values():
+        tasks |= {cell.task for cell in cells_of_arm}
+    arm, _, task = name.rpartition("/")
+    # `gqa/lora` has a slash too: only a known task after it makes the name a cell's.
+    if task not in tasks or not arm:
         arm = name
         task = ""
     cells = {cell.task: cell for cell in _find(arms, arm, given, home)}
     if not task and len(cells) > 1:
-        raise ConfigError(
-            f"{given!r}: has {len(cells)} tasks; expected one of {', '.join(f'{given}/{t}' for t in cells)}"
-        )
+        names = ", ".join(f"{given}/{name}" for name in cells)
+        raise ConfigError(f"{given!r}: has {len(cells)} tasks; expected one of {names}")
     if task and task not in cells:
         raise UnknownNameError("task", task, cells, where=f"{given!r}: {arm}")
     if task:
@@ -77,12 +84,16 @@ def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], lis
 
     trials: dict[str, list[Trial]] = defaultdict(list)
     for folder in home.trials():
-        if (spec := folder.spec()) is not None:
+        spec = folder.spec()
+        if spec is not None:
             trials[spec.sweep].append(Trial(folder, spec, folder.result()))
     if sweep is not None and sweep not in trials:
         raise UnknownNameError("sweep", sweep, trials, where=str(home.path))
     arms: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for name in sorted(trials if sweep is None else [sweep]):
+    names = sorted(trials)
+    if sweep is not None:
+        names = [sweep]
+    for name in names:
         for cell in _cells(home, name, group_cells(trials[name])):
             arms[name, cell.arm.key].append(cell)
     return {key: sorted(cells, key=lambda cell: cell.task) for key, cells in sorted(arms.items())}
@@ -109,29 +120,35 @@ def _without_sweep(given: str, arms: Arms) -> tuple[str, Arms]:
 
 
 def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
-    tests = (
-        lambda key, _: name == key,
-        lambda _, cell: name in _forms(cell.arm),
-        lambda key, _: bool(name) and key.startswith(name),
-    )
-    tiers = ([at for at, cells in arms.items() if test(at[1], cells[0])] for test in tests)
-    found = next(filter(None, tiers), [])
+    whole_key = []
+    short_name = []
+    start_of_key = []
+    known: set[str] = set()
+    for at, cells in arms.items():
+        key = at[1]
+        forms = _forms(cells[0].arm)
+        known.update((key, *forms))
+        if name == key:
+            whole_key.append(at)
+        if name in forms:
+            short_name.append(at)
+        if name and key.startswith(name):
+            start_of_key.append(at)
+    # The most exact reading that fits anything counts.
+    found = whole_key or short_name or start_of_key
     if len(found) > 1:
         found = [key for key in found if _chosen(home, key) is not False] or found
     if not found:
-        names = {form for (_, key), cells in arms.items() for form in (*_forms(cells[0].arm), key)}
-        raise UnknownNameError(
-            "arm", name, names, where=f"{home.path}: {given!r}: expected {FORMS}"
-        )
+        where = f"{home.path}: {given!r}: expected {FORMS}"
+        raise UnknownNameError("arm", name, known, where=where)
     if len(found) > 1:
-        raise ConfigError(
-            f"{given!r}: fits {len(found)} arms: {', '.join(f'{s}:{key}' for s, key in found)}; give one of them"
-        )
+        names = ", ".join(f"{sweep}:{key}" for sweep, key in found)
+        raise ConfigError(f"{given!r}: fits {len(found)} arms: {names}; give one of them")
     return list(arms[found[0]])
 
 
 def short_names(backbone: str, attention: str, method: str) -> tuple[str, ...]:
-    """What an arm is called where that is enough to tell it from others."""
+    """The short names of an arm, each of which may be enough to tell it from others."""
     return method, attention, f"{attention}/{method}", f"{backbone}/{attention}/{method}"
 
 
