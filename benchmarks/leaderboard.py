@@ -28,6 +28,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sqlalchemy import text
+from suite.tracking.ranks import KIND, Ranked
+from suite.tracking.sql import COLUMNS, SqlStore
+from suite.tracking.summary import ROW
 
 from suite.config.sweep import AttentionChoice
 from suite.record.cells import Trial
@@ -35,10 +38,7 @@ from suite.record.folder import Home
 from suite.stats.ranks import Rank
 from suite.storage.identity import home_id
 from suite.tracking import leaderboard, open_store
-from suite.tracking.ranks import KIND, Ranked
-from suite.tracking.sql import COLUMNS, SqlStore
 from suite.tracking.store import RunRecord
-from suite.tracking.summary import ROW
 from suite.tracking.writer import Syncer
 from tests.records import START_S, make_result, make_spec
 from tests.stores import postgres

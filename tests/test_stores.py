@@ -23,16 +23,14 @@ from optuna.trial import TrialState
 
 from suite.errors import TrackingError
 from suite.files import write_json
-from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status
 from suite.storage import databases
 from suite.tracking import TrackingListener, leaderboard, open_store, resolve_uri, sync
-from suite.tracking import sql as sql_module
+from suite.tracking.encode import trial_record
 from suite.tracking.optuna_mirror import OptunaFollower, mirror_studies, open_storage
-from suite.tracking.sql import SqlStore
-from suite.tracking.store import Point, RunRecord, Store
-from suite.tracking.writer import Syncer
+from suite.tracking.rows import TAG
+from suite.tracking.store import Point
 from tests.records import (
     make_home,
     make_result,
@@ -87,9 +85,7 @@ def trial_hashes(uri: str, sweep: str) -> Counter[str]:
     store = open_store(uri)
     runs = store.runs([store.experiments()[sweep]], {"suite.kind": "trial"})
     assert not [run for run in runs if run.status == "RUNNING"]
-    return Counter(
-        run.tags["suite.trial"] for run in runs if run.tags.get("suite.complete") == "true"
-    )
+    return Counter(run.tags["suite.trial"] for run in runs if run.ended)
 
 
 def once(home: Home) -> Counter[str]:
@@ -232,88 +228,6 @@ def test_sqlite_on_a_network_file_system_is_refused_for_writing_only(
     assert len(leaderboard(resolve_uri(home))) == 1
 
 
-def everything(uri: str, sweep: str) -> dict[str, Any]:
-    """What MLflow's own client finds of a sweep: all that a run has, by what it is about."""
-    client = Store(None, uri).client
-    found = {}
-    for run in client.search_runs(
-        [client.get_experiment_by_name(sweep).experiment_id], max_results=1000
-    ):
-        tags = {
-            k: v
-            for k, v in run.data.tags.items()
-            if k not in ("mlflow.parentRunId", "suite.home", "suite.written", "mlflow.user")
-        }
-        history = {
-            key: [
-                (m.step, m.timestamp, m.value)
-                for m in client.get_metric_history(run.info.run_id, key)
-            ]
-            for key in run.data.metrics
-        }
-        about = (tags["suite.kind"], tags.get("suite.trial", tags.get("suite.cell", "")))
-        times = (
-            run.info.status,
-            run.info.start_time,
-            run.info.end_time,
-            run.info.run_name,
-            run.info.lifecycle_stage,
-        )
-        found[about] = (
-            tags,
-            run.data.params,
-            run.data.metrics,
-            {key: sorted(values) for key, values in history.items()},
-            times,
-        )
-    return found
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_rows_written_directly_are_what_mlflows_client_would_have_written(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, empty_db: Path
-) -> None:
-    uri, home = (
-        store_of(request, kind, tmp_path),
-        make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=2, seeds=[1]),
-    )
-    write_trial(home, bad := make_spec("lora", number=2), make_result(bad, status=Status.DIVERGED))
-    by_client = f"sqlite:///{home.path}/mlflow.db"
-    shutil.copy(empty_db, home.path / "mlflow.db")
-    client_store = Store(None, by_client)
-    assert Syncer(home, client_store).run().written == 4
-    direct = open_store(uri)
-    assert isinstance(direct, SqlStore)
-    assert Syncer(home, direct).run().written == 4
-    assert everything(uri, "demo") == everything(by_client, "demo")
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_write_that_is_cut_off_leaves_nothing(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(store_of(request, kind, tmp_path))
-    experiment = store.experiment("cut")
-    insert = sql_module._insert
-
-    def fails_at_the_metrics(connection: Any, table: str, found: Any) -> None:
-        insert(connection, table, found)
-        if table == "metrics":
-            raise OSError("killed")
-
-    records = [
-        RunRecord(f"run {n}", 1.0, {"suite.kind": "trial"}, metrics=[Point("a", 1.0, 1.0)])
-        for n in range(3)
-    ]
-    monkeypatch.setattr(sql_module, "_insert", fails_at_the_metrics)
-    with pytest.raises(OSError, match="killed"):
-        store.write_runs(experiment, records)
-    assert store.runs([experiment], {"suite.kind": "trial"}) == []
-    monkeypatch.undo()
-    store.write_runs(experiment, records)
-    assert len(store.runs([experiment], {"suite.kind": "trial"})) == 3
-
-
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_the_latest_value_of_a_metric_is_that_of_the_highest_step_however_it_came(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -336,11 +250,9 @@ def test_texts_that_no_database_holds_do_not_stop_a_sync(
         type="ValueError", message="a\0b \udcff" + "x" * 9000, log_path="rank0.log"
     )
     store = open_store(uri)
-    record = Syncer(home, store)._record(
-        Trial(home.trial(spec), spec, make_result(spec, status=Status.FAILED, failure=failure)),
-        "parent",
-    )
-    (run,) = store.write_runs(store.experiment(name), [record])
+    result = make_result(spec, status=Status.FAILED, failure=failure)
+    record = trial_record(spec, result, home.trial(spec).path, home="home", parent="parent")
+    run = store.write_run(store.experiment(name), record)
     message = store.client.get_run(run.id).data.tags["failure.message"]
     assert (message[:5], message[-4:], len(message)) == (
         "a\N{REPLACEMENT CHARACTER}b ?",
@@ -349,14 +261,30 @@ def test_texts_that_no_database_holds_do_not_stop_a_sync(
     )
 
 
-def test_reading_a_database_does_not_import_mlflow(tmp_path: Path) -> None:
-    home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=1, seeds=[1])
-    sync(home, tracking_uri=home.tracking_uri)
-    code = "import sys; from suite.tracking import leaderboard; print(len(leaderboard(sys.argv[1]))); sys.exit('mlflow' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, home.tracking_uri], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+def test_a_reader_sees_the_old_rows_until_the_new_file_is_whole(
+    uri: str, name: str, tmp_path: Path
+) -> None:
+    home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=2, seeds=[1], sweep=name)
+    sync(home, tracking_uri=uri)
+    before = rows(uri, name)
+    store = open_store(uri)
+    (run,) = store.runs([store.experiments()[name]], {"suite.kind": "leaderboard"})
+    current = run.tags[TAG].split()[0]
+    (other,) = {"leaderboard-0.parquet", "leaderboard-1.parquet"} - {current}
+    cut = tmp_path / other
+    cut.write_bytes(b"PAR1 cut")
+    store.add_file(run, cut)  # what a writer leaves that dies before it sets the tag
+    pd.testing.assert_frame_equal(rows(uri, name), before)
+    spec = make_spec("lora", seed=2, learning_rate=make_spec(number=1).learning_rate, sweep=name)
+    write_trial(home, spec, make_result(spec))
+    sync(home, tracking_uri=uri)
+    (run,) = store.runs([store.experiments()[name]], {"suite.kind": "leaderboard"})
+    assert run.tags[TAG].split()[0] == other
+    again = sync(home, tracking_uri=uri)
+    assert (again.written, again.cells) == (0, 0)
+    store.add_file(run, cut)  # damaged after it was written: said, and made again
+    with pytest.raises(TrackingError, match="not as it was written"):
+        rows(uri, name)
 
 
 def test_small_files_of_trials_are_uploaded_where_the_sweep_asks_for_it(

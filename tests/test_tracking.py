@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,9 +22,11 @@ import pytest
 from suite.errors import TrackingError
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import Status
-from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows
+from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows, writer
+from suite.tracking.progress import Progress
 from suite.tracking.store import Store, StoredRun, key_name
 from suite.tracking.writer import Syncer
+from tests.clocks import FakeClock
 from tests.records import (
     START_S,
     make_home,
@@ -60,7 +64,7 @@ def assert_each_once(uri: str, home: Home) -> None:
     assert Counter(run.tags["suite.trial"] for run in trials) == Counter(
         f.hash for f in home.trials() if f.result() is not None
     )
-    assert {run.tags.get("suite.complete") for run in trials} == {"true"}
+    assert all(run.ended for run in trials)
     assert all(run.tags["mlflow.parentRunId"] == cells[run.tags["suite.cell"]] for run in trials)
     assert not [run for run in (*trials, *runs(uri, "cell")) if run.status == "RUNNING"]
 
@@ -115,7 +119,7 @@ def test_the_training_curve_has_the_times_of_the_record(home: Home) -> None:
 
 
 def test_a_trial_without_a_score_says_why(home: Home) -> None:
-    spec = make_spec("read")
+    spec = make_spec("lora", number=3)
     write_trial(home, spec, make_result(spec, status=Status.DIVERGED))
     sync(home, tracking_uri=home.tracking_uri)
     (run,) = runs(home.tracking_uri, "trial", **{"suite.trial": spec.hash})
@@ -151,20 +155,20 @@ def test_a_second_sync_reads_no_result_and_writes_nothing(
     )  # a verified cell is summed up anew, trials stay as they are
 
 
-def test_handing_out_a_trial_changes_nothing_and_its_end_changes_one_cell(home: Home) -> None:
+def test_handing_out_a_trial_writes_none_and_its_end_writes_one(home: Home) -> None:
     sync(home, tracking_uri=home.tracking_uri)
     spec = write_trial(home, make_spec("lora", number=3))
-    assert sync(home, tracking_uri=home.tracking_uri).cells == 0
+    assert sync(home, tracking_uri=home.tracking_uri).written == 0
     home.trial(spec).write_result(make_result(spec))
     report = sync(home, tracking_uri=home.tracking_uri)
-    assert (report.written, report.already, report.cells) == (1, 10 - 5 + 5, 1)
+    assert (report.written, report.already, report.cells) == (1, 10, 1)
 
 
 class FailingStore(Store):
     """Fails at the n-th call that writes, before or after MLflow has done it: what a kill or a lost answer leaves."""
 
     def __init__(self, store: Store, at: int, *, after: bool) -> None:
-        super().__init__(store.client, store.uri, store.page_size)
+        super().__init__(store.uri, store.page_size)
         self.left, self.after = at, after
 
     def _counted(self, call: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -191,14 +195,14 @@ def test_a_sync_cut_off_at_any_call_is_completed_by_the_next_without_duplicates(
     tmp_path: Path, empty_db: Path, after: bool
 ) -> None:
     home = Home(tmp_path)
+    write_definition(home, ["lora"], ["agreement"], trials=1, seeds=[1])
     write_cell(home, trials=1, seeds=[])
     expected = None
     for at in range(20):
         shutil.copy(empty_db, tmp_path / "mlflow.db")
         report = Syncer(home, FailingStore(open_store(home.tracking_uri), at, after=after)).run()
-        assert (report.unreachable is None) == (
-            at >= 7
-        )  # create the cell; a trial in four calls; the summary in two
+        # The run of the rows in three calls, that of the cell, a trial in three, the cell's numbers.
+        assert (report.unreachable is None) == (at >= 9)
         sync(home, tracking_uri=home.tracking_uri)
         assert_each_once(home.tracking_uri, home)
         rows = to_rows(leaderboard(home.tracking_uri))
@@ -209,6 +213,58 @@ def test_a_sync_cut_off_at_any_call_is_completed_by_the_next_without_duplicates(
         for path in tmp_path.glob("mlflow.db*"):
             path.unlink()
     pytest.fail("the sync was never let through")
+
+
+def test_a_sync_says_how_far_it_is_and_how_long_the_rest_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock()
+    for is_terminal in (False, True):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda answer=is_terminal: answer)
+        progress = Progress(stream, clock=clock)
+        for done in range(1, 4):
+            clock.sleep(40)
+            progress(done, 10, 30 * done)
+        progress.close()
+        lines = re.split("[\r\n]+", stream.getvalue().strip())
+        assert [line.strip() for line in lines] == [
+            "1 of 10 cells, 1 trials/s, 6 min left",
+            "2 of 10 cells, 1 trials/s, 5 min left",
+            "3 of 10 cells, 1 trials/s, 5 min left",
+        ]
+
+
+def test_the_leaderboard_does_not_wait_for_the_runs_of_trials(home: Home) -> None:
+    class NoRuns(Store):
+        def write_run(self, *args: Any, **kwargs: Any) -> StoredRun:
+            raise TrackingError("cut off")
+
+    open_store(home.tracking_uri)
+    assert Syncer(home, NoRuns(home.tracking_uri)).run().unreachable == "cut off"
+    assert runs(home.tracking_uri, "trial") == []
+    before = to_rows(leaderboard(home.tracking_uri))
+    sync(home, tracking_uri=home.tracking_uri)
+    assert to_rows(leaderboard(home.tracking_uri)) == before
+
+
+def test_while_many_runs_are_written_the_rows_are_made_anew(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "REFRESH_S", 0.0)
+    write_definition(home, ["full", "lora"], ["agreement"], trials=4, seeds=(1, 2))
+    seen: list[int] = []
+    spec = make_spec("full", number=3, learning_rate=2e-5)
+
+    def step(done: int, total: int, trials: int) -> None:
+        if not seen:  # a trial ends while the first cell is written
+            write_trial(home, spec, make_result(spec))
+        row = next(r for r in to_rows(leaderboard(home.tracking_uri)) if r["method"] == "full")
+        seen.append(row["search_trials"])
+
+    assert sync(home, tracking_uri=home.tracking_uri, step=step).written == 11
+    assert seen == [3, 4, 4]
+    assert_each_once(home.tracking_uri, home)
 
 
 def test_mlflow_is_rebuilt_from_nothing_in_silence(
@@ -275,6 +331,7 @@ def test_two_homes_with_a_sweep_of_one_name_stay_apart_in_one_store(
 def test_searches_go_over_all_pages(home: Home) -> None:
     paged = open_store(home.tracking_uri, page_size=3)
     for sweep in ("second", "third", "fourth"):
+        write_definition(home, ["lora"], ["agreement"], trials=1, seeds=[1], sweep=sweep)
         write_cell(home, trials=1, seeds=[], sweep=sweep)
     assert Syncer(home, paged).run().written == 13
     assert Syncer(home, paged).run(verify=True).written == 0
@@ -286,7 +343,7 @@ def test_searches_go_over_all_pages(home: Home) -> None:
 
 
 def test_one_sweep_of_a_home_can_be_synced_alone(home: Home) -> None:
-    write_cell(home, trials=1, seeds=[1], sweep="second")
+    make_home(home.path, ["lora"], ["agreement"], trials=1, seeds=[1], sweep="second")
     assert sync(home, tracking_uri=home.tracking_uri, sweep="second").written == 2
     assert list(open_store(home.tracking_uri).experiments()) == ["second"]
     with pytest.raises(TrackingError, match="did you mean second"):
@@ -300,7 +357,7 @@ def test_a_home_that_does_not_exist_is_not_created(tmp_path: Path) -> None:
 
 
 def test_names_and_texts_that_mlflow_refuses_or_cuts_are_stored_visibly(home: Home) -> None:
-    spec = make_spec("read")
+    spec = make_spec("lora", number=3)
     result = make_result(spec)
     write_trial(
         home,
@@ -433,8 +490,11 @@ def test_a_server_that_comes_late_and_is_killed_in_the_middle_delays_nothing_and
     assert len(said) == 2
     assert "does not answer" in said[0] and "the sweep goes on" in said[0]
     assert said[1] == "MLflow is behind by 2 trials; run: suite sync"
-    report = sync(home, tracking_uri=f"sqlite:///{db}")
-    assert (report.written, report.already) == (2, 2)
+    server = start_server(db, port)
+    try:
+        wait_until(lambda: sync(home, tracking_uri=f"http://127.0.0.1:{port}").unreachable is None)
+    finally:
+        kill_server(server)
     assert_each_once(f"sqlite:///{db}", home)
 
 

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 
 from suite.tracking import leaderboard, open_store
 from suite.tracking.exchange import import_results
-from suite.tracking.query import read_rows
+from suite.tracking.rows import read_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "notebooks" / "minilm-glue-small.parquet"
@@ -51,7 +51,7 @@ def read_results() -> tuple[Any, list[Any]]:
         import_results(RESULTS, tracking_uri=uri)
         table = leaderboard(uri, task="sst2")
         cells = []
-        for cell, _ in read_rows(open_store(uri, create=False)):
+        for cell in read_rows(open_store(uri, create=False)):
             # architectures that lost their method's contest are left out
             if cell.task == "sst2" and cell.chosen is not False:
                 cells.append(cell)

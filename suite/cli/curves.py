@@ -23,7 +23,7 @@ from suite.cli.select import short_names
 from suite.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from suite.tracking.summary import CellSummary
+    from suite.leaderboard.fields import Row
 
 
 def curves(
@@ -47,14 +47,14 @@ def curves(
 ) -> None:
     """The learning-rate curve of every cell: validation score by learning rate, as far as it was searched."""
     from suite.record.folder import Home
-    from suite.tracking.query import read_rows
+    from suite.tracking.rows import read_rows
     from suite.tracking.store import open_store, resolve_uri
 
     if figure is not None and figure.suffix != ".png":
         raise ConfigError(f"--figure {figure}: expected a name that ends in .png")
     elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     uri = resolve_uri(Home(home if elsewhere else existing_home(home)), tracking_uri)
-    cells = chosen([row for row, _ in read_rows(open_store(uri, create=False), sweep)], cell)
+    cells = chosen(read_rows(open_store(uri, create=False), sweep), cell)
     render.render([point for c in cells for point in points(c)], columns(cells), fmt)
     if figure is not None:
         from suite.report import static
@@ -63,7 +63,7 @@ def curves(
         static.save(static.draw(of_cells(cells)), figure)
 
 
-def chosen(cells: Sequence[CellSummary], given: str | None) -> list[CellSummary]:
+def chosen(cells: Sequence[Row], given: str | None) -> list[Row]:
     """The cells that a name means; all without one.
 
     Raises:
@@ -81,13 +81,13 @@ def chosen(cells: Sequence[CellSummary], given: str | None) -> list[CellSummary]
     return found
 
 
-def names(cell: CellSummary) -> set[str]:
+def names(cell: Row) -> set[str]:
     """What a person may call a cell, or the arm that it is of."""
     arms = (*short_names(cell.backbone, cell.attention, cell.method), cell.arm)
     return {name for arm in arms for name in (arm, f"{arm}/{cell.task}")}
 
 
-def points(cell: CellSummary) -> list[dict[str, Any]]:
+def points(cell: Row) -> list[dict[str, Any]]:
     """One row per ended search trial, by learning rate."""
     common = {
         key: getattr(cell, key)
@@ -119,7 +119,7 @@ def points(cell: CellSummary) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: float(row["learning_rate"]))
 
 
-def columns(cells: Sequence[CellSummary]) -> list[Column]:
+def columns(cells: Sequence[Row]) -> list[Column]:
     """What is the same everywhere is left out."""
     varying = [key for key in ("sweep", "backbone") if len({getattr(c, key) for c in cells}) > 1]
     return [

@@ -101,8 +101,8 @@ def show(
 
     `only` takes the filters of `suite.tracking.leaderboard`.
     """
+    from suite.leaderboard.table import to_rows
     from suite.tracking.query import leaderboard as query
-    from suite.tracking.query import to_rows
 
     frame = query(uri, sort=sort.value, target_frac=target, rejected=rejected, **only)
     hidden = frame.attrs["hidden"]

@@ -51,6 +51,7 @@ def sync(
 ) -> None:
     """Get what the storage has and the home lacks; write into MLflow what that lacks. Run it twice and nothing is done twice."""
     from suite.record.folder import Home
+    from suite.tracking.progress import Progress
     from suite.tracking.store import resolve_uri, without_password
     from suite.tracking.writer import sync as bring_up_to_date
 
@@ -59,7 +60,9 @@ def sync(
     place = Home(existing_home(home))
     going_on = _going_on(place, sweep)
     uri = resolve_uri(place, tracking_uri, write=True)
-    report = bring_up_to_date(place, tracking_uri=uri, sweep=sweep, verify=verify)
+    progress = Progress()
+    report = bring_up_to_date(place, tracking_uri=uri, sweep=sweep, verify=verify, step=progress)
+    progress.close()
     if report.unreachable is not None:
         raise TrackingError(
             f"{report.unreachable}; {report.written} trials were written, run suite sync again for the rest"

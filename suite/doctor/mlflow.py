@@ -1,4 +1,4 @@
-"""Whether an MLflow store can be reached, and has the schema that this MLflow writes."""
+"""Whether an MLflow store can be reached, and has the tables of this MLflow."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from importlib import metadata
 from urllib.parse import urlsplit
 
 import requests
-from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from suite.doctor.finding import Finding, fail, ok, warn
 from suite.errors import TrackingError
 from suite.storage.databases import check_local, with_deadlines
+from suite.tracking.schema import revision
 from suite.tracking.store import ENVIRONMENT, open_store, sqlite_path, without_password
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -21,7 +21,9 @@ ANSWER_S = 10.0
 
 
 def check_store(tracking_uri: str) -> Finding:
-    """The store behind a URI: reachable, safe to write, with the right schema. Changes nothing there.
+    """The store behind a URI: reachable, safe to write, with the right tables.
+
+    Changes nothing there.
 
     Args:
         tracking_uri: As `resolve_uri` gives it: a database, or an MLflow server.
@@ -46,34 +48,25 @@ def check_store(tracking_uri: str) -> Finding:
 
 
 def _database(uri: str) -> Finding:
-    """A database that this process reaches by itself: connection, server and the revision of its schema."""
-    from mlflow.store.db.utils import _get_latest_schema_revision, _get_schema_version
+    """A database that this process reaches by itself.
 
+    Raises:
+        TrackingError: It has the tables of another MLflow.
+    """
     shown = without_password(uri)
     try:
-        engine = create_engine(with_deadlines(uri))
-        try:
-            with engine.connect() as connection:
-                version = ".".join(map(str, connection.dialect.server_version_info or ()))
-            found = _get_schema_version(engine)
-        finally:
-            engine.dispose()
-    except (SQLAlchemyError, ImportError) as error:
+        found = revision(with_deadlines(uri))
+    except SQLAlchemyError as error:
         why = without_password(str(error).strip().splitlines()[0])[:300]
         return fail(
             "mlflow",
             found=f"{shown}: {why}",
-            remedy="start the database; check its host, user and password, or the file",
+            remedy="start the database; check its host, user and password",
         )
-    text, newest = f"{shown}: {engine.dialect.name} {version}", _get_latest_schema_revision()
     if found is None:
-        return ok("mlflow", found=f"{text}, empty: the first run makes its tables")
-    if found != newest:
-        remedy = "all who use it need the same MLflow; back it up, then suite sync (sqlite) or mlflow db upgrade URI"
-        return fail(
-            "mlflow", found=f"{text}, schema {found}, this MLflow writes {newest}", remedy=remedy
-        )
-    return ok("mlflow", found=f"{text}, the schema of this MLflow")
+        return ok("mlflow", found=f"{shown}: empty, the first run makes its tables")
+    open_store(uri, create=False)
+    return ok("mlflow", found=f"{shown}: it has the tables of this MLflow")
 
 
 def _server(uri: str) -> Finding:
@@ -82,9 +75,10 @@ def _server(uri: str) -> Finding:
     Raises:
         TrackingError: It does not answer.
     """
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     open_store(uri, create=False)
-    took_s, ours = time.perf_counter() - began, metadata.version("mlflow")
+    took_s = time.perf_counter() - began_s
+    ours = metadata.version("mlflow")
     try:
         theirs = requests.get(f"{uri.rstrip('/')}/version", timeout=ANSWER_S).text.strip()[:40]
     except requests.RequestException as error:

@@ -56,7 +56,7 @@ def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row
     for row in known:
         if row.home == own and row.sweep == sweep:
             before[f"{row.arm}/{row.task}"] = row
-    folders = _folders(home, sweep)
+    folders = folders_by_cell(home, sweep)
     digests = _digests(definition, home, folders)
     changed = []
     for key in definition.cells:
@@ -133,7 +133,7 @@ def _asked(plan: Plan, cell: PlannedCell, of_sweep: str) -> str:
     )
 
 
-def _folders(home: Home, sweep: str) -> dict[str, list[TrialFolder]]:
+def folders_by_cell(home: Home, sweep: str) -> dict[str, list[TrialFolder]]:
     """Folders of a sweep's trials by key of the cell, each in the order of the folders' names."""
     found: dict[str, list[TrialFolder]] = defaultdict(list)
     for folder in home.trials():

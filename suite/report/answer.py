@@ -214,7 +214,7 @@ def _rejected(report: Report) -> list[Sentence]:
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """What was run, on what, with which budget: name and text."""
-    config = None if report.definition is None else report.definition.config
+    config = None if report.plan is None else report.plan.config
     found = [
         (
             "Sweep",

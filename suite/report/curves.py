@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from suite.leaderboard.fields import Row
 from suite.report import values
 from suite.report.chart import Axis, Chart, Mark, Points, Span
 from suite.report.charts import ARM_COLUMNS, score_axis
 from suite.report.data import Report
 from suite.report.names import distinct
 from suite.report.table import Table
-from suite.tracking.summary import CellSummary
 
 MOST_NAMES = 24
 """A legend of more would take more room than the lines; pointing at one tells its arm."""
@@ -28,7 +28,7 @@ RATE_COLUMNS = {
 Limits = tuple[float, float]
 
 
-def learning_rate_curve(cell: CellSummary, label: str, limits: Limits | None = None) -> Chart:
+def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> Chart:
     """Validation score over learning rate: the chosen one ringed, the searched range shaded, trials without a score as crosses.
 
     Args:
@@ -79,7 +79,7 @@ def learning_rate_curve(cell: CellSummary, label: str, limits: Limits | None = N
     )
 
 
-def _told(cell: CellSummary, scored: int, failed: int) -> str:
+def _told(cell: Row, scored: int, failed: int) -> str:
     said = f"{scored + failed} learning rates tried" + (
         f", {failed} of them without a score (crosses)" if failed else ""
     )
@@ -116,7 +116,7 @@ def learning_rate_curves(
     return [learning_rate_curve(cell, arm.label, limits[cell.task]) for arm, cell in wanted]
 
 
-def score_limits(cells: Sequence[CellSummary]) -> Limits | None:
+def score_limits(cells: Sequence[Row]) -> Limits | None:
     """From the worst to the best score of all curves, and a little beyond; None without a score."""
     scores = [score for cell in cells for _, score, _ in cell.curve if score is not None]
     if not scores:
@@ -125,7 +125,7 @@ def score_limits(cells: Sequence[CellSummary]) -> Limits | None:
     return min(scores) - margin, max(scores) + margin
 
 
-def of_cells(cells: Sequence[CellSummary]) -> list[Chart]:
+def of_cells(cells: Sequence[Row]) -> list[Chart]:
     """One per cell, of whatever sweeps they are; what all have in common is not in their titles."""
     labels = distinct(
         [(cell.backbone, cell.attention, cell.method, cell.architecture) for cell in cells]

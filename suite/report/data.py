@@ -13,14 +13,18 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
+from suite.leaderboard.fields import Row as Cell
+from suite.leaderboard.table import SORTS, to_rows
+from suite.plan.definition import known_plan
+from suite.plan.plan import Plan
 from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.redact import redact
 from suite.report.names import Arm, arms_of
 from suite.report.values import ESTIMATE
-from suite.tracking.query import SORTS, leaderboard, read_rows, to_rows
-from suite.tracking.summary import CellSummary, Definition, read_definition
+from suite.tracking.query import leaderboard
+from suite.tracking.rows import read_rows
 
 Row = dict[str, Any]
 MOST_TRIALS = 20_000
@@ -36,7 +40,7 @@ class Report:
         rows: The leaderboard, rejected rows and architectures that were not chosen included: `suite.tracking.to_rows`.
         cells: With their learning-rate curves, by arm key and task.
         trials: Every trial that was handed out, as `trial_row` gives it.
-        definition: The sweep as last run; None where this home does not hold it.
+        plan: The sweep as last run; None where this home does not hold it.
         unread_trials: Folders beyond `MOST_TRIALS`.
         provenance: Of the results: hardware, versions and the like, as recorded.
         failures: Attempts that their machine ended, and trials without a score; those that the search ended early are no failures.
@@ -44,9 +48,9 @@ class Report:
 
     sweep: str
     rows: list[Row]
-    cells: dict[tuple[str, str], CellSummary]
+    cells: dict[tuple[str, str], Cell]
     trials: list[Row] = field(default_factory=list)
-    definition: Definition | None = None
+    plan: Plan | None = None
     unread_trials: int = 0
     provenance: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
@@ -127,14 +131,16 @@ class Report:
         cells = [row for row in self.rows if row["task"] != MEAN]
         states = Counter(row["status"] for row in cells)
         found = []
-        if self.definition is not None and (
-            absent := sorted(self.definition.cells.keys() - {f"{a}/{t}" for a, t in self.cells})
-        ):
+        planned = set()
+        if self.plan is not None:
+            planned = {cell.key for cell in self.plan.cells}
+        absent = sorted(planned - {f"{arm}/{task}" for arm, task in self.cells})
+        if absent:
             shown = ", ".join(absent[:5]) + (
                 f" and {len(absent) - 5} more" if len(absent) > 5 else ""
             )
             found.append(
-                f"{len(absent)} of {len(self.definition.cells)} planned cells have no ended trial yet: {shown}."
+                f"{len(absent)} of {len(planned)} planned cells have no ended trial yet: {shown}."
             )
         meanings = {
             "searching": "are still searched",
@@ -192,17 +198,17 @@ def read(
     rows = [row for row in rows if own in (None, row["home"])]
     cells = {
         (cell.arm, cell.task): cell
-        for cell, id_ in read_rows(open_store(uri, create=False), name)
-        if own in (None, id_)
+        for cell in read_rows(open_store(uri, create=False), name)
+        if own in (None, cell.home)
     }
-    definition = read_definition(place, name)
-    trials, unread = read_trials(place, name, definition)
+    plan = known_plan(place, name)
+    trials, unread = read_trials(place, name, plan)
     return Report(
         name,
         rows,
         cells,
         [trial_row(trial) for trial in trials],
-        definition,
+        plan,
         unread,
         [t.result.provenance for t in trials if t.result is not None],
         [row for trial in trials for row in failure_rows(trial)],
@@ -246,22 +252,25 @@ def _own_id(home: Home) -> str | None:
         return None
 
 
-def read_trials(home: Home, sweep: str, definition: Definition | None) -> tuple[list[Trial], int]:
+def read_trials(home: Home, sweep: str, plan: Plan | None) -> tuple[list[Trial], int]:
     """Trials of the sweep as it now stands, and how many folders were left unread.
 
     Raises:
         ConfigError: A record is not of this version.
     """
     folders = home.trials()
+    cells = {}
+    if plan is not None:
+        cells = {cell.key: cell for cell in plan.cells}
     trials = []
     for folder in islice(folders, MOST_TRIALS):
         spec = folder.spec()
-        if (
-            spec is not None
-            and spec.sweep == sweep
-            and (definition is None or definition.includes(spec))
-        ):
-            trials.append(Trial(folder, spec, folder.result()))
+        if spec is None or spec.sweep != sweep:
+            continue
+        trial = Trial(folder, spec, folder.result())
+        # A changed definition may have left trials behind.
+        if plan is None or (spec.cell in cells and plan.includes(cells[spec.cell], trial)):
+            trials.append(trial)
     trials.sort(
         key=lambda t: (t.spec.arm.key, t.spec.task.name, t.spec.phase, t.spec.number, t.spec.seed)
     )

@@ -17,6 +17,7 @@ from suite.errors import ConfigError, SuiteError, UnknownNameError
 from suite.record.folder import Home
 from suite.report.data import read, sweeps
 from suite.report.page import page, waiting_page
+from suite.tracking.rows import TAG, runs_with_rows
 from suite.tracking.store import open_store, resolve_uri
 
 HOST = "127.0.0.1"
@@ -56,13 +57,8 @@ class Source:
             )
         try:
             store = open_store(resolve_uri(Home(self.home), self.tracking_uri), create=False)
-            for run in store.runs(
-                [*store.experiments().values()],
-                {},
-                having="suite.digest",
-                only=("suite.digest", "suite.revision"),
-            ):
-                digest.update(f"{run.id}{sorted(run.tags.items())}".encode())
+            for run in runs_with_rows(store):
+                digest.update(f"{run.id}{run.tags[TAG]}".encode())
         except SuiteError as error:  # not there yet, or away: the page says so
             digest.update(str(error).encode())
         return digest.hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""MLflow as a view of the trial folders: written once per trial, rebuilt from nothing, read by the leaderboard.
+"""MLflow as a view of the trial folders: written once per trial, rebuilt from nothing.
 
-Names are imported on first use, so that importing this package costs nothing and does not import MLflow.
+Names are imported on first use, so that importing this package costs nothing, and no MLflow.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from suite.leaderboard.fields import COLUMNS
+    from suite.leaderboard.table import to_rows
     from suite.tracking.listener import TrackingListener
-    from suite.tracking.query import COLUMNS, leaderboard, to_rows
+    from suite.tracking.query import leaderboard
     from suite.tracking.store import open_store, resolve_uri
     from suite.tracking.writer import SyncReport, sync
 
@@ -26,14 +28,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "COLUMNS": "suite.tracking.query",
+    "COLUMNS": "suite.leaderboard.fields",
     "SyncReport": "suite.tracking.writer",
     "TrackingListener": "suite.tracking.listener",
     "leaderboard": "suite.tracking.query",
     "open_store": "suite.tracking.store",
     "resolve_uri": "suite.tracking.store",
     "sync": "suite.tracking.writer",
-    "to_rows": "suite.tracking.query",
+    "to_rows": "suite.leaderboard.table",
 }
 
 

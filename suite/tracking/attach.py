@@ -1,4 +1,7 @@
-"""The report of a sweep as a file of its run `report` in MLflow: one for each home and sweep, replaced when results change."""
+"""The report of a sweep as a file of its run `report` in MLflow.
+
+There is one run for each home and sweep; its file is replaced when results change.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,17 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from suite.config.hashing import short_hash
 from suite.errors import TrackingError
 from suite.record.folder import Home
 from suite.storage.identity import home_id
+from suite.tracking import rows as files_of_rows
 from suite.tracking.notes import NOTE
 from suite.tracking.store import Store, StoredRun, open_store
 from suite.tracking.writer import LOCK_TIMEOUT_S
 
 KIND = "report"
+OF_ROWS = "suite.report"
+"""Tag that says of which rows the report is; no other kind of run has it."""
 Build = Callable[[Home, str, Path], Path]
 """Writes the report of a home's sweep into a folder; returns its page."""
 
@@ -32,14 +37,15 @@ def attach_reports(
 ) -> list[str]:
     """Attach the report of every sweep of a home that has changed since its report was attached.
 
-    Whether a sweep has ended, its cells in MLflow do not tell (some may have no trial yet): the caller knows.
+    The rows in MLflow do not tell whether a sweep has ended, because some of its cells may have no
+    trial yet. The caller knows.
 
     Args:
-        home: Whose sweeps are meant; other homes' sweeps of the same name keep reports of their own.
-        tracking_uri: As `resolve_uri` gives it; the cells must be up to date there.
+        home: Whose sweeps are meant; other homes' sweeps of the same name keep their own reports.
+        tracking_uri: As `resolve_uri` gives it; the rows must be up to date there.
         build: Called only for sweeps that need it.
         sweep: Only this one; None = all.
-        unless: None of these: they go on.
+        unless: None of these, because they go on.
 
     Returns:
         The sweeps whose report was attached.
@@ -50,39 +56,45 @@ def attach_reports(
     """
     store = open_store(tracking_uri)
     known = store.experiments()
-    names = [name for name in sorted(known) if sweep in (None, name) and name not in unless]
+    attached = []
+    lock = home.path / "tracking.lock"
     try:
-        with FileLock(home.path / "tracking.lock", timeout=LOCK_TIMEOUT_S):
-            return [name for name in names if _attach(store, known[name], home, name, build)]
+        with FileLock(lock, timeout=LOCK_TIMEOUT_S):
+            for name in sorted(known):
+                is_meant = sweep in (None, name) and name not in unless
+                if is_meant and _attach(store, known[name], home, name, build):
+                    attached.append(name)
     except Timeout as error:
         raise TrackingError(
-            f"{home.path}/tracking.lock: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
+            f"{lock}: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
         ) from error
+    return attached
 
 
 def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build) -> bool:
     of_home = {"suite.home": home_id(home)}
-    cells = store.runs([experiment], {"suite.kind": "cell", **of_home})
-    if not cells:
+    with_rows = store.runs([experiment], of_home, having=files_of_rows.TAG)
+    if not with_rows:
         return False
-    digest = short_hash(sorted(cell.tags.get("suite.digest", "") for cell in cells))
-    run = next(iter(store.runs([experiment], {"suite.kind": KIND, **of_home})), None)
-    if run is not None and run.tags.get("suite.digest") == digest:
+    of_rows = with_rows[0].tags[files_of_rows.TAG]
+    reports = store.runs([experiment], of_home, having=OF_ROWS)
+    if reports and reports[0].tags[OF_ROWS] == of_rows:
         return False
     with tempfile.TemporaryDirectory() as folder:
-        path = build(home, sweep, Path(folder))
-        run = run or _create(store, experiment, sweep, of_home)
-        store.add_files(run.id, [path])
+        page = build(home, sweep, Path(folder))
+        run = reports[0] if reports else _create(store, experiment, sweep, of_home)
+        store.add_file(run, page)
     store.finish(run.id, "FINISHED", time.time())
-    store.log(run.id, tags={"suite.digest": digest})
+    store.log(run.id, tags={OF_ROWS: of_rows})
     return True
 
 
 def _create(store: Store, experiment: str, sweep: str, of_home: dict[str, str]) -> StoredRun:
     tags = {
+        **of_home,
         "sweep": sweep,
         "suite.kind": KIND,
-        **of_home,
+        OF_ROWS: "",
         NOTE: f"The report of the sweep **{sweep}**, under Artifacts.",
     }
     return store.create_run(experiment, name=KIND, start_s=time.time(), tags=tags)

@@ -1,4 +1,7 @@
-"""One trial record as MLflow's metrics, parameters and tags. Times come from the record, never from the clock."""
+"""Trials and cells as MLflow's metrics, parameters and tags.
+
+Times come from the record, never from the clock.
+"""
 
 from __future__ import annotations
 
@@ -9,55 +12,98 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.hashing import canonical_json, short_hash
+from suite.leaderboard.fields import FIELDS, Row
+from suite.record.lm_eval import as_metrics
 from suite.record.result import Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
-from suite.tracking.store import Point
+from suite.tracking.notes import NOTE, trial_note
+from suite.tracking.store import Point, RunRecord
 
 NUMBERS = {
-    *("score", "scores", "validation_score", "test_score", "best_epoch"),
-    *("phases", "timing", "parameters", "checkpoint_bytes", "splits", "pretrain"),
+    "score",
+    "scores",
+    "validation_score",
+    "test_score",
+    "best_epoch",
+    "phases",
+    "timing",
+    "parameters",
+    "checkpoint_bytes",
+    "splits",
+    "pretrain",
 }
-"""Fields of a result whose numbers become metrics, under their dotted path: `phases.train.energy_kwh`."""
+"""Fields of a result whose numbers become metrics, under their path: `phases.train.energy_kwh`."""
+
+
+def trial_record(
+    spec: TrialSpec, result: TrialResult, folder: Path, *, home: str, parent: str
+) -> RunRecord:
+    """The run of an ended trial.
+
+    Args:
+        spec: Of the trial.
+        result: Of the trial.
+        folder: Where both lie.
+        home: Id of the home.
+        parent: Id of the run of its cell.
+    """
+    name = f"confirm seed {spec.seed}"
+    if spec.phase is Phase.SEARCH:
+        name = f"search {spec.number}"
+    tags = trial_tags(spec, result, folder)
+    tags |= {
+        "suite.kind": "trial",
+        "suite.home": home,
+        "suite.result": result_digest(result),
+        "mlflow.parentRunId": parent,
+        NOTE: trial_note(spec),
+    }
+    return RunRecord(
+        name=name,
+        start_s=result.started_at,
+        end_s=result.finished_at,
+        status=run_status(result.status),
+        tags=tags,
+        metrics=trial_metrics(result),
+        params=trial_params(spec),
+    )
 
 
 def trial_metrics(result: TrialResult) -> list[Point]:
     """The final numbers at the trial's end, and the training curve with the epoch as step."""
-    return [*_final(result), *_curve(result)]
-
-
-def _final(result: TrialResult) -> Iterator[Point]:
+    points: list[Point] = []
     for key, value in flatten(result.model_dump(mode="json", include=NUMBERS)):
         if is_number(value):
-            yield Point(key, float(value), result.finished_at)
-
-
-def _curve(result: TrialResult) -> Iterator[Point]:
+            points.append(Point(key, float(value), result.finished_at))
     elapsed_s = 0.0
-    for record in result.epochs:
-        elapsed_s += record.seconds
-        for key, value in flatten(record.model_dump(mode="json", exclude={"epoch"})):
+    for epoch in result.epochs:
+        elapsed_s += epoch.seconds
+        time_s = result.started_at + elapsed_s
+        for key, value in flatten(epoch.model_dump(mode="json", exclude={"epoch"})):
             if is_number(value):
-                yield Point(
-                    f"epoch.{key}", float(value), result.started_at + elapsed_s, record.epoch
-                )
+                points.append(Point(f"epoch.{key}", float(value), time_s, epoch.epoch))
+    return points
 
 
 def trial_params(spec: TrialSpec) -> dict[str, str]:
-    """What was chosen: learning rate, replicate, architecture, training settings, limits."""
+    """What was chosen: learning rate, seed, architecture, training settings, limits."""
     chosen = spec.model_dump(
         mode="json", include={"learning_rate", "seed", "number", "world_size", "training", "limit"}
     )
     chosen["architecture"] = spec.arm.architecture
     if spec.arm.attention.options:
         chosen["attention"] = spec.arm.attention.options
-    return {key: text(value) for key, value in flatten(chosen) if value is not None}
+    params: dict[str, str] = {}
+    for key, value in flatten(chosen):
+        if value is not None:
+            params[key] = value if isinstance(value, str) else json.dumps(value)
+    return params
 
 
-def identity_tags(spec: TrialSpec) -> dict[str, str]:
-    """The names by which cells and trials alike are found and grouped."""
-    return {
+def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, str]:
+    """Names of the trial, its outcome, and where the whole record lies."""
+    tags = {
         "suite.cell": spec.cell,
-        "suite.arm": spec.arm.key,
         "sweep": spec.sweep,
         "backbone": spec.arm.backbone.name,
         "attention": spec.arm.attention.name,
@@ -65,13 +111,6 @@ def identity_tags(spec: TrialSpec) -> dict[str, str]:
         "method": spec.arm.method,
         "architecture": canonical_json(spec.arm.architecture),
         "task": spec.task.name,
-    }
-
-
-def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, str]:
-    """Identity, outcome and where the whole record lies."""
-    tags = {
-        **identity_tags(spec),
         "suite.trial": folder.name,
         "suite.folder": str(folder.resolve()),
         "suite.config": short_hash(spec.training.model_dump(mode="json")),
@@ -80,45 +119,66 @@ def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, 
         "number": str(spec.number),
         "status": result.status.value,
     }
-    tags |= {f"missing.{key}": reason for key, reason in result.missing.items()}
+    for key, reason in result.missing.items():
+        tags[f"missing.{key}"] = reason
     if result.pretrain is not None:
         tags["pretrain.checkpoint"] = result.pretrain.checkpoint
     if result.failure is not None:
-        tags |= {
-            "failure.type": result.failure.type,
-            "failure.message": result.failure.message,
-            "failure.log": result.failure.log_path,
-        }
+        tags["failure.type"] = result.failure.type
+        tags["failure.message"] = result.failure.message
+        tags["failure.log"] = result.failure.log_path
     return tags
 
 
-def trial_name(spec: TrialSpec) -> str:
-    """`search 3` or `confirm seed 2`, as MLflow shows it under its cell."""
-    return f"search {spec.number}" if spec.phase is Phase.SEARCH else f"confirm seed {spec.seed}"
-
-
 def run_status(status: Status) -> str:
+    """A trial's status in MLflow's words."""
     return {Status.COMPLETED: "FINISHED", Status.PRUNED: "KILLED"}.get(status, "FAILED")
 
 
 def result_digest(result: TrialResult) -> str:
-    """Changes when a trial folder was removed and its trial run again: the hash of the trial itself does not."""
+    """Changes when a trial is run again, which the hash of the trial itself does not."""
     return short_hash(result.model_dump(mode="json"))
+
+
+def cell_tags(row: Row) -> dict[str, str]:
+    """Names of a cell: those of its trials, and the key of its arm."""
+    return {
+        "suite.cell": cell_key(row),
+        "suite.arm": row.arm,
+        "sweep": row.sweep,
+        "backbone": row.backbone,
+        "attention": row.attention,
+        "attention_options": canonical_json(row.attention_options),
+        "method": row.method,
+        "architecture": canonical_json(row.architecture),
+        "task": row.task,
+    }
+
+
+def cell_key(row: Row) -> str:
+    """As `TrialSpec.cell`."""
+    return f"{row.arm}/{row.task}"
+
+
+def cell_metrics(row: Row) -> dict[str, float]:
+    """The numbers of a row that MLflow gets, by their names in the leaderboard."""
+    numbers: dict[str, float] = {}
+    for about in FIELDS:
+        value = getattr(row, about.name)
+        if about.metric and is_number(value):
+            numbers[about.name] = float(value)
+    return numbers | as_metrics(row.lm_eval)
 
 
 def flatten(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves of nested mappings by dotted path; lists are leaves."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from flatten(inner, f"{at}.{key}" if at else str(key))
-    else:
+    if not isinstance(value, Mapping):
         yield at, value
+        return
+    for key, inner in value.items():
+        yield from flatten(inner, f"{at}.{key}" if at else str(key))
 
 
 def is_number(value: Any) -> bool:
     """A finite number: MLflow would store infinity as 1.8e308."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

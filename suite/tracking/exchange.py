@@ -1,81 +1,61 @@
 """Results as one file, to bring the sweeps of several clusters together in one MLflow store.
 
-A file holds what the leaderboard showed, for whoever reads it, and the tags of the cell runs and ranks behind it, from which
-an import makes them anew elsewhere: under the name of the home they come from, so that equal sweeps of two homes stay two.
-The cells of another home are never touched by a sync of this one.
-
-JSON: one object, `ResultsFile`. Parquet: the leaderboard as a table; the rest of that object as JSON text in the schema's
-metadata under `suite-results`.
+The file holds the rows that the leaderboard is made of, of one or many sweeps and homes: as parquet
+the same file that MLflow has of each sweep, or as JSON with the same names. Rows keep the id of the
+home they come from, so equal sweeps of two homes stay two, and a sync of this home does not touch
+the rows of another.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from suite.errors import TrackingError, UnknownNameError
 from suite.files import replacing
-from suite.tracking.query import leaderboard, to_rows
-from suite.tracking.ranks import KIND as RANKS
-from suite.tracking.store import Point, Store, StoredRun, open_store, without_password
-from suite.tracking.summary import FIELDS, NAMES, ROW, CellSummary, from_tags
+from suite.leaderboard.fields import Row
+from suite.leaderboard.file import SCHEMA_VERSION, read_rows, write_rows
+from suite.plan.cell_state import CellStatus
+from suite.tracking.encode import cell_key
+from suite.tracking.rows import read_rows as rows_of_store
+from suite.tracking.store import Store, open_store, without_password
+from suite.tracking.sweep_runs import SweepRuns
 
-SCHEMA_VERSION = 1
-"""Of the file; raised when its meaning changes."""
-FORMAT = "suite-results"
+FORMAT = "suite-rows"
 SUFFIXES = (".json", ".parquet")
 MAX_BYTES = 512 * 2**20
-"""Of a file to read; the results of 10,000 cells have some 100 MiB."""
-CELL = "cell"
-LAST = ("suite.digest", "suite.written")
-"""Tags that say a run is whole: written when everything else is."""
-
-
-class ExchangedRun(BaseModel):
-    """A run of MLflow: a cell, or the ranks of a sweep's arms on a task."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    tags: dict[str, str]
-    started_at: float = Field(description="seconds since 1970")
-
-    @property
-    def place(self) -> tuple[str, ...]:
-        """What it is about; the same in every store."""
-        keys = ("backbone", "task") if self.tags["suite.kind"] == RANKS else ("suite.cell",)
-        return (self.tags["suite.kind"], self.tags["suite.home"], *(self.tags[key] for key in keys))
-
-    @property
-    def written(self) -> float:
-        """When its home wrote it, seconds since 1970."""
-        return float(self.tags.get("suite.written", 0.0))
+"""Largest file that is read; the results of 10,000 cells have some 50 MiB as JSON."""
+NEEDED = ("home", "sweep", "backbone", "method", "task", "arm", "digest")
+"""Fields that may not be empty."""
 
 
 class ResultsFile(BaseModel):
-    """What a file holds."""
+    """A JSON file of results."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal["suite-results"] = "suite-results"
-    schema_version: int = SCHEMA_VERSION
+    format: Literal["suite-rows"] = "suite-rows"
+    schema_version: str
     suite_version: str
-    homes: list[str] = Field(description="where the sweeps were run")
-    runs: list[ExchangedRun]
-    leaderboard: list[dict[str, Any]] = Field(
-        default=[],
-        description="as `suite leaderboard --format json` prints it; not read by an import",
-    )
+    rows: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ImportReport:
-    """What an import did with the cells of a file: `older` ones were left out, as the store has newer ones."""
+    """What an import did with the cells of a file.
+
+    Attributes:
+        new: Cells that the store did not have.
+        replaced: Cells of which the store had older results.
+        already: Cells that the store had as they are.
+        older: Cells that were left out, because the store has newer results of their sweep.
+    """
 
     new: int = 0
     replaced: int = 0
@@ -104,86 +84,55 @@ def export_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     from suite import __version__
 
     _check_suffix(path)
-    frame = leaderboard(tracking_uri, sweep=sweep, rejected=True)
-    store = open_store(tracking_uri, create=False)
-    experiments = [id_ for name, id_ in store.experiments().items() if sweep in (None, name)]
-    found = [
-        run
-        for kind in (CELL, RANKS)
-        for run in store.runs(experiments, {"suite.kind": kind})
-        if "suite.digest" in run.tags
-    ]
-    runs = [ExchangedRun(tags=_own_tags(run.tags), started_at=run.start_ms / 1000) for run in found]
-    homes = sorted({run.tags["suite.home"] for run in runs})
-    content = ResultsFile(suite_version=__version__, homes=homes, runs=runs)
-    with replacing(path) as temporary:
-        if path.suffix == ".json":
-            whole = content.model_copy(update={"leaderboard": to_rows(frame)})
-            temporary.write_text(
-                json.dumps(whole.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
-            )
-        else:
-            _write_parquet(temporary, frame, content)
-    return sum(run.tags["suite.kind"] == CELL for run in runs)
-
-
-def _own_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Without those that MLflow sets itself, and the row, which is made of the others."""
-    return {
-        key: value
-        for key, value in sorted(tags.items())
-        if not key.startswith("mlflow.") and key != ROW
-    }
-
-
-def _write_parquet(path: Path, frame: Any, content: ResultsFile) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    rest = content.model_dump_json(exclude={"leaderboard"})
-    pq.write_table(
-        table.replace_schema_metadata({**(table.schema.metadata or {}), FORMAT: rest}), path
+    rows = rows_of_store(open_store(tracking_uri, create=False), sweep)
+    if path.suffix == ".parquet":
+        write_rows(path, rows)
+        return len(rows)
+    content = ResultsFile(
+        schema_version=SCHEMA_VERSION, suite_version=__version__, rows=[vars(row) for row in rows]
     )
+    with replacing(path) as temporary:
+        text = json.dumps(content.model_dump(), indent=1, allow_nan=False)
+        temporary.write_text(text + "\n")
+    return len(rows)
 
 
-def read_results(path: Path) -> ResultsFile:
-    """A file of results, checked as a whole.
+def read_results(path: Path) -> list[Row]:
+    """The rows of a file, checked as a whole.
 
     Raises:
-        TrackingError: Absent, cut, of another kind or of another schema version, or a run in it does not make sense.
+        TrackingError: Absent, too large, cut, of another kind or of another schema version, or a
+            row in it does not make sense.
     """
     _check_suffix(path)
     _check_size(path)
-    data = _read_json(path) if path.suffix == ".json" else _read_parquet(path)
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise TrackingError(f"{path}: not a file of suite export-results")
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
-        made = f"schema version {version}, written by suite {data.get('suite_version', '?')}"
-        raise TrackingError(
-            f"{path}: got {made}, expected {SCHEMA_VERSION}; export it again with the version of the suite that is here"
-        )
-    try:
-        content = ResultsFile.model_validate(data)
-    except ValidationError as error:
-        raise TrackingError(
-            f"{path}: not what suite export-results writes: {_first(error)}"
-        ) from None
-    for number, run in enumerate(content.runs):
-        _check_run(run, where=f"{path}: runs[{number}]")
-    return content
+    if path.suffix == ".json":
+        found = _read_json(path)
+    else:
+        found = [vars(row) for row in read_rows(path)]
+    check = TypeAdapter(Row)
+    rows: list[Row] = []
+    for number, values in enumerate(found):
+        where = f"{path}: rows[{number}]"
+        try:
+            row = check.validate_python(values)
+        except ValidationError as error:
+            raise TrackingError(f"{where}: {_first(error)}") from None
+        _check_row(row, where=where)
+        rows.append(row)
+    return rows
 
 
 def _check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise TrackingError(
-            f"{path}: got a name that ends in {path.suffix or 'nothing'!r}, expected {' or '.join(SUFFIXES)}"
+            f"{path}: got a name that ends in {path.suffix or 'nothing'!r}, "
+            f"expected {' or '.join(SUFFIXES)}"
         )
 
 
 def _check_size(path: Path) -> None:
-    """A file comes from elsewhere: what it takes to read it is known before."""
+    """The file comes from elsewhere, and is read into memory."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -192,56 +141,39 @@ def _check_size(path: Path) -> None:
         raise TrackingError(f"{path}: cannot be read: {error}") from None
     if size > MAX_BYTES:
         raise TrackingError(
-            f"{path}: got {size:,} bytes, expected at most {MAX_BYTES:,}; export the sweeps one by one (--sweep)"
+            f"{path}: got {size:,} bytes, expected at most {MAX_BYTES:,}; "
+            "export the sweeps one by one (--sweep)"
         )
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> list[dict[str, Any]]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise TrackingError(f"{path}: not whole JSON: {error}; was it cut in a transfer?") from None
-
-
-def _read_parquet(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        metadata = pq.read_schema(path).metadata or {}
-        return json.loads(metadata.get(FORMAT.encode(), b"null"))
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise TrackingError(f"{path}: not a file of suite export-results")
+    if data.get("schema_version") != SCHEMA_VERSION:
         raise TrackingError(
-            f"{path}: not whole parquet: {str(error).splitlines()[0]}; was it cut in a transfer?"
+            f"{path}: got rows of schema version {data.get('schema_version')}, written by suite "
+            f"{data.get('suite_version', '?')}, expected {SCHEMA_VERSION}; "
+            "export it again with the version of the suite that is here"
+        )
+    try:
+        return ResultsFile.model_validate(data).rows
+    except ValidationError as error:
+        raise TrackingError(
+            f"{path}: not what suite export-results writes: {_first(error)}"
         ) from None
 
 
-def _check_run(run: ExchangedRun, *, where: str) -> None:
-    kind = run.tags.get("suite.kind")
-    if kind not in (CELL, RANKS):
-        raise TrackingError(f"{where}: got a run of kind {kind!r}, expected {CELL} or {RANKS}")
-    if ROW in run.tags:
-        raise TrackingError(f"{where}: got the tag {ROW}, which no file has")
-    needed = {
-        "suite.home",
-        "suite.digest",
-        *(("sweep", "backbone", "task") if kind == RANKS else ("suite.cell", *NAMES)),
-    }
-    if lacking := sorted(needed - run.tags.keys()):
-        raise TrackingError(f"{where}: lacks the tags {', '.join(lacking)}")
-    if kind == CELL:
-        try:
-            TypeAdapter(CellSummary).validate_python(_fields(from_tags(run.tags)))
-        except ValidationError as error:
-            raise TrackingError(
-                f"{where}: cell {run.tags['suite.cell']}: {_first(error)}"
-            ) from None
-        except TrackingError as error:
-            raise TrackingError(f"{where}: {error}") from None
-
-
-def _fields(summary: CellSummary) -> dict[str, Any]:
-    return {name: getattr(summary, name) for name in FIELDS}
+def _check_row(row: Row, *, where: str) -> None:
+    empty = [name for name in NEEDED if not getattr(row, name)]
+    if empty:
+        raise TrackingError(f"{where}: got nothing for {', '.join(empty)}, expected a name")
+    known = [status.value for status in CellStatus]
+    if row.status not in known:
+        raise TrackingError(f"{where}: got status {row.status!r}, expected {', '.join(known)}")
 
 
 def _first(error: ValidationError) -> str:
@@ -252,8 +184,8 @@ def _first(error: ValidationError) -> str:
 def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -> ImportReport:
     """Bring the results of a file into a store; done twice, the second time changes nothing.
 
-    A cell that the store has already, of the same home, is replaced if its home wrote the file's later. Nothing is written
-    unless the whole file is good.
+    A home's sweep that the store has already is replaced, unless the last of its trials in the
+    store ended later than that in the file. Nothing is written unless the whole file is good.
 
     Args:
         path: What `export_results` wrote, here or elsewhere.
@@ -263,86 +195,56 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     Raises:
         TrackingError: As `read_results`; the file has no such sweep; the store cannot be written.
     """
-    content = read_results(path)
-    known = {run.tags["sweep"] for run in content.runs}
+    of_sweeps: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in read_results(path):
+        of_sweeps[row.sweep, row.home].append(row)
+    known = {name for name, _ in of_sweeps}
     if sweep is not None and sweep not in known:
         raise TrackingError(str(UnknownNameError("sweep", sweep, known, where=str(path))))
-    chosen = sorted(
-        (r for r in content.runs if sweep in (None, r.tags["sweep"])), key=lambda r: r.tags["sweep"]
-    )
-    store, report = open_store(tracking_uri), ImportReport()
-    for name, runs in groupby(chosen, key=lambda run: run.tags["sweep"]):
-        report = _import_sweep(store, name, list(runs), report)
+    store = open_store(tracking_uri)
+    report = ImportReport()
+    for (name, home), rows in sorted(of_sweeps.items()):
+        if sweep in (None, name):
+            _import_sweep(store, name, home, rows, report)
     return report
 
 
 def _import_sweep(
-    store: Store, sweep: str, runs: Sequence[ExchangedRun], report: ImportReport
-) -> ImportReport:
-    """Cells first; the ranks of a home come with its cells, as they are of no use beside others."""
-    experiment = store.experiment(sweep)
-    here = _by_place(
-        run for kind in (CELL, RANKS) for run in store.runs([experiment], {"suite.kind": kind})
-    )
-    changed: set[str] = set()
-    for run in (r for r in runs if r.tags["suite.kind"] == CELL):
-        verdict = _verdict(run, here.get(run.place))
-        report = replace(report, **{verdict: getattr(report, verdict) + 1})
-        if verdict in ("new", "replaced"):
-            changed.add(run.tags["suite.home"])
-            _write(store, experiment, run, here.get(run.place))
-    for run in (r for r in runs if r.tags["suite.kind"] == RANKS):
-        if run.tags["suite.home"] in changed or run.place not in here:
-            _write(store, experiment, run, here.get(run.place))
-    return report
+    store: Store, sweep: str, home: str, rows: Sequence[Row], report: ImportReport
+) -> None:
+    """First the rows, which the leaderboard reads, then a run for each cell, for people."""
+    runs = SweepRuns(store, home=home, sweep=sweep)
+    here = {cell_key(row): row for row in runs.rows()}
+    if _last_end_s(here.values()) > _last_end_s(rows):
+        report.older += len(rows)
+        return
+    for row in rows:
+        _count(row, here, report)
+    runs.publish(rows)
+    # An import that was interrupted has published its rows, and lacks the runs of some cells.
+    for row in rows:
+        if not runs.is_current(row):
+            runs.write_cell(row)
 
 
-def _by_place(runs: Iterable[StoredRun]) -> dict[tuple[str, ...], StoredRun]:
-    """Oldest first, so that of a run that was made twice the same one is found as by a sync."""
-    found: dict[tuple[str, ...], StoredRun] = {}
-    for run in runs:
-        found.setdefault(ExchangedRun(tags=run.tags, started_at=0.0).place, run)
-    return found
+def _count(row: Row, here: Mapping[str, Row], report: ImportReport) -> None:
+    before = here.get(cell_key(row))
+    if before is None:
+        report.new += 1
+    elif before.digest == row.digest:
+        report.already += 1
+    else:
+        report.replaced += 1
 
 
-def _verdict(
-    run: ExchangedRun, known: StoredRun | None
-) -> Literal["new", "replaced", "already", "older"]:
-    if known is None:
-        return "new"
-    if known.tags.get("suite.digest") == run.tags["suite.digest"]:
-        return "already"
-    return "replaced" if run.written >= float(known.tags.get("suite.written", 0.0)) else "older"
-
-
-def _write(store: Store, experiment: str, run: ExchangedRun, known: StoredRun | None) -> None:
-    """What an interrupted import leaves behind lacks its digest, and is written again by the next."""
-    tags = run.tags
-    if known is None:
-        begun = {key: value for key, value in tags.items() if key not in LAST}
-        known = store.create_run(
-            experiment,
-            name=tags.get("suite.cell", f"ranks {tags['task']}"),
-            start_s=run.started_at,
-            tags=begun,
-        )
-    points: list[Point] = []
-    if tags["suite.kind"] == CELL:
-        summary = from_tags(tags)
-        revision = (
-            max(int(known.tags.get("suite.revision", 0)), int(tags.get("suite.revision", 0))) + 1
-        )
-        tags = {**tags, "suite.revision": str(revision), **summary.row(tags["suite.home"])}
-        points = [
-            Point(key, value, summary.ended_at or run.started_at, revision)
-            for key, value in summary.metrics().items()
-        ]
-        status = {"done": "FINISHED", "failed": "FAILED"}.get(summary.status, "SCHEDULED")
-        store.finish(known.id, status, summary.ended_at or run.started_at)
-    store.log(known.id, metrics=points, tags=tags)
+def _last_end_s(rows: Iterable[Row]) -> float:
+    return max((row.ended_at or 0.0 for row in rows), default=0.0)
 
 
 def describe(report: ImportReport, path: Path, tracking_uri: str) -> str:
     """One line for a person."""
-    parts = f"{report.new} new, {report.replaced} newer than here, {report.already} here already, {report.older} older than here"
-    return f"{report.total} cells in {path}: {parts}; in {without_password(tracking_uri)}"
+    return (
+        f"{report.total} cells in {path}: {report.new} new, {report.replaced} newer than here, "
+        f"{report.already} here already, {report.older} older than here; "
+        f"in {without_password(tracking_uri)}"
+    )

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from suite.clock import CLOCK, Clock
 from suite.errors import SuiteError
 from suite.record.folder import Home
 from suite.tracking.follower import Follower
 from suite.tracking.store import load_mlflow, open_store
 from suite.tracking.writer import Syncer
 
+SHARE = 0.1
+"""Largest share of the time in which a sync may be at work, once the first is done."""
+
 
 class TrackingListener(Follower):
-    """Writes every trial that ends.
+    """Writes every trial that ends, and the rows of the sweep.
+
+    The time that a sync takes grows with the sweep (0.1 s for 100 cells, seconds for 10,000), so a
+    pause follows each that is nine times as long. Trials that end meanwhile are written together.
 
     Args:
         home: The sweep's home.
         tracking_uri: As `resolve_uri` gives it.
         sweep: Only this sweep; None = all in the home.
-        say: As in `Follower`, and what follows it.
+        say: As for `Follower`, as are the arguments after it.
     """
 
     def __init__(
@@ -30,20 +37,37 @@ class TrackingListener(Follower):
         say: Callable[[str], None] | None = None,
         patience_s: float = 20.0,
         retry_s: tuple[float, float] = (1.0, 60.0),
+        clock: Clock = CLOCK,
     ) -> None:
-        super().__init__("MLflow", say=say, patience_s=patience_s, retry_s=retry_s)
-        self.home, self.tracking_uri, self.sweep = home, tracking_uri, sweep
+        super().__init__("MLflow", say=say, patience_s=patience_s, retry_s=retry_s, clock=clock)
+        self.home = home
+        self.tracking_uri = tracking_uri
+        self.sweep = sweep
         self._syncer: Syncer | None = None
+        self._pause_until_s = 0.0
 
     def prepare(self) -> None:
-        load_mlflow()  # here and not in the thread, as Ray imports it in this one before its first trial
+        """Import MLflow here and not in the thread: Ray imports it in this one, too."""
+        load_mlflow()
 
     def bring_up_to_date(self) -> str | None:
-        """After a problem the syncer is dropped, so that the next attempt looks at the store afresh."""
+        """Write what is lacking.
+
+        After a problem the syncer is dropped, so that the next attempt looks at the store afresh.
+        """
+        # The end of the sweep ends the pause.
+        self.clock.wait(self._ended, max(0.0, self._pause_until_s - self.clock.now_s()))
+        began_s = self.clock.now_s()
         try:
             syncer = self._syncer or Syncer(self.home, open_store(self.tracking_uri))
             problem = syncer.run(self.sweep).unreachable
         except SuiteError as error:
             problem = str(error)
-        self._syncer = None if problem is not None else syncer
-        return problem
+        if problem is not None:
+            self._syncer = None
+            return problem
+        if self._syncer is not None:
+            took_s = self.clock.now_s() - began_s
+            self._pause_until_s = self.clock.now_s() + took_s * (1 / SHARE - 1)
+        self._syncer = syncer
+        return None

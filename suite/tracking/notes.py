@@ -1,11 +1,13 @@
-"""Descriptions of experiments and runs, as MLflow's pages show them (tag `mlflow.note.content`, Markdown).
+"""Descriptions of experiments and runs, as MLflow's pages show them (tag `mlflow.note.content`).
 
-They are written once, with what they describe, so that whoever edits one in MLflow keeps what was written there.
+They are Markdown, and are written once, with what they describe: what somebody else writes there
+in MLflow stays.
 """
 
 from __future__ import annotations
 
 from suite.config.arm import Arm
+from suite.leaderboard.fields import Row
 from suite.record.spec import Phase, TrialSpec
 from suite.redact import redact
 
@@ -14,41 +16,61 @@ FORMULAS = "Formula, unit and source of every number: docs/metrics.md of petl-su
 
 
 def sweep_note(sweep: str) -> str:
-    """Of a sweep's experiment."""
+    """Describes the experiment of a sweep."""
     return redact(
-        f"The sweep **{sweep}** of petl-suite. A run with others under it is a cell, one arm on one task: its metrics sum these up, "
-        "its trials. A run `ranks ...` says which arms can be told apart, the run `report` has the report as its artifact.\n\n"
-        "- Only cells: `tags.suite.kind = 'cell'`; only test scores: `tags.phase = 'confirm'`; one method: `tags.method = 'lora'`.\n"
-        "- The table with intervals, ranks and costs: `suite leaderboard --sweep "
-        + sweep
-        + "`.\n\n"
-        + FORMULAS
+        f"The sweep **{sweep}** of petl-suite. A run with others under it is a cell, one arm on "
+        "one task: its metrics sum up its trials. The run `leaderboard` has the rows of all cells "
+        "as a file, the run `report` has the report.\n\n"
+        "- Only cells: `tags.suite.kind = 'cell'`; only test scores: `tags.phase = 'confirm'`; "
+        "one method: `tags.method = 'lora'`.\n"
+        "- The table with intervals, ranks and costs: "
+        f"`suite leaderboard --sweep {sweep}`.\n\n{FORMULAS}"
     )
 
 
-def cell_note(spec: TrialSpec) -> str:
-    """Of a cell's run."""
+def rows_note(sweep: str) -> str:
+    """Describes the run with the rows of a sweep."""
     return redact(
-        f"{_arm(spec.arm)} on the task **{spec.task.name}**: {spec.task.description}.\n\n"
-        "The runs under this one are its trials. `search N` tried a learning rate, scored on validation data; the best one was trained "
-        f"again with fresh seeds, `confirm seed N`, and only these were tested.\n\n{FORMULAS}"
+        f"The rows of the sweep **{sweep}**, one per cell, from which `suite leaderboard` makes its "
+        f"table. The tag `suite.file` says which of the two files is the newer one. {FORMULAS}"
+    )
+
+
+def cell_note(row: Row, description: str = "") -> str:
+    """Describes the run of a cell.
+
+    Args:
+        row: Of the cell.
+        description: Of its task; empty where it is not known.
+    """
+    task = f"**{row.task}**"
+    if description:
+        task += f": {description}"
+    arm = _arm(row.method, row.backbone, row.attention)
+    return redact(
+        f"{arm} on the task {task}.\n\n"
+        "The runs under this one are its trials. `search N` tried a learning rate, scored on "
+        "validation data; the best one was trained again with fresh seeds, `confirm seed N`, and "
+        f"only these were tested.\n\n{FORMULAS}"
     )
 
 
 def trial_note(spec: TrialSpec) -> str:
-    """Of a trial's run; short, for there are many."""
-    what = (
-        "Tried on validation data"
-        if spec.phase is Phase.SEARCH
-        else "Confirms the learning rate found, on test data"
-    )
+    """Describes the run of a trial; short, for there are many."""
+    what = "Confirms the learning rate found, on test data"
+    if spec.phase is Phase.SEARCH:
+        what = "Tried on validation data"
     return redact(
-        f"{what}: {_arm(spec.arm)} on **{spec.task.name}**, learning rate {spec.learning_rate:g}, seed {spec.seed}. {FORMULAS}"
+        f"{what}: {_arm_of(spec.arm)} on **{spec.task.name}**, "
+        f"learning rate {spec.learning_rate:g}, seed {spec.seed}. {FORMULAS}"
     )
 
 
-def _arm(arm: Arm) -> str:
-    attention = (
-        "" if arm.attention.name == "pretrained" else f" with `{arm.attention.name}` attention"
-    )
-    return f"`{arm.method}` on `{arm.backbone.name}`{attention}"
+def _arm_of(arm: Arm) -> str:
+    return _arm(arm.method, arm.backbone.name, arm.attention.name)
+
+
+def _arm(method: str, backbone: str, attention: str) -> str:
+    if attention == "pretrained":
+        return f"`{method}` on `{backbone}`"
+    return f"`{method}` on `{backbone}` with `{attention}` attention"

@@ -1,115 +1,169 @@
-"""The database behind an MLflow store: where it may lie, and its schema, made or migrated by one process at a time."""
+"""MLflow's tables in a database: made by one process at a time, and then left to MLflow.
+
+Drivers that meet at an empty database would each make the tables, and all but one would fail.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import DatabaseError, DisconnectionError
+from sqlalchemy.pool import NullPool, Pool
 
 from suite.errors import TrackingError
 from suite.storage.databases import check_local
 
 LOCK_TIMEOUT_S = 120.0
+SCHEMA_LOCK = 5_217_340_991_245
+"""Number of PostgreSQL's advisory lock; any that nobody else uses."""
 
 
-@contextmanager
-def sqlite_schema(path: Path) -> Iterator[None]:
-    """Hold the database while MLflow opens it; an older schema is migrated before, with a copy kept beside it.
+def prepare_sqlite(path: Path) -> None:
+    """Make the file and MLflow's tables where there are none.
 
     Raises:
-        TrackingError: It cannot be opened, is no database, lies on a network file system, or another process holds it for too long.
+        TrackingError: The file cannot be opened, is no database, lies on a network file system,
+            or another process holds it for too long.
     """
     check_local(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
-            if not is_current(path):
-                _migrate(path)
-            _forget_if_replaced(path)
-            yield
+            _prepare(sqlite_uri(path))
     except Timeout:
         raise TrackingError(
-            f"{path}.lock: held by another process for {LOCK_TIMEOUT_S:.0f} s; is a migration still running?"
+            f"{path}.lock: another process has held it for {LOCK_TIMEOUT_S:.0f} s; "
+            "expected one that makes the tables within seconds; end it, then try again"
         ) from None
     except OSError as error:
         raise TrackingError(f"{path}: cannot be opened: {error}") from error
 
 
-_files: dict[Path, tuple[int, int]] = {}
-"""Device and inode of every database this process has opened."""
-
-
-def _forget_if_replaced(path: Path) -> None:
-    """MLflow keeps its connections for the life of the process: to a file that was deleted since, and made anew, they lead nowhere."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-    from mlflow.tracking._tracking_service.utils import _tracking_store_registry
-
-    stat = path.stat()
-    if _files.setdefault(path, (stat.st_dev, stat.st_ino)) != (stat.st_dev, stat.st_ino):
-        _files[path] = (stat.st_dev, stat.st_ino)
-        _tracking_store_registry._get_store_with_resolved_uri.cache_clear()
-        engine = SqlAlchemyStore._engine_map.pop(f"sqlite:///{path}", None)
-        if engine is not None:
-            engine.dispose()
-
-
-def is_current(path: Path) -> bool:
-    """Whether an sqlite database has the schema of this MLflow, or none yet.
+def prepare_postgres(uri: str) -> None:
+    """The same for PostgreSQL, where the drivers run on several hosts.
 
     Raises:
-        TrackingError: It is no database.
+        TrackingError: The driver for PostgreSQL is not installed.
+        SQLAlchemyError: The server does not answer, or refuses.
     """
-    return _schema(path) in (None, _newest_schema())
+    with _engine(uri) as engine, engine.connect() as connection:
+        # The lock ends with this connection, which no pool keeps.
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": SCHEMA_LOCK})
+        _prepare(uri)
 
 
-def _schema(path: Path) -> str | None:
-    """The revision of a database's schema, None for a new one. Uses the write-ahead log from now on.
+def _prepare(uri: str) -> None:
+    if revision(uri) is None:
+        _make_tables(uri)
+    if uri.startswith("sqlite:"):
+        # Readers do not wait for a writer, nor a writer for readers. The file remembers this.
+        with _engine(uri) as engine, engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+
+
+def revision(uri: str) -> str | None:
+    """The revision of MLflow's tables in a database, None where there are none.
 
     Raises:
-        TrackingError: The file is no database; MLflow would try ten times.
+        TrackingError: An sqlite file that is no database; PostgreSQL's driver is not installed.
+        SQLAlchemyError: The server does not answer, or refuses.
     """
+    from alembic.runtime.migration import MigrationContext
+
     try:
-        with closing(sqlite3.connect(path, timeout=20)) as connection:
-            connection.execute("PRAGMA journal_mode=WAL")
-            if not connection.execute(
-                "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
-            ).fetchone():
-                return None
-            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-            return None if row is None else str(row[0])
-    except sqlite3.Error as error:
+        with _engine(uri) as engine, engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
+    except DatabaseError as error:
+        if not uri.startswith("sqlite:"):
+            raise
+        path = uri.removeprefix("sqlite:///")
         raise TrackingError(
-            f"{path}: not a usable sqlite database: {error}; move it away, then suite sync rebuilds it"
+            f"{path}: not a usable sqlite database: {error.orig}; "
+            "move it away, then suite sync makes it anew"
         ) from error
 
 
 @functools.cache
-def _newest_schema() -> str:
-    from mlflow.store.db.utils import _get_latest_schema_revision
+def newest_revision() -> str:
+    """The revision that the MLflow of this environment makes, and with which alone it works."""
+    import mlflow
+    from alembic.script import ScriptDirectory
 
-    return str(_get_latest_schema_revision())
+    folder = Path(mlflow.__file__).parent / "store" / "db_migrations"
+    return str(ScriptDirectory(str(folder)).get_current_head())
 
 
-def _migrate(path: Path) -> None:
-    """Bring the schema of an older MLflow up to date, keeping a copy of the database beside it."""
-    from alembic.util import CommandError
-    from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine_with_retry
+def sqlite_uri(path: Path) -> str:
+    """As MLflow and SQLAlchemy write it."""
+    return f"sqlite:///{path}"
 
-    with (
-        closing(sqlite3.connect(path)) as source,
-        closing(sqlite3.connect(f"{path}.before-migration")) as copy,
-    ):
-        source.backup(copy)
-    engine = create_sqlalchemy_engine_with_retry(f"sqlite:///{path}")
+
+@contextmanager
+def _engine(uri: str) -> Iterator[Engine]:
+    """Connections of our own, beside MLflow's: to look, and to hold the lock."""
     try:
-        _upgrade_db(engine)
-    except CommandError as error:
+        engine = create_engine(uri, poolclass=NullPool)
+    except ImportError as error:
         raise TrackingError(
-            f"{path}: schema of another MLflow: {error}; move it away, then suite sync rebuilds it"
+            f"tracking store {uri.partition(':')[0]}://...: {error}; "
+            "for PostgreSQL: pip install 'petl-suite[postgres]'"
         ) from error
+    try:
+        yield engine
     finally:
         engine.dispose()
+
+
+def _make_tables(uri: str) -> None:
+    """What `mlflow db upgrade URI` does; as a call, so that no password is on a command line."""
+    from mlflow.db import commands
+
+    commands.main(args=["upgrade", uri], prog_name="mlflow db", standalone_mode=False)
+
+
+# MLflow keeps its connections for as long as the process lives. One to a file that was deleted and
+# made anew would go on writing into the deleted file; SQLAlchemy opens another when it is told so.
+
+
+def _on_connect(connection: Any, record: Any) -> None:
+    if not isinstance(connection, sqlite3.Connection):
+        return
+    record.info["file"] = _file_of(connection)
+    # With the write-ahead log this can lose the last writes when the machine loses its power, and
+    # never damages the file. MLflow commits six times for a run, each with a wait for the disk.
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _on_checkout(connection: Any, record: Any, _: Any) -> None:
+    known = record.info.get("file")
+    if known is not None and _identity(known[0]) != known[1]:
+        raise DisconnectionError("the file was replaced")
+
+
+def _file_of(connection: sqlite3.Connection) -> tuple[str, tuple[int, int]] | None:
+    _, _, path = connection.execute("PRAGMA database_list").fetchone()
+    identity = _identity(path)
+    return None if identity is None else (path, identity)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def follow_replaced_files() -> None:
+    """Have every pool of SQLAlchemy in this process notice that an sqlite file was replaced."""
+    if not event.contains(Pool, "checkout", _on_checkout):
+        event.listen(Pool, "connect", _on_connect)
+        event.listen(Pool, "checkout", _on_checkout)

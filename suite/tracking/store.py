@@ -1,6 +1,7 @@
-"""The MLflow store: found, created or migrated under a lock, and reached through a few calls that may be repeated.
+"""The MLflow store: which one it is, and the few calls of MLflow's client by which it is used.
 
-MLflow is imported inside functions, because `import mlflow` starts its telemetry unless the environment already says no.
+Each call can be repeated after an interruption without harm. MLflow is imported inside functions,
+because `import mlflow` takes seconds, and starts its telemetry unless the environment says no.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from suite.errors import TrackingError
+from suite.files import replacing
 from suite.record.folder import Home
 from suite.redact import redact
 from suite.storage.databases import check_local, with_deadlines, with_driver
@@ -28,37 +32,53 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PAGE_SIZE = 1000
-METRICS_PER_BATCH = 500
-COMPLETE = "suite.complete"
-"""A tag that is there when everything else of a run is."""
 MAX_TAG_CHARS = 8000
 MAX_PARAM_CHARS = 6000
+ARTIFACTS = "mlartifacts"
+"""Folder beside an sqlite file, for the files of its runs."""
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "2",
     "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "4",
 }
-"""Set for this process unless the user has: MLflow's own values keep a caller waiting for four minutes when its server is away, and
-each of its processes may hold fifteen connections of a database."""
+"""Set for this process unless the user has set them.
+
+By MLflow's own values, a caller waits four minutes for a server that is away, and each process may
+hold fifteen connections of a database.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """An MLflow run as far as it matters here; `start_ms` orders duplicates."""
+    """What is needed of an MLflow run; `start_ms` orders duplicates.
+
+    Attributes:
+        files: URI of the folder of its artifacts.
+    """
 
     id: str
     status: str
     start_ms: int
     tags: dict[str, str]
+    files: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was written to its end: the last request takes it out of the state RUNNING."""
+        return self.status != "RUNNING"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One value of a metric, with a time that comes from the record, so that logging it again changes nothing."""
+    """One value of a metric.
+
+    Its time comes from the record, so that logging it again changes nothing.
+    """
 
     key: str
     value: float
@@ -68,37 +88,42 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run to write as a whole; without an end it has just begun."""
+    """A run to write as a whole."""
 
     name: str
     start_s: float
+    end_s: float
+    status: str
     tags: dict[str, str]
-    status: str = "RUNNING"
-    end_s: float | None = None
     metrics: Sequence[Point] = ()
     params: Mapping[str, str] = field(default_factory=dict)
 
 
 def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = False) -> str:
-    """Where to track: what was asked for, else `MLFLOW_TRACKING_URI`, else sqlite in the home; sqlite paths are made absolute.
+    """The URI that was asked for, else `MLFLOW_TRACKING_URI`, else sqlite in the home.
 
     Args:
         home: Where sqlite lies by default.
-        tracking_uri: What was asked for.
-        write: Whether the caller is going to write: then an sqlite file on a network file system is refused.
+        tracking_uri: What was asked for. The path of an sqlite file is made absolute.
+        write: Whether the caller is going to write: then an sqlite file on a network file system
+            is refused.
 
     Raises:
-        TrackingError: A folder, which MLflow 3 no longer writes, an in-memory database, or one that cannot be written safely.
+        TrackingError: A folder, which MLflow 3 no longer writes, an in-memory database, or one
+            that cannot be written safely.
     """
     chosen = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
     if urlsplit(chosen).scheme in ("", "file"):
         raise TrackingError(
-            f"tracking store {chosen!r}: MLflow no longer writes folders; give sqlite:///PATH.db or http(s)://HOST:PORT"
+            f"tracking store {chosen!r}: MLflow no longer writes folders; "
+            "give sqlite:///PATH.db or http(s)://HOST:PORT"
         )
     path = sqlite_path(chosen)
-    if path is not None and write:
+    if path is None:
+        return with_driver(chosen)
+    if write:
         check_local(path)
-    return with_driver(chosen) if path is None else f"sqlite:///{path}"
+    return f"sqlite:///{path}"
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -117,50 +142,40 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(name).resolve()
 
 
-def open_store(tracking_uri: str, *, create: bool = True, page_size: int = PAGE_SIZE) -> Store:
-    """Open a store that answers; the schema of a database is created by one process at a time, and of sqlite also migrated.
-
-    Args:
-        tracking_uri: As `resolve_uri` gives it.
-        create: False for a reader: an absent database is an error, a schema is not touched, and MLflow is not imported for a database.
-        page_size: Runs per search request.
-
-    Raises:
-        TrackingError: No such database, not a database, one that cannot be written safely, or a server that does not answer within seconds.
-    """
-    from suite.tracking.schema import sqlite_schema
-    from suite.tracking.sql import SqlStore
-
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
-    for name in (
-        "mlflow.store.db.utils",
-        "alembic",
-    ):  # chatter about the schema, and a traceback for each locked database
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    uri, path = with_deadlines(tracking_uri), sqlite_path(tracking_uri)
-    store = (
-        SqlStore(uri, page_size)
-        if path is not None or uri.startswith("postgresql")
-        else Store(None, uri, page_size)
-    )
-    if path is not None and not create and not path.exists():
-        raise TrackingError(
-            f"no results yet: {path} does not exist; start with: suite run SWEEP.yaml, or suite sync for an existing home"
-        )
-    if create and path is not None:
-        with sqlite_schema(path):
-            store.connect()
-    elif create and isinstance(store, SqlStore):
-        with store.schema():
-            store.connect()
-    store.ping()
-    return store
+def without_password(uri: str) -> str:
+    """A store's URI as it may be shown and logged."""
+    return redact(uri.partition("?")[0])
 
 
 def load_mlflow() -> None:
-    """Import MLflow in the calling thread: two threads that import it at once, one of them inside Ray, lock each other out."""
+    """Import MLflow in the calling thread.
+
+    Two threads that import it at once, one of them inside Ray, lock each other out.
+    """
     import mlflow  # noqa: F401
+
+
+def open_store(tracking_uri: str, *, create: bool = True, page_size: int = PAGE_SIZE) -> Store:
+    """A store that answers.
+
+    Args:
+        tracking_uri: As `resolve_uri` gives it.
+        create: Whether MLflow's tables are made in a database that has none. For a reader, who
+            says False, such a database is an error.
+        page_size: Runs per search request.
+
+    Raises:
+        TrackingError: No such database, not a database, the tables of another MLflow, or a server
+            that does not answer within seconds.
+    """
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    # These chat about the tables that they make, and print a traceback for each locked database.
+    for name in ("mlflow.store.db.utils", "alembic"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    store = Store(with_deadlines(tracking_uri), page_size)
+    store.open(create=create)
+    return store
 
 
 @functools.cache
@@ -171,11 +186,6 @@ def _store_errors() -> tuple[type[Exception], ...]:
     from sqlalchemy.exc import SQLAlchemyError
 
     return (MlflowException, RequestException, SQLAlchemyError, OSError)
-
-
-def without_password(uri: str) -> str:
-    """A store's URI as it may be shown and logged."""
-    return redact(uri.partition("?")[0])
 
 
 def _explained(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
@@ -192,73 +202,99 @@ def _explained(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatena
 
 
 class Store:
-    """A handful of MLflow calls; each can be repeated after an interruption without harm.
+    """A handful of calls of MLflow's client.
 
     Args:
-        client: MLflow's own client.
-        uri: Named in errors, without passwords.
+        uri: Of the store; named in errors, without its password.
         page_size: Runs per search request.
     """
 
-    def __init__(self, client: MlflowClient | None, uri: str, page_size: int = PAGE_SIZE) -> None:
-        self._client, self.uri, self.page_size = client, uri, page_size
+    def __init__(self, uri: str, page_size: int = PAGE_SIZE) -> None:
+        self.uri = uri
+        self.page_size = page_size
 
-    @property
+    @functools.cached_property
     def client(self) -> MlflowClient:
         """MLflow's own; it is imported, and its connection opened, on first use."""
-        if self._client is None:
-            from mlflow import MlflowClient
+        from mlflow import MlflowClient
 
-            self._client = MlflowClient(self.uri)
-        return self._client
+        return MlflowClient(self.uri)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether an MLflow server stands between this process and the store."""
+        return urlsplit(self.uri).scheme in ("http", "https")
+
+    @_explained
+    def open(self, *, create: bool) -> None:
+        """Make the tables where asked to, and see that the store answers. Raises as `open_store`."""
+        from suite.tracking import schema
+
+        schema.follow_replaced_files()
+        path = sqlite_path(self.uri)
+        is_postgres = self.uri.startswith("postgresql")
+        if path is not None and not create and not path.exists():
+            raise TrackingError(
+                f"no results yet: {path} does not exist; "
+                "start with: suite run SWEEP.yaml, or suite sync for an existing home"
+            )
+        if path is not None and create:
+            schema.prepare_sqlite(path)
+        elif is_postgres and create:
+            schema.prepare_postgres(self.uri)
+        if path is not None or is_postgres:
+            self._check_revision(schema.revision(self.uri), schema.newest_revision())
+        self.client.search_experiments(max_results=1)
+
+    def _check_revision(self, found: str | None, expected: str) -> None:
+        shown = without_password(self.uri)
+        if found is None:
+            raise TrackingError(
+                f"no results yet: {shown} has no tables of MLflow; "
+                "start with: suite run SWEEP.yaml, or suite sync for an existing home"
+            )
+        if found != expected:
+            raise TrackingError(
+                f"tracking store {shown}: has the tables of another MLflow version, schema {found}, "
+                f"expected {expected}; use the MLflow that wrote it, or move it away, "
+                "then suite sync makes it anew"
+            )
 
     def explain(self, error: Exception) -> TrackingError:
         """What the store raised, in one line that names the store and holds no password."""
         shown = without_password(self.uri)
-        lines = redact(str(error)).strip().splitlines() or [type(error).__name__]
-        if urlsplit(self.uri).scheme in ("http", "https") and (
-            "Max retries" in lines[0] or "timed out" in lines[0].lower()
-        ):
+        lines = redact(str(error)).strip().splitlines()
+        line = lines[0] if lines else type(error).__name__
+        is_silent = "Max retries" in line or "timed out" in line.lower()
+        if self.is_remote and is_silent:
             return TrackingError(
-                f"tracking server {shown} does not answer; start it, or name another with --tracking-uri"
+                f"tracking server {shown} does not answer; "
+                "start it, or name another with --tracking-uri"
             )
-        if "error code 401" in lines[0]:
-            give = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        if "error code 401" in line:
             return TrackingError(
-                f"tracking server {shown} does not know this user, or this password; give them by {give}"
+                f"tracking server {shown} does not know this user, or this password; "
+                "give them by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
-        for secret in filter(
-            None,
-            {self.uri, urlsplit(self.uri).password, unquote(urlsplit(self.uri).password or "")},
-        ):
-            lines[0] = lines[0].replace(secret, "***")
-        return TrackingError(f"tracking store {shown}: {lines[0][:300]}")
-
-    @_explained
-    def connect(self) -> None:
-        """Open MLflow's client now; on an empty database it makes the tables.
-
-        Raises:
-            TrackingError: The schema is another MLflow's.
-        """
-        self.client.search_experiments(max_results=1)
-
-    @_explained
-    def ping(self) -> None:
-        """Raises TrackingError unless the store answers."""
-        self.client.search_experiments(max_results=1)
+        password = urlsplit(self.uri).password or ""
+        for secret in (self.uri, password, unquote(password)):
+            if secret:
+                line = line.replace(secret, "***")
+        return TrackingError(f"tracking store {shown}: {line[:300]}")
 
     @_explained
     def experiments(self) -> dict[str, str]:
         """Experiment id by sweep name, for every sweep in the store."""
-        found, token = {}, None
+        found: dict[str, str] = {}
+        token = None
         while True:
             page = self.client.search_experiments(
                 filter_string="tags.`suite.kind` = 'sweep'",
                 max_results=self.page_size,
                 page_token=token,
             )
-            found.update({e.name: e.experiment_id for e in page})
+            for experiment in page:
+                found[experiment.name] = experiment.experiment_id
             token = page.token
             if not token:
                 return found
@@ -269,7 +305,8 @@ class Store:
 
         Args:
             name: The sweep's.
-            artifacts: Where files of a new one go if neither a server nor the place of an sqlite file decides that.
+            artifacts: Where files of a new one go if neither a server nor the place of an sqlite
+                file decides that.
         """
         known = self.client.get_experiment_by_name(name)
         if known is None:
@@ -281,7 +318,6 @@ class Store:
         return str(known.experiment_id)
 
     def _create_experiment(self, name: str, artifacts: Path | None) -> str:
-        """Another driver may be quicker: then it is theirs."""
         from mlflow.exceptions import MlflowException
 
         tags = {"suite.kind": "sweep", NOTE: sweep_note(name)}
@@ -290,94 +326,83 @@ class Store:
                 self.client.create_experiment(name, self._artifact_location(artifacts), tags)
             )
         except MlflowException:
+            # Another driver may have been quicker: then there is one by now.
             known = self.client.get_experiment_by_name(name)
             if known is None:
                 raise
             return str(known.experiment_id)
 
     def _artifact_location(self, asked: Path | None) -> str | None:
-        """None lets a server decide; without one, MLflow would take ./mlruns of whatever folder it was started in."""
-        if urlsplit(self.uri).scheme in ("http", "https"):
+        """Where the files of a new experiment go; None lets the server decide."""
+        if self.is_remote:
             return None
         path = sqlite_path(self.uri)
         if path is not None:
-            return (path.parent / "mlartifacts").as_uri()
-        return os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT") or (
-            None if asked is None else asked.resolve().as_uri()
-        )
-
-    @_explained
-    def add_files(self, run_id: str, paths: Sequence[Path]) -> None:
-        """Files as a run's artifacts, under their own names; what is there already is replaced."""
-        for path in paths:
-            self.client.log_artifact(run_id, str(path))
+            return (path.parent / ARTIFACTS).as_uri()
+        root = os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT")
+        if root or asked is None:
+            return root
+        # MLflow by itself would take ./mlruns of whatever folder this process was started in.
+        return asked.resolve().as_uri()
 
     @_explained
     def runs(
-        self,
-        experiments: Sequence[str],
-        tags: Mapping[str, str],
-        *,
-        having: str | None = None,
-        only: Sequence[str] = (),
+        self, experiments: Sequence[str], tags: Mapping[str, str], *, having: str | None = None
     ) -> list[StoredRun]:
         """Every run with these tags, oldest first, over all pages.
 
         Args:
             experiments: Their ids.
             tags: Key and value.
-            having: A key that the runs must have whatever its value, by which a database finds the few among many.
-            only: The keys that the caller reads, `suite.curve.*` for all that begin so; others may be left out.
+            having: A key that only these runs have. Then the database looks at no others: among
+                300,000 runs with a tag it takes a second to find those with one value of it.
         """
-        wanted = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
-        query = " and ".join(wanted + ([] if having is None else [f"tags.`{having}` LIKE '%'"]))
+        if not experiments:
+            return []
+        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        if having is not None:
+            query = f"tags.`{having}` LIKE '%'"
         found: list[StoredRun] = []
         token = None
         while True:
             page = self.client.search_runs(
                 list(experiments), query, max_results=self.page_size, page_token=token
             )
-            found += [
-                StoredRun(r.info.run_id, r.info.status, r.info.start_time, dict(r.data.tags))
-                for r in page
-            ]
+            for run in page:
+                if tags.items() <= run.data.tags.items():
+                    found.append(_stored(run))
             token = page.token
             if not token:
                 return sorted(found, key=lambda run: (run.start_ms, run.id))
 
     @_explained
+    def run(self, run_id: str) -> StoredRun:
+        """A run as it is now."""
+        return _stored(self.client.get_run(run_id))
+
+    @_explained
     def create_run(
         self, experiment: str, *, name: str, start_s: float, tags: Mapping[str, str]
     ) -> StoredRun:
+        """A run in the state RUNNING."""
         run = self.client.create_run(
             experiment,
             start_time=int(start_s * 1000),
             tags=clip(tags, MAX_TAG_CHARS),
             run_name=name,
         )
-        return StoredRun(run.info.run_id, run.info.status, run.info.start_time, dict(run.data.tags))
-
-    def write_runs(self, experiment: str, records: Sequence[RunRecord]) -> list[StoredRun]:
-        """Write runs that the store does not have. Their tag `suite.complete`, if they have it, comes last.
-
-        A database writes all or none of them; a server may be cut off between two.
-        """
-        return [self.write_run(experiment, record) for record in records]
+        return _stored(run)
 
     def write_run(
-        self, experiment: str, record: RunRecord, known: StoredRun | None = None
+        self, experiment: str, record: RunRecord, begun: StoredRun | None = None
     ) -> StoredRun:
-        """Write a run, or what an interrupted writer left out of a `known` one."""
-        begun = {key: value for key, value in record.tags.items() if key != COMPLETE}
-        run = known or self.create_run(
-            experiment, name=record.name, start_s=record.start_s, tags=begun
+        """Write a run in three requests, or what an interrupted writer left out of a `begun` one."""
+        run = begun or self.create_run(
+            experiment, name=record.name, start_s=record.start_s, tags=record.tags
         )
         self.log(run.id, metrics=record.metrics, params=record.params)
-        if record.end_s is not None:
-            self.finish(run.id, record.status, record.end_s)
-        if COMPLETE in record.tags:
-            self.log(run.id, tags={COMPLETE: record.tags[COMPLETE]})
-        return replace(run, tags={**run.tags, **record.tags})
+        self.finish(run.id, record.status, record.end_s)
+        return replace(run, status=record.status, tags={**run.tags, **record.tags})
 
     @_explained
     def log(
@@ -388,23 +413,22 @@ class Store:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Metrics and parameters first, tags last: a tag that says "complete" is never there before what it speaks of."""
+        """One request, unless there are more than MLflow takes at once (1,000 metrics)."""
         from mlflow.entities import Metric, Param, RunTag
 
-        values = [Metric(key_name(p.key), p.value, int(p.time_s * 1000), p.step) for p in metrics]
-        texts = [Param(key_name(k), v) for k, v in clip(params or {}, MAX_PARAM_CHARS).items()]
-        for start in range(0, max(len(values), 1), METRICS_PER_BATCH):
-            self.client.log_batch(
-                run_id, values[start : start + METRICS_PER_BATCH], texts if start == 0 else ()
-            )
-        if tags:
-            self.client.log_batch(
-                run_id, tags=[RunTag(k, v) for k, v in clip(tags, MAX_TAG_CHARS).items()]
-            )
+        self.client.log_batch(
+            run_id,
+            [Metric(key_name(p.key), p.value, int(p.time_s * 1000), p.step) for p in metrics],
+            [Param(key_name(k), v) for k, v in clip(params or {}, MAX_PARAM_CHARS).items()],
+            [RunTag(k, v) for k, v in clip(tags or {}, MAX_TAG_CHARS).items()],
+        )
 
     @_explained
     def finish(self, run_id: str, status: str, end_s: float) -> None:
-        """Set FINISHED, FAILED or, for a cell with work left, SCHEDULED: nothing shows as running after a kill."""
+        """Set FINISHED, FAILED or KILLED, or, for a cell with work left, SCHEDULED.
+
+        Nothing shows as running after a kill.
+        """
         if status == "SCHEDULED":
             self.client.update_run(run_id, status)
         else:
@@ -412,21 +436,90 @@ class Store:
 
     @_explained
     def delete_run(self, run_id: str) -> None:
+        """Put a run into MLflow's bin."""
         self.client.delete_run(run_id)
+
+    @_explained
+    def add_file(self, run: StoredRun, path: Path, *, name: str | None = None) -> None:
+        """A file as a run's artifact; one of the same name is replaced, and never half written.
+
+        Args:
+            run: Whose artifact it becomes.
+            path: Of the file.
+            name: Of the artifact; None = the file's own.
+        """
+        name = name or path.name
+        folder = self._folder(run)
+        if folder is not None:
+            with replacing(folder / name) as temporary:
+                temporary.write_bytes(path.read_bytes())
+        elif name == path.name:
+            self.client.log_artifact(run.id, str(path))
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                renamed = Path(scratch) / name
+                renamed.write_bytes(path.read_bytes())
+                self.client.log_artifact(run.id, str(renamed))
+
+    @contextmanager
+    def file(self, run: StoredRun, name: str) -> Iterator[Path]:
+        """A run's artifact as a file of this machine, to be read within the block.
+
+        Raises:
+            TrackingError: MLflow cannot fetch it. Beside an sqlite database the path is given
+                whether there is such a file or not.
+        """
+        folder = self._folder(run)
+        if folder is not None:
+            yield folder / name
+            return
+        with tempfile.TemporaryDirectory() as scratch:
+            yield self._download(f"{run.files}/{name}", scratch)
+
+    @_explained
+    def _download(self, uri: str, folder: str) -> Path:
+        import mlflow.artifacts
+
+        return Path(
+            mlflow.artifacts.download_artifacts(
+                artifact_uri=uri, dst_path=folder, tracking_uri=self.uri
+            )
+        )
+
+    def _folder(self, run: StoredRun) -> Path | None:
+        """Folder of a run's files beside an sqlite database; None where MLflow has to reach them.
+
+        A home may be moved or copied. The database goes on naming the place where it once was, to
+        which MLflow's client would write.
+        """
+        path = sqlite_path(self.uri)
+        if path is None or not run.files.endswith(f"/{ARTIFACTS}/{run.id}/artifacts"):
+            return None
+        return path.parent / ARTIFACTS / run.id / "artifacts"
+
+
+def _stored(run: Any) -> StoredRun:
+    """A `mlflow.entities.Run`."""
+    info = run.info
+    return StoredRun(
+        info.run_id, info.status, info.start_time, dict(run.data.tags), info.artifact_uri or ""
+    )
 
 
 def key_name(text: str) -> str:
-    """`text` with every character that MLflow refuses in a metric or parameter name replaced by an underscore."""
+    """A metric's or parameter's name, every character that MLflow refuses as an underscore."""
     return re.sub(r"[^A-Za-z0-9_\-./: ]", "_", text)[:250]
 
 
 def clip(texts: Mapping[str, Any], limit: int) -> dict[str, str]:
-    """Values cut to what MLflow stores, visibly; MLflow itself cuts them without a word. What no database holds is replaced."""
-    whole = {
-        key: text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
-        for key, text in texts.items()
-    }
-    return {
-        key: text if len(text) <= limit else text[: limit - 3] + "..."
-        for key, text in whole.items()
-    }
+    """Values cut to what MLflow stores, visibly: MLflow itself cuts them without a word.
+
+    What no database holds is replaced.
+    """
+    clipped: dict[str, str] = {}
+    for key, text in texts.items():
+        whole = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+        if len(whole) > limit:
+            whole = whole[: limit - 3] + "..."
+        clipped[key] = whole
+    return clipped

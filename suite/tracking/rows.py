@@ -1,0 +1,128 @@
+"""The rows of a sweep as a file of its run `leaderboard` in MLflow, one run for each home and sweep.
+
+Two file names are used in turn. A tag of the run says which of them counts, and the digest of its
+content: a reader sees the last file that was written whole, whatever the store of the files is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from suite.errors import TrackingError, UnknownNameError
+from suite.files import sha256
+from suite.leaderboard.fields import Row
+from suite.leaderboard.file import read_rows as read_file
+from suite.leaderboard.file import write_rows as write_file
+from suite.tracking.notes import NOTE, rows_note
+from suite.tracking.store import Store, StoredRun, without_password
+
+KIND = "leaderboard"
+NAMES = ("leaderboard-0.parquet", "leaderboard-1.parquet")
+TAG = "suite.file"
+"""Name of the file that counts, a space, and its SHA-256; empty while there is none."""
+ATTEMPTS = 3
+DOWNLOADS = 8
+"""Files that are fetched from a server at the same time."""
+
+
+def create_run(store: Store, experiment: str, *, home: str, sweep: str, now_s: float) -> StoredRun:
+    """The run of a home's sweep that will have the file."""
+    tags = {
+        "suite.kind": KIND,
+        "suite.home": home,
+        "sweep": sweep,
+        TAG: "",
+        NOTE: rows_note(sweep),
+    }
+    run = store.create_run(experiment, name=KIND, start_s=now_s, tags=tags)
+    store.finish(run.id, "FINISHED", now_s)
+    return replace(run, status="FINISHED")
+
+
+def publish(store: Store, run: StoredRun, rows: Sequence[Row]) -> StoredRun:
+    """Put rows in the place of those that a run has; nothing is sent where they are the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.parquet"
+        write_file(path, rows)
+        digest = sha256(path)
+        current = run.tags.get(TAG, "")
+        if current.endswith(f" {digest}"):
+            return run
+        name = NAMES[0]
+        if current.startswith(name):
+            name = NAMES[1]
+        store.add_file(run, path, name=name)
+    # Only now does the new file count. If this process dies before, the old one is still whole.
+    tags = {TAG: f"{name} {digest}"}
+    store.log(run.id, tags=tags)
+    return replace(run, tags={**run.tags, **tags})
+
+
+def published(store: Store, run: StoredRun) -> list[Row]:
+    """The rows that a run has; empty where none were published yet.
+
+    Raises:
+        TrackingError: The file is not there, not whole, or of another schema version.
+    """
+    for _ in range(ATTEMPTS):
+        name, _, digest = run.tags.get(TAG, "").partition(" ")
+        if not digest:
+            return []
+        with store.file(run, name) as path:
+            if path.exists() and sha256(path) == digest:
+                return read_file(path)
+        # Perhaps it was replaced twice since the run was read: then the tag is another by now.
+        run = store.run(run.id)
+    raise TrackingError(
+        f"{without_password(store.uri)}: {run.files}/{name}: not there, or not as it was written; "
+        "docs/stores.md says who must reach the files of a store; suite sync writes it again"
+    )
+
+
+def runs_with_rows(store: Store, sweep: str | None = None) -> list[StoredRun]:
+    """The newest run with rows of each home and sweep.
+
+    Raises:
+        TrackingError: The store has no such sweep.
+    """
+    experiments = store.experiments()
+    if sweep is not None and experiments:
+        if sweep not in experiments:
+            where = without_password(store.uri)
+            raise TrackingError(str(UnknownNameError("sweep", sweep, experiments, where=where)))
+        experiments = {sweep: experiments[sweep]}
+    newest: dict[tuple[str, str], StoredRun] = {}
+    for run in store.runs(list(experiments.values()), {"suite.kind": KIND}, having=TAG):
+        # A request that was repeated because its answer got lost leaves a second run, without rows.
+        if run.tags[TAG]:
+            newest[run.tags["sweep"], run.tags["suite.home"]] = run
+    return [newest[key] for key in sorted(newest)]
+
+
+def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
+    """Every cell of one or all sweeps in a store, of all homes.
+
+    Raises:
+        TrackingError: There is none, or a file of rows cannot be read.
+    """
+    runs = runs_with_rows(store, sweep)
+    rows: list[Row] = []
+    for found in _read_all(store, runs):
+        rows += found
+    if not rows:
+        raise TrackingError(
+            f"no results yet in {without_password(store.uri)}; "
+            "start with: suite run SWEEP.yaml, or suite sync for an existing home"
+        )
+    return rows
+
+
+def _read_all(store: Store, runs: Sequence[StoredRun]) -> Iterable[list[Row]]:
+    if not store.is_remote:
+        return [published(store, run) for run in runs]
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        return list(pool.map(lambda run: published(store, run), runs))

@@ -1,0 +1,234 @@
+"""The runs of one sweep of one home in MLflow: one per cell, one per ended trial, one with all rows.
+
+A run is found by its tags before one is created. What an interrupted writer left behind is still
+in the state RUNNING, and is written to its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from suite.config.hashing import short_hash
+from suite.leaderboard.fields import Row
+from suite.record.cells import Trial
+from suite.record.folder import TrialFolder
+from suite.record.lm_eval import FILE as LM_EVAL
+from suite.record.lm_eval import as_metrics, over_seeds, read_record
+from suite.tracking import rows as files_of_rows
+from suite.tracking.encode import cell_key, cell_metrics, cell_tags, result_digest, trial_record
+from suite.tracking.notes import NOTE, cell_note
+from suite.tracking.store import Point, Store, StoredRun
+
+FORMAT = 5
+"""Raised when what is written changes: every cell is then written again at the next sync."""
+DIGEST = "suite.digest"
+"""Tag of a cell's run that says what was written into it and its trials' runs. It comes last."""
+REVISION = "suite.revision"
+ARTIFACTS = ("spec.json", "result.json", "predictions-*.parquet", LM_EVAL)
+MAX_ARTIFACT_BYTES = 10 * 2**20
+HAVING = {"cell": "suite.arm", "trial": "suite.trial", files_of_rows.KIND: files_of_rows.TAG}
+"""A tag that only the runs of a kind have, by which they are found quickly."""
+CELL_STATUS = {"done": "FINISHED", "failed": "FAILED"}
+"""A cell of any other status is SCHEDULED to MLflow: there is work left."""
+
+
+class SweepRuns:
+    """Finds and writes them, remembering what it found.
+
+    Args:
+        store: Where they are.
+        home: Id of the home.
+        sweep: Name of the sweep.
+        files: Folder for files of runs, where the store has none of its own.
+    """
+
+    def __init__(self, store: Store, *, home: str, sweep: str, files: Path | None = None) -> None:
+        self.store = store
+        self.home = home
+        self.sweep = sweep
+        self.experiment = store.experiment(sweep, artifacts=files)
+        self._cells = self._one_each("cell", "suite.cell")
+        self._rows = self._one_each(files_of_rows.KIND, "sweep").get(sweep)
+        self._trials: dict[str, dict[str, StoredRun]] | None = None
+
+    def _one_each(self, kind: str, key: str) -> dict[str, StoredRun]:
+        """Runs by tag. A request that was repeated because its answer got lost left a second."""
+        tags = {"suite.kind": kind, "suite.home": self.home}
+        kept: dict[str, StoredRun] = {}
+        for run in self.store.runs([self.experiment], tags, having=HAVING[kind]):
+            if kept.setdefault(run.tags[key], run) is not run:
+                self.store.delete_run(run.id)
+        return kept
+
+    def rows(self) -> list[Row]:
+        """The rows that were published last. Raises as `published`."""
+        return [] if self._rows is None else files_of_rows.published(self.store, self._rows)
+
+    def publish(self, rows: Sequence[Row]) -> None:
+        """Make these the rows of the sweep, for whoever reads the leaderboard."""
+        run = self._rows
+        if run is None:
+            run = files_of_rows.create_run(
+                self.store,
+                self.experiment,
+                home=self.home,
+                sweep=self.sweep,
+                now_s=time.time(),
+            )
+        self._rows = files_of_rows.publish(self.store, run, rows)
+
+    def is_current(self, row: Row, *, artifacts: bool = False) -> bool:
+        """Whether the run of a cell, and those of its trials, say what the row does."""
+        run = self._cells.get(cell_key(row))
+        return run is not None and run.tags.get(DIGEST) == _digest(row, artifacts=artifacts)
+
+    def write_cell(self, row: Row, trials: Sequence[Trial] = (), *, artifacts: bool = False) -> int:
+        """Bring a cell's run and the runs of its trials up to date.
+
+        Args:
+            row: Of the cell.
+            trials: Those of its home; of an imported cell there are none.
+            artifacts: Whether the small files of a trial are wanted too.
+
+        Returns:
+            Runs of trials that were written.
+        """
+        ended = [trial for trial in trials if trial.result is not None]
+        key = cell_key(row)
+        if key not in self._cells:
+            self._cells[key] = self._create_cell(row, ended)
+        cell = self._cells[key]
+        written = 0
+        if ended:
+            children = self._children(cell)
+            for trial in ended:
+                name = trial.folder.hash
+                written += self._write_trial(cell, children, trial)
+                children[name] = self._add_lm_eval(children[name], trial.folder)
+                if artifacts:
+                    children[name] = self._add_artifacts(children[name], trial.folder)
+        self._write_numbers(cell, row, artifacts=artifacts)
+        return written
+
+    def _create_cell(self, row: Row, ended: Sequence[Trial]) -> StoredRun:
+        starts = [trial.result.started_at for trial in ended if trial.result is not None]
+        description = ended[0].spec.task.description if ended else ""
+        tags = cell_tags(row)
+        tags |= {
+            "suite.kind": "cell",
+            "suite.home": self.home,
+            NOTE: cell_note(row, description),
+        }
+        return self.store.create_run(
+            self.experiment,
+            name=cell_key(row),
+            start_s=min(starts, default=row.ended_at or time.time()),
+            tags=tags,
+        )
+
+    def _children(self, cell: StoredRun) -> dict[str, StoredRun]:
+        """Runs of a cell's trials by the trial's hash.
+
+        If the run of the cell was deleted by hand, they are handed over to the new one.
+        """
+        if self._trials is None:
+            # One search for all cells: of a rebuild it finds nothing, and takes no time.
+            self._trials = defaultdict(dict)
+            for name, run in self._one_each("trial", "suite.trial").items():
+                self._trials[run.tags["suite.cell"]][name] = run
+        children = self._trials[cell.tags["suite.cell"]]
+        parent = {"mlflow.parentRunId": cell.id}
+        for name, child in children.items():
+            if child.tags.get("mlflow.parentRunId") != cell.id:
+                self.store.log(child.id, tags=parent)
+                children[name] = replace(child, tags={**child.tags, **parent})
+        return children
+
+    def _write_trial(self, cell: StoredRun, children: dict[str, StoredRun], trial: Trial) -> bool:
+        """Write a trial's run unless it is there; returns whether there was something to write."""
+        assert trial.result is not None
+        known = children.get(trial.folder.hash)
+        if known is not None and known.tags.get("suite.result") != result_digest(trial.result):
+            # The trial was run again, and metrics of a run cannot be replaced.
+            self.store.delete_run(known.id)
+            known = None
+        if known is not None and known.ended:
+            return False
+        record = trial_record(
+            trial.spec, trial.result, trial.folder.path, home=self.home, parent=cell.id
+        )
+        children[trial.folder.hash] = self.store.write_run(self.experiment, record, known)
+        return True
+
+    def _add_lm_eval(self, run: StoredRun, folder: TrialFolder) -> StoredRun:
+        """What lm-eval measured since the trial ended."""
+        record = read_record(folder.path)
+        if not record.evaluations:
+            return run
+        tags = {"suite.lm_eval": short_hash(record.model_dump(mode="json"))}
+        if tags.items() <= run.tags.items():
+            return run
+        # Of two values of a metric MLflow shows the one with the later time.
+        end_s = max(evaluation.finished_at for evaluation in record.evaluations.values())
+        points = []
+        for key, value in as_metrics(over_seeds([record])).items():
+            points.append(Point(key, value, end_s))
+        self.store.log(run.id, metrics=points, tags=tags)
+        return replace(run, tags={**run.tags, **tags})
+
+    def _add_artifacts(self, run: StoredRun, folder: TrialFolder) -> StoredRun:
+        files = small_files(folder)
+        tags = {"suite.artifacts": _files_digest(files)}
+        if tags.items() <= run.tags.items():
+            return run
+        for path in files:
+            self.store.add_file(run, path)
+        self.store.log(run.id, tags=tags)
+        return replace(run, tags={**run.tags, **tags})
+
+    def _write_numbers(self, cell: StoredRun, row: Row, *, artifacts: bool) -> None:
+        end_s = row.ended_at or time.time()
+        # MLflow shows the value with the highest step as the latest.
+        revision = int(cell.tags.get(REVISION, 0)) + 1
+        points = []
+        for key, value in cell_metrics(row).items():
+            points.append(Point(key, value, end_s, revision))
+        tags = {
+            "status": row.status,
+            REVISION: str(revision),
+            DIGEST: _digest(row, artifacts=artifacts),
+        }
+        self.store.finish(cell.id, CELL_STATUS.get(row.status, "SCHEDULED"), end_s)
+        self.store.log(cell.id, metrics=points, tags=tags)
+        self._cells[cell_key(row)] = replace(cell, tags={**cell.tags, **tags})
+
+
+def _digest(row: Row, *, artifacts: bool) -> str:
+    return short_hash([FORMAT, row.digest, artifacts])
+
+
+def small_files(folder: TrialFolder) -> list[Path]:
+    """What is worth a look beside a trial's numbers, and not too large for a tracking server.
+
+    Weights and logs are neither.
+    """
+    found = []
+    for pattern in ARTIFACTS:
+        for path in sorted(folder.path.glob(pattern)):
+            if path.is_symlink() or not path.is_file():
+                continue
+            if path.stat().st_size <= MAX_ARTIFACT_BYTES:
+                found.append(path)
+    return found
+
+
+def _files_digest(paths: Iterable[Path]) -> str:
+    marks = []
+    for path in paths:
+        marks.append([path.name, hashlib.sha256(path.read_bytes()).hexdigest()])
+    return short_hash(marks)
