@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.multiprocessing as mp
 
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice
@@ -24,6 +23,7 @@ from suite.train.loop import Trainer
 from suite.train.process_group import free_port
 from tests.commands import Suite, suite
 from tests.lm_tasks import keep_caches, write_lm_tasks, write_suite_task
+from tests.ranks import in_processes
 from tests.sweeps import finish
 from tests.tiny import tiny_choice
 
@@ -78,11 +78,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
             finish(home, spec, 50.0)
         for spec in confirm:
             home.trial(spec).write_spec(spec)
-        mp.spawn(
-            train_all,
-            args=(home.path, data, [spec.model_dump_json() for spec in confirm]),
-            nprocs=1,
-        )
+        in_processes(train_all, home.path, data, [spec.model_dump_json() for spec in confirm])
     return home, write_lm_tasks(folder / "lm")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from suite.train.loop import Trainer, TrialEndedError
 from suite.train.lr_schedule import lr_multiplier
 from suite.train.process_group import free_port
 from suite.train.restore import restore
+from tests.ranks import in_processes
 from tests.tiny import tiny_choice
 
 TRAINING = TrainingConfig(epochs=3, batch_size=16, eval_batch_size=16, patience=None, max_length=64)
@@ -69,8 +68,8 @@ def curve(result: TrialResult) -> list[tuple[float, float]]:
     return [(epoch.train_loss, epoch.validation_score) for epoch in result.epochs]
 
 
-def everything(folder: Path) -> None:
-    """All runs in one process, as they share a process group; what they gave goes to files."""
+def everything(_number: int, folder: Path) -> str:
+    """All runs in one process, as they share a process group; what they gave, as JSON."""
     home = Home(folder / "home")
     found: dict[str, Any] = {"home": str(home.path)}
     trainer = Trainer(Workspace(home), master_port=free_port())
@@ -145,22 +144,13 @@ def everything(folder: Path) -> None:
         ]
     trainer.close()
     found["engines left"] = [str(p) for p in (home.path / ".tune").rglob("step-0")]
-    (folder / "found.json").write_text(json.dumps(found))
+    return json.dumps(found)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("loop")
-    code = f"from pathlib import Path; from tests.test_loop import everything; everything(Path({str(folder)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    read: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    (written,) = in_processes(everything, tmp_path_factory.mktemp("loop"))
+    read: dict[str, Any] = json.loads(written)
     return read
 
 

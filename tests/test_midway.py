@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,10 @@ from suite.train import midway
 from suite.train.loop import Trainer
 from suite.train.midway import Pace, set_streams, streams
 from tests.forked import fork_group
+from tests.ranks import in_processes
 from tests.test_loop import TRAINING, curve, make_spec
 from tests.tiny import tiny_choice
 
-ROOT = Path(__file__).parents[1]
 STEPS, EPOCHS = 6, 2
 Left = tuple[int, int, int]
 """How many ranks there are, which of them is told to leave, and after how many steps of the trial."""
@@ -81,7 +79,8 @@ def _leave_after(trainer: Trainer, steps: int) -> None:
     engine.step = counted  # type: ignore[method-assign]
 
 
-def everything(folder: Path) -> None:
+def everything(_number: int, folder: Path) -> dict[str, Any]:
+    """Forks its ranks, so it wants a process without threads."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for ranks in (1, 2):
@@ -120,7 +119,7 @@ def everything(folder: Path) -> None:
         read(folder / "plain", plain),
         read(folder / "shrunk", plain),
     ]
-    (folder / "found.json").write_text(json.dumps(found))
+    return found
 
 
 def read(home: Path, spec: TrialSpec) -> dict[str, Any]:
@@ -143,14 +142,8 @@ def read(home: Path, spec: TrialSpec) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("midway")
-    code = f"from pathlib import Path; from tests.test_midway import everything; everything(Path({str(folder)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return answer
+    (found,) = in_processes(everything, tmp_path_factory.mktemp("midway"))
+    return dict(found)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from suite.cli.trial import build_spec
 from suite.config.task import load_task
@@ -17,6 +16,7 @@ from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.loop import Trainer
 from suite.train.process_group import free_port
+from tests.ranks import in_processes
 from tests.rows import write_rows
 from tests.tiny import tiny_choice
 
@@ -58,7 +58,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Home:
     folder = tmp_path_factory.mktemp("trials")
     for name in {task for task, _, _ in CASES}:
         write_rows(load_task(name), folder / "data", {"train": 16, "validation": 12})
-    mp.spawn(run_all, args=(free_port(), folder), nprocs=1)
+    in_processes(run_all, free_port(), folder)
     return Home(folder / "home")
 
 

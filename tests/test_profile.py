@@ -24,10 +24,26 @@ from suite.profile.record import Estimate, Memory
 from suite.profile.training import Training
 from suite.train.process_group import close_process_group, free_port, init_process_group
 from tests.commands import Suite, suite
-from tests.ranks import on_ranks
+from tests.ranks import forkserver_context, on_ranks
 from tests.tiny import tiny_choice
 
 __all__ = ["suite"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's speed is taken from products that are soon done."""
+    monkeypatch.setattr(peak, "SIDES", {"cpu": 256})
+    monkeypatch.setattr(peak, "SECONDS", 0.05)
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forks of a process that has imported everything; one test starts them as they are."""
+    context = forkserver_context()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
 CPU = torch.device("cpu")
 SHORT: dict[str, Any] = {
     "batch": 4,
@@ -175,6 +191,7 @@ def test_estimating_allocates_nothing_of_the_models_size() -> None:
 # measuring
 
 
+@pytest.mark.usefixtures("forks")
 def test_arms_are_measured_and_those_that_do_not_go_together_say_why() -> None:
     pair, misfit = (
         arms_of("t5", ["full", "read"], attention="gqa"),
@@ -194,6 +211,7 @@ def test_arms_are_measured_and_those_that_do_not_go_together_say_why() -> None:
     assert "projections" in str(incompatible.reason)
 
 
+@pytest.mark.usefixtures("forks")
 def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -207,6 +225,7 @@ def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(
     assert full.time is None
 
 
+@pytest.mark.usefixtures("forks")
 def test_two_ranks_measure_every_arm_and_the_first_one_alone_what_is_in_use() -> None:
     first, last = measure(arms_of("bert", ["full", "bitfit"]), Setting(**SHORT | {"ranks": 2})).arms
     for arm in (first, last):
@@ -214,6 +233,7 @@ def test_two_ranks_measure_every_arm_and_the_first_one_alone_what_is_in_use() ->
         assert arm.time is not None and arm.inference
 
 
+@pytest.mark.usefixtures("forks")
 def test_what_is_in_use_takes_nothing_from_what_training_gave() -> None:
     shape = shape_of("gpt2") | {"n_positions": 32}
     (arm,) = measure(
@@ -225,6 +245,7 @@ def test_what_is_in_use_takes_nothing_from_what_training_gave() -> None:
     assert "exceed the backbone's 32 positions" in arm.missing["decoding[64]"]
 
 
+@pytest.mark.usefixtures("forks")
 def test_ctrl_c_keeps_what_was_measured() -> None:
     def interrupt(line: str) -> None:
         if "round 1" in line:
@@ -257,6 +278,7 @@ def test_fused_attention_of_a_gpu_keeps_no_probabilities() -> None:
     assert cpu - gpu > 2 * 4 * 4 * 256 * 256 * 4  # layers x batch x heads x T x T x fp32, and masks
 
 
+@pytest.mark.usefixtures("forks")
 def test_an_arm_whose_process_is_killed_takes_no_other_with_it() -> None:
     killed: list[int] = []
 
@@ -437,15 +459,12 @@ def test_json_with_a_comparison_is_one_document(suite: Suite) -> None:
 
 
 def test_figures_by_size_need_two_sizes(tmp_path: Path) -> None:
-    both = choose(["bert-base", "gpt2"], ["full", "bitfit"], ["pretrained"])
-    setting = Setting(**SHORT)
-    assert {path.stem for path in draw(estimate_only(both, setting), tmp_path / "two")} >= {
-        "memory-by-size",
-        "trainable-by-size",
-    }
-    assert "memory-by-size" not in {
-        path.stem for path in draw(estimate_only(both[:2], setting), tmp_path / "one")
-    }
+    both = [arm for family in ("bert", "gpt2") for arm in arms_of(family, ["full", "bitfit"])]
+    two = estimate_only(both, Setting(**SHORT))
+    one = two.model_copy(update={"arms": two.arms[:2]})
+    by_size = {"memory-by-size", "trainable-by-size"}
+    assert {path.stem for path in draw(two, tmp_path / "two")} >= by_size
+    assert not {path.stem for path in draw(one, tmp_path / "one")} & by_size
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.multiprocessing as mp
 from datasets import Dataset
 
 from suite.backbones.loading import build, load_tokenizer, resolve
@@ -31,6 +30,7 @@ from suite.train.engine import Engine
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.loop import Trainer
 from suite.train.process_group import free_port
+from tests.ranks import in_processes
 from tests.rows import write_rows
 from tests.texts import prose_task, toy_translation, write_pairs, write_prose
 from tests.tiny import tiny_choice
@@ -146,7 +146,7 @@ def everything(rank: int, port: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> Path:
-    mp.spawn(everything, args=(free_port(), folder), nprocs=2)
+    in_processes(everything, free_port(), folder, count=2)
     return folder
 
 
