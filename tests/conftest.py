@@ -10,6 +10,29 @@ from suite.record.folder import Home
 from tests.records import make_store
 
 collect_ignore = ["cluster"]  # needs root and minutes; `make test-cluster` names it
+LONGEST = (
+    "test_tune",
+    "test_groups",
+    "test_faults",
+    "test_submit",
+    "test_profile",
+    "test_lm_eval_sweep",
+    "test_checkpoint",
+    "test_security",
+    "test_parity",
+    "test_pretrain_runs",
+    "test_lease",
+    "test_storage_sweep",
+    "test_docs",
+    "test_cli_run",
+    "test_doctor",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that the processes of xdist end together."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")

@@ -395,6 +395,7 @@ def trained(group: Group, spec: TrialSpec) -> TrialResult:
     return group.finish()
 
 
+@pytest.mark.slow
 def test_zero3_over_two_nodes_scores_as_on_one_and_goes_on_with_fewer_ranks(
     two_nodes: tuple[Cluster, Path], tmp_path: Path
 ) -> None:

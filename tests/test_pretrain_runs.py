@@ -156,6 +156,7 @@ def test_a_pretrain_run_that_fails_by_itself_costs_its_cells_and_no_trial(
 # ---- the real trainer ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_from_pretraining_to_tested_cells_survives_a_killed_rank_bit_for_bit(
     home: Home, data_root: Path, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def numbers(home: Home) -> dict[str, tuple[Any, ...]]:
     }
 
 
+@pytest.mark.slow
 def test_a_mirrored_sweep_equals_a_plain_one_and_every_home_goes_on_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(
     assert {(row["sweep"], row["home"]) for row in rows} == {("toy", str(place.home.path))}
 
 
+@pytest.mark.slow
 def test_ray_s_own_job_command_runs_the_script_suite_stop_ends_it_and_a_failure_keeps_its_exit_code(
     place: Place,
     suite: Suite,  # noqa: F811
