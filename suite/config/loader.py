@@ -51,6 +51,7 @@ class _Loader(yaml.SafeLoader):
             raise _refusal(f"nested more than {MAX_DEPTH} levels deep", mark)
         if self.nodes > MAX_NODES:
             raise _refusal(f"more than {MAX_NODES:,} keys and values", mark)
+        # this composes the children too, each with a call of this method
         node = super().compose_node(parent, index)
         self.depth -= 1
         if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_NUMBER_CHARS:
@@ -247,6 +248,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         target: Any = result
         *parents, last = key.split(".")
         for part in parents:
+            # a group that the file leaves out is made
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
                 raise ConfigError(f"--set {item!r}: {'.'.join(parents)} is not a group of keys")

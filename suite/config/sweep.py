@@ -168,6 +168,7 @@ class SearchConfig(Strict):
 
     @model_validator(mode="after")
     def _goes_together(self) -> SearchConfig:
+        # the rules below are about a second objective
         if self.objective == "score":
             return self
         if len(self.objective) != 2 or self.objective[0] != "score" or self.objective[1] == "score":
@@ -205,6 +206,7 @@ class SearchConfig(Strict):
     def most_trials(self, searched: LearningRateRange) -> int:
         """Trials of a study that is extended as often as it may be."""
         trials = searched.trials(self.trials)
+        # a fixed learning rate has no range to extend
         if not searched.fixed:
             trials += self.edge_guard.extensions * self.extra_trials
         return trials
@@ -212,6 +214,7 @@ class SearchConfig(Strict):
     @property
     def least_trials(self) -> int:
         """How many trials must have ended before the stop rule is asked."""
+        # a model of the curve needs more points than the quasi-random ones
         least = self.startup_trials + 2
         if self.stop is not None and self.stop.min_trials is not None:
             least = max(least, self.stop.min_trials)

@@ -428,5 +428,6 @@ def make_task(data: Mapping[str, Any], *, where: str, lines: Any = None) -> Task
             place = f"{where}:{lines[('kind',)]}"
         raise UnknownNameError("kind of task", str(kind), KINDS, where=f"{place}: kind")
     task = validate(KINDS[kind], data, where=where, lines=lines)
+    # `KINDS` has no pre-training: no file is of this kind
     assert not isinstance(task, PretrainTask)
     return cast(TaskConfig, task)

@@ -229,6 +229,7 @@ def code_of(task: Coded) -> TaskCode | None:
             f"task {task.name}: its Python file was not found (found: {path or 'none'}); {how}"
         )
     code = load_code(path)
+    # somebody may have edited the file while a sweep runs
     if code.sha256 != task.code.sha256:
         raise ConfigError(
             f"task {task.name}: {path} (sha256 {code.sha256[:12]}) is not the file that this trial "
@@ -248,6 +249,7 @@ def own_score(task: Coded) -> Callable[[Sequence[Any], Sequence[Any]], dict[str,
         return None
     code = code_of(task)
     assert code is not None
+    # bound to the task's metrics, so that callers need not know them
     return lambda predictions, golds: code.scores(predictions, golds, task.metrics)
 
 
@@ -328,6 +330,7 @@ def _line_in(path: Path, error: Exception) -> int | None:
     """The deepest line of the file that the error passed through."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno
+    # the innermost frame comes last
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if os.path.realpath(frame.filename) == str(path):
             return frame.lineno

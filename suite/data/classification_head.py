@@ -59,8 +59,9 @@ class HeadObjective(LabelObjective):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         batch = self._padded(rows, {"input_ids": self.pad_id, "token_type_ids": 0})
+        # the mean squared error takes floats, the cross-entropy class ids
         dtype = torch.float32 if self.task.is_regression else torch.long
-        batch["labels"] = torch.tensor([row["gold"] for row in rows], dtype=dtype)
+        batch["labels"] = torch.tensor([row["gold"] for row in rows], dtype=dtype)  # (B,)
         return batch
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:

@@ -106,6 +106,7 @@ class DecoderTextObjective(LabelObjective):
         self.cue = plain_ids(tokenizer, self.CUE)
         self.labels: list[list[int]] = []
         for word in task.label.words:
+            # with the space before it the word is tokenised as within running text
             label = plain_ids(tokenizer, " " + word) + end_ids(tokenizer)
             if label in self.labels:
                 raise IncompatibleError(
@@ -146,6 +147,7 @@ class DecoderTextObjective(LabelObjective):
         self, model: Any, starts: list[list[int]], label: list[int], device: torch.device
     ) -> torch.Tensor:
         """Log-likelihood of `label` after each start, summed over its tokens, (B,)."""
+        # padding is on the right, so every label stands right after its start
         rows = [{"input_ids": start + label} for start in starts]
         inputs = {}
         for name, tensor in self._padded(rows, {"input_ids": self.pad_id}).items():

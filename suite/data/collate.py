@@ -16,6 +16,7 @@ def padded_length(longest: int, *, at_most: int, multiple: int) -> int:
 
     A model may have no more positions than `at_most`.
     """
+    # upside-down floor division rounds up
     rounded = -(-longest // multiple) * multiple
     return max(longest, min(rounded, at_most))
 
@@ -35,6 +36,7 @@ def pad_left(
 ) -> torch.Tensor:
     """Sequences padded on the left, so that a model can continue them, (rows, length), int64."""
     mirrored = [sequence[::-1] for sequence in sequences]
+    # mirrored, padded on the right, and mirrored back
     return pad(mirrored, value, at_most=at_most, multiple=multiple).flip(1)
 
 
@@ -59,6 +61,7 @@ def collate_padded(
         if name in rows[0]:
             column = [row[name] for row in rows]
             batch[name] = pad(column, value, at_most=at_most, multiple=multiple)
+    # from the rows, because the padding value may be a token's id as well
     mask = ones_like([row["input_ids"] for row in rows])
     batch["attention_mask"] = pad(mask, 0, at_most=at_most, multiple=multiple)
     return batch

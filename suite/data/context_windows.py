@@ -97,6 +97,7 @@ class Windows:
     def _windows(
         self, question: list[int], ids: list[int], offsets: list[Span]
     ) -> Iterator[Window]:
+        # a short question leaves more room for its context
         room = self.at_most - self.template.special - len(question)
         stride = min(self.stride, (room + 1) // 2)
         # an empty context has one window too

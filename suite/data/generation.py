@@ -46,6 +46,7 @@ class GenerationObjective(Objective):
         training: TrainingConfig,
     ) -> None:
         super().__init__(task, tokenizer, training)
+        # a sweep may save time with fewer beams than the task asks for
         self.beams = training.beams or task.beams
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[str]:
@@ -110,6 +111,7 @@ class TextToTextGeneration(GenerationObjective):
         return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
 
     def _answers(self, written: torch.Tensor, inputs: Batch) -> torch.Tensor:
+        # the prompt is the encoder's, so all that is written is new
         return written
 
 

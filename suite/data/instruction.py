@@ -90,6 +90,7 @@ class InstructionObjective(Objective):
         without = self.task.without_input
         if without is None or texts[1].strip():
             return self.task.text_to_text
+        # Alpaca's prompt for an instruction without an input
         return without
 
 
@@ -183,6 +184,7 @@ class DecoderInstruction(InstructionObjective):
             fits = bool(sizes) and sizes[-1] + length <= self.positions
             for name, values in rows.items():
                 value = values[number]
+                # one that does not fit starts the next sequence
                 if not fits:
                     packed[name].append(value)
                 elif name == "index":

@@ -76,13 +76,14 @@ class ChoiceHeadObjective(LabelObjective):
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         names = [name for name in ("input_ids", "token_type_ids") if name in rows[0]]
+        # one sequence per choice, so that all of them are padded to one length
         flat = []
         for row in rows:
             for values in rows_of(row, names):
                 flat.append(dict(zip(names, values, strict=True)))
         batch = self._padded(flat, {"input_ids": self.pad_id, "token_type_ids": 0})
         for name, tensor in batch.items():
-            batch[name] = tensor.view(len(rows), len(self.task.choices), -1)
+            batch[name] = tensor.view(len(rows), len(self.task.choices), -1)  # (rows, choices, T)
         batch["labels"] = torch.tensor([row["gold"] for row in rows])
         return batch
 
@@ -170,6 +171,7 @@ class ChoiceLikelihoodObjective(LabelObjective):
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
         """It takes one forward pass over all choices, whatever `synced` says."""
         sums, tokens = label_scores(model, batch)
+        # per token, because a sum would favour the shortest choice
         answers = (sums / tokens).view(-1, len(self.task.choices)).argmax(-1).tolist()
         return [float(answer) for answer in answers]
 

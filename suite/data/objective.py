@@ -193,6 +193,7 @@ class Objective(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the encoded rows depend on, apart from the raw rows."""
         return {
+            # another way to encode the rows must get another class or another key here
             "objective": type(self).__name__,
             **self.task.model_dump(mode="json", include=TEMPLATE),
             "max_length": self.training.max_length,
@@ -205,6 +206,7 @@ class Objective(ABC):
         if not isinstance(self.task, ClassificationTask) or not self.task.group:
             return {}
         names = []
+        # one name of several columns, since Arrow and the file of predictions hold one column
         for key in rows_of(columns, self.task.group):
             names.append("/".join(map(str, key)))
         return {"group": names}

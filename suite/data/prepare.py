@@ -100,6 +100,7 @@ def prepare(
         "objective": objective.fingerprint(),
     }
     folder = cache / "data" / f"{task.name}-{short_hash(parts)}"
+    # several workers of a machine may ask at the same time
     make_once(folder, lambda temporary: _build(task, objective, source, limit, temporary))
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     return Prepared(folder, manifest["sizes"], manifest["data_hash"], manifest["revision"])
@@ -117,6 +118,7 @@ def _build(
     for name, part in parts.items():
         if name not in objective.splits:
             continue
+        # the name, so that rows which move to another split change the hash
         digest.update(f"{name}\n".encode())
         chunks = _chunks(tables[part.source], part, task, digest)
         sizes[name] = _write(
@@ -225,6 +227,7 @@ def _chunks(
         rows = part.rows[start : start + CHUNK_ROWS]
         columns = table.take(pa.array(rows)).to_pydict()
         for row in rows_of(columns, task.columns):
+            # before encoding, so that all arms of a comparison have the same hash
             digest.update(canonical_json(row).encode() + b"\n")
         # where the data name their rows, a row keeps its name when others are added before it
         names = rows if task.id is None else columns[task.id]

@@ -186,6 +186,7 @@ class MaskedObjective(PretrainingObjective):
         if self.mask is None:
             self.mask = sentinels(tokenizer, 1)[0]
         self.block_tokens = training.max_length - len(self.before) - len(self.after)
+        # at least one, or there would be no loss
         self.wanted = max(1, round(task.corrupted_frac * training.max_length))
         if self.block_tokens < 1:
             raise IncompatibleError(
@@ -198,6 +199,7 @@ class MaskedObjective(PretrainingObjective):
         return min(self.wanted, words)
 
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
+        # a fixed number of tokens, not each with some chance, as in BERT's code
         chosen = draw.permutation(np.flatnonzero(block != self.separator))[: self.wanted]
         fate = draw.random(len(chosen))
         labels = np.full_like(block, IGNORED)
@@ -205,6 +207,7 @@ class MaskedObjective(PretrainingObjective):
         read = block.copy()
         read[chosen[fate < MASK_FRAC]] = self.mask
         replaced = chosen[(fate >= MASK_FRAC) & (fate < MASK_FRAC + RANDOM_FRAC)]
+        # any token of the vocabulary, special ones included
         read[replaced] = draw.integers(0, len(self.tokenizer), len(replaced))
         before = [IGNORED] * len(self.before)
         after = [IGNORED] * len(self.after)
@@ -256,6 +259,7 @@ class SpanObjective(PretrainingObjective):
         return self.hidden + self.spans + len(self.end)
 
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
+        # a block starts with a kept stretch and ends with a hidden one, as in T5's code
         kept = segments(len(block) - self.hidden, self.spans, draw)
         hidden = segments(self.hidden, self.spans, draw)
         # ends of a kept stretch, a hidden one, a kept one, ...

@@ -142,6 +142,7 @@ def read_as(
 
 def sample_rows(task: TaskConfig, data: TaskRows) -> TaskRows:
     """At most `SAMPLE_ROWS` of every split."""
+    # a fixed seed, so that two runs of the command print the same
     draw = np.random.default_rng(0)
     parts = {}
     for name, part in data.parts.items():
@@ -369,6 +370,7 @@ def _lengths(
     for what, tokens in all_tokens.items():
         lost = None
         if cut is not None:
+            # a row that is cut has fewer tokens than without a limit
             lost = float((tokens != kept_tokens[what]).mean())
         p50, p90, p99 = np.percentile(tokens, [50, 90, 99]).tolist()
         found.append(Lengths(what, p50, p90, p99, int(tokens.max()), limits.get(what), lost))

@@ -163,6 +163,7 @@ def _limited(
     at_most: int | None = getattr(limit, name)
     if at_most is None or in_order:
         return Part(part.source, part.rows[:at_most])
+    # whole groups in their random order, as long as they fit
     rows = part.rows[_places(groups[part.rows], "limit", name) <= at_most]
     if not len(rows):
         raise DataError(
@@ -183,6 +184,7 @@ def _places(groups: Rows, *stream: str) -> Rows:
         For each row, the number of rows drawn once its whole group is drawn.
     """
     _, number, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    # a stream of its own for each use, so that a limit draws independently of the split
     order = np.random.default_rng(derive_seed("data splits", *stream)).permutation(len(sizes))
     places = np.empty(len(sizes), dtype=np.int64)
     places[order] = np.cumsum(sizes[order])

@@ -16,6 +16,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
     The name under which the tokenizer was loaded does not count.
     """
+    # fast tokenizers keep their rules (merges, normalisation) in a backend
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         rules = canonical_json(tokenizer.get_vocab())

@@ -62,6 +62,7 @@ def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = ""
         "task": task.model_dump(mode="json", include=keys),
         "source": source.identity(),
         "size": bpe.size,
+        # another version of the library may merge in another order
         "tokenizers": tokenizers.__version__,
     }
     folder = cache / "tokenizers" / f"bpe-{bpe.size}-{task.name}-{short_hash(parts)}"
@@ -73,6 +74,7 @@ def _train(bpe: Bpe, task: TaskConfig, source: Source, folder: Path) -> None:
     tables = read_splits(task, source)
     sizes = {split: table.num_rows for split, table in tables.items()}
     where = f"task {task.name}, {source.where}"
+    # no row of validation or test may shape the vocabulary
     train = plan_splits(task.splits, sizes, LimitConfig(), where=where)["train"]
     rows = tables[train.source].take(pa.array(train.rows))
     train_bpe(_texts(rows, task), bpe.size).save_pretrained(folder)

@@ -65,6 +65,7 @@ def read_answers(confirmed: Sequence[Trial]) -> Answers:
     scores: dict[int, float] = {}
     index: tuple[str, ...] = ()
     first: Trial | None = None
+    # in the order of seeds, so that sums over runs do not depend on when each ended
     for trial in sorted(confirmed, key=lambda trial: trial.spec.seed):
         if trial.result is None or trial.result.score is None:
             continue

@@ -51,12 +51,11 @@ def item_covariance(arms: Sequence[Answers], *, resamples: int | None = None) ->
     if units < 2:
         raise StatisticsError(f"{units} test item: nothing to resample")
     rng = np.random.default_rng(derive_seed("resampled items", task.name, units))
+    # the seed depends on no arm, so that all arms see the same resamples
     if own_score(task) is None:
-        counts = _draw_counts(rng, units, RESAMPLES if resamples is None else resamples)
-        scores = _scores_from_sums(arms, counts)
+        scores = _scores_from_sums(arms, _draw_counts(rng, units, resamples or RESAMPLES))
     else:
-        counts = _draw_counts(rng, units, OWN_RESAMPLES if resamples is None else resamples)
-        scores = _scores_from_items(arms, counts)
+        scores = _scores_from_items(arms, _draw_counts(rng, units, resamples or OWN_RESAMPLES))
     if not np.isfinite(scores).all():
         raise StatisticsError("a resample of the items has no finite score")
     # a bootstrap's variance is too small by the factor (n - 1) / n
@@ -67,10 +66,10 @@ def item_covariance(arms: Sequence[Answers], *, resamples: int | None = None) ->
 def _between_seeds(of_runs: Values, arms: int) -> Values:
     """Average (A·S, A·S) to (A, A), over pairs of different seeds."""
     seeds = len(of_runs) // arms
-    blocks = of_runs.reshape(arms, seeds, arms, seeds)
+    blocks = of_runs.reshape(arms, seeds, arms, seeds)  # (A, S, A, S)
     if seeds == 1:
         return blocks[:, 0, :, 0]
-    same_seed = np.einsum("asbs->ab", blocks)
+    same_seed = np.einsum("asbs->ab", blocks)  # (A, A), summed over seeds
     found: Values = (blocks.sum((1, 3)) - same_seed) / (seeds * (seeds - 1))
     return found
 
@@ -89,6 +88,7 @@ def _draw_counts(rng: np.random.Generator, units: int, resamples: int) -> Iterat
         # every resample gets a range of numbers of its own, so that one bincount counts them all
         drawn = rng.integers(0, units, (size, units)) + units * np.arange(size)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=size * units)
+        # float64, because the product of matrices is far faster for it than for integers
         yield counts.reshape(size, units).astype(np.float64)
 
 
@@ -102,7 +102,7 @@ def _scores_from_sums(arms: Sequence[Answers], counts: Iterator[Values]) -> Valu
             rows.append(added)
             scorers.append(scorer)
     # one matrix for all runs: a resample's sums are then one product with it
-    joined = np.concatenate(rows, axis=1)
+    joined = np.concatenate(rows, axis=1)  # (units, sums of all runs)
     cuts = _cuts(rows)
     chunks = []
     for drawn in counts:

@@ -78,9 +78,12 @@ def gather(arms: Sequence[Answers]) -> Evidence:
         raise StatisticsError(f"no seed in common: {'; '.join(by_arm)}")
     seeds = sorted(shared)
     matched = [arm.with_seeds(seeds) for arm in arms]
-    scores = np.array([list(arm.scores.values()) for arm in matched])
+    scores = np.array([list(arm.scores.values()) for arm in matched])  # (A, S)
     groups = first.items.groups
-    units = len(first.index) if groups is None else len(set(groups))
+    units = len(first.index)
+    if groups is not None:
+        # whole groups are resampled
+        units = len(set(groups))
     return Evidence(tuple(seeds), scores, item_covariance(matched), units)
 
 
@@ -132,7 +135,7 @@ def over_tasks(tasks: Sequence[Evidence]) -> Evidence:
     """
     if len({task.seeds for task in tasks}) > 1:
         raise StatisticsError("the tasks do not have the same seeds")
-    scores: Values = np.mean([task.scores for task in tasks], axis=0)
+    scores: Values = np.mean([task.scores for task in tasks], axis=0)  # (A, S)
     # items of different tasks are drawn independently, so their covariances add up
     items: Values = np.sum([task.items for task in tasks], axis=0) / len(tasks) ** 2
     return Evidence(tasks[0].seeds, scores, items, sum(task.units for task in tasks))
@@ -158,7 +161,8 @@ def variances(evidence: Evidence, noise: Values | None = None) -> tuple[Values, 
         return items, np.zeros_like(items), 0.0
     scores = evidence.scores
     of_pairs = (scores[:, None, :] - scores[None, :, :]).var(-1, ddof=1)  # (A, A)
-    table = scores if noise is None else noise
+    table = scores if noise is None else noise  # (arms, S)
+    # what is left of each score without its arm's mean and its seed's mean
     residual = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
     df = float(max(len(table) - 1, 1) * (count - 1))
     # twice, because a difference has the noise of two arms
@@ -176,6 +180,7 @@ def p_values(evidence: Evidence, noise: Values | None = None) -> Values:
     items, seeds, df = variances(evidence, noise)
     means = evidence.scores.mean(1)
     found = two_sided(means[:, None] - means[None, :], items, seeds, df)
+    # an arm does not differ from itself
     np.fill_diagonal(found, 1.0)
     return found
 
@@ -217,4 +222,5 @@ def _hedges_g(scores: Values) -> float | None:
     if spread == 0:
         return None
     gap = float(scores[0].mean() - scores[1].mean())
+    # m = 2S - 2 degrees of freedom
     return gap / spread * (1 - 3 / (4 * (2 * count - 2) - 1))

@@ -30,7 +30,10 @@ def best_constant(answers: Answers) -> Answers:
     items = answers.items
     if not isinstance(task, LabelTask):
         raise StatisticsError("answers are texts: none of them fits all items")
-    constants = [fmean(items.golds)] if task.is_regression else sorted(set(items.golds))
+    constants = sorted(set(items.golds))
+    if task.is_regression:
+        # the mean has the least squared error of all constants
+        constants = [fmean(items.golds)]
     best_run = None
     best_score = 0.0
     for constant in constants:

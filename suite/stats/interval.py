@@ -74,6 +74,7 @@ def cell_interval(answers: Answers) -> Interval:
     Raises:
         StatisticsError: As `item_covariance` and `mean_interval`.
     """
+    # the mean covariance of pairs of seeds may come out below 0
     items = max(float(item_covariance([answers])[0, 0]), 0.0)
     return mean_interval(list(answers.scores.values()), items, [answers.task])
 
@@ -94,6 +95,7 @@ def mean_interval(scores: Sequence[float], items: float, tasks: Sequence[TaskCon
     seeds = variance(scores) / count if count > 1 else 0.0
     if items + seeds == 0:
         raise StatisticsError("neither seeds nor resamples of the items change the score")
+    # the mean over tasks can lie anywhere between the extremes of all of them
     least = math.inf
     greatest = -math.inf
     for task in tasks:
@@ -129,6 +131,7 @@ def make_interval(mean: float, width: float, ends: Ends, *, seeds: int) -> Inter
         )
     scale = _scale(ends)
     centre = scale.forth(mean)
+    # to first order, as in the delta method
     reach = width * scale.slope(mean)
     if abs(centre) + reach > MAX_EXPONENT:
         raise StatisticsError(f"a mean score of {mean:g} ± {width:g}: the interval has no end")

@@ -28,13 +28,14 @@ def rank_groups(
         noise: As in `compare.variances`.
     """
     count = len(evidence.scores)
-    pairs = np.triu_indices(count, 1)
+    pairs = np.triu_indices(count, 1)  # each pair once
     apart = np.zeros((count, count), dtype=bool)
     apart[pairs] = holm(p_values(evidence, noise)[pairs]) < 1 - LEVEL
     apart |= apart.T
     means = evidence.scores.mean(1)
     if not higher_is_better:
         means = -means
+    # how many arms are significantly better, and worse, than each
     better = (apart & (means[None, :] > means[:, None])).sum(1)
     worse = (apart & (means[None, :] < means[:, None])).sum(1)
     ranks = []

@@ -35,7 +35,7 @@ def _student_mixture(df: float) -> tuple[Values, Values]:
     freedom.
     """
     x, weights = np.polynomial.legendre.leggauss(NODES)
-    root = (x + 1) / 2
+    root = (x + 1) / 2  # from [-1, 1] to [0, 1]
     variances = df / (2 * special.gammaincinv(df / 2, root**POWER))
     return variances, weights / 2 * POWER * root ** (POWER - 1)
 
@@ -82,6 +82,7 @@ def half_width(items: float, seeds: float, df: float, *, level: float = LEVEL) -
     def excess(deviations: float) -> float:
         return float(two_sided(deviations * total, items, seeds, df)) - (1 - level)
 
+    # solved in standard deviations of the error, so that the tolerance suits every unit
     return total * float(optimize.brentq(excess, 0.0, 1e4, xtol=1e-10))
 
 

@@ -82,9 +82,10 @@ class Generator(ABC, Generic[OptionsT]):
         wanted: int = getattr(self.options, split)
         rows: list[Row] = []
         seen: set[tuple[Any, ...]] = set()
-        misses = 0
+        misses = 0  # in a row
         while len(rows) < wanted:
             group = self.group(split, rng)
+            # a group is taken whole or not at all, so that labels stay balanced
             keys = {tuple(row.values()) for row in group}
             if not keys & seen:
                 misses = 0
