@@ -1,4 +1,4 @@
-"""`suite analyze`: what a model's attention looks like, layer by layer, and where learned head weights went."""
+"""`suite analyze`: a model's attention, layer by layer, and where learned head weights went."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from suite.cli.options import (
     FormatOption,
     SetOption,
 )
-from suite.cli.render import brief, column, render, stdout_for_result
+from suite.cli.render import Column, brief, column, render, stdout_for_result
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,11 +81,12 @@ def attention(
     overrides: SetOption = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """How alike the layers' self-attention probabilities are, and how much they vary: numbers (parquet, JSON) and figures (PNG).
+    """Show how alike the layers' self-attention probabilities are, and how much they vary.
 
-    The table shows each layer's similarity to the next one by three measures: zero-padded and averaged over data (the Shared
-    Attention paper's), on each input's valid pairs, and there less uniform attention. --set takes backbone.config.*,
-    attention.options.* and training.max_length.
+    Writes numbers (parquet, JSON) and figures (PNG). The table shows each layer's similarity to
+    the next one by three measures: zero-padded and averaged over data (the Shared Attention
+    paper's), on each input's valid pairs, and there less uniform attention. --set takes
+    backbone.config.*, attention.options.* and training.max_length.
     """
     with stdout_for_result():
         found, facts = measure(
@@ -94,15 +95,10 @@ def attention(
         folder = out or Path("analysis") / f"{Path(backbone).name}-{variant}-{task}"
         write_analysis(found, facts, folder)
     typer.echo(f"written to {folder}", err=True)
-    shown = [column(key) for key in MAP_KEYS[:2]] + [
-        column(key, key.replace("_", " "), brief) for key in MAP_KEYS[2:]
-    ]
-    render(
-        [row for site, statistics in found.items() for row in layer_rows(site, statistics)],
-        shown,
-        fmt,
-        keys=MAP_KEYS,
-    )
+    table: list[dict[str, Any]] = []
+    for site, statistics in found.items():
+        table += layer_rows(site, statistics)
+    render(table, _columns(MAP_KEYS, names=2), fmt, keys=MAP_KEYS)
 
 
 def weights(
@@ -116,15 +112,22 @@ def weights(
     ],
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """How far the learned head weights of a WGQA trial moved from their start, per layer and map.
+    """Show how far the learned head weights of a WGQA trial moved from their start.
 
-    The one-sample test asks whether their mean moved; the weights of a map are not independent draws, so it describes, and proves nothing.
+    The one-sample test asks whether the mean of a map moved. The weights of a map are not
+    independent draws, so the test describes and proves nothing.
     """
     changes = [asdict(change) for change in trained_changes(trial)]
-    shown = [column(key) for key in WEIGHT_KEYS[:3]] + [
-        column(key, key.replace("_", " "), brief) for key in WEIGHT_KEYS[3:]
-    ]
-    render(changes, shown, fmt, keys=(*WEIGHT_KEYS, "mean_abs_difference_by_head"))
+    keys = (*WEIGHT_KEYS, "mean_abs_difference_by_head")
+    render(changes, _columns(WEIGHT_KEYS, names=3), fmt, keys=keys)
+
+
+def _columns(keys: Sequence[str], *, names: int) -> list[Column]:
+    """Columns of which the first are names and the rest are numbers."""
+    columns = [column(key) for key in keys[:names]]
+    for key in keys[names:]:
+        columns.append(column(key, key.replace("_", " "), brief))
+    return columns
 
 
 def measure(
@@ -139,8 +142,8 @@ def measure(
     """Statistics of every site, and what they were taken from.
 
     Raises:
-        ConfigError: Choices that cannot be used, or a variant without attention probabilities.
-        DataError: Data that cannot be read.
+        ConfigError: The choices cannot be used, or the variant has no attention probabilities.
+        DataError: The data cannot be read.
     """
     import tempfile
 
@@ -168,18 +171,15 @@ def measure(
             cache=Path(cache),
         )
         found = observed(model.eval(), resolved.family, batches(data, objective))
-    facts = {
+    return found, {
+        "backbone": identity(resolved),
+        "arm": arm.model_dump(mode="json", include={"backbone", "attention"}),
         "task": task,
         "split": "validation",
         "data_hash": data.data_hash,
         "data_revision": data.revision,
-    }
-    settings = {"max_length_tokens": training.max_length, "seed": SEED}
-    return found, {
-        "backbone": identity(resolved),
-        "arm": arm.model_dump(mode="json", include={"backbone", "attention"}),
-        **facts,
-        **settings,
+        "max_length_tokens": training.max_length,
+        "seed": SEED,
     }
 
 
@@ -211,9 +211,8 @@ def batches(data: Prepared, objective: Objective) -> Iterator[Batch]:
     """The validation inputs in order."""
     split = data.split("validation", confirm=False)
     for start in range(0, len(split), BATCH_ROWS):
-        yield objective.collate(
-            [split[index] for index in range(start, min(start + BATCH_ROWS, len(split)))]
-        )
+        end = min(start + BATCH_ROWS, len(split))
+        yield objective.collate([split[index] for index in range(start, end)])
 
 
 def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, MapStatistics]:
@@ -224,20 +223,18 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
     from suite.metrics.attention_maps import AttentionMaps
 
     sites = self_attentions(model, family)
-    taken = {
-        name: AttentionMaps(causal=of_stack[0].role == "decoder")
-        for name, of_stack in sites.items()
-    }
+    taken = {}
+    for name, of_stack in sites.items():
+        taken[name] = AttentionMaps(causal=of_stack[0].role == "decoder")
     with torch.no_grad(), watched(sites) as seen:
         for batch in inputs:
             model(**batch)
             for name, maps in seen.items():
-                answers = (
-                    family.kind == "encoder-decoder" and name == "decoder-self"
-                )  # the decoder reads the target
-                taken[name].add(
-                    maps, batch["labels"] != -100 if answers else batch["attention_mask"] != 0
-                )
+                valid = batch["attention_mask"] != 0  # (B, T)
+                # The decoder of an encoder-decoder reads the target, not the input.
+                if family.kind == "encoder-decoder" and name == "decoder-self":
+                    valid = batch["labels"] != -100
+                taken[name].add(maps, valid)
                 maps.clear()
     return {name: maps.statistics() for name, maps in taken.items()}
 
@@ -246,7 +243,8 @@ def trained_changes(path: Path) -> list[WeightChange]:
     """The head weights of a trial's best epoch against those it started with.
 
     Raises:
-        ConfigError: The folder is not a finished trial's, it kept no weights, or there are no head weights among them.
+        ConfigError: The folder is no finished trial's, it kept no weights, or none of them are
+            head weights.
     """
     from suite.attention.weights import weight_changes
     from suite.record.folder import Home, TrialFolder
@@ -256,7 +254,8 @@ def trained_changes(path: Path) -> list[WeightChange]:
     changes = weight_changes(trained.model, trained.resolved.family, trained.start)  # type: ignore[arg-type]  # families look inside wrappers
     if not changes:
         raise ConfigError(
-            f"--trial {path}: attention {trained.spec.arm.attention.name} learns no head weights; expected one of the WGQA family"
+            f"--trial {path}: attention {trained.spec.arm.attention.name} learns no head weights; "
+            "expected one of the WGQA family"
         )
     return changes
 
@@ -265,18 +264,15 @@ def layer_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, Any]]
     """One row for each layer: its likeness to the next one (head mean), and its variance."""
     depth = len(statistics.variance)
     for layer in range(depth):
-        nearby = {
-            f"{name}_next": float(matrix[layer, layer + 1]) if layer + 1 < depth else None
-            for name, matrix in statistics.head_mean.items()
-        }
-        yield {
-            "site": site,
-            "layer": layer,
-            **nearby,
-            "variance": float(statistics.variance[layer].mean()),
-            "downstream_sum": float(statistics.downstream_sum[layer]),
-            "downstream_mean": float(statistics.downstream_mean[layer]),
-        }
+        row: dict[str, Any] = {"site": site, "layer": layer}
+        for name, matrix in statistics.head_mean.items():
+            # The last layer has no next one.
+            is_last = layer + 1 == depth
+            row[f"{name}_next"] = None if is_last else float(matrix[layer, layer + 1])
+        row["variance"] = float(statistics.variance[layer].mean())
+        row["downstream_sum"] = float(statistics.downstream_sum[layer])
+        row["downstream_mean"] = float(statistics.downstream_mean[layer])
+        yield row
 
 
 def similarity_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, Any]]:
@@ -295,35 +291,39 @@ def similarity_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, 
                     }
 
 
+def variance_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, Any]]:
+    """One row for each layer and head."""
+    for layer, heads in enumerate(statistics.variance.tolist()):
+        for head, value in enumerate(heads):
+            yield {"site": site, "layer": layer, "head": head, "variance": value}
+
+
 def write_analysis(found: dict[str, MapStatistics], facts: dict[str, Any], folder: Path) -> None:
-    """`similarity.parquet`, `variance.parquet`, `analysis.json` and three figures for each site."""
+    """Write `similarity.parquet`, `variance.parquet`, `analysis.json` and each site's figures."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from suite.cli.figures import heads_figure, similarity_figure, variance_figure
 
     folder.mkdir(parents=True, exist_ok=True)
-    similarity = [
-        row for site, statistics in found.items() for row in similarity_rows(site, statistics)
-    ]
-    variance = [
-        {"site": site, "layer": layer, "head": head, "variance": value}
-        for site, statistics in found.items()
-        for layer, heads in enumerate(statistics.variance.tolist())
-        for head, value in enumerate(heads)
-    ]
+    similarity: list[dict[str, Any]] = []
+    variance: list[dict[str, Any]] = []
+    sites = {}
+    for site, statistics in found.items():
+        similarity += similarity_rows(site, statistics)
+        variance += variance_rows(site, statistics)
+        layers = list(layer_rows(site, statistics))
+        sites[site] = {"inputs": statistics.inputs, "layers": layers}
     pq.write_table(pa.Table.from_pylist(similarity), folder / "similarity.parquet")
     pq.write_table(pa.Table.from_pylist(variance), folder / "variance.parquet")
-    sites = {
-        site: {"inputs": statistics.inputs, "layers": list(layer_rows(site, statistics))}
-        for site, statistics in found.items()
-    }
-    (folder / "analysis.json").write_text(
-        json.dumps({**facts, "sites": sites}, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    text = json.dumps({**facts, "sites": sites}, indent=1, allow_nan=False)
+    (folder / "analysis.json").write_text(text + "\n", encoding="utf-8")
+    arm = facts["arm"]
     for site, statistics in found.items():
-        arm = facts["arm"]
-        title = f"{arm['backbone']['name']}, {arm['attention']['name']}, {site}: {statistics.inputs} inputs of {facts['task']}"
+        title = (
+            f"{arm['backbone']['name']}, {arm['attention']['name']}, {site}: "
+            f"{statistics.inputs} inputs of {facts['task']}"
+        )
         similarity_figure(statistics, folder / f"similarity-{site}.png", title=title)
         heads_figure(statistics, folder / f"similarity-heads-{site}.png", title=title)
         variance_figure(statistics, folder / f"variance-{site}.png", title=title)

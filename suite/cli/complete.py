@@ -1,4 +1,7 @@
-"""Names for a shell to complete. Files are looked at, nothing of them is run or imported: a shell waits for the answer."""
+"""Names for a shell to complete.
+
+Files are read as text, and nothing is imported or run: a shell waits for the answer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from suite.registry import shipped_folder, stem_to_name, user_folders, yaml_name
 
 PACKAGE = Path(__file__).parents[1]
 PLUG_IN = re.compile(r"^    description\b.*=", re.MULTILINE)
-"""What the class of a method or variant has, and a helper module beside it has not."""
+"""The class of a method or variant has this line; a helper module beside it does not."""
 Completer = Callable[[str], list[str]]
 
 
@@ -26,52 +29,53 @@ def attention(incomplete: str) -> list[str]:
 
 
 def tasks(incomplete: str) -> list[str]:
-    folders = [*user_folders("tasks"), shipped_folder("tasks")]
-    paths = (
-        path
-        for folder in folders
-        for path in folder.iterdir()
-        if path.suffix in (".yaml", ".py") and path.stem[0] not in "_."
-    )
-    return _matching(
-        (stem_to_name(path.stem) if path.suffix == ".py" else path.stem for path in paths),
-        incomplete,
-    )
+    names = []
+    for folder in [*user_folders("tasks"), shipped_folder("tasks")]:
+        for path in folder.iterdir():
+            if path.stem[0] in "_.":
+                continue
+            if path.suffix == ".yaml":
+                names.append(path.stem)
+            elif path.suffix == ".py":
+                names.append(stem_to_name(path.stem))
+    return _matching(names, incomplete)
 
 
 def backbones(incomplete: str) -> list[str]:
+    names = []
     tree = ast.parse((PACKAGE / "backbones" / "presets.py").read_text())
-    tables = (
-        n.value
-        for n in tree.body
-        if isinstance(n, ast.AnnAssign)
-        and isinstance(n.target, ast.Name)
-        and n.target.id == "PRESETS"
-    )
-    keys = (key for table in tables if isinstance(table, ast.Dict) for key in table.keys)
-    return _matching(
-        (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)),
-        incomplete,
-    )
+    for node in tree.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.value, ast.Dict):
+            continue
+        if not isinstance(node.target, ast.Name) or node.target.id != "PRESETS":
+            continue
+        for key in node.value.keys:
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                names.append(key.value)
+    return _matching(names, incomplete)
 
 
 def sweeps(incomplete: str) -> list[str]:
-    """Known ones; where nothing fits, the shell offers files."""
+    """Known sweeps; where none fits, the shell offers files."""
     return _matching(yaml_names("sweeps"), incomplete)
 
 
 def sweeps_of_home(context: typer.Context, incomplete: str) -> list[str]:
-    """Those that were run in the home that the line names."""
+    """Sweeps that were run in the home that the command line names."""
     home = Path(context.params.get("home") or "runs")
-    return _matching((path.stem for path in (home / "sweeps").glob("*.json")), incomplete)
+    return _matching([path.stem for path in (home / "sweeps").glob("*.json")], incomplete)
 
 
 def listed(names: Completer) -> Completer:
-    """The same for a list with commas between the names: its last one is completed."""
+    """A completer for a list with commas between the names: it completes the last one."""
 
     def complete(incomplete: str) -> list[str]:
         *before, last = incomplete.split(",")
-        return [",".join([*before, name]) for name in names(last) if name not in before]
+        found = []
+        for name in names(last):
+            if name not in before:
+                found.append(",".join([*before, name]))
+        return found
 
     return complete
 
@@ -81,15 +85,11 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _plug_ins(axis: str) -> list[str]:
-    folders = [*user_folders(axis), PACKAGE / axis]
-    paths = (
-        path
-        for folder in folders
-        for path in folder.glob("*.py")
-        if not path.stem.startswith("_") and path.stem != "base"
-    )
-    return [
-        stem_to_name(path.stem)
-        for path in paths
-        if PLUG_IN.search(path.read_text(errors="replace"))
-    ]
+    names = []
+    for folder in [*user_folders(axis), PACKAGE / axis]:
+        for path in folder.glob("*.py"):
+            if path.stem.startswith("_") or path.stem == "base":
+                continue
+            if PLUG_IN.search(path.read_text(errors="replace")):
+                names.append(stem_to_name(path.stem))
+    return names

@@ -41,23 +41,22 @@ def doctor(
     optuna: OptunaOption = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """What this machine or cluster can do and measure: ok, warn or fail, and what to do about it. Exit code 1 if anything fails."""
+    """Show what this machine or cluster can do and measure: ok, warn or fail, and the remedy.
+
+    The exit code is 1 if anything fails.
+    """
     with render.stdout_for_result():
         found = list(findings(address, home.resolve(), storage, tracking_uri, optuna))
-    rows: list[Row] = [
-        {key: redact(value) for key, value in asdict(finding).items()} for finding in found
-    ]
-    counts = {level: sum(row["level"] == level for row in rows) for level in ("ok", "warn", "fail")}
-    if address is None:
-        where = "this machine"
-    else:
+    rows: list[Row] = []
+    for finding in found:
+        rows.append({key: redact(value) for key, value in asdict(finding).items()})
+    levels = [row["level"] for row in rows]
+    counts = {level: levels.count(level) for level in ("ok", "warn", "fail")}
+    where = "this machine"
+    if address is not None:
         where = f"cluster {address}"
-    render.render(
-        rows,
-        COLUMNS,
-        fmt,
-        title=f"{where}: " + ", ".join(f"{n} {level}" for level, n in counts.items()),
-    )
+    totals = ", ".join(f"{number} {level}" for level, number in counts.items())
+    render.render(rows, COLUMNS, fmt, title=f"{where}: {totals}")
     if counts["fail"]:
         raise typer.Exit(1)
 
@@ -69,7 +68,7 @@ def findings(
     tracking_uri: str | None,
     optuna: str | None,
 ) -> Iterable[Finding]:
-    """This machine first; then, where Ray can be imported, the cluster; then the stores."""
+    """Findings of this machine; then, where Ray can be imported, of the cluster; then of stores."""
     from suite.doctor import Level, run_checks
     from suite.doctor.install import install_checks
     from suite.doctor.machine import machine_checks

@@ -47,8 +47,10 @@ def export(
 ) -> None:
     """Write a confirmed model as safetensors, with tokenizer and model card.
 
-    Plain transformers weights where the model is one (full fine-tuning, folded attention), else peft's own format (LoRA, prompts,
-    peft:*), else a folder for `suite.load(DIR)`, which loads all of them. What was written is loaded and compared before it gets its name.
+    The format is plain transformers weights where the model is one (full fine-tuning, folded
+    attention), peft's own where peft has the method (LoRA, prompts, peft:*), and else a folder for
+    `suite.load(DIR)`, which loads all of them. What was written is loaded and compared before it
+    gets its name.
     """
     from suite.cli.select import find_cell
     from suite.record.folder import Home
@@ -89,7 +91,7 @@ def _check_new(out: str) -> None:
 
 @contextmanager
 def _folder_for(out: str) -> Iterator[Path]:
-    """The folder itself, or one whose files are then put where the URL says, the description last: what has it is whole."""
+    """The folder itself, or for a URL a scratch folder, whose files are then put there."""
     from suite.export.description import FILE
     from suite.storage.urls import is_local, open_storage
 
@@ -100,53 +102,55 @@ def _folder_for(out: str) -> Iterator[Path]:
         folder = Path(scratch) / "export"
         yield folder
         storage = open_storage(out)
-        for path in sorted(
-            (p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == FILE, p)
-        ):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        # The description comes last: an export that has it is whole.
+        files.sort(key=lambda path: (path.name == FILE, path))
+        for path in files:
             storage.push(path, path.relative_to(folder).as_posix())
 
 
 def chosen_trial(cell: Cell, seed: int | None) -> Trial:
-    """The confirm run that is taken.
+    """The confirm run to export: that of the seed, else the best one on validation data.
 
     Raises:
-        ConfigError: There is none, or none of this seed; says what there is.
+        ConfigError: There is no confirm run, or none with this seed; the message lists them.
     """
     runs = confirmed(cell)
     if not runs:
-        ended = sum(t.result is not None for t in cell.confirm)
-        has = f"{len(cell.search)} search trials and {ended} ended confirm runs, none with a score and its weights"
+        ended = sum(trial.result is not None for trial in cell.confirm)
         raise ConfigError(
-            f"{cell.key}: no confirmed run to export; it has {has}. Run the sweep to its end: suite run SWEEP"
+            f"{cell.key}: no confirmed run to export; it has {len(cell.search)} search trials and "
+            f"{ended} ended confirm runs, none with a score and its weights. "
+            "Run the sweep to its end: suite run SWEEP"
         )
-    if seed is not None:
-        of_seed = [t for t in runs if t.spec.seed == seed]
-        if not of_seed:
-            raise ConfigError(
-                f"{cell.key}: no confirmed run with seed {seed}; it has seeds {sorted(t.spec.seed for t in runs)}"
-            )
-        return of_seed[0]
-    return max(runs, key=_validation)
+    if seed is None:
+        return max(runs, key=_validation)
+    for trial in runs:
+        if trial.spec.seed == seed:
+            return trial
+    seeds = sorted(trial.spec.seed for trial in runs)
+    raise ConfigError(f"{cell.key}: no confirmed run with seed {seed}; it has seeds {seeds}")
 
 
 def confirmed(cell: Cell) -> Sequence[Trial]:
-    """Runs with a score and weights at the learning rate that the search chose; all of them where nothing was searched."""
-    return [t for t in (cell.confirmed() if cell.search else cell.confirm) if _is_whole(t)]
+    """Confirm runs with a score and weights, at the learning rate that the search chose."""
+    runs = cell.confirm
+    if cell.search:  # else nothing was searched, and every run counts
+        runs = cell.confirmed()
+    return [trial for trial in runs if _is_whole(trial)]
 
 
 def _is_whole(trial: Trial) -> bool:
-    return (
-        trial.result is not None and trial.result.status.has_score and trial.folder.best.is_file()
-    )
+    result = trial.result
+    return result is not None and result.status.has_score and trial.folder.best.is_file()
 
 
 def _validation(trial: Trial) -> tuple[float, int]:
     """How good a run is on validation data; of equals, the lowest seed."""
-    if trial.result is None:
-        score = None
-    else:
-        score = trial.result.validation_score
-    return float("-inf") if score is None else trial.spec.task.utility(score), -trial.spec.seed
+    utility = float("-inf")
+    if trial.result is not None and trial.result.validation_score is not None:
+        utility = trial.spec.task.utility(trial.result.validation_score)
+    return utility, -trial.spec.seed
 
 
 def facts_of(cell: Cell) -> Facts:

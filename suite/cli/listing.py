@@ -55,70 +55,74 @@ def _row(name: str, description: str, source: str = "", families: Any = ()) -> R
 def _methods() -> list[Row]:
     from suite.petl import methods
 
-    classes = {name: methods.get(name) for name in methods.names()}
-    return [_row(name, cls.description, cls.source, cls.families) for name, cls in classes.items()]
+    rows = []
+    for name in methods.names():
+        method = methods.get(name)
+        rows.append(_row(name, method.description, method.source, method.families))
+    return rows
 
 
 def _attention() -> list[Row]:
     from suite.attention import variants
 
-    classes = {name: variants.get(name) for name in variants.names()}
-    return [
-        {**_row(name, cls.description, cls.source, cls.families), "start": cls.start}
-        for name, cls in classes.items()
-    ]
+    rows = []
+    for name in variants.names():
+        variant = variants.get(name)
+        row = _row(name, variant.description, variant.source, variant.families)
+        rows.append({**row, "start": variant.start})
+    return rows
 
 
 def _backbones() -> list[Row]:
     from suite.backbones.presets import describe
 
-    return [
-        _row(
-            b.name,
-            f"{b.description}; {b.parameters / 1e6:,.0f}M parameters",
-            b.path or "no published weights",
-            [b.family],
-        )
-        for b in describe()
-    ]
+    rows = []
+    for backbone in describe():
+        description = f"{backbone.description}; {backbone.parameters / 1e6:,.0f}M parameters"
+        source = backbone.path or "no published weights"
+        rows.append(_row(backbone.name, description, source, [backbone.family]))
+    return rows
 
 
 def _tasks() -> list[Row]:
-    """Python files are read, not run: that is for those who ask for one by name."""
+    """Every task. Python files are read but not run: only who names one wants its code to run."""
     from suite.config.task import load_task
     from suite.config.task_files import describe, task_paths
 
-    paths = sorted(task_paths().items())
-    texts = {
-        name: describe(path) if path.suffix == ".py" else load_task(name).model_dump()
-        for name, path in paths
-    }
-    return [_row(name, text["description"], text["source"]) for name, text in texts.items()]
+    rows = []
+    for name, path in sorted(task_paths().items()):
+        if path.suffix == ".py":
+            about = describe(path)
+        else:
+            about = load_task(name).model_dump()
+        rows.append(_row(name, about["description"], about["source"]))
+    return rows
 
 
 def _search_spaces() -> list[Row]:
     from suite.config.space import load_space
     from suite.registry import yaml_names
 
-    spaces = {name: load_space(name) for name in sorted(yaml_names("search_spaces"))}
-    return [
-        _row(name, f"{_range(space)}; {space.description}", space.source)
-        for name, space in spaces.items()
-    ]
+    rows = []
+    for name in sorted(yaml_names("search_spaces")):
+        space = load_space(name)
+        rows.append(_row(name, f"{_range(space)}; {space.description}", space.source))
+    return rows
 
 
 def _range(space: Any) -> str:
-    choices = len(space.architectures)
-    low = space.learning_rate.low
-    high = space.learning_rate.high
-    return f"learning rate {low:g} to {high:g}, {choices} architecture{'s' if choices > 1 else ''}"
+    choices = f"{len(space.architectures)} architectures"
+    if len(space.architectures) == 1:
+        choices = "1 architecture"
+    rates = space.learning_rate
+    return f"learning rate {rates.low:g} to {rates.high:g}, {choices}"
 
 
 def _sweeps() -> list[Row]:
     from suite.config.sweep_files import load_sweep
     from suite.registry import yaml_names
 
-    return [
-        _row(name, load_sweep(path).description, str(path))
-        for name, path in sorted(yaml_names("sweeps").items())
-    ]
+    rows = []
+    for name, path in sorted(yaml_names("sweeps").items()):
+        rows.append(_row(name, load_sweep(path).description, str(path)))
+    return rows

@@ -1,4 +1,4 @@
-"""The reference of all commands, written from the code: `python -m suite.cli.reference > docs/reference.md`."""
+"""Writes the reference of all commands: `python -m suite.cli.reference > docs/reference.md`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def reference() -> str:
 
     from suite.cli.app import app
 
-    sections = (_section(command, name) for name, command in _commands(get_command(app), "suite"))
-    return "\n".join([HEAD, *sections]).rstrip() + "\n"
+    parts = [HEAD]
+    for name, command in _commands(get_command(app), "suite"):
+        parts.append(_section(command, name))
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _commands(group: Any, at: str) -> Iterator[tuple[str, Any]]:
@@ -35,49 +37,42 @@ def _section(command: Any, name: str) -> str:
     from typer import Context
 
     context = Context(command)
-    pieces = [
-        piece
-        for p in command.params
-        if p.param_type_name == "argument"
-        for piece in p.get_usage_pieces(context)
-    ]
-    rows = [_row(p, context) for p in command.params if p.name != "help"]
-    if rows:
-        table = ["| | |", "| --- | --- |", *rows, ""]
-    else:
-        table = []
+    usage = [name, "[OPTIONS]"]
+    table = []
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            usage += parameter.get_usage_pieces(context)
+        if parameter.name != "help":
+            table.append(_row(parameter, context))
+    if table:
+        table = ["| | |", "| --- | --- |", *table, ""]
     example = (command.epilog or "").removeprefix("Example: ")
-    title = f"## {name}\n\n```text\n{' '.join([name, '[OPTIONS]', *pieces])}\n```"
+    title = f"## {name}\n\n```text\n{' '.join(usage)}\n```"
     return "\n".join(
         [title, "", _paragraphs(command.help), "", *table, f"```bash\n{example}\n```", ""]
     )
 
 
 def _row(parameter: Any, context: Any) -> str:
-    """Names and value, then what --help says of it."""
+    """Names and value of an option, then what --help says about it."""
     names, text = parameter.get_help_record(context)
+    about = _escaped(text.removesuffix("[required]"))
     if parameter.multiple and "often" not in text:
-        often = " May be given often."
-    else:
-        often = ""
-    return f"| `{names.replace('|', ', ')}` | {_escaped(text.removesuffix('[required]'))}{often} |"
+        about += " May be given often."
+    return f"| `{names.replace('|', ', ')}` | {about} |"
 
 
 def _paragraphs(text: str | None) -> str:
-    return "\n\n".join(
-        _escaped(" ".join(part.split())) for part in re.split(r"\n\s*\n", text or "")
-    )
+    paragraphs = [_escaped(part) for part in re.split(r"\n\s*\n", text or "")]
+    return "\n\n".join(paragraphs)
 
 
 def _escaped(text: str) -> str:
-    """What Markdown and HTML would take for their own is kept as text."""
-    return (
-        " ".join(text.split())
-        .replace("|", r"\|")
-        .replace("<", "&lt;")
-        .replace("*", r"\*")
-        .replace("_", r"\_")
-    )
+    """The text on one line, with what Markdown or HTML would read as markup escaped."""
+    line = " ".join(text.split())
+    for character, escaped in (("|", r"\|"), ("<", "&lt;"), ("*", r"\*"), ("_", r"\_")):
+        line = line.replace(character, escaped)
+    return line
 
 
 if __name__ == "__main__":
