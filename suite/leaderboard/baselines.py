@@ -1,8 +1,9 @@
-"""PRR and PEoP of every row: its score beside multi-head and single-head attention's in the same sweep.
+"""PRR and PEoP of every row: its score beside multi-head and single-head attention's in the same
+sweep.
 
-A baseline is the row of the same home, sweep, backbone, method, architecture and task whose attention is `mha`, else
-`pretrained` (the backbone as it is, whatever its attention), or `sha`. On mean rows the metrics are ratios of means, as in
-the MHE paper's tables.
+A baseline is the row of the same home, sweep, backbone, method, architecture and task whose
+attention is `mha`, else `pretrained` (the backbone as it is, whatever its attention), or `sha`. On
+mean rows the metrics are ratios of means, as in the MHE paper's tables.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ SHA = ("sha",)
 
 
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
-    """The same rows, rejected ones last, with `prr` and `peop`, or with the reason why they have none."""
+    """The same rows, rejected ones last, with `prr` and `peop`, or with the reason why they have
+    none.
+    """
     fit = [row for row in rows if row.admitted is not False]
     rejected = [row for row in rows if row.admitted is False]
     rivals: dict[tuple[str, ...], list[Row]] = defaultdict(list)
@@ -103,8 +106,8 @@ def _score(row: Row) -> float:
 def _parameters(row: Row) -> int:
     if row.attention_parameters is None:
         raise ValueError(
-            f"the attention parameters of {row.attention} were not counted: no trial has ended that "
-            "counted them"
+            f"the attention parameters of {row.attention} were not counted: no trial has ended "
+            "that counted them"
         )
     return row.attention_parameters
 

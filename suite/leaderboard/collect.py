@@ -1,7 +1,9 @@
-"""The rows of a sweep, from the trial folders of its home; rows of before are taken as they are while nothing has changed.
+"""The rows of a sweep, from the trial folders of its home; rows of before are taken as they are
+while nothing has changed.
 
-A row's digest is made of what its numbers can depend on: the part of the sweep's definition that is about the cell, and the
-names and times of its trials' files. So it is known whether a row still holds before any result is read.
+A row's digest is made of what its numbers can depend on: the part of the sweep's definition that is
+about the cell, and the names and times of its trials' files. So it is known whether a row still
+holds before any result is read.
 """
 
 from __future__ import annotations
@@ -29,18 +31,22 @@ from suite.record.references import printed
 from suite.storage.identity import home_id
 
 FORMAT = short_hash([1, NAMES])
-"""The first number is raised when a field is computed in another way; all rows are then made again."""
+"""The first number is raised when a field is computed in another way; all rows are then made again.
+"""
 DECIDING = {"search", "confirm", "training", "limit", "decoder_objective"}
 """Parts of a sweep that decide which trials count and when a cell is done."""
 
 _cell_of_folder: dict[str, tuple[str, str]] = {}
-"""Sweep and key of the cell by path of the trial folder. A folder's name is the hash of its specification, which so never
-changes; to read 100,000 of them again at every update would take 20 s."""
+"""Sweep and key of the cell by path of the trial folder. A folder's name is the hash of its
+specification, which so never changes; to read 100,000 of them again at every update would take 20
+s.
+"""
 _evidence: Known = {}
 
 
 def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row]:
-    """Every cell of a sweep that has a trial, in the plan's order, with everything that a row stores.
+    """Every cell of a sweep that has a trial, in the plan's order, with everything that a row
+    stores.
 
     Args:
         home: Its folders are only read.

@@ -1,4 +1,5 @@
-"""What it took to get there: the cost of the search behind a row, and the energy until it nearly equals full fine-tuning.
+"""What it took to get there: the cost of the search behind a row, and the energy until it nearly
+equals full fine-tuning.
 
 Both compare rows, so they are computed when the leaderboard is read, for each home by itself.
 """
@@ -20,8 +21,8 @@ FULL = "full"
 def with_selection_cost(rows: Sequence[Row]) -> list[Row]:
     """The same rows with `selection_*`: what was searched to find their configuration on this task.
 
-    That is the row's own study, and where architectures competed and this one won, the studies of all of them. An
-    architecture that lost has none: its study is part of the winner's.
+    That is the row's own study, and where architectures competed and this one won, the studies of
+    all of them. An architecture that lost has none: its study is part of the winner's.
     """
     contests: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
@@ -54,9 +55,10 @@ def _with_cost(row: Row, studies: Sequence[Row]) -> Row:
 def with_energy_to_target(rows: Sequence[Row], target_frac: float = TARGET_FRAC) -> list[Row]:
     """The same rows with `energy_to_target_kwh`, or with the reason why they have none.
 
-    The target is `target_frac` of the best validation score of full fine-tuning with the same backbone and attention on the
-    same task of the same sweep; where less is better, that score divided by `target_frac`. The energy is that of the train
-    phase up to the end of the first epoch that reaches it, the mean over the confirm runs, all of which must.
+    The target is `target_frac` of the best validation score of full fine-tuning with the same
+    backbone and attention on the same task of the same sweep; where less is better, that score
+    divided by `target_frac`. The energy is that of the train phase up to the end of the first epoch
+    that reaches it, the mean over the confirm runs, all of which must.
     """
     full: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
@@ -126,7 +128,9 @@ def _first_at(row: Row, seed: int, target: float) -> float | None:
 
 
 def mean_reason(rows: Iterable[Row]) -> str | None:
-    """Why a mean row has no energy to the target: the reason of the first of its tasks that has none."""
+    """Why a mean row has no energy to the target: the reason of the first of its tasks that has
+    none.
+    """
     for row in rows:
         if row.energy_to_target_missing:
             return f"{row.task}: {row.energy_to_target_missing}"

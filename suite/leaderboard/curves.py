@@ -1,4 +1,6 @@
-"""Curves that a row keeps beside its numbers, and how wide the top of the learning-rate curve is."""
+"""Curves that a row keeps beside its numbers, and how wide the top of the learning-rate curve
+is.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,17 @@ from typing import Any
 from suite.record.cells import Trial
 
 POINT = 1.0
-"""How far below the best a score still counts as equally good: points of a score in percent, percent of a perplexity."""
+"""How far below the best a score still counts as equally good: points of a score in percent,
+percent of a perplexity.
+"""
 
 Curve = list[list[Any]]
 
 
 def learning_rate_curve(search: Sequence[Trial]) -> Curve:
-    """`[learning rate, best validation score or null, status]` of every ended search trial, by number."""
+    """`[learning rate, best validation score or null, status]` of every ended search trial, by
+    number.
+    """
     curve: Curve = []
     for trial in search:
         if trial.result is not None:
@@ -26,16 +32,20 @@ def learning_rate_curve(search: Sequence[Trial]) -> Curve:
 
 
 def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None:
-    """Width, log10, of the unbroken run of tried rates around the best whose score is within a point of it.
+    """Width, log10, of the unbroken run of tried rates around the best whose score is within a
+    point of it.
 
-    Within a point: of a score in percent, at most 1.0 lower; of a perplexity, at most 1% higher. A trial without a score
-    ends the run. What lies between and beyond the tried rates is not known, so the width is that of the known part.
+    Within a point: of a score in percent, at most 1.0 lower; of a perplexity, at most 1% higher. A
+        trial without a score
+    ends the run. What lies between and beyond the tried rates is not known, so the width is that of
+    the known part.
 
     Args:
         curve: As `learning_rate_curve`.
 
     Returns:
-        None where fewer than two learning rates were tried, or none has a score; 0 where the best stands alone.
+        None where fewer than two learning rates were tried, or none has a score; 0 where the best
+        stands alone.
     """
     scores = _best_by_rate(curve, higher_is_better=higher_is_better)
     found = [score for score in scores.values() if score is not None]
@@ -73,9 +83,11 @@ def _best_by_rate(curve: Curve, *, higher_is_better: bool) -> dict[float, float 
 
 
 def epochs_at_best(runs: Sequence[Trial], *, higher_is_better: bool) -> Curve:
-    """`[seed, energy, score]` for every epoch of the confirm runs whose validation score is the best of its run so far.
+    """`[seed, energy, score]` for every epoch of the confirm runs whose validation score is the
+    best of its run so far.
 
-    Energy is that of the train phase from the run's start to this epoch's end, kWh; null once an epoch has none.
+    Energy is that of the train phase from the run's start to this epoch's end, kWh; null once an
+    epoch has none.
     """
     points: Curve = []
     for run in runs:

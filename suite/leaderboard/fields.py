@@ -1,9 +1,11 @@
-"""The one table of what a row of the leaderboard holds; everything that lists columns is made from it.
+"""The one table of what a row of the leaderboard holds; everything that lists columns is made from
+it.
 
-`Row` declares one field a line: its type, its unit, its title, how it averages over the tasks of an arm, where it is shown, and
-what it means. From these lines come the frame with its column types, mean rows, CSV and JSON, the file of rows, the columns of
-the report, MLflow's metrics of a cell, and the list in docs/metrics.md. A number that `measure` makes from the results of a
-cell's trials needs nothing more than its line (docs/adding.md).
+`Row` declares one field a line: its type, its unit, its title, how it averages over the tasks of an
+arm, where it is shown, and what it means. From these lines come the frame with its column types,
+mean rows, CSV and JSON, the file of rows, the columns of the report, MLflow's metrics of a cell,
+and the list in docs/metrics.md. A number that `measure` makes from the results of a cell's trials
+needs nothing more than its line (docs/adding.md).
 """
 
 # ruff: noqa: RUF009  (the functions that the lines call make dataclass fields)
@@ -64,14 +66,16 @@ class Field:
     Attributes:
         name: Of the attribute and the column; ends in its unit where it has one.
         kind: Its type.
-        unit: `kWh`, `s`, `bytes`, `count`, `percent` (or the unit of the task's score), ...; empty where it has none.
+        unit: `kWh`, `s`, `bytes`, `count`, `percent` (or the unit of the task's score), ...; empty
+            where it has none.
         title: Head of the column for people.
         average: What the mean row of an arm shows.
         meaning: One sentence, or the part of one that follows a colon.
         hidden: Whether it is kept with the row and no column.
         report: Whether the report's table has it.
         metric: Whether MLflow gets it as a metric of the cell's run.
-        measure: Makes it from the results of the trials; None where `suite.leaderboard.row` or another row does.
+        measure: Makes it from the results of the trials; None where `suite.leaderboard.row` or
+            another row does.
     """
 
     name: str
@@ -148,7 +152,8 @@ def listing(title: str = "", **about: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A cell in one row, or with the task `mean` an arm over its tasks; None is "not measured" or "not yet".
+    """A cell in one row, or with the task `mean` an arm over its tasks; None is "not measured" or
+    "not yet".
 
     The order of the lines is that of the columns.
     """
@@ -179,8 +184,8 @@ class Row:
         unit="percent",
         average=Average.OWN,
         report=True,
-        meaning="sample standard deviation (n - 1) over seeds; of a mean row, of the seeds' means over "
-        "tasks; null for one seed",
+        meaning="sample standard deviation (n - 1) over seeds; of a mean row, of the seeds' "
+        "means over tasks; null for one seed",
     )
     seeds: int = integer(
         "seeds",
@@ -239,7 +244,7 @@ class Row:
         average=Average.MEAN,
         report=True,
         measure=peak_memory_bytes,
-        meaning="peak of allocated memory in the train phase, largest rank of the largest confirm run",
+        meaning="peak of allocated memory in the train phase, largest rank of the largest run",
     )
     train_s: float | None = number(
         "train time",
@@ -284,8 +289,8 @@ class Row:
     arm: str = text("arm", default="", average=Average.SAME, report=True, meaning="key of the arm")
     edge: bool | None = flag(
         report=True,
-        meaning="whether the learning rate lies at an end of the range that was searched; null where "
-        "the rate is fixed or not known",
+        meaning="whether the learning rate lies at an end of the range that was searched; null "
+        "where the rate is fixed or not known",
     )
     search_s: float | None = number(
         unit="s",
@@ -340,7 +345,7 @@ class Row:
         unit="kWh",
         average=Average.MEAN,
         measure=of_pretrain("energy_kwh"),
-        meaning="train phase of the pretrain run that gave the row its weights, which rows may share",
+        meaning="train phase of the pretrain run behind the row's weights, which rows may share",
     )
     pretrain_s: float | None = number(
         "pretrain time",
@@ -378,8 +383,8 @@ class Row:
     )
     chosen: bool | None = flag(
         average=Average.SAME,
-        meaning="whether this architecture won the contest of its method's; null where there was none, "
-        "or not yet",
+        meaning="whether this architecture won the contest of its method's; null where there was "
+        "none, or not yet",
     )
     selection_trials: int | None = integer(
         "trials of all architectures",
@@ -408,8 +413,8 @@ class Row:
         unit="kWh",
         metric=False,
         average=Average.MEAN,
-        meaning="train phase until a share of full fine-tuning's validation score is reached, mean over "
-        "confirm runs",
+        meaning="train phase until a share of full fine-tuning's validation score is reached, "
+        "mean over confirm runs",
     )
     energy_to_target_missing: str | None = text(
         average=Average.OWN, meaning="why there is no energy to the target"
@@ -438,14 +443,14 @@ class Row:
         average=Average.OWN, meaning="other numbers of the paper's line, as printed, JSON"
     )
     lm_eval: dict[str, dict[str, dict[str, float | int | None]]] = mapping(
-        meaning="what lm-eval measured on the confirm runs: evaluation, metric, mean and spread, JSON"
+        meaning="what lm-eval measured on the confirm runs: means and spreads by metric, JSON"
     )
     rank: str | None = text(
         "rank",
         average=Average.OWN,
         report=True,
-        meaning="place among the finished rows of the sweep, backbone and task: from 1 + how many are "
-        "shown better to all - how many are shown worse",
+        meaning="place among the finished rows of the sweep, backbone and task: from 1 + how many "
+        "are shown better to all - how many are shown worse",
     )
     rank_missing: str | None = text(average=Average.OWN, meaning="why there is no rank")
     ci_low: float | None = number(
@@ -482,7 +487,7 @@ class Row:
     )
     own_code: str | None = text(
         average=Average.SAME,
-        meaning="commit of the code that the backbone's checkpoint brought; null = only the libraries' ran",
+        meaning="commit of the code that the backbone's checkpoint brought; null = it brought none",
     )
     constant_score: float | None = number(
         "same answer",
@@ -502,24 +507,24 @@ class Row:
         default="",
         hidden=True,
         average=Average.SAME,
-        meaning="the same for all cells that differ in their attention only, and in its pretrain run",
+        meaning="the same for all cells that differ in their attention and its pretrain run only",
     )
     conditions: str = text(
         default="",
         hidden=True,
         average=Average.SAME,
-        meaning="the same for all cells that differ in their method and architecture only, or in the task",
+        meaning="the same for all cells that differ in method, architecture and task only",
     )
     seed_scores: dict[str, float] = mapping(
         hidden=True, average=Average.OWN, meaning="test score by seed"
     )
     curve: list[list[Any]] = listing(
         hidden=True,
-        meaning="learning rate, best validation score or null, and status of every ended search trial",
+        meaning="learning rate, best validation score or null, and status of every search trial",
     )
     progress: list[list[Any]] = listing(
         hidden=True,
-        meaning="seed, energy so far in kWh and score of every epoch of a confirm run that was its best yet",
+        meaning="seed, energy so far in kWh and score of every epoch that was a run's best yet",
     )
     reference_mean: dict[str, Any] = mapping(
         hidden=True, meaning="what a paper printed for the mean over the arm's tasks"
@@ -532,7 +537,7 @@ class Row:
     )
     mean_rank: dict[str, Any] = mapping(
         hidden=True,
-        meaning="rank, rank_missing and interval of the arm's mean row, which every task's row carries",
+        meaning="rank and interval of the arm's mean row, which every task's row carries",
     )
     ranked: str = text(default="", hidden=True, meaning="digest of the rows that the rank compares")
     mean_ranked: str = text(
@@ -580,12 +585,16 @@ def metrics_of(row: Row) -> dict[str, float]:
 
 
 def with_values(row: Row, **values: Any) -> Row:
-    """`dataclasses.replace` in a tenth of its time: a leaderboard of 10,000 rows does it four times for each."""
+    """`dataclasses.replace` in a tenth of its time: a leaderboard of 10,000 rows does it four times
+    for each.
+    """
     return row_of({**vars(row), **values})
 
 
 def row_of(values: dict[str, Any]) -> Row:
-    """A row of values for all its fields, without its constructor, which sets one after the other."""
+    """A row of values for all its fields, without its constructor, which sets one after the
+    other.
+    """
     row = object.__new__(Row)
     object.__setattr__(row, "__dict__", values)
     return row

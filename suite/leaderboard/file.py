@@ -48,7 +48,8 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a file, in its order.
 
     Raises:
-        TrackingError: There is no such file; it was cut, is another kind of file, or has another schema version.
+        TrackingError: There is no such file; it was cut, is another kind of file, or has another
+            schema version.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

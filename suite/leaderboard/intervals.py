@@ -14,7 +14,9 @@ from suite.stats.interval import cell_interval
 
 
 def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
-    """`ci_low`, `ci_high` and `ci_of`, or `ci_missing`, and those of `constant_fields`; nothing before a run has a score."""
+    """`ci_low`, `ci_high` and `ci_of`, or `ci_missing`, and those of `constant_fields`; nothing
+    before a run has a score.
+    """
     if not any(t.result is not None and t.result.score is not None for t in confirmed):
         return {}
     try:

@@ -1,7 +1,8 @@
-"""Ranks of the arms of a backbone on a task, and on the mean over tasks: a computation over the rows of one sweep of one home.
+"""Ranks of the arms of a backbone on a task, and on the mean over tasks: a computation over the
+rows of one sweep of one home.
 
-Ranks need the answers of all these arms at once, so they are stored in the rows, with a digest of the rows they compare, and
-computed again only when one of those has changed.
+Ranks need the answers of all these arms at once, so they are stored in the rows, with a digest of
+the rows they compare, and computed again only when one of those has changed.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def why_not_ranked(row: Row) -> str:
 
 
 def with_ranks(rows: Sequence[Row], read: Read, known: Known | None = None) -> list[Row]:
-    """The same rows with their rank and that of their arm's mean row, or the reasons why they have none.
+    """The same rows with their rank and that of their arm's mean row, or the reasons why they have
+    none.
 
     Args:
         rows: All cells of one sweep of one home.
@@ -126,7 +128,8 @@ def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
     """The rows that are compared with one another; a place with one arm has none."""
     finished: dict[Place, list[Row]] = defaultdict(list)
     tasks: dict[str, set[str]] = defaultdict(set)
-    # The order of the arms decides the last bits of the sums, so it must not depend on the caller's.
+    # The order of the arms decides the last bits of the sums, so it must not depend on the
+    # caller's.
     for row in sorted(rows, key=lambda row: f"{row.arm}/{row.task}"):
         tasks[row.backbone].add(row.task)
         if is_ranked(row):
@@ -144,7 +147,9 @@ def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
 def _complete(
     finished: Mapping[Place, Sequence[Row]], backbone: str, tasks: Iterable[str]
 ) -> list[Row]:
-    """Rows of the arms that have finished all tasks; none where the tasks' scores point in both directions."""
+    """Rows of the arms that have finished all tasks; none where the tasks' scores point in both
+    directions.
+    """
     by_arm: dict[str, list[Row]] = defaultdict(list)
     names = sorted(tasks)
     for task in names:
@@ -246,7 +251,9 @@ def _read_evidence(rows: Sequence[Row], read: Read) -> TaskEvidence:
 
 
 def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Ranking:
-    """Ranks of the arms that have answers to all tasks; of several tasks with the interval of their mean."""
+    """Ranks of the arms that have answers to all tasks; of several tasks with the interval of their
+    mean.
+    """
     missing: dict[str, str] = {}
     for task in tasks:
         missing |= task.missing

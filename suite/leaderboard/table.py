@@ -1,4 +1,6 @@
-"""From rows to the leaderboard: what compares rows with one another, mean rows, order, filters, and the frame."""
+"""From rows to the leaderboard: what compares rows with one another, mean rows, order, filters, and
+the frame.
+"""
 
 from __future__ import annotations
 
@@ -64,22 +66,30 @@ def leaderboard_of(
     target_frac: float = TARGET_FRAC,
     rejected: bool = False,
 ) -> pd.DataFrame:
-    """The leaderboard of some rows: one row per cell, and one per arm over its tasks (`task` = "mean") where it has several.
+    """The leaderboard of some rows: one row per cell, and one per arm over its tasks (`task` =
+    "mean") where it has several.
 
-    A mean row averages every number over the arm's tasks, once each of them has one; its spread is that of the per-seed
-    means over tasks; its `status` is the least finished. It is null where a task of the sweep is missing.
+    A mean row averages every number over the arm's tasks, once each of them has one; its spread is
+    that of the per-seed means over tasks; its `status` is the least finished. It is null where a
+    task of the sweep is missing.
 
     Args:
-        rows: Of any sweeps and homes; of each sweep of a home all of them, or PRR and the like lack their baselines.
+        rows: Of any sweeps and homes; of each sweep of a home all of them, or PRR and the like lack
+            their baselines.
         task: Only this task, or "mean".
         method: Only this method.
-        attention: Only this attention variant; its baselines for PRR and PEoP are looked up all the same.
-        sort: Within each task: score, prr or peop (best first), energy, memory or trainable (least first); unknown last.
-        target_frac: Share of full fine-tuning's validation score of which `energy_to_target_kwh` speaks.
-        rejected: Whether rows that are not admitted are there too; `attrs["hidden"]` of the frame counts those that are not.
+        attention: Only this attention variant; its baselines for PRR and PEoP are looked up all the
+            same.
+        sort: Within each task: score, prr or peop (best first), energy, memory or trainable (least
+            first); unknown last.
+        target_frac: Share of full fine-tuning's validation score of which `energy_to_target_kwh`
+            speaks.
+        rejected: Whether rows that are not admitted are there too; `attrs["hidden"]` of the frame
+            counts those that are not.
 
     Returns:
-        The columns of `suite.leaderboard.fields`; mappings and lists are JSON text; what is not known is NaN, NA or None.
+        The columns of `suite.leaderboard.fields`; mappings and lists are JSON text; what is not
+        known is NaN, NA or None.
 
     Raises:
         TrackingError: Nothing of that task, method or attention is there, or all of it is rejected.
@@ -104,7 +114,9 @@ def leaderboard_of(
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Hold the garbage collector: 10,000 rows are half a million objects without a cycle, which it would look through."""
+    """Hold the garbage collector: 10,000 rows are half a million objects without a cycle, which it
+    would look through.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -156,7 +168,9 @@ def mean_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
-    """Every number averaged over the tasks; nothing but names where a task is missing, for it could not be compared."""
+    """Every number averaged over the tasks; nothing but names where a task is missing, for it could
+    not be compared.
+    """
     first = rows[0]
     values: dict[str, Any] = {}
     for name in averaged(Average.SAME):
@@ -225,7 +239,9 @@ def _stored_rank(mean_row: Row, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
-    """Rows by sweep and task (mean rows last), then by the sort key; equal rows keep their order."""
+    """Rows by sweep and task (mean rows last), then by the sort key; equal rows keep their
+    order.
+    """
 
     def place(row: Row) -> tuple[str, bool, str, bool, float]:
         value = getattr(row, SORTS[sort])
@@ -260,7 +276,9 @@ def _json(value: Any) -> str:
 
 
 def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as JSON-ready mappings: null for what is not known, integers as integers, JSON text as mappings."""
+    """The rows of a frame as JSON-ready mappings: null for what is not known, integers as integers,
+    JSON text as mappings.
+    """
     plain = frame.astype(object).where(frame.notna(), None)
     rows = []
     for line in plain.to_dict(orient="records"):

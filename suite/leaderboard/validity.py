@@ -1,8 +1,11 @@
-"""Whether a row may stand on the leaderboard: every check of its confirm runs holds, and all its runs saw the same data and code."""
+"""Whether a row may stand on the leaderboard.
+
+Every check of its confirm runs must hold, and all its runs must have seen the same data and code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from suite.config.hashing import canonical_json
@@ -27,31 +30,37 @@ def judge(confirmed: Sequence[Trial], search: Sequence[Trial]) -> dict[str, Any]
 
     Args:
         confirmed: The confirm runs that the row counts.
-        search: Its search trials; of these only data and versions count, as a hopeless learning rate need not train anything.
+        search: Its search trials. Of these only data and versions count, as a hopeless learning
+            rate need not train anything.
 
     Returns:
-        `admitted` is None while no confirm run has a score, and where runs from before there were checks have nothing against them.
+        `admitted` is None while no confirm run has a score, and where runs from before there were
+        checks have nothing against them.
     """
-    runs = [(t, t.result) for t in confirmed if t.result is not None and t.result.score is not None]
-    everything = [
-        t.result
-        for t in (*confirmed, *search)
-        if t.result is not None and t.result.score is not None
-    ]
-    rejected = [
-        f"seed {t.spec.seed}: {problem}"
-        for t, run in runs
-        if run.validity
-        for problem in run.validity.problems()
-    ]
+    rejected: list[str] = []
+    runs = 0
+    checked = 0
+    everything: list[TrialResult] = []
+    for trial in confirmed:
+        result = trial.result
+        if result is None or result.score is None:
+            continue
+        runs += 1
+        everything.append(result)
+        if result.validity is not None:
+            checked += 1
+            for problem in result.validity.problems():
+                rejected.append(f"seed {trial.spec.seed}: {problem}")
+    for trial in search:
+        if trial.result is not None and trial.result.score is not None:
+            everything.append(trial.result)
     rejected += _disagreements(everything)
-    checked = bool(runs) and all(run.validity is not None for _, run in runs)
-    dirty = any((run.provenance.get("git") or {}).get("dirty") for run in everything)
-    return {
-        "admitted": False if rejected else True if checked else None,
-        "rejected": rejected,
-        "dirty": dirty,
-    }
+    admitted = None
+    if rejected:
+        admitted = False
+    elif runs and checked == runs:
+        admitted = True
+    return {"admitted": admitted, "rejected": rejected, "dirty": _any_dirty(everything)}
 
 
 def judge_mean(rows: Mapping[str, tuple[bool | None, Sequence[str], bool]]) -> dict[str, Any]:
@@ -60,35 +69,55 @@ def judge_mean(rows: Mapping[str, tuple[bool | None, Sequence[str], bool]]) -> d
     Args:
         rows: The three fields by task.
     """
-    rejected = [f"{task}: {reason}" for task, (_, reasons, _) in rows.items() for reason in reasons]
-    admitted = [admitted for admitted, _, _ in rows.values()]
-    return {
-        "admitted": False if False in admitted else None if None in admitted else True,
-        "rejected": rejected,
-        "dirty": any(dirty for _, _, dirty in rows.values()),
-    }
+    rejected = []
+    verdicts = []
+    dirty = False
+    for task, (admitted, reasons, task_dirty) in rows.items():
+        verdicts.append(admitted)
+        rejected += [f"{task}: {reason}" for reason in reasons]
+        dirty = dirty or task_dirty
+    verdict: bool | None = True
+    if False in verdicts:
+        verdict = False
+    elif None in verdicts:
+        verdict = None
+    return {"admitted": verdict, "rejected": rejected, "dirty": dirty}
 
 
-def _disagreements(runs: Sequence[TrialResult]) -> Iterator[str]:
+def _any_dirty(runs: Sequence[TrialResult]) -> bool:
+    """Whether an edited checkout made one of the runs."""
+    for run in runs:
+        git = run.provenance.get("git") or {}
+        if git.get("dirty"):
+            return True
+    return False
+
+
+def _disagreements(runs: Sequence[TrialResult]) -> list[str]:
     """What should be the same in all runs of a row; what a run does not say is passed over."""
-    asked: dict[str, Callable[[TrialResult], Any]] = {
-        "its runs read different data": lambda run: run.data_hash or None,
-        "its runs have splits of different sizes": lambda run: (
-            {n: rows for n, rows in run.splits.items() if n != "test"} or None
-        ),
-    }
-    for reason, ask in asked.items():
-        if len(_values(runs, ask)) > 1:
-            yield reason
+    found = []
+    if len({run.data_hash for run in runs if run.data_hash}) > 1:
+        found.append("its runs read different data")
+    splits = set()
+    for run in runs:
+        # Only confirm runs have test data.
+        sizes = {name: rows for name, rows in run.splits.items() if name != "test"}
+        if sizes:
+            splits.add(canonical_json(sizes))
+    if len(splits) > 1:
+        found.append("its runs have splits of different sizes")
     for package in COMPARED_VERSIONS:
-        found = _values(
-            runs,
-            lambda run, package=package: (run.provenance.get("versions") or {}).get(package),  # type: ignore[misc]
-        )
-        if len(found) > 1:
-            yield f"its runs used different versions of {package} ({', '.join(sorted(found))})"
+        versions = _versions(runs, package)
+        if len(versions) > 1:
+            names = ", ".join(sorted(versions))
+            found.append(f"its runs used different versions of {package} ({names})")
+    return found
 
 
-def _values(runs: Sequence[TrialResult], ask: Callable[[TrialResult], Any]) -> set[str]:
-    known = [value for run in runs if (value := ask(run)) is not None]
-    return {value if isinstance(value, str) else canonical_json(value) for value in known}
+def _versions(runs: Sequence[TrialResult], package: str) -> set[str]:
+    found = set()
+    for run in runs:
+        version = (run.provenance.get("versions") or {}).get(package)
+        if version is not None:
+            found.add(str(version))
+    return found

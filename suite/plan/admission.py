@@ -10,13 +10,15 @@ from suite.plan.resources import Capacity
 class Admission:
     """Says, for one search for the next trial, which sizes may start.
 
-    Whatever fits may start, unless a larger trial that waits would have to wait longer for it. Larger trials are asked for
-    first. Where one does not fit now, smaller ones get only the room that it will leave: the cluster less its own. So
-    smaller trials may follow one another beside it for ever, and yet it starts some time.
+    Whatever fits may start, unless a larger trial that waits would have to wait longer for it.
+    Larger trials are asked for first. Where one does not fit now, smaller ones get only the room
+    that it will leave: the cluster less its own. So smaller trials may follow one another beside it
+    for ever, and yet it starts some time.
 
     Args:
         capacity: Room in the cluster; None = for all.
-        live: Sizes of the trials that are handed out. One that the cluster cannot hold (any more) takes no room.
+        live: Sizes of the trials that are handed out. One that the cluster cannot hold (any more)
+            takes no room.
         held_for: Size of one of them that found no room; nothing smaller may start.
     """
 
@@ -32,7 +34,9 @@ class Admission:
         self._answers: dict[int, bool] = {}
 
     def admits(self, workers: int) -> bool:
-        """Whether a trial of this size may start. Where nothing runs, any may: it waits for the cluster to grow."""
+        """Whether a trial of this size may start. Where nothing runs, any may: it waits for the
+        cluster to grow.
+        """
         if workers not in self._answers:
             if not self._live:
                 self._answers[workers] = True
@@ -47,7 +51,9 @@ class Admission:
             self._answers.clear()
 
     def sort_key(self, workers: int) -> tuple[bool, int]:
-        """Sorts trials: those that the cluster holds before those it does not, then the largest first."""
+        """Sorts trials: those that the cluster holds before those it does not, then the largest
+        first.
+        """
         return self._is_too_large(workers), -workers
 
     def _is_too_large(self, workers: int) -> bool:

@@ -1,4 +1,6 @@
-"""Where a cell stands: its trials, its study, what is left to run, and the one word for all that."""
+"""Where a cell stands: its trials, its study, what is left to run, and the one word for all
+that.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class PretrainState:
         return self.result is None and not self.live and not self.given_up
 
     def claim(self) -> bool:
-        """Take the run for this process, unless it has ended or another sweep of the home runs it."""
+        """Take the run for this process, unless it has ended or another sweep of the home runs
+        it.
+        """
         if self._lock is None:
             path = self.folder.path.with_suffix(".lock")
             self._lock = FileLock(path, thread_local=False)
@@ -111,7 +115,8 @@ class CellState:
 
     Attributes:
         pretrain: The run that must end before the cell begins; where it fails, the cell fails.
-        contest: The architectures of which one is confirmed, this cell's among them; None where there is one.
+        contest: The architectures of which one is confirmed, this cell's among them; None where
+            there is one.
         search: Search trials by number.
         confirm: Confirm runs by learning rate and seed.
         live: Hashes of the trials that this process has handed out.
@@ -139,7 +144,9 @@ class CellState:
 
     @property
     def study(self) -> Study:
-        """How far the study is: its range and budget with all extensions, and whether it has ended."""
+        """How far the study is: its range and budget with all extensions, and whether it has
+        ended.
+        """
         if self._study is None:
             in_order = [self.search[number] for number in sorted(self.search)]
             handed_out = Cell(self.cell.arm, self.cell.task.name, search=in_order)
@@ -148,13 +155,17 @@ class CellState:
 
     @property
     def searched(self) -> list[Trial]:
-        """The search trials that count, by number; those beyond a budget that was lowered do not."""
+        """The search trials that count, by number; those beyond a budget that was lowered do
+        not.
+        """
         budget = self.study.budget
         return [self.search[number] for number in sorted(self.search) if number < budget]
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials of the plan: search by number, then the confirm runs of the best learning rate."""
+        """All trials of the plan: search by number, then the confirm runs of the best learning
+        rate.
+        """
         return self.searched + self._confirm_runs_so_far()
 
     @property
@@ -163,7 +174,9 @@ class CellState:
 
     @property
     def chosen(self) -> bool | None:
-        """Whether this architecture is confirmed: it won its contest, or has none. None while that is open."""
+        """Whether this architecture is confirmed: it won its contest, or has none. None while that
+        is open.
+        """
         if self.contest is None:
             return True
         winner = self.contest.winner()
@@ -171,7 +184,9 @@ class CellState:
 
     @property
     def confirm_runs(self) -> int:
-        """Confirm runs of this cell; while its contest is open the first architecture counts them."""
+        """Confirm runs of this cell; while its contest is open the first architecture counts
+        them.
+        """
         if self.chosen is None:
             return self.plan.confirm_runs(self.cell)
         if not self.chosen:
@@ -196,7 +211,8 @@ class CellState:
     def at_best(self) -> list[Trial]:
         """Confirm runs at the best learning rate by seed, ended or not.
 
-        Unlike `confirmed`, it keeps the runs of a study that has gone on since, after its budget was raised.
+        Unlike `confirmed`, it keeps the runs of a study that has gone on since, after its budget
+        was raised.
         """
         best = self.best()
         if best is None:
@@ -246,7 +262,9 @@ class CellState:
 
     @property
     def is_due(self) -> bool:
-        """Whether `next_spec` has a trial. Proposing one takes time, so this is asked where there is no room."""
+        """Whether `next_spec` has a trial. Proposing one takes time, so this is asked where there
+        is no room.
+        """
         if not self._may_go_on:
             return False
         if self.handed_out() is not None or self._open_number() is not None:
@@ -307,7 +325,9 @@ class CellState:
         return None
 
     def _confirm_runs_so_far(self) -> list[Trial]:
-        """Confirm runs that exist, in the order of the sweep's seeds; none before the cell may have any."""
+        """Confirm runs that exist, in the order of the sweep's seeds; none before the cell may have
+        any.
+        """
         if not self.search_done or not self.chosen:
             return []
         best = self.best()

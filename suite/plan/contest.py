@@ -1,7 +1,7 @@
 """Which architecture of a method is confirmed: READ, arXiv 2305.15348, appendix D.
 
-Every choice of the search space gets a study per task with the same budget; a choice is as good as the mean over tasks of
-its best validation utilities, and the best one wins for all tasks.
+Every choice of the search space gets a study per task with the same budget. A choice is as good as
+the mean over tasks of its best validation utilities, and the best one wins for all tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from suite.record.cells import Trial
 
 
 class Studied(Protocol):
-    """A cell whose study ends some time: `schedule.CellState`."""
+    """A cell whose study ends some time; `suite.plan.cell_state.CellState` is one."""
 
     cell: PlannedCell
 
@@ -39,27 +39,29 @@ class Contest:
         return sum(not cell.search_done for cell in self.cells)
 
     def winner(self) -> str | None:
-        """The arm that is confirmed; None while a study is open."""
-        if self._winner is None and all(
-            cell.search_done for cell in self.cells
-        ):  # which then stays so
+        """Key of the arm that is confirmed; None while a study is open."""
+        # A decision stays: within a run no study opens again.
+        if self._winner is None and self.open_studies == 0:
             choices: dict[str, list[Studied]] = {}
             for cell in self.cells:
                 choices.setdefault(cell.cell.arm.key, []).append(cell)
-            self._winner = max(
-                choices, key=lambda arm: quality(choices[arm])
-            )  # of equals the first
+            # Of equal choices `max` takes the first, as the search space lists them.
+            self._winner = max(choices, key=lambda arm: quality(choices[arm]))
         return self._winner
 
 
 def quality(cells: Iterable[Studied]) -> tuple[int, float]:
-    """How good a choice is: tasks on which it has a score, then the mean of its best utilities there."""
-    utilities = [
-        best.utility
-        for cell in cells
-        if (best := cell.best()) is not None and best.utility is not None
-    ]
-    return len(utilities), fmean(utilities) if utilities else 0.0
+    """How good a choice is: tasks on which it has a score, then the mean of its best utilities
+    there.
+    """
+    utilities = []
+    for cell in cells:
+        best = cell.best()
+        if best is not None and best.utility is not None:
+            utilities.append(best.utility)
+    if not utilities:
+        return 0, 0.0
+    return len(utilities), fmean(utilities)
 
 
 def contests(states: Iterable[Studied]) -> dict[str, Contest]:

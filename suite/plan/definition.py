@@ -1,4 +1,6 @@
-"""The definition a home holds for a sweep: what may change between two runs of it, and who is running it now."""
+"""The definition a home holds for a sweep: what may change between two runs of it, and who is
+running it now.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,20 @@ from suite.record.spec import TrialSpec
 from suite.storage.lease import Lease, held_lease
 
 FREE = (
-    *(
-        "description",
-        "reference",
-        "architectures",
-        "search.trials",
-        "search.edge_guard",
-        "search.stop",
-        "confirm.seeds",
-    ),
-    *("resources", "timeouts", "failures", "tracking", "lm_eval"),
+    "description",
+    "reference",
+    "architectures",
+    "search.trials",
+    "search.edge_guard",
+    "search.stop",
+    "confirm.seeds",
+    "resources",
+    "timeouts",
+    "failures",
+    "tracking",
+    "lm_eval",
 )
+"""Keys of a sweep that may change between two runs of it."""
 AXES = ("backbones", "attention", "methods", "tasks")
 """Lists that may grow; an entry that was there before must stay as it was."""
 
@@ -53,7 +58,9 @@ class StoredCell(Strict):
 
 
 class StoredCells(Strict):
-    """What a sweep's names stood for when it was last run: `sweeps/<name>.cells`, beside the sweep as given."""
+    """What a sweep's names stood for when it was last run: `sweeps/<name>.cells`, beside the sweep
+    as given.
+    """
 
     world_size: int
     cells: list[StoredCell]
@@ -69,7 +76,8 @@ def read_plan(home: Home, sweep: str) -> Plan:
     plan = known_plan(home, sweep)
     if plan is None:
         raise ConfigError(
-            f"{home.path}: holds no sweep {sweep!r}; it holds {', '.join(sweeps(home)) or 'none'} (choose with --home)"
+            f"{home.path}: holds no sweep {sweep!r}; it holds "
+            f"{', '.join(sweeps(home)) or 'none'} (choose with --home)"
         )
     return plan
 
@@ -84,7 +92,8 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
         config = SweepConfig.model_validate_json(config_path.read_bytes())
     except ValidationError as error:
         raise ConfigError(
-            f"{cells_path}, {config_path.name}: not a definition of this version of the suite ({error.error_count()} errors); "
+            f"{cells_path}, {config_path.name}: not a definition of this version of the suite "
+            f"({error.error_count()} errors); "
             "choose another --home, or remove both files to write them anew (trials stay)"
         ) from None
     cells = tuple(
@@ -108,9 +117,11 @@ def check_definition(plan: Plan, home: Home) -> None:
     changes = _changes(known, plan) if known is not None else []
     if changes:
         raise SweepConflictError(
-            f"{home.sweep_definition(plan.config.name)}: this home holds another sweep named {plan.config.name!r}:\n  "
+            f"{home.sweep_definition(plan.config.name)}: this home holds another sweep named "
+            f"{plan.config.name!r}:\n  "
             + "\n  ".join(changes)
-            + "\nto go on: give the sweep another name, choose another --home, or undo the change (--set key=value)"
+            + "\nto go on: give the sweep another name, choose another --home, or undo the change "
+            "(--set key=value)"
         )
 
 
@@ -133,7 +144,8 @@ def store_definition(plan: Plan, home: Home) -> None:
 
 @contextlib.contextmanager
 def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterator[Lease]:
-    """Hold the sweep for this process: its lease decides; the lock says on this machine, without waiting, that somebody holds it.
+    """Hold the sweep for this process: its lease decides; the lock says on this machine, without
+    waiting, that somebody holds it.
 
     Args:
         home: Where the sweep lives.
@@ -150,7 +162,9 @@ def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterat
     root = lease_root(home, storage)
     try:
         lock.acquire(timeout=0)
-    except Timeout:  # a process that is frozen holds it still, and may have lost the sweep: the lease tells, if it is the same
+    except Timeout:
+        # A process that is frozen still holds the lock, and may have lost the sweep. The lease
+        # tells, if both look at the same one.
         _check_same_root(home, sweep, root)
     try:
         with held_lease(root, sweep) as lease:
@@ -167,13 +181,14 @@ def _check_same_root(home: Home, sweep: str, root: str | Path) -> None:
     owner = _owner(home, sweep)
     if owner.get("lease", str(root)) != str(root):
         raise SweepConflictError(
-            f"{home.path}: sweep {sweep!r} is being run by process {owner.get('pid')} with its claim in {owner['lease']}, "
-            f"here it would be in {root}; give the same --storage, end that process, or choose another --home"
+            f"{home.path}: sweep {sweep!r} is being run by process {owner.get('pid')} with its "
+            f"claim in {owner['lease']}, here it would be in {root}; give the same --storage, end "
+            "that process, or choose another --home"
         )
 
 
 def lease_root(home: Home, storage: str | None) -> str | Path:
-    """Below what the claims of a home's sweeps lie."""
+    """Folder or URL that holds the leases of a home's sweeps."""
     return storage or home.sweep_definition("x").parent
 
 
@@ -211,46 +226,49 @@ def _owner(home: Home, sweep: str) -> dict[str, Any]:
 
 def _changes(old: Plan, new: Plan) -> list[str]:
     """One line per key that may not change and did: `key: old -> new`."""
-    before, after = old.config.model_dump(mode="json"), new.config.model_dump(mode="json")
+    before = old.config.model_dump(mode="json")
+    after = new.config.model_dump(mode="json")
     lines = _scalar_changes(before, after)
     for axis in AXES:
         stay = {canonical_json(entry) for entry in after[axis]}
-        lines += [
-            f"{axis}: {json.dumps(entry)} is gone or has changed"
-            for entry in before[axis]
-            if canonical_json(entry) not in stay
-        ]
+        for entry in before[axis]:
+            if canonical_json(entry) not in stay:
+                lines.append(f"{axis}: {json.dumps(entry)} is gone or has changed")
     lines += _worker_changes(old, new)
     cells = {cell.key: cell for cell in new.cells}
-    for was, now in ((cell, cells[cell.key]) for cell in old.cells if cell.key in cells):
-        lines += [
-            f"tasks/{was.task.name}.yaml: {line}" for line in _model_changes(was.task, now.task)
-        ]
-        lines += [
-            f"learning rate of {was.arm.method}: {line}"
-            for line in _model_changes(was.learning_rate, now.learning_rate)
-        ]
+    for was in old.cells:
+        now = cells.get(was.key)
+        if now is None:
+            continue
+        for line in _model_changes(was.task, now.task):
+            lines.append(f"tasks/{was.task.name}.yaml: {line}")
+        for line in _model_changes(was.learning_rate, now.learning_rate):
+            lines.append(f"learning rate of {was.arm.method}: {line}")
     runs = {run.arm.key: run for run in new.pretrains}
-    for earlier, run in ((run, runs[run.arm.key]) for run in old.pretrains if run.arm.key in runs):
-        lines += [
-            f"corpus tasks/{run.task.name}.yaml: {line}"
-            for line in _model_changes(earlier.task, run.task)
-        ]
+    for earlier in old.pretrains:
+        run = runs.get(earlier.arm.key)
+        if run is None:
+            continue
+        for line in _model_changes(earlier.task, run.task):
+            lines.append(f"corpus tasks/{run.task.name}.yaml: {line}")
+    # Many cells share a task file, whose change is one line.
     return list(dict.fromkeys(lines))
 
 
 def _worker_changes(old: Plan, new: Plan) -> list[str]:
     """Where cells of both plans would run with another number of workers than before."""
-    now, changed = {cell.key: cell for cell in new.cells}, list[str]()
+    now = {cell.key: cell for cell in new.cells}
+    by_name = old.config.resources.workers_by_backbone | new.config.resources.workers_by_backbone
+    changed = []
     for cell in old.cells:
-        before, after = old.workers(cell), new.workers(now.get(cell.key, cell))
-        if before != after:
-            by_name = cell.arm.backbone.name in (
-                old.config.resources.workers_by_backbone | new.config.resources.workers_by_backbone
-            )
-            changed.append(
-                f"resources.workers{f'_by_backbone.{cell.arm.backbone.name}' if by_name else ''}: {before} -> {after}"
-            )
+        before = old.workers(cell)
+        after = new.workers(now.get(cell.key, cell))
+        if before == after:
+            continue
+        key = "resources.workers"
+        if cell.arm.backbone.name in by_name:
+            key = f"{key}_by_backbone.{cell.arm.backbone.name}"
+        changed.append(f"{key}: {before} -> {after}")
     return changed
 
 
@@ -259,13 +277,15 @@ def _model_changes(old: Strict, new: Strict) -> list[str]:
 
 
 def _scalar_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    before, after = _flat(old), _flat(new)
-    keys = [k for k in sorted(before.keys() | after.keys()) if not _is_free(k)]
-    return [
-        f"{k}: {_show(before, k)} -> {_show(after, k)}"
-        for k in keys
-        if _show(before, k) != _show(after, k)
-    ]
+    before = _flat(old)
+    after = _flat(new)
+    changed = []
+    for key in sorted(before.keys() | after.keys()):
+        was = _show(before, key)
+        now = _show(after, key)
+        if was != now and not _is_free(key):
+            changed.append(f"{key}: {was} -> {now}")
+    return changed
 
 
 def _is_free(key: str) -> bool:
@@ -273,6 +293,7 @@ def _is_free(key: str) -> bool:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings by dotted key; an empty mapping is a leaf."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, Mapping) and item:
@@ -283,4 +304,6 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _show(flat: Mapping[str, Any], key: str) -> str:
-    return json.dumps(flat[key]) if key in flat else "absent"
+    if key not in flat:
+        return "absent"
+    return json.dumps(flat[key])

@@ -1,4 +1,6 @@
-"""What happens in a sweep, told to whoever listens: the live table, the MLflow writer. Called in the driver only."""
+"""What happens in a sweep, told to whoever listens: the live table, the MLflow writer. Called in
+the driver only.
+"""
 
 from __future__ import annotations
 

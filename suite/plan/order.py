@@ -1,9 +1,10 @@
 """Which cell is asked first for the next trial, so that slots stay busy to the end.
 
-The trials of a cell follow one another, so a sweep lasts as long as its longest chain of them. A cell is urgent whose chain is
-as long as what is left for a slot on average: if it waits, it will still be going when the others have ended, and then, with
-slots to spare, its search would run side by side. (Ours; among chains on equal machines the longest first is optimal: Hu, 1961.)
-What a question costs does not grow with what is done.
+The trials of a cell follow one another, so a sweep lasts as long as its longest chain of them. A
+cell is urgent whose chain is as long as what is left for a slot on average: if it waits, it will
+still be going when the others have ended, and then, with slots to spare, its search would run side
+by side. (Ours; among chains on equal machines the longest first is optimal: Hu, 1961.) What a
+question costs does not grow with what is done.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class CellOrder:
     ) -> tuple[list[CellState], list[CellState]]:
         """Cells without a live trial, then those with one, in the order to ask them.
 
-        Of the first: urgent ones, the longest chain first; the warm one; begun ones; fresh ones; all in the plan's order.
+        Of the first: urgent ones, the longest chain first; the warm one; begun ones; fresh ones;
+            all in the plan's order.
 
         Args:
             last: Cell of the trial that ended last: its engine is warm.
@@ -69,7 +71,8 @@ class CellOrder:
 
     def has_no_trial(self, state: CellState) -> None:
         """The cell was asked in vain."""
-        # A cell that waits for its pretrain run is asked again: another sweep of the home may end that run.
+        # A cell that waits for its pretrain run is asked again: another sweep of the home may end
+        # that run.
         if state.pretrain is None or state.pretrain.ready:
             self._without_trial.add(state.cell.key)
 

@@ -1,8 +1,10 @@
-"""From a sweep to its cells and their trials; everything a person can get wrong is found here, before anything starts."""
+"""From a sweep to its cells and their trials; everything a person can get wrong is found here,
+before anything starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,8 @@ class PlannedCell:
     """One arm on one task, and the range its learning rate is searched in.
 
     Attributes:
-        contest: Names the architectures that one of will be confirmed; None where the architecture is settled.
+        contest: Names the architectures that one of will be confirmed; None where the architecture
+            is settled.
         choice: Which of them this is, 0 for the search space's first.
     """
 
@@ -52,8 +55,10 @@ class Plan:
 
     Attributes:
         config: The sweep as given.
-        cells: Arms in the order backbone, attention, method, architecture; the tasks of an arm side by side.
-        world_size: Workers of a trial whose backbone asks for no other number; part of every trial's identity.
+        cells: Arms in the order backbone, attention, method, architecture; the tasks of an arm side
+            by side.
+        world_size: Workers of a trial whose backbone asks for no other number; part of every
+            trial's identity.
         pretrains: Runs of the pretrain stage; a cell's arm names its own by hash.
     """
 
@@ -67,12 +72,18 @@ class Plan:
         return _workers(self.config, cell.arm.backbone.name, self.world_size)
 
     def search_trials(self, cell: PlannedCell) -> int:
-        """The budget of a cell's study, before the edge guard adds to it or the stop rule saves of it."""
+        """The budget of a cell's study, before the edge guard adds to it or the stop rule saves of
+        it.
+        """
         return cell.learning_rate.trials(self.config.search.trials)
 
     def confirm_runs(self, cell: PlannedCell) -> int:
-        """Of a contest's architectures one is confirmed, which until then is counted as the first."""
-        return len(self.config.confirm.seeds) if cell.choice == 0 else 0
+        """Of a contest's architectures one is confirmed, which until then is counted as the
+        first.
+        """
+        if cell.choice:
+            return 0
+        return len(self.config.confirm.seeds)
 
     def trials_of(self, cell: PlannedCell) -> int:
         """Search trials and confirm runs, as far as they are certain."""
@@ -93,9 +104,11 @@ class Plan:
     def includes(self, cell: PlannedCell, trial: Trial) -> bool:
         """Whether a trial found on disk is one that this plan asks for.
 
-        Not of the plan: trials beyond a budget that was lowered (every arm gets the same), however often it is extended,
-        of a task file that was edited since, of another number of workers. Confirm runs at a learning rate that is no longer the best are
-        recognised by `CellState`, which knows the best.
+        Not of the plan: trials beyond a budget that was lowered (every arm gets the same), however
+            often it is extended,
+        of a task file that was edited since, of another number of workers. Confirm runs at a
+        learning rate that is no longer the best are recognised by `CellState`, which knows the
+        best.
         """
         spec = trial.spec
         if spec.phase is Phase.SEARCH:
@@ -138,10 +151,12 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
     Args:
         config: The sweep.
         where: Its file, for errors.
-        world_size: Workers of a trial whose backbone asks for no other number, if that is known; None = as the sweep says, else two.
+        world_size: Workers of a trial whose backbone asks for no other number, if that is known;
+            None = as the sweep says, else two.
 
     Raises:
-        ConfigError: A name that does not exist, a batch that does not divide, an axis with the same entry twice.
+        ConfigError: A name that does not exist, a batch that does not divide, an axis with the same
+            entry twice.
         IncompatibleError: A method that does not work on a backbone's family.
     """
     world_size = world_size or config.resources.workers or DEFAULT_CPU_WORKERS
@@ -149,50 +164,45 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
         _check_batch(config.training, workers, where=f"{where}: training")
     tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]
     pretrains = _pretrains(config, world_size, where=where)
-    arms = list(_arms(config, pretrains, where=where))
-    cells = tuple(
-        PlannedCell(arm, task, span, contest, choice)
-        for arm, span, contest, choice in arms
-        for task in tasks
-    )
+    cells = []
+    for arm, learning_rate, contest, choice in _arms(config, pretrains, where=where):
+        for task in tasks:
+            cells.append(PlannedCell(arm, task, learning_rate, contest, choice))
     _check_distinct(cells, where=where)
-    check_references(
-        config.reference,
-        {cell.arm.key: cell.arm for cell in cells}.values(),
-        config.tasks,
-        where=where,
-    )
+    arms = {cell.arm.key: cell.arm for cell in cells}
+    check_references(config.reference, arms.values(), config.tasks, where=where)
     _check_pretrains(pretrains, where=where)
     _check_arms(config, cells, where=where)
-    return Plan(
-        config, cells, world_size, tuple({spec.hash: spec for spec in pretrains.values()}.values())
-    )
+    # Several backbones and variants may need the same run.
+    runs = {spec.hash: spec for spec in pretrains.values()}
+    return Plan(config, tuple(cells), world_size, tuple(runs.values()))
 
 
 def _arms(
     config: SweepConfig, pretrains: Mapping[tuple[int, int], TrialSpec], *, where: str
 ) -> Iterator[tuple[Arm, LearningRateRange, str | None, int]]:
-    """Every arm with its range, and where several architectures compete, the name of their contest and its place there."""
+    """Every arm with its range, the name of its contest and its place there.
+
+    Where one architecture is left there is no contest, and the place is 0.
+    """
     choices = [_method(choice, config, where=where) for choice in config.methods]
     for b, backbone in enumerate(config.backbones):
         for a, attention in enumerate(config.attention):
-            pretrain = pretrains[b, a].hash if (b, a) in pretrains else None
+            pretrain = pretrains.get((b, a))
             for name, architectures, learning_rate in choices:
-                contested = config.architectures == "search" and len(architectures) > 1
-                for i, architecture in enumerate(architectures):
+                for place, architecture in enumerate(architectures):
                     arm = Arm(
                         backbone=backbone,
                         attention=attention,
                         method=name,
                         architecture=architecture,
-                        pretrain=pretrain,
+                        pretrain=None if pretrain is None else pretrain.hash,
                     )
-                    contest = (
-                        short_hash(arm.model_dump(mode="json", exclude={"architecture"}))
-                        if contested
-                        else None
-                    )
-                    yield arm, learning_rate, contest, i if contested else 0
+                    if config.architectures == "search" and len(architectures) > 1:
+                        names = arm.model_dump(mode="json", exclude={"architecture"})
+                        yield arm, learning_rate, short_hash(names), place
+                    else:
+                        yield arm, learning_rate, None, 0
 
 
 def _pretrains(
@@ -219,7 +229,8 @@ def _pretrains(
                 found[b, a] = spec
     if not found:
         raise ConfigError(
-            f"{where}: pretrain: no attention of the sweep starts from scratch; set pretrain.attention: all, or leave it out"
+            f"{where}: pretrain: no attention of the sweep starts from scratch; "
+            "set pretrain.attention: all, or leave it out"
         )
     return found
 
@@ -271,7 +282,9 @@ def pretrain_objective(
 def _method(
     choice: MethodChoice, config: SweepConfig, *, where: str
 ) -> tuple[str, list[dict[str, Any]], LearningRateRange]:
-    """A method's own name, its architectures complete with defaults, and its learning-rate range: the sweep's, else its search space's."""
+    """A method's own name, its architectures complete with defaults, and its learning-rate range:
+    the sweep's, else its search space's.
+    """
     from suite.petl import get_method
     from suite.petl.arm import full_architecture
 
@@ -300,7 +313,8 @@ def objectives(
 
     Args:
         where: The sweep's file, for errors.
-        cache: Where tokenizers are trained that a backbone asks for; None = nothing is trained, bytes stand in for them.
+        cache: Where tokenizers are trained that a backbone asks for; None = nothing is trained,
+            bytes stand in for them.
         data_root: Local data that replaces the hub; read only to train tokenizers.
 
     Raises:
@@ -314,11 +328,10 @@ def objectives(
     tasks = list(tasks)
     for choice in config.backbones:
         place = f"{where}: backbones"
-        resolved = (
-            resolve(choice, where=place)
-            if cache is None
-            else open_backbone(choice, data_root=data_root, cache=cache, where=place)
-        )
+        if cache is None:
+            resolved = resolve(choice, where=place)
+        else:
+            resolved = open_backbone(choice, data_root=data_root, cache=cache, where=place)
         tokenizer = load_tokenizer(resolved, draft=cache is None)
         for task in tasks:
             with _placed(f"{where}: task {task.name} on {choice.name}"):
@@ -332,27 +345,22 @@ def objectives(
             yield resolved, objective
 
 
-def _check_arms(config: SweepConfig, cells: tuple[PlannedCell, ...], *, where: str) -> None:
-    """Build every arm without weights: what does not go together is found here. Tasks with the same head need one check."""
+def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str) -> None:
+    """Build every arm without weights, to find what does not go together."""
     from suite.petl.arm import check_arm
 
     tasks = {cell.task.name: cell.task for cell in cells}
     arms = {cell.arm.key: cell.arm for cell in cells}
+    # Tasks with the same head and length need one check.
     seen: set[tuple[str, Head, int]] = set()
     for resolved, objective in objectives(config, tasks.values(), where=where):
         for key, arm in arms.items():
-            if (
-                arm.backbone == resolved.choice
-                and (key, objective.head, objective.positions) not in seen
-            ):
-                seen.add((key, objective.head, objective.positions))
-                with _placed(f"{where}: {arm.method} on {arm.backbone.name}"):
-                    check_arm(
-                        resolved,
-                        objective.head,
-                        arm,
-                        max_length=objective.positions,
-                    )
+            check = (key, objective.head, objective.positions)
+            if arm.backbone != resolved.choice or check in seen:
+                continue
+            seen.add(check)
+            with _placed(f"{where}: {arm.method} on {arm.backbone.name}"):
+                check_arm(resolved, objective.head, arm, max_length=objective.positions)
 
 
 @contextmanager
@@ -360,9 +368,10 @@ def _placed(place: str) -> Iterator[None]:
     """Say where in the sweep an error belongs."""
     try:
         yield
+    except IncompatibleError as error:
+        raise IncompatibleError(f"{place}: {error}") from None
     except SuiteError as error:
-        kind = IncompatibleError if isinstance(error, IncompatibleError) else ConfigError
-        raise kind(f"{place}: {error}") from None
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _workers(config: SweepConfig, backbone: str, world_size: int) -> int:
@@ -372,16 +381,22 @@ def _workers(config: SweepConfig, backbone: str, world_size: int) -> int:
 def _check_batch(training: TrainingConfig, world_size: int, *, where: str) -> None:
     micro = training.micro_batch_size
     unit = world_size * (micro or 1)
-    if training.batch_size % unit:
-        parts = f"{world_size} workers" + (f" x micro_batch_size {micro}" if micro else "")
-        near, key = unit * max(1, round(training.batch_size / unit)), where.rpartition(": ")[2]
-        raise IncompatibleError(
-            f"{where}.batch_size: got {training.batch_size}, expected a multiple of {unit} ({parts}); "
-            f"set {key}.batch_size={near}, or change resources.workers{f' or {key}.micro_batch_size' if micro else ''}"
-        )
+    if training.batch_size % unit == 0:
+        return
+    near = unit * max(1, round(training.batch_size / unit))
+    key = where.rpartition(": ")[2]
+    parts = f"{world_size} workers"
+    others = "resources.workers"
+    if micro:
+        parts += f" x micro_batch_size {micro}"
+        others += f" or {key}.micro_batch_size"
+    raise IncompatibleError(
+        f"{where}.batch_size: got {training.batch_size}, expected a multiple of {unit} "
+        f"({parts}); set {key}.batch_size={near}, or change {others}"
+    )
 
 
-def _check_distinct(cells: tuple[PlannedCell, ...], *, where: str) -> None:
+def _check_distinct(cells: Sequence[PlannedCell], *, where: str) -> None:
     seen: set[str] = set()
     for cell in cells:
         if cell.key in seen:

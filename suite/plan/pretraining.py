@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 OF_NO_SWEEP = "pretrained"
 ENGINE = (
-    *(
-        "precision",
-        "zero_stage",
-        "offload",
-        "gradient_checkpointing",
-        "reduce_bucket_elements",
-        "persistence_threshold_elements",
-    ),
-    *("pad_to_multiple", "threads_per_worker"),
+    "precision",
+    "zero_stage",
+    "offload",
+    "gradient_checkpointing",
+    "reduce_bucket_elements",
+    "persistence_threshold_elements",
+    "pad_to_multiple",
+    "threads_per_worker",
 )
 """What a pretrain run takes over from the sweep's `training`; all else is its own."""
 
@@ -56,17 +55,16 @@ def pretrain_run(
     # Here, because variants load torch, which reading a plan does without.
     from suite.attention import variants
 
-    scratch = (
-        variants.get(attention.name, where=f"{where}: attention").configure(attention.options).start
-        == "scratch"
-    )
+    variant = variants.get(attention.name, where=f"{where}: attention")
+    scratch = variant.configure(attention.options).start == "scratch"
     if not scratch and stage.attention == "scratch":
         return None
     uptrained = not scratch and stage.fraction is not None
     if uptrained and resolved.origin == "random":
         raise IncompatibleError(
-            f"{where}: pretrain.fraction: attention {attention.name} would be uptrained from a checkpoint, but backbone "
-            f"{resolved.choice.name} has random weights (config: ...); leave fraction out, or take a backbone with weights"
+            f"{where}: pretrain.fraction: attention {attention.name} would be uptrained from a "
+            f"checkpoint, but backbone {resolved.choice.name} has random weights (config: ...); "
+            "leave fraction out, or take a backbone with weights"
         )
     steps = stage.uptraining_steps if uptrained else stage.steps
     corpus = load_task(stage.corpus, where=f"{where}: pretrain.corpus")

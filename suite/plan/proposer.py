@@ -1,7 +1,8 @@
-"""The next learning rate of a study, as a pure function of what was tried: nothing is kept between calls.
+"""The next learning rate of a study, as a pure function of what was tried: nothing is kept between
+calls.
 
-The sampler is made anew at every call from (seed, study, trial number), so that a killed and resumed sweep proposes
-what an uninterrupted one would have.
+The sampler is made anew at every call from (seed, study, trial number), so that a killed and
+resumed sweep proposes what an uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ MAX_REDRAWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The part of a range that an extension added, from `low` to `high`, at its `end`; `first` is the first trial after it."""
+    """The part of a range that an extension added, from `low` to `high`, at its `end`; `first` is
+    the first trial after it.
+    """
 
     first: int
     end: End
@@ -54,44 +57,48 @@ def propose(
 ) -> float:
     """A learning rate for trial `number` of a study, rounded to four digits.
 
-    The first `startup_trials` are a scrambled Sobol sequence on the log scale; the sampler follows. A trial without a
-    score (diverged, out of memory, failed) counts as the worst score seen, so that the sampler learns to stay away; while no
-    trial has a score there is nothing to learn from, and the Sobol sequence goes on. Running trials are known to the
-    sampler. The search runs one seed, so a learning rate that was tried before teaches nothing: the next point of the
-    Sobol sequence takes its place. The first trial after an extension is the middle of what was added.
+    The first `startup_trials` are a scrambled Sobol sequence on the log scale; the sampler follows.
+    A trial without a score (diverged, out of memory, failed) counts as the worst score seen, so
+    that the sampler learns to stay away; while no trial has a score there is nothing to learn from,
+    and the Sobol sequence goes on. Running trials are known to the sampler. The search runs one
+    seed, so a learning rate that was tried before teaches nothing: the next point of the Sobol
+    sequence takes its place. The first trial after an extension is the middle of what was added.
 
     Args:
         study_key: The cell's key.
         lr_range: Closed range, log scale.
-        sampler: "grid" halves the range again and again, so that a larger budget refines the grid of a smaller one;
-            after an extension it goes through the new part in the same way.
+        sampler: "grid" halves the range again and again, so that a larger budget refines the grid
+            of a smaller one; after an extension it goes through the new part in the same way.
         seed: Of the sweep's search.
         startup_trials: Quasi-random trials at the start.
-        finished: (number, learning rate, score or None); a higher score is better (`Trial.feedback`).
+        finished: (number, learning rate, score or None); a higher score is better
+            (`Trial.feedback`).
         running: (number, learning rate) of trials without a result yet.
         number: Of the trial to propose.
         opened: What the last extension added to the range.
-        costs: With two objectives the second one's value by trial number; less is better. None = the score alone.
+        costs: With two objectives the second one's value by trial number; less is better. None =
+            the score alone.
     """
     tried = {lr for _, lr, _ in finished} | {lr for _, lr in running}
-    scores = [score for _, _, score in finished if score is not None]
+    has_score = any(score is not None for _, _, score in finished)
     if opened is not None and (number == opened.first or sampler == "grid"):
         value = _clip(opened.at(_outward(number - opened.first)), lr_range)
         if value not in tried:
             return value
     elif sampler == "grid":
         return _clip(_at(lr_range, _dyadic(number)), lr_range)
-    if number >= startup_trials and scores:
-        value = _clip(
-            _sample(study_key, lr_range, sampler, seed, finished, running, number, costs), lr_range
-        )
+    if number >= startup_trials and has_score:
+        sampled = _sample(study_key, lr_range, sampler, seed, finished, running, number, costs)
+        value = _clip(sampled, lr_range)
         if value not in tried:
             return value
     return _quasi_random(study_key, lr_range, seed, number, tried)
 
 
 def _at(lr_range: LearningRateRange, fraction: float) -> float:
-    low, high = math.log(lr_range.low), math.log(lr_range.high)
+    """The learning rate at a fraction of the range, on the log scale."""
+    low = math.log(lr_range.low)
+    high = math.log(lr_range.high)
     return math.exp(low + fraction * (high - low))
 
 
@@ -104,11 +111,12 @@ def _clip(value: float, lr_range: LearningRateRange) -> float:
 def _quasi_random(
     study_key: str, lr_range: LearningRateRange, seed: int, number: int, tried: set[float]
 ) -> float:
-    """Point `number` of the study's Sobol sequence, or a later one where that was tried (which only a tiny range can exhaust)."""
+    """Point `number` of the study's Sobol sequence, or a later one where that was tried."""
     sequence = qmc.Sobol(d=1, scramble=True, rng=derive_seed(seed, study_key, "startup"))
     if number:
         sequence.fast_forward(number)
     value = lr_range.low
+    # Only a range of a few representable rates can use all of these up.
     for _ in range(MAX_REDRAWS):
         value = _clip(_at(lr_range, float(sequence.random(1)[0, 0])), lr_range)
         if value not in tried:

@@ -1,7 +1,10 @@
-"""Which search trials are ended between two epochs, by Optuna's pruners: a pure function of the study's training curves.
+"""Which search trials are ended between two epochs, by Optuna's pruners: a pure function of the
+study's training curves.
 
-asha: successive halving, Li et al., arXiv 1810.05934, with rungs at 1, 4, 16, ... epochs of which the best quarter goes on.
-median: a trial whose best epoch so far is below the median of the completed trials at the same epoch ends.
+asha: successive halving, Li et al., arXiv 1810.05934, with rungs at 1, 4, 16, ... epochs of which
+    the best quarter goes on.
+median: a trial whose best epoch so far is below the median of the completed trials at the same
+    epoch ends.
 """
 
 from __future__ import annotations
@@ -42,43 +45,36 @@ def is_weak(
         peers: Hashes of the study's earlier trials, in number order.
         home: Where their curves are.
     """
-    folders = [home.trial(peer) for peer in peers]
-    curves = [_curve(folder, spec.task) for folder in folders]
-    own = {
-        epoch: value
-        for epoch, value in _curve(home.trial(spec), spec.task).items()
-        if epoch <= epochs
-    }
+    own: dict[int, float] = {}
+    for epoch, value in _curve(home.trial(spec), spec.task).items():
+        # The file may be ahead: a rank writes it while the driver asks.
+        if epoch <= epochs:
+            own[epoch] = value
     if not own:
         return False
+    folders = [home.trial(peer) for peer in peers]
     with quiet():
         if pruning.pruner == "median":
-            completed = [_is_completed(folder) for folder in folders]
-            return _weak_by_median(
-                [curve for curve, whole in zip(curves, completed, strict=True) if whole],
-                own,
-                pruning.startup_trials,
-            )
-        return _weak_by_halving([*curves, own])
+            completed = [_curve(f, spec.task) for f in folders if _is_completed(f)]
+            return _weak_by_median(completed, own, pruning.startup_trials)
+        return _weak_by_halving([*(_curve(folder, spec.task) for folder in folders), own])
 
 
 def _weak_by_median(
     completed: Sequence[Mapping[int, float]], own: Mapping[int, float], startup_trials: int
 ) -> bool:
     study = optuna.create_study(direction="maximize")
-    study.add_trials(
-        [
-            create_trial(value=max(curve.values()), intermediate_values=dict(curve))
-            for curve in completed
-            if curve
-        ]
-    )
+    for curve in completed:
+        if curve:
+            trial = create_trial(value=max(curve.values()), intermediate_values=dict(curve))
+            study.add_trial(trial)
     return _ask(MedianPruner(n_startup_trials=max(1, startup_trials)), study, own)
 
 
 def _weak_by_halving(curves: Sequence[Mapping[int, float]]) -> bool:
     """Let every trial reach its rungs in turn: Optuna keeps them as it is asked."""
-    study, weak = optuna.create_study(direction="maximize"), False
+    study = optuna.create_study(direction="maximize")
+    weak = False
     for curve in curves:
         weak = _ask(SuccessiveHalvingPruner(min_resource=1, reduction_factor=4), study, curve)
     return weak
@@ -86,7 +82,8 @@ def _weak_by_halving(curves: Sequence[Mapping[int, float]]) -> bool:
 
 def _ask(pruner: BasePruner, study: optuna.Study, curve: Mapping[int, float]) -> bool:
     """The answer after the last epoch of a curve, every earlier one having been asked about too."""
-    trial, weak = study.ask(), False
+    trial = study.ask()
+    weak = False
     for epoch, value in curve.items():
         trial.report(value, epoch)
         weak = pruner.prune(study, _frozen(study, trial.number))

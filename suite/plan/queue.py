@@ -1,7 +1,8 @@
 """Which trial comes next: the sweep's state machine over trial folders, without Ray.
 
-State is rebuilt from the folders at start. Search trials of a study follow one another, because a Bayesian search that
-runs side by side degrades to a random one. Only when there are fewer open cells than slots does a study get more than one.
+State is rebuilt from the folders at start. Search trials of a study follow one another, because a
+Bayesian search that runs side by side degrades to a random one. Only when there are fewer open
+cells than slots does a study get more than one.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ from suite.record.spec import Phase, TrialSpec
 
 
 class TrialQueue:
-    """Hands out trials, one cell at a time per slot; before them the pretrain runs that cells wait for.
+    """Hands out trials, one cell at a time per slot; before them the pretrain runs that cells wait
+    for.
 
     Args:
         plan: The sweep.
         home: Where specifications are written at hand-out and results are read.
         slots: Trials at a time, at most.
-        capacity: Room in the cluster, which may be set anew at any time; None = for any `slots` trials.
+        capacity: Room in the cluster, which may be set anew at any time; None = for any `slots`
+            trials.
 
     Attributes:
         states: Every cell by key, live.
         fetch: Gets what other hosts wrote of a trial, where each has a home of its own.
-        held_for: Size of a trial that was handed out and found no room because of smaller ones: none of these follows.
+        held_for: Size of a trial that was handed out and found no room because of smaller ones:
+            none of these follows.
     """
 
     def __init__(
@@ -67,7 +71,9 @@ class TrialQueue:
         return any(pretrain.is_due for pretrain in self.pretrains.values())
 
     def next(self) -> TrialSpec | None:
-        """Hand out a trial: its specification is on disk when this returns. None = nothing for now."""
+        """Hand out a trial: its specification is on disk when this returns. None = nothing for
+        now.
+        """
         admission = Admission(self.capacity, self._workers.values(), held_for=self.held_for)
         if self.live >= self.slots or not admission.admits(max(1, self.held_for)):
             return None
@@ -121,7 +127,9 @@ class TrialQueue:
         return None
 
     def peers(self, spec: TrialSpec) -> list[str]:
-        """Hashes of the earlier trials of a trial's study, in number order; none of a confirm or pretrain run."""
+        """Hashes of the earlier trials of a trial's study, in number order; none of a confirm or
+        pretrain run.
+        """
         if spec.phase is not Phase.SEARCH:
             return []
         search = self.states[spec.cell].search

@@ -30,22 +30,26 @@ class Capacity:
     @property
     def most(self) -> int:
         """Workers of the largest trial that it holds."""
-        return max(self.nodes, default=0) if self.one_node else sum(self.nodes)
+        if self.one_node:
+            return max(self.nodes, default=0)
+        return sum(self.nodes)
 
     def slots(self, workers: int) -> int:
         """Trials of one size that run side by side."""
-        return (
-            sum(node // workers for node in self.nodes)
-            if self.one_node
-            else sum(self.nodes) // workers
-        )
+        if self.one_node:
+            return sum(node // workers for node in self.nodes)
+        return sum(self.nodes) // workers
 
     def fits(self, sizes: Sequence[int]) -> bool:
-        """Whether trials of these sizes run side by side; with `one_node`, each put where it leaves the least, the largest first."""
+        """Whether trials of these sizes run side by side.
+
+        With `one_node` the largest is placed first, each where it leaves the least room.
+        """
         if not self.one_node:
             return sum(sizes) <= sum(self.nodes)
         free = sorted(self.nodes)
         for size in sorted(sizes, reverse=True):
+            # The first of the sorted nodes that is large enough is the tightest one.
             place = next((i for i, node in enumerate(free) if node >= size), None)
             if place is None:
                 return False
@@ -101,7 +105,9 @@ class Layout:
 
 
 def local_cpus() -> int:
-    """Cores this process may use, at least two: the default trial has two workers, and two share one core well enough."""
+    """Cores this process may use, at least two: the default trial has two workers, and two share
+    one core well enough.
+    """
     return max(DEFAULT_CPU_WORKERS, len(os.sched_getaffinity(0)))
 
 
@@ -116,59 +122,66 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
     Raises:
         ResourceError: A trial can never fit, or GPUs are shared by ranks.
     """
-    on_nodes = [int(node.get("GPU", 0.0)) for node in nodes]
-    total_gpus = max(on_nodes, default=0) if config.placement == "strict-pack" else sum(on_nodes)
-    gpus = (
-        (1.0 if total_gpus else 0.0) if config.gpus_per_worker is None else config.gpus_per_worker
-    )
-    workers = config.workers or workers or (total_gpus if gpus else DEFAULT_CPU_WORKERS)
-    if (
-        gpus
-        and not isclose(gpus, round(gpus))
-        and max(workers, *config.workers_by_backbone.values(), 1) > 1
-    ):
+    total_gpus = _gpus(nodes, one_node=config.placement == "strict-pack")
+    gpus = config.gpus_per_worker
+    if gpus is None:
+        gpus = 1.0 if total_gpus else 0.0
+    default_workers = total_gpus if gpus else DEFAULT_CPU_WORKERS
+    workers = config.workers or workers or default_workers
+    sizes = {"workers": workers}
+    for name, size in config.workers_by_backbone.items():
+        sizes[f"workers_by_backbone.{name}"] = size
+    if gpus and not isclose(gpus, round(gpus)) and max(*sizes.values(), 1) > 1:
         raise ResourceError(
-            f"resources.gpus_per_worker: got {gpus:g} with {workers} workers, expected a whole number; NCCL refuses two ranks on one GPU"
+            f"resources.gpus_per_worker: got {gpus:g} with {workers} workers, expected a whole "
+            "number; NCCL refuses two ranks on one GPU"
         )
     layout = Layout(
         workers, config.cpus_per_worker, float(gpus), 1, config.placement, config.interface
     )
     capacity = layout.room_on(nodes)
-    for key, size in {
-        "workers": workers,
-        **{f"workers_by_backbone.{name}": n for name, n in config.workers_by_backbone.items()},
-    }.items():
+    for key, size in sizes.items():
+        # A trial that may shrink needs room for its smallest size only.
         if capacity.most < min(size, config.min_workers or size):
             raise ResourceError(_never_fits(key, size, layout, nodes))
-    slots = max(
-        1, capacity.slots(workers)
-    )  # one that may shrink, where there is no room for all of it
+    slots = max(1, capacity.slots(workers))
     if config.concurrent_trials is not None:
         slots = min(slots, config.concurrent_trials)
     return replace(layout, slots=slots, capacity=capacity)
 
 
+def _gpus(nodes: Sequence[Node], *, one_node: bool) -> int:
+    """GPUs that one trial can have."""
+    on_nodes = [int(node.get("GPU", 0.0)) for node in nodes]
+    if one_node:
+        return max(on_nodes, default=0)
+    return sum(on_nodes)
+
+
 def _never_fits(key: str, workers: int, layout: Layout, nodes: Sequence[Node]) -> str:
-    need = ", ".join(f"{amount:g} {name}" for name, amount in layout.bundle.items())
-    have = (
-        " + ".join(
-            ", ".join(f"{node.get(name, 0):g} {name}" for name in layout.bundle) for node in nodes
-        )
-        or "nothing"
-    )
-    most, strict = layout.room_on(nodes).most, layout.placement == "strict-pack"
-    where = (
-        f"no node of the cluster ({have}) holds more than {most}"
-        if strict
-        else f"the cluster ({have}) holds {most}"
-    )
+    bundle = layout.bundle
+    need = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    has = []
+    for node in nodes:
+        has.append(", ".join(f"{node.get(name, 0):g} {name}" for name in bundle))
+    have = " + ".join(has) or "nothing"
+    most = layout.room_on(nodes).most
+    if layout.placement == "strict-pack":
+        where = f"no node of the cluster ({have}) holds more than {most}"
+        remedy = "set resources.placement: pack, or add larger nodes"
+    else:
+        where = f"the cluster ({have}) holds {most}"
+        remedy = "or add nodes"
     return (
-        f"resources: {workers} workers of {need} each never fit: {where}; lower resources.{key} or resources.cpus_per_worker, "
-        + ("set resources.placement: pack, or add larger nodes" if strict else "or add nodes")
+        f"resources: {workers} workers of {need} each never fit: {where}; "
+        f"lower resources.{key} or resources.cpus_per_worker, {remedy}"
     )
 
 
 def _count(node: Node, bundle: Mapping[str, float]) -> int:
-    return max(
-        0, min(int(node.get(name, 0.0) / amount + FIT_EPS) for name, amount in bundle.items())
-    )
+    """Workers that a node holds."""
+    counts = []
+    for name, amount in bundle.items():
+        # Amounts are sums of floats: 0.3 is to hold three times 0.1.
+        counts.append(int(node.get(name, 0.0) / amount + FIT_EPS))
+    return max(0, min(counts))

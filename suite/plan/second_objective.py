@@ -1,4 +1,6 @@
-"""The second objective of a search: what a trial cost, and which trials nothing beats in both score and cost."""
+"""The second objective of a search: what a trial cost, and which trials nothing beats in score and
+cost.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +11,30 @@ from suite.record.cells import Trial
 from suite.record.result import TrialResult
 
 FIELDS = {"energy": "energy_kwh", "memory": "memory.allocated_max_bytes", "time": "seconds"}
-"""Of a trial's train phase; less is better. Energy in kWh of the group, memory in bytes of the largest rank, time in seconds."""
+"""Field of a trial's train phase; less is better.
+
+Energy in kWh of the group, memory in bytes of the largest rank, time in seconds.
+"""
 
 
 def check_measurable(objective: str | None, device: str, *, where: str) -> None:
-    """Before a worker of this machine starts: that it can measure the second objective. Elsewhere the first trial shows it.
+    """See that this machine can measure the second objective, before a worker starts.
+
+    On other machines of a cluster the first trial shows it.
 
     Raises:
         ConfigError: It cannot, and why.
     """
-    if (
-        objective != "energy" or device != "cuda"
-    ):  # of a processor there is always the estimate by its time
+    # For a processor there is always the estimate by its time.
+    if objective != "energy" or device != "cuda":
         return
     from suite.meters import why_no_energy
 
     why = why_no_energy()
     if why is not None:
         raise ConfigError(
-            f"{where}: search.objective: energy is not measured on this machine: {why}; take score alone, [score, time] or [score, memory]"
+            f"{where}: search.objective: energy is not measured on this machine: {why}; "
+            "take score alone, [score, time] or [score, memory]"
         )
 
 
@@ -45,60 +52,71 @@ def cost(result: TrialResult, objective: str) -> float | None:
 
 
 def costs(trials: Iterable[Trial], objective: str | None) -> dict[int, float] | None:
-    """By number, of the trials with a score; None without a second objective."""
+    """Cost by number, of the trials with a score; None without a second objective."""
     if objective is None:
         return None
-    ended = [
-        (t.spec.number, t.result)
-        for t in trials
-        if t.result is not None and t.result.status.has_score
-    ]
-    return {
-        number: value for number, result in ended if (value := cost(result, objective)) is not None
-    }
+    found: dict[int, float] = {}
+    for trial in trials:
+        if trial.result is None or not trial.result.status.has_score:
+            continue
+        value = cost(trial.result, objective)
+        if value is not None:
+            found[trial.spec.number] = value
+    return found
 
 
 def unmeasured(trials: Iterable[Trial], objective: str | None) -> str | None:
     """Why the second objective of a trial with a score is unknown; None where all are known."""
+    if objective is None:
+        return None
     for trial in trials:
         result = trial.result
-        if (
-            objective is None
-            or result is None
-            or not result.status.has_score
-            or cost(result, objective) is not None
-        ):
+        if result is None or not result.status.has_score or cost(result, objective) is not None:
             continue
         name = f"phases.train.{FIELDS[objective]}"
         why = result.missing.get(name, "its result has no such value")
         return (
-            f"search.objective: {objective} was not measured in trial {result.trial} ({name}: {why}); give the sweep another name "
-            "and objective: score, or run it in another home on machines that measure it"
+            f"search.objective: {objective} was not measured in trial {result.trial} "
+            f"({name}: {why}); give the sweep another name and objective: score, or run it in "
+            "another home on machines that measure it"
         )
     return None
 
 
 def pareto(trials: Iterable[Trial], objective: str) -> list[dict[str, float | int]]:
-    """The trials that no other beats in one of score and cost without losing in the other, cheapest first."""
-    points = [
-        (value, utility, t)
-        for t in trials
-        if t.result is not None
-        and (utility := t.utility) is not None
-        and (value := cost(t.result, objective)) is not None
-    ]
-    front = [
-        p
-        for p in points
-        if not any(q[0] <= p[0] and q[1] >= p[1] and q[:2] != p[:2] for q in points)
-    ]
-    return [
-        {
-            "number": t.spec.number,
-            "learning_rate": t.spec.learning_rate,
-            "score": t.result.score,
+    """The trials on the front, cheapest first.
+
+    No other trial beats them in one of score and cost without losing in the other.
+    """
+    points: list[tuple[float, float, Trial]] = []
+    for trial in trials:
+        if trial.result is None or trial.utility is None:
+            continue
+        value = cost(trial.result, objective)
+        if value is not None:
+            points.append((value, trial.utility, trial))
+    front = [point for point in points if not _is_beaten(point, points)]
+    front.sort(key=lambda point: (point[0], -point[1], point[2].spec.number))
+    found = []
+    for value, _, trial in front:
+        assert trial.result is not None and trial.result.score is not None
+        line: dict[str, float | int] = {
+            "number": trial.spec.number,
+            "learning_rate": trial.spec.learning_rate,
+            "score": trial.result.score,
             objective: value,
         }
-        for value, _, t in sorted(front, key=lambda p: (p[0], -p[1], p[2].spec.number))
-        if t.result is not None and t.result.score is not None
-    ]
+        found.append(line)
+    return found
+
+
+def _is_beaten(
+    point: tuple[float, float, Trial], points: Iterable[tuple[float, float, Trial]]
+) -> bool:
+    """Whether another point is at least as good in both and better in one."""
+    cost_, utility, _ = point
+    for other_cost, other_utility, _ in points:
+        same = other_cost == cost_ and other_utility == utility
+        if other_cost <= cost_ and other_utility >= utility and not same:
+            return True
+    return False

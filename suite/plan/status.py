@@ -54,16 +54,20 @@ class CellReport:
 
     Attributes:
         pretrain: The run that comes first; None where the cell needs none.
-        running: Trials that are handed out and have not ended; without a live driver the next run takes them up first.
+        running: Trials that are handed out and have not ended; without a live driver the next run
+            takes them up first.
         left: Trials that are not handed out yet.
-        failures: Trials that ended without a score, and attempts of unfinished trials that their machine ended.
+        failures: Trials that ended without a score, and attempts of unfinished trials that their
+            machine ended.
         pruned: Search trials that were ended early; they are no failures.
         extensions: Decades by which the edge guard lengthened the range.
         saved_trials: Search trials that the stop rule saved.
         edge: Whether the best learning rate of an ended study lies at the end of its range.
         workers: Workers of each of its trials, as planned.
-        own_code: Commit of the code that the backbone's checkpoint brings; None = only that of the libraries runs.
-        waits_for: Studies of the cell's architecture contest that are still open once its own has ended.
+        own_code: Commit of the code that the backbone's checkpoint brings; None = only that of the
+            libraries runs.
+        waits_for: Studies of the cell's architecture contest that are still open once its own has
+            ended.
         chosen: Whether its architecture won its contest; None where there is none, or not yet.
         study: What is decided about the study (docs/protocol.md).
     """
@@ -132,7 +136,8 @@ def status(home: Home, sweep: str) -> list[CellReport]:
 def driver(home: Home, sweep: str) -> str | None:
     """Who runs a sweep, None = nobody.
 
-    A driver on another machine is named until its sweep is taken over, whether it still lives or not.
+    A driver on another machine is named until its sweep is taken over, whether it still lives or
+    not.
     """
     claim = holder(lease_root(home, None), sweep)
     if claim is not None:
@@ -255,7 +260,9 @@ def _failures(state: CellState) -> tuple[TrialFailure, ...]:
 
 
 def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
-    """Why a trial has no score: its own result says so, or else the last attempt that its machine ended."""
+    """Why a trial has no score: its own result says so, or else the last attempt that its machine
+    ended.
+    """
     result = trial.result
     record: FailureRecord | None
     if result is None:

@@ -1,4 +1,6 @@
-"""What a study may still gain, by Optuna's terminators: the stop rule compares it with its tolerance."""
+"""What a study may still gain, by Optuna's terminators: the stop rule compares it with its
+tolerance.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ def room_left(
         searched: The range.
         finished: (number, learning rate, score or None) of all trials; at least two with a score.
         seed: Of the draws with which the bound is maximised.
-        evaluator: "emmr": Ishibashi et al., AISTATS 2023, in standard deviations of the scores by Optuna, here in their units;
-            "regret": Makarova et al., AutoML 2022. Which one, and why: docs/protocol.md.
+        evaluator: "emmr": Ishibashi et al., AISTATS 2023, in standard deviations of the scores by
+            Optuna, here in their units; "regret": Makarova et al., AutoML 2022. Which one, and why:
+            docs/protocol.md.
     """
     trials = [trial for _, trial in as_trials(searched, finished)]
     with quiet():

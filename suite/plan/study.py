@@ -1,8 +1,9 @@
-"""How far a study is, and whether it goes on: edge guard and stop rule as a pure function of the study's trials.
+"""How far a study is, and whether it goes on: a pure function of the study's trials.
 
-Stage 0 is the sweep's budget. When a stage has used its budget up and the best learning rate lies at an end of the range,
-the next stage has a range that is a decade longer at that end, and some trials more; its first lies in the new decade.
-Only the last stage may end early, by the stop rule: while the best lies at an end that can still grow, nothing is saved.
+Stage 0 is the sweep's budget. When a stage has used its budget up and the best learning rate lies
+at an end of the range, the edge guard begins the next stage: the range is a decade longer at that
+end, and there are some trials more, the first of them in the new decade. Only the last stage may
+end early, by the stop rule: while the best lies at an end that can still grow, nothing is saved.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ class Study:
         budget: Trials it is to have, extensions included.
         extensions: Decades added.
         opened: What the last extension added; None without one.
-        ended: Its budget is used up, or the stop rule ended it; None while it goes on.
-        trials: That it has; without those beyond the budget.
+        ended: `budget` where it is used up, `stopped` where the stop rule ended the study; None
+            while it goes on.
+        trials: Trials that it has; those beyond the budget do not count.
         edge: The end of the range at which the best lies; None inside, or without a score.
-        room: What the stop rule expected a study to gain yet, in points; None where it was not asked.
+        room: What the stop rule expected the study to gain yet, in points; None where it was not
+            asked.
     """
 
     searched: LearningRateRange
@@ -45,7 +48,10 @@ class Study:
 
     @property
     def saved_trials(self) -> int:
-        return self.budget - self.trials if self.ended == "stopped" else 0
+        """Trials of the budget that the stop rule saved."""
+        if self.ended != "stopped":
+            return 0
+        return self.budget - self.trials
 
 
 def decide(cell: Cell, planned: LearningRateRange, config: SearchConfig) -> Study:
@@ -56,13 +62,15 @@ def decide(cell: Cell, planned: LearningRateRange, config: SearchConfig) -> Stud
         planned: The range as the sweep has it.
         config: The budget and its rules, the same for every arm.
     """
-    trials = {t.spec.number: t for t in cell.search}
+    trials = {trial.spec.number: trial for trial in cell.search}
     study = Study(planned, planned.trials(config.trials))
-    while (longer := _next_stage(study, cell, trials, config)) is not None:
+    longer = _next_stage(study, cell, trials, config)
+    while longer is not None:
         study = longer
-    counted = _of_stage(cell, trials, study.budget)
+        longer = _next_stage(study, cell, trials, config)
+    counted = _within_budget(cell, trials, study.budget)
     study = replace(study, trials=len(counted.search), edge=counted.edge(study.searched))
-    if _used_up(study, trials):
+    if _is_used_up(study, trials):
         return replace(study, ended="budget")
     return _stopped_early(study, counted, config)
 
@@ -70,52 +78,70 @@ def decide(cell: Cell, planned: LearningRateRange, config: SearchConfig) -> Stud
 def _next_stage(
     study: Study, cell: Cell, trials: Mapping[int, Trial], config: SearchConfig
 ) -> Study | None:
-    """The study with a decade more; None where it has not used its budget up, or its best lies inside, or no room is left."""
-    if study.extensions == config.edge_guard.extensions or not _used_up(study, trials):
+    """The study with a decade more.
+
+    None where it has not used its budget up, its best lies inside, or the range cannot grow.
+    """
+    if study.extensions == config.edge_guard.extensions or not _is_used_up(study, trials):
         return None
-    end = _of_stage(cell, trials, study.budget).edge(study.searched)
-    if end is None or (longer := study.searched.extended(end)) == study.searched:
+    end = _within_budget(cell, trials, study.budget).edge(study.searched)
+    if end is None:
         return None
-    low, high = (
-        (longer.low, study.searched.low) if end == "low" else (study.searched.high, longer.high)
-    )
-    opened = Opened(study.budget, end, low, high)
+    longer = study.searched.extended(end)
+    if longer == study.searched:
+        return None
+    if end == "low":
+        opened = Opened(study.budget, end, longer.low, study.searched.low)
+    else:
+        opened = Opened(study.budget, end, study.searched.high, longer.high)
     return Study(longer, study.budget + config.extra_trials, study.extensions + 1, opened)
 
 
 def _stopped_early(study: Study, counted: Cell, config: SearchConfig) -> Study:
-    """Ask the stop rule, unless a trial is on its way, there are too few, or the best lies at an end that will be extended."""
-    rule, ended = config.stop, [t for t in counted.search if t.result is not None]
-    first_in_new_decade = study.opened.first + 1 if study.opened is not None else 0
-    too_few = (
-        len(ended) < max(config.least_trials, first_in_new_decade) or counted.best_search() is None
-    )
-    in_order = [t.spec.number for t in ended] == list(range(study.trials))
-    if (
-        rule is None
-        or too_few
-        or not in_order
-        or (study.edge is not None and _can_grow(study, config))
-    ):
+    """The study as the stop rule leaves it, where it may be asked."""
+    rule = config.stop
+    if rule is None or not _may_stop(study, counted, config):
         return study
-    task = ended[0].spec.task
-    found = [(t.spec.number, t.spec.learning_rate, t.feedback) for t in ended]
+    ended = [trial for trial in counted.search if trial.result is not None]
+    found = []
+    for trial in ended:
+        found.append((trial.spec.number, trial.spec.learning_rate, trial.feedback))
     seed = derive_seed(config.seed, counted.key, "stop")
-    room = room_left(study.searched, tuple(found), seed=seed) / task.point
-    return replace(study, room=room, ended="stopped" if room < rule.tolerance else None)
+    room = room_left(study.searched, tuple(found), seed=seed) / ended[0].spec.task.point
+    if room < rule.tolerance:
+        return replace(study, room=room, ended="stopped")
+    return replace(study, room=room)
 
 
-def _can_grow(study: Study, config: SearchConfig) -> bool:
-    assert study.edge is not None
-    return (
-        study.extensions < config.edge_guard.extensions
-        and study.searched.extended(study.edge) != study.searched
-    )
+def _may_stop(study: Study, counted: Cell, config: SearchConfig) -> bool:
+    """Whether the stop rule is asked at all."""
+    ended = [trial for trial in counted.search if trial.result is not None]
+    least = config.least_trials
+    if study.opened is not None:
+        # The first trial in the new decade is what the range was extended for.
+        least = max(least, study.opened.first + 1)
+    if len(ended) < least or counted.best_search() is None:
+        return False
+    # A trial that is on its way may change the answer, so it would depend on who asks when.
+    if [trial.spec.number for trial in ended] != list(range(study.trials)):
+        return False
+    return study.edge is None or not _can_grow(study, study.edge, config)
 
 
-def _used_up(study: Study, trials: Mapping[int, Trial]) -> bool:
-    return all(n in trials and trials[n].result is not None for n in range(study.budget))
+def _can_grow(study: Study, edge: End, config: SearchConfig) -> bool:
+    if study.extensions >= config.edge_guard.extensions:
+        return False
+    return study.searched.extended(edge) != study.searched
 
 
-def _of_stage(cell: Cell, trials: Mapping[int, Trial], budget: int) -> Cell:
-    return Cell(cell.arm, cell.task, search=[trials[n] for n in sorted(trials) if n < budget])
+def _is_used_up(study: Study, trials: Mapping[int, Trial]) -> bool:
+    for number in range(study.budget):
+        if number not in trials or trials[number].result is None:
+            return False
+    return True
+
+
+def _within_budget(cell: Cell, trials: Mapping[int, Trial], budget: int) -> Cell:
+    """The cell with the search trials that a budget counts."""
+    counted = [trials[number] for number in sorted(trials) if number < budget]
+    return Cell(cell.arm, cell.task, search=counted)

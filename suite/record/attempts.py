@@ -1,4 +1,6 @@
-"""How often a trial was tried in vain: which of its failures count, and when it is given up. No Ray here."""
+"""How often a trial was tried in vain: which of its failures count, and when it is given up. No Ray
+here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from suite.record.result import FailureRecord, Status, TrialResult
 
 
 class PreemptedError(Exception):
-    """The group was asked to leave, and has left a checkpoint behind; the trial goes on from there."""
+    """The group was asked to leave and has left a checkpoint, from which the trial goes on."""
 
 
 PREEMPTED, OUT_OF_MEMORY, AGAIN = PreemptedError.__name__, "HostOutOfMemory", "TriedAgain"
@@ -18,7 +20,9 @@ FREE = (PREEMPTED,)
 
 
 def counted(folder: TrialFolder) -> list[FailureRecord]:
-    """The failures since the trial last got further than ever before, or since a person asked for it to be tried again."""
+    """The failures since the trial last got further than ever before, or since a person asked for
+    it to be tried again.
+    """
     best = -1
     found: list[FailureRecord] = []
     for record in folder.failures():
@@ -41,7 +45,9 @@ def asked_again() -> FailureRecord:
 
 
 def result_of(folder: TrialFolder, *, started_at: float) -> TrialResult | None:
-    """The result of a trial that is given up: out of memory where every attempt died of that; None = it has none."""
+    """The result of a trial that is given up: out of memory where every attempt died of that; None
+    = it has none.
+    """
     failures = counted(folder)
     if not failures or any(failure.type != OUT_OF_MEMORY for failure in failures):
         return None

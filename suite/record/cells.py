@@ -1,7 +1,10 @@
-"""Cells and their studies, read from trial folders: what has been tried, what was best, what it cost."""
+"""Cells and their studies, read from trial folders: what has been tried, what was best, what it
+cost.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,21 +27,24 @@ class Trial:
     @property
     def utility(self) -> float | None:
         """The score on the scale on which more is better; None without a score."""
-        score = None if self.result is None else self.result.score
-        return None if score is None else self.spec.task.utility(score)
+        if self.result is None or self.result.score is None:
+            return None
+        return self.spec.task.utility(self.result.score)
 
     @property
     def feedback(self) -> float | None:
-        """What a sampler learns from: the utility, or that of a pruned trial's best epoch, which is never chosen."""
-        best = (
-            self.result.validation_score
-            if self.result is not None and self.result.status is Status.PRUNED
-            else None
-        )
-        return self.utility if best is None else self.spec.task.utility(best)
+        """What a sampler learns from: the utility, or that of a pruned trial's best epoch, which is
+        never chosen.
+        """
+        result = self.result
+        if result is None or result.status is not Status.PRUNED or result.validation_score is None:
+            return self.utility
+        return self.spec.task.utility(result.validation_score)
 
     def outcome(self) -> Trial:
-        """The same with only that of its result on which other trials depend: what a driver remembers of each for as long as it runs."""
+        """The same with only that of its result on which other trials depend: what a driver
+        remembers of each for as long as it runs.
+        """
         if self.result is None:
             return self
         train = {name: phase for name, phase in self.result.phases.items() if name == "train"}
@@ -67,40 +73,48 @@ class Cell:
         return f"{self.arm.key}/{self.task}"
 
     def best_search(self) -> Trial | None:
-        """The finished search trial with the best validation score; the lowest number wins a tie."""
-        scored = [
-            (utility, -t.spec.number, t) for t in self.search if (utility := t.utility) is not None
-        ]
-        return max(scored, key=lambda found: found[:2], default=(0.0, 0, None))[2]
+        """The finished search trial with the best validation score; the lowest number wins a
+        tie.
+        """
+        best: Trial | None = None
+        best_key = (-math.inf, 0)
+        for trial in self.search:
+            utility = trial.utility
+            if utility is None:
+                continue
+            key = (utility, -trial.spec.number)
+            if best is None or key > best_key:
+                best = trial
+                best_key = key
+        return best
 
     def edge(self, searched: LearningRateRange) -> End | None:
-        """The end of the range at which the best learning rate lies, None where it lies inside, is fixed or not known."""
+        """The end of the range at which the best learning rate lies, None where it lies inside, is
+        fixed or not known.
+        """
         best = self.best_search()
-        return (
-            None
-            if best is None
-            else searched.end_of(
-                best.spec.learning_rate, [t.spec.learning_rate for t in self.search if t.result]
-            )
-        )
+        if best is None:
+            return None
+        tried = [trial.spec.learning_rate for trial in self.search if trial.result]
+        return searched.end_of(best.spec.learning_rate, tried)
 
     def confirmed(self) -> list[Trial]:
         """The confirm trials at the learning rate that the search chose, finished or not."""
         best = self.best_search()
-        return (
-            []
-            if best is None
-            else [t for t in self.confirm if t.spec.learning_rate == best.spec.learning_rate]
-        )
+        if best is None:
+            return []
+        rate = best.spec.learning_rate
+        return [trial for trial in self.confirm if trial.spec.learning_rate == rate]
 
 
 def read_cells(home: Home, sweep: str) -> dict[str, Cell]:
     """Every cell of a sweep that has at least one trial folder, by cell key."""
-    return group_cells(
-        Trial(folder, spec, folder.result())
-        for folder in home.trials()
-        if (spec := folder.spec()) is not None and spec.sweep == sweep
-    )
+    trials = []
+    for folder in home.trials():
+        spec = folder.spec()
+        if spec is not None and spec.sweep == sweep:
+            trials.append(Trial(folder, spec, folder.result()))
+    return group_cells(trials)
 
 
 def group_cells(trials: Iterable[Trial]) -> dict[str, Cell]:
@@ -108,7 +122,10 @@ def group_cells(trials: Iterable[Trial]) -> dict[str, Cell]:
     cells: dict[str, Cell] = {}
     for trial in trials:
         cell = cells.setdefault(trial.spec.cell, Cell(trial.spec.arm, trial.spec.task.name))
-        (cell.search if trial.spec.phase is Phase.SEARCH else cell.confirm).append(trial)
+        if trial.spec.phase is Phase.SEARCH:
+            cell.search.append(trial)
+        else:
+            cell.confirm.append(trial)
     for cell in cells.values():
         cell.search.sort(key=lambda t: t.spec.number)
         cell.confirm.sort(key=lambda t: t.spec.seed)

@@ -1,4 +1,5 @@
-"""The home of a sweep on disk: trial folders are the truth, everything else can be rebuilt from them.
+"""The home of a sweep on disk: trial folders are the truth, everything else can be rebuilt from
+them.
 
 HOME/
   sweeps/<name>.json        the definition that was run
@@ -48,11 +49,11 @@ def _read(path: Path, kind: type[M]) -> M | None:
     except ValidationError as error:
         if any(problem["type"] == "json_invalid" for problem in error.errors()):
             return None
-        keys = ", ".join(
-            sorted({".".join(map(str, problem["loc"][:2])) for problem in error.errors()})[:5]
-        )
+        places = {".".join(map(str, problem["loc"][:2])) for problem in error.errors()}
+        keys = ", ".join(sorted(places)[:5])
         raise ConfigError(
-            f"{path}: not a record of this version of the suite ({keys}); use the version that wrote it, or choose another --home"
+            f"{path}: not a record of this version of the suite ({keys}); use the version that "
+            "wrote it, or choose another --home"
         ) from None
 
 
@@ -86,7 +87,9 @@ class TrialFolder:
         return self.path / f"predictions-{split}.parquet"
 
     def write_spec(self, spec: TrialSpec) -> None:
-        """Idempotent: the hash is the folder's name, so an existing spec is the same (of a pretrain run, but for its workers)."""
+        """Idempotent: the hash is the folder's name, so an existing spec is the same (of a pretrain
+        run, but for its workers).
+        """
         if self.spec() != spec:
             write_json(self.path / "spec.json", spec.model_dump(mode="json"))
 
@@ -101,12 +104,13 @@ class TrialFolder:
         """The result, or None while the trial is not finished.
 
         Raises:
-            ConfigError: It is whole, but not a record of this version; taken for absent, it would be run again and replaced.
+            ConfigError: It is whole, but not a record of this version; taken for absent, it would
+                be run again and replaced.
         """
         return _read(self.path / "result.json", TrialResult)
 
     def epochs(self) -> list[EpochRecord]:
-        """The training curve so far; of an epoch that was trained again after a cut, the last time."""
+        """The training curve so far; an epoch that was trained again after a cut counts once."""
         found: dict[int, EpochRecord] = {}
         with contextlib.suppress(FileNotFoundError):
             for line in (self.path / "epochs.jsonl").read_text().splitlines():

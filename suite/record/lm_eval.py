@@ -1,4 +1,6 @@
-"""`lm-eval.json`: what lm-eval measured on one model, kept beside it; an evaluation that stands there is not done again."""
+"""`lm-eval.json`: what lm-eval measured on one model, kept beside it; an evaluation that stands
+there is not done again.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ LOCK_TIMEOUT_S = 60.0
 
 
 class Score(Record):
-    """A metric in lm-eval's own units (accuracies: 0 to 1) and its standard error over the questions, None where lm-eval has none."""
+    """A metric in lm-eval's own units (accuracies: 0 to 1) and its standard error over the
+    questions, None where lm-eval has none.
+    """
 
     value: float
     stderr: float | None = None
 
 
 class TaskScores(Record):
-    """One task: its metrics by name; a filter other than lm-eval's default is part of the name (`exact_match.strict-match`)."""
+    """One task: its metrics by name; a filter other than lm-eval's default is part of the name
+    (`exact_match.strict-match`).
+    """
 
     scores: dict[str, Score]
     samples: int
@@ -63,7 +69,9 @@ class Settings(Record):
 
 
 class Evaluation(Record):
-    """One task, group or tag on one model; of a group `total` is the aggregate and `parts` its tasks."""
+    """One task, group or tag on one model; of a group `total` is the aggregate and `parts` its
+    tasks.
+    """
 
     settings: Settings
     total: TaskScores
@@ -84,7 +92,9 @@ class LmEvalRecord(Record):
     evaluations: dict[str, Evaluation] = Field(default_factory=dict)
 
     def latest(self) -> dict[str, Evaluation]:
-        """By name: of several with the same name (other versions, other types of numbers) the one that ended last."""
+        """By name: of several with the same name (other versions, other types of numbers) the one
+        that ended last.
+        """
         return {
             e.settings.name: e
             for e in sorted(self.evaluations.values(), key=lambda e: e.finished_at)
@@ -95,7 +105,8 @@ def read_record(folder: Path) -> LmEvalRecord:
     """What a folder holds; nothing where there is no file, or one that was cut.
 
     Raises:
-        ConfigError: Another version of the suite wrote the file; to measure again would overwrite what it holds.
+        ConfigError: Another version of the suite wrote the file; to measure again would overwrite
+            what it holds.
     """
     path = folder / FILE
     try:
@@ -105,7 +116,8 @@ def read_record(folder: Path) -> LmEvalRecord:
     version = stored.get("schema_version") if isinstance(stored, dict) else None
     if version != SCHEMA_VERSION:
         raise ConfigError(
-            f"{path}: got schema version {version}, expected {SCHEMA_VERSION}; move it away to measure anew"
+            f"{path}: got schema version {version}, expected {SCHEMA_VERSION}; "
+            "move it away to measure anew"
         )
     return LmEvalRecord.model_validate(stored)
 
@@ -122,39 +134,50 @@ def add_evaluation(folder: Path, evaluation: Evaluation) -> None:
 def over_seeds(
     records: Iterable[LmEvalRecord],
 ) -> dict[str, dict[str, dict[str, float | int | None]]]:
-    """Metrics over the seeds of a cell: name of the evaluation -> metric -> mean, std, stderr and number of seeds.
+    """Metrics over the seeds of a cell, by name of the evaluation and metric.
 
-    `std` is the sample deviation between seeds, None for one; `stderr` the mean of what lm-eval states for each, which is
-    about the questions and would not vanish with more seeds. A seed without the evaluation is left out.
+    Each has `mean`, `std`, `stderr` and the number of `seeds`. `std` is the sample deviation between
+    seeds, None for one. `stderr` is the mean of what lm-eval states for each, which is about the
+    questions and would not vanish with more seeds. A seed without the evaluation is left out.
     """
-    found: dict[str, dict[str, list[Score]]] = {}
+    scores: dict[str, dict[str, list[Score]]] = {}
     for record in records:
         for name, evaluation in record.latest().items():
             for metric, score in evaluation.total.scores.items():
-                found.setdefault(name, {}).setdefault(metric, []).append(score)
-    return {
-        name: {metric: _spread(scores) for metric, scores in metrics.items()}
-        for name, metrics in sorted(found.items())
-    }
+                scores.setdefault(name, {}).setdefault(metric, []).append(score)
+    found = {}
+    for name, metrics in sorted(scores.items()):
+        found[name] = {metric: _spread(values) for metric, values in metrics.items()}
+    return found
 
 
 def _spread(scores: Sequence[Score]) -> dict[str, float | int | None]:
-    values, errors = [s.value for s in scores], [s.stderr for s in scores]
-    return {
-        "mean": fmean(values),
-        "std": stdev(values) if len(values) > 1 else None,
-        "stderr": None if None in errors else fmean(e for e in errors if e is not None),
-        "seeds": len(values),
-    }
+    values = []
+    errors = []
+    for score in scores:
+        values.append(score.value)
+        if score.stderr is not None:
+            errors.append(score.stderr)
+    std = None
+    if len(values) > 1:
+        std = stdev(values)
+    stderr = None
+    if len(errors) == len(values):
+        stderr = fmean(errors)
+    return {"mean": fmean(values), "std": std, "stderr": stderr, "seeds": len(values)}
 
 
 def as_metrics(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """`lm_eval.gsm8k:5.exact_match.strict-match`, and the same with `_std` and `_stderr`, as far as there are numbers."""
-    parts = {"mean": "", "std": "_std", "stderr": "_stderr"}
-    return {
-        f"lm_eval.{name}.{metric}{suffix}": float(numbers[part])
-        for name, metrics in summary.items()
-        for metric, numbers in metrics.items()
-        for part, suffix in parts.items()
-        if numbers[part] is not None
-    }
+    """The numbers of `over_seeds` under the names that MLflow shows.
+
+    `lm_eval.gsm8k:5.exact_match.strict-match`, and the same with `_std` and `_stderr`, as far as
+    there are numbers.
+    """
+    suffixes = {"mean": "", "std": "_std", "stderr": "_stderr"}
+    found = {}
+    for name, metrics in summary.items():
+        for metric, numbers in metrics.items():
+            for part, suffix in suffixes.items():
+                if numbers[part] is not None:
+                    found[f"lm_eval.{name}.{metric}{suffix}"] = float(numbers[part])
+    return found

@@ -1,4 +1,6 @@
-"""Where a result comes from: versions, hardware, git revision. No host names, no environment, no secrets."""
+"""Where a result comes from: versions, hardware, git revision. No host names, no environment, no
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PACKAGES = (
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Version of Python and of every package that can change a number; None where it is not installed."""
+    """Version of Python and of every package that can change a number; None where it is not
+    installed.
+    """
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("petl-suite", *PACKAGES):
         try:
@@ -37,7 +41,9 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache
 def git_state() -> dict[str, Any]:
-    """Revision of the suite's checkout and whether it was edited; nulls where it is installed from a wheel."""
+    """Revision of the suite's checkout and whether it was edited; nulls where it is installed from
+    a wheel.
+    """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return {"revision": None, "dirty": None}

@@ -1,4 +1,6 @@
-"""Which printed number belongs to which cell, and whether a sweep's references belong to anything at all."""
+"""Which printed number belongs to which cell, and whether a sweep's references belong to anything
+at all.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,25 @@ from suite.errors import ConfigError
 def printed(
     references: Iterable[Reference], arm: Arm, task: str, tasks: Set[str]
 ) -> dict[str, Any]:
-    """What a paper printed for an arm on a task, or on `mean` (`Reference.as_row`); empty where it printed nothing.
+    """What a paper printed for an arm on a task, or on `mean` (`Reference.as_row`); empty where it
+    printed nothing.
 
     Args:
         tasks: Of the sweep: a mean over other tasks than the paper's is not compared.
     """
-    of_tasks = (line for line in references if not line.evaluation and _about(line, arm))
-    return next(
-        (line.as_row(task) for line in of_tasks if line.score_on(task, tasks) is not None), {}
-    )
+    for line in references:
+        if line.evaluation or not _about(line, arm):
+            continue
+        if line.score_on(task, tasks) is not None:
+            return line.as_row(task)
+    return {}
 
 
 def evaluated(
     references: Iterable[Reference], *, trained: bool, **arm: Any
 ) -> dict[str, dict[str, Any]]:
-    """What a paper printed of an arm's evaluation by lm-eval, by that library's `task/metric` (`Reference.as_row`).
+    """What a paper printed of an arm's evaluation by lm-eval, by that library's `task/metric`
+    (`Reference.as_row`).
 
     Args:
         arm: As `Reference.matches`.
@@ -47,7 +53,8 @@ def check_references(
 ) -> None:
     """See that every line is about a cell of the plan, and that no cell has two.
 
-    A line may have scores on known tasks beside those of the sweep, so that a sweep can be run on some of its tasks.
+    A line may have scores on known tasks beside those of the sweep, so that a sweep can be run on
+    some of its tasks.
 
     Args:
         arms: Of the plan, each once.
@@ -61,7 +68,8 @@ def check_references(
         place = f"{where}: reference[{number}] {line}"
         if not any(_about(line, arm) for arm in arms):
             raise ConfigError(
-                f"{place}: no arm of this sweep is like that; correct it, or run part of a sweep with --set reference=[]"
+                f"{place}: no arm of this sweep is like that; correct it, or run part of a sweep "
+                "with --set reference=[]"
             )
         if line.evaluation:
             continue
@@ -69,7 +77,8 @@ def check_references(
             load_task(task, where=f"{place}: scores")
         if not line.scores.keys() & {*tasks, MEAN}:
             raise ConfigError(
-                f"{place}: none of its tasks is one of the sweep's, {', '.join(sorted(tasks))}; or set reference=[]"
+                f"{place}: none of its tasks is one of the sweep's, {', '.join(sorted(tasks))}; "
+                "or set reference=[]"
             )
     for arm in arms:
         _check_single(references, arm, where=where)
@@ -83,7 +92,8 @@ def _check_single(references: Sequence[Reference], arm: Arm, *, where: str) -> N
             if first != number:
                 what = f"reference[{first}] {references[first]} and reference[{number}] {line}"
                 raise ConfigError(
-                    f"{where}: {what} both have a score for {arm.key} on {task}; say more exactly which arm each is about"
+                    f"{where}: {what} both have a score for {arm.key} on {task}; "
+                    "say more exactly which arm each is about"
                 )
 
 

@@ -1,6 +1,7 @@
 """The record of a finished trial: the one source of every table, figure and MLflow run.
 
-A missing measurement is `None` and its reason stands in `missing`; there are no sentinels and no zeros that mean "unknown".
+A missing measurement is `None` and its reason stands in `missing`; there are no sentinels and no
+zeros that mean "unknown".
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 class Status(StrEnum):
-    """How a trial ended. All of these are terminal; a trial without a result file is not finished."""
+    """How a trial ended. All of these are terminal; without a result file it has not ended."""
 
     COMPLETED = "completed"
     DIVERGED = "diverged"
@@ -31,7 +32,7 @@ class Status(StrEnum):
 
 
 class ParameterCount(Record):
-    """Counted by `ds_numel`, so that partitioned parameters count whole. Shared tensors count once."""
+    """Counted by `ds_numel`: partitioned parameters count whole, shared tensors once."""
 
     total: int
     trainable: int
@@ -39,16 +40,20 @@ class ParameterCount(Record):
     stored_bytes: int = Field(description="size of the trained tensors as saved")
     attention_parameters: int | None = Field(
         None,
-        description="weights of every attention sublayer of the converted backbone, output projection included, biases not",
+        description="weights of every attention sublayer of the converted backbone, "
+        "output projection included, biases not",
     )
     kv_bytes_per_token: int | None = Field(
         None,
-        description="cached by the decoder's self-attention for each of its tokens, at fp16; null for encoders",
+        description="cached by the decoder's self-attention for each of its tokens, at fp16; "
+        "null for encoders",
     )
 
 
 class StepTiming(Record):
-    """Seconds per optimizer step, scored steps only (the first three after a mode switch are left out)."""
+    """Seconds per optimizer step, scored steps only (the first three after a mode switch are left
+    out).
+    """
 
     p50_s: float | None
     p95_s: float | None
@@ -70,7 +75,9 @@ class EpochRecord(Record):
 
 
 class FailureRecord(Record):
-    """Why a trial has no score. Secrets that the error shows are left out, whoever makes the record."""
+    """Why a trial has no score. Secrets that the error shows are left out, whoever makes the
+    record.
+    """
 
     type: str
     message: str
@@ -78,7 +85,8 @@ class FailureRecord(Record):
     log_path: str = ""
     epoch: int | None = Field(
         None,
-        description="epochs that the attempt had behind it; null in records from before this was kept",
+        description="epochs that the attempt had behind it; "
+        "null in records from before this was kept",
     )
 
     @field_validator("message", "traceback")
@@ -111,7 +119,8 @@ class ValidityRecord(Record):
     output_start_sha256: str
     output_end_sha256: str
     loss_fell: bool | None = Field(
-        description="`loss_last` is below `loss_first`; null for a single epoch of fewer than ten steps"
+        description="`loss_last` is below `loss_first`; "
+        "null for a single epoch of fewer than ten steps"
     )
     loss_first: float | None = Field(
         description="mean training loss of the first epoch; of a single epoch, of its first half"
@@ -123,14 +132,17 @@ class ValidityRecord(Record):
 
     def problems(self) -> list[str]:
         """What speaks against the run, in plain words."""
-        found = (
-            []
-            if self.trainable_as_intended
-            else [f"other parameters trained than intended ({', '.join(self.strays)})"]
-        )
-        found += [] if self.output_changed else ["training did not change the output"]
-        found += ["train loss did not fall"] if self.loss_fell is False else []
-        return found if self.no_nan else [*found, "the output holds NaN"]
+        found = []
+        if not self.trainable_as_intended:
+            strays = ", ".join(self.strays)
+            found.append(f"other parameters trained than intended ({strays})")
+        if not self.output_changed:
+            found.append("training did not change the output")
+        if self.loss_fell is False:
+            found.append("train loss did not fall")
+        if not self.no_nan:
+            found.append("the output holds NaN")
+        return found
 
 
 class TrialResult(Record):
@@ -158,7 +170,8 @@ class TrialResult(Record):
     )
     weights_sha256: str | None = Field(
         None,
-        description="of a pretrain run's model.safetensors, or a confirm run's best.safetensors; null before it was kept",
+        description="of a pretrain run's model.safetensors, or a confirm run's best.safetensors; "
+        "null before it was kept",
     )
     splits: dict[str, int] = Field(default={}, description="rows per split that were used")
     data_hash: str = ""

@@ -18,7 +18,9 @@ from suite.config.training import TrainingConfig
 
 
 class Phase(StrEnum):
-    """Which half of READ's protocol a trial belongs to, or the stage before it; test data exists only in `CONFIRM`."""
+    """Which half of READ's protocol a trial belongs to, or the stage before it; test data exists
+    only in `CONFIRM`.
+    """
 
     SEARCH = "search"
     CONFIRM = "confirm"
@@ -28,7 +30,8 @@ class Phase(StrEnum):
 class TrialSpec(Strict):
     """One training run. Its hash names its folder and gates its resume.
 
-    A pretrain run is one too: method `full` on a corpus. It belongs to no sweep, and its checkpoint is the same thing
+    A pretrain run is one too: method `full` on a corpus. It belongs to no sweep, and its checkpoint
+        is the same thing
     whatever number of workers made it, so neither is part of its hash.
     """
 
@@ -73,11 +76,15 @@ class TrialSpec(Strict):
 
     @property
     def engine_key(self) -> str:
-        """Trials with the same key differ only in learning rate and number: one warm engine serves them all."""
+        """Trials with the same key differ only in learning rate and number: one warm engine serves
+        them all.
+        """
         return short_hash(
             self.model_dump(mode="json", exclude={"learning_rate", "number", "phase", "sweep"})
         )
 
     def stream(self, name: str, *parts: int) -> int:
-        """The seed of a named random stream; the same for all arms of a comparison (task, replicate, stream)."""
+        """The seed of a named random stream; the same for all arms of a comparison (task,
+        replicate, stream).
+        """
         return derive_seed(self.task.name, self.seed, name, *parts)
