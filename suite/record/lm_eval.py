@@ -136,9 +136,10 @@ def over_seeds(
 ) -> dict[str, dict[str, dict[str, float | int | None]]]:
     """Metrics over the seeds of a cell, by name of the evaluation and metric.
 
-    Each has `mean`, `std`, `stderr` and the number of `seeds`. `std` is the sample deviation between
-    seeds, None for one. `stderr` is the mean of what lm-eval states for each, which is about the
-    questions and would not vanish with more seeds. A seed without the evaluation is left out.
+    Each has `mean`, `std`, `stderr` and the number of `seeds`. `std` is the sample deviation
+    between seeds, None for one. `stderr` is the mean of what lm-eval states for each, which is
+    about the questions and would not vanish with more seeds. A seed without the evaluation is
+    left out.
     """
     scores: dict[str, dict[str, list[Score]]] = {}
     for record in records:
