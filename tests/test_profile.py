@@ -251,7 +251,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
         if "round 1" in line:
             raise KeyboardInterrupt
 
-    found = measure(arms_of("bert", ["full", "bitfit"]), Setting(**SHORT), tell=interrupt)
+    found = measure(arms_of("bert", ["full", "bitfit"]), Setting(**SHORT), on_progress=interrupt)
     assert found.stopped
     assert [arm.status for arm in found.arms] == ["ok", "estimated"]
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
@@ -288,7 +288,7 @@ def test_an_arm_whose_process_is_killed_takes_no_other_with_it() -> None:
             os.kill(killed[0], signal.SIGKILL)
 
     first, second, third = measure(
-        arms_of("bert", ["full", "bitfit", "lora"]), Setting(**SHORT), tell=kill_once
+        arms_of("bert", ["full", "bitfit", "lora"]), Setting(**SHORT), on_progress=kill_once
     ).arms
     assert (first.status, second.status, third.status) == ("ok", "oom", "ok")
     assert "killed (signal 9)" in str(second.reason)

@@ -162,11 +162,11 @@ def profile(
     if compare is None:
         pair = None
     else:
-        pair = compared(compare, [arm.named() for arm in arms], fmt)
+        pair = compared(compare, [arm.unmeasured() for arm in arms], fmt)
     check_targets(out, figures)
     with render.stdout_for_result():
         found = (estimate_only if estimate else measure)(
-            arms, setting, tell=lambda line: print(line, file=sys.stderr, flush=True)
+            arms, setting, on_progress=lambda line: print(line, file=sys.stderr, flush=True)
         )
     if out is not None:
         write_json(found, out)

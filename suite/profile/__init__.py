@@ -1,7 +1,7 @@
-"""What an arm costs, without training it: a few steps on random weights and random tokens, measured and estimated.
+"""What an arm costs, without training it: a few steps on random weights, measured and estimated.
 
 >>> setting = Setting(batch=8, seq=64, device="cpu")
->>> if __name__ == "__main__":  # ranks are processes of their own, which import this module again
+>>> if __name__ == "__main__":  # ranks are separate processes, which import this module again
 ...     profile = measure(choose(["t5-small"], ["full", "read"], ["pretrained"]), setting)
 ...     ratios(profile.arms[1], profile.arms[0])
 """

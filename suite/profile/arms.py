@@ -1,4 +1,4 @@
-"""From names to arms: every backbone x attention x method, with random weights, and those that do not go together set aside."""
+"""Turn names into arms with random weights, and set aside those that cannot be combined."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from suite.profile.record import ArmProfile
 
 @dataclass(frozen=True, slots=True)
 class ArmChoice:
-    """One arm by name; picklable, so that a rank can build it.
+    """One arm by name. It can be pickled, so that a rank can build it.
 
     Attributes:
         backbone: A preset, folder or package: only its configuration is read.
         architecture: The method's hyperparameters, complete.
         shape: Changes to the backbone's configuration.
-        reason: Why it cannot be built; None where it can.
+        reason: Why the arm cannot be built; None where it can.
     """
 
     backbone: str
@@ -50,24 +50,29 @@ class ArmChoice:
         return get_method(self.method).configure(self.architecture).extra_positions()
 
     def too_long(self, tokens: int) -> str | None:
-        """Why sequences of so many tokens do not fit; None where they do."""
+        """Why sequences of `tokens` tokens do not fit; None where they do."""
         resolved = self.resolve()
-        positions = (
-            None
-            if resolved.family.kind == "encoder-decoder"
-            else getattr(resolved.config, "max_position_embeddings", None)
-        )
+        if resolved.family.kind == "encoder-decoder":
+            return None  # T5's positions are relative: no length is too long
+        positions = getattr(resolved.config, "max_position_embeddings", None)
         extra = self.extra_positions()
         if positions is None or tokens + extra <= positions:
             return None
-        added = f" and {extra} positions of {self.method}" if extra else ""
-        return f"{tokens} tokens{added} exceed the backbone's {positions} positions; use a smaller --seq"
+        length = f"{tokens} tokens"
+        if extra:
+            length += f" and {extra} positions of {self.method}"
+        return f"{length} exceed the backbone's {positions} positions; use a smaller --seq"
 
     def build(self, resolved: ResolvedBackbone, *, meta: bool = False) -> nn.Module:
-        """The model to train, as if a pretrain stage had made what the attention variant adds."""
-        model, _ = build_arm(
-            resolved, head_of(resolved.family), self._arm(resolved), meta=meta, pretrained=True
-        )
+        """The model to train, with what the attention variant adds as if it were pretrained.
+
+        Raises:
+            IncompatibleError: Backbone, attention and method cannot be combined.
+        """
+        arm = self._arm(resolved)
+        head = head_of(resolved.family)
+        # The cost of an arm does not depend on who made its weights.
+        model, _ = build_arm(resolved, head, arm, meta=meta, pretrained=True)
         return model
 
     def _arm(self, resolved: ResolvedBackbone) -> Arm:
@@ -79,22 +84,22 @@ class ArmChoice:
         )
 
     def counted(self, *, dtype: Dtype) -> ArmProfile:
-        """Names and parameter counts; shapes only."""
+        """Names and parameter counts, from shapes alone."""
         resolved = self.resolve()
         head = head_of(resolved.family)
         arm = self._arm(resolved)
-        counted = count_arm(resolved, head, arm, pretrained=True)
-        inside = count_attention(resolved, head, arm.attention, dtype=dtype)
+        parameters = count_arm(resolved, head, arm, pretrained=True)
+        attention = count_attention(resolved, head, arm.attention, dtype=dtype)
         return replace_record(
-            self.named(),
-            total_parameters=counted.total,
-            trainable_parameters=counted.trainable,
-            attention_parameters=inside.with_output_projection,
-            kv_bytes_per_token=inside.kv_bytes_per_token,
+            self.unmeasured(),
+            total_parameters=parameters.total,
+            trainable_parameters=parameters.trainable,
+            attention_parameters=attention.with_output_projection,
+            kv_bytes_per_token=attention.kv_bytes_per_token,
         )
 
-    def named(self) -> ArmProfile:
-        """A record that has nothing but names."""
+    def unmeasured(self) -> ArmProfile:
+        """A record that holds the arm's names and nothing else."""
         return ArmProfile(
             backbone=self.backbone,
             attention=self.attention,
@@ -104,10 +109,8 @@ class ArmChoice:
 
 
 def replace_record(record: ArmProfile, **changes: Any) -> ArmProfile:
-    """A checked copy with some fields changed."""
-    return ArmProfile.model_validate(
-        {**{name: getattr(record, name) for name in ArmProfile.model_fields}, **changes}
-    )
+    """A copy with some fields changed. Unlike `model_copy`, it validates the changes."""
+    return ArmProfile.model_validate(dict(record) | changes)
 
 
 def choose(
@@ -118,40 +121,33 @@ def choose(
     architectures: Mapping[str, Mapping[str, Any]] | None = None,
     shape: Mapping[str, Any] | None = None,
 ) -> list[ArmChoice]:
-    """All combinations, in the order of a table; those that do not go together carry the reason.
+    """All combinations, in the order of a table; those that cannot be built carry the reason.
 
     Args:
-        architectures: By method, hyperparameters other than its defaults.
+        architectures: Hyperparameters by method, where they differ from the method's defaults.
         shape: Changes to the configuration of every backbone.
 
     Raises:
         ConfigError: An unknown name or key, or a value out of range.
-        IncompatibleError: No combination goes together; the message is the first one's.
+        IncompatibleError: No combination can be built; the message is the first one's.
     """
     given = architectures or {}
-    found = [
-        checked(
-            ArmChoice(
-                backbone,
-                attention,
-                method,
-                full_architecture(method, given.get(method, {})),
-                shape or {},
-            )
-        )
-        for backbone in backbones
-        for attention in attentions
-        for method in methods
-    ]
-    if found and all(arm.reason for arm in found):
-        raise IncompatibleError(str(found[0].reason))
-    return found
+    arms = []
+    for backbone in backbones:
+        for attention in attentions:
+            for method in methods:
+                architecture = full_architecture(method, given.get(method, {}))
+                arm = ArmChoice(backbone, attention, method, architecture, shape or {})
+                arms.append(checked(arm))
+    if arms and all(arm.reason for arm in arms):
+        raise IncompatibleError(str(arms[0].reason))
+    return arms
 
 
 def checked(arm: ArmChoice) -> ArmChoice:
-    """The arm, with the reason where its parts do not go together."""
+    """The arm, with the reason where its parts cannot be combined."""
     try:
         arm.build(arm.resolve(), meta=True)
-    except IncompatibleError as why:
-        return replace(arm, reason=str(why))
+    except IncompatibleError as error:
+        return replace(arm, reason=str(error))
     return arm

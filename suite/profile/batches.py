@@ -1,4 +1,4 @@
-"""Batches of random tokens, of the shapes that a task would have."""
+"""Batches of random tokens, in the shapes that a task would have."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from torch import Tensor
 from suite.backbones.base import Family
 from suite.backbones.loading import Head
 
+# Smaller ids are padding and other tokens with a meaning in most vocabularies.
 SMALLEST_ID = 4
-"""Below are padding and other tokens with a meaning in most vocabularies."""
 
 
 def head_of(family: Family) -> Head:
-    """Text for encoder-decoders and decoders, two classes for encoders: what GLUE asks of the papers' backbones."""
-    return Head("classification", 2) if family.kind == "encoder" else Head("text")
+    """Two classes for encoders, text for all others: what GLUE asks of the papers' backbones."""
+    if family.kind == "encoder":
+        return Head("classification", 2)
+    return Head("text")
 
 
 def random_ids(vocabulary: int, *shape: int, seed: int = 0) -> Tensor:
-    """Token ids, the same for all arms of a backbone."""
+    """Token ids of the given shape, the same for all arms of a backbone."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(min(SMALLEST_ID, vocabulary - 1), vocabulary, shape, generator=generator)
 
@@ -26,15 +28,24 @@ def random_ids(vocabulary: int, *shape: int, seed: int = 0) -> Tensor:
 def training_batch(
     family: Family, vocabulary: int, *, rows: int, tokens: int, target: int, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Inputs of one forward pass with labels, on the CPU: (rows, tokens), targets (rows, target) or (rows,)."""
+    """Inputs of one forward pass with labels, on the CPU.
+
+    Returns:
+        `input_ids` and `attention_mask` (rows, tokens), and `labels`: (rows, target) for
+        encoder-decoders, (rows, tokens) for decoders, (rows,) for encoders.
+    """
     ids = random_ids(vocabulary, rows, tokens, seed=seed)
     if family.kind == "encoder-decoder":
         labels = random_ids(vocabulary, rows, target, seed=seed + 1)
+    elif family.kind == "decoder":
+        labels = ids
     else:
-        labels = ids if family.kind == "decoder" else ids[:, 0] % 2
+        labels = ids[:, 0] % 2
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
 def forward_options(family: Family) -> dict[str, bool]:
-    """What a training or scoring pass asks for beside its batch: no cache."""
-    return {} if family.kind == "encoder" else {"use_cache": False}
+    """Arguments that a training or scoring pass gives beside its batch: no cache."""
+    if family.kind == "encoder":
+        return {}  # an encoder has no cache, and its forward refuses the argument
+    return {"use_cache": False}

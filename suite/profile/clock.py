@@ -1,4 +1,4 @@
-"""Timing with an idle device at both ends."""
+"""Time and memory of repeated calls, with an idle device at both ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from suite.meters import TensorPeak, release_memory, synchronise
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Wall clock of one call."""
+    """Wall-clock seconds of one call."""
     synchronise(device)
     began_s = time.perf_counter()
     run()
@@ -30,29 +30,28 @@ def repeated(
     """Seconds of as many calls as fit into the budget, after two that are not counted."""
     run()
     one_s = seconds_of(run, device)
-    return [
-        seconds_of(run, device)
-        for _ in range(min(most, max(least, round(budget_s / max(one_s, 1e-6)))))
-    ]
+    fitting = round(budget_s / max(one_s, 1e-6))
+    count = min(most, max(least, fitting))
+    return [seconds_of(run, device) for _ in range(count)]
 
 
 class LiveBytes:
-    """Bytes of live tensors on a device: now, and the most since it was entered; whatever was there when it was made does not count.
+    """Bytes of live tensors on a device: now, and the most since the block was entered.
 
-    On a GPU the allocator knows; on a CPU every operation is watched, which slows it.
+    Tensors that exist when it is made do not count. On a GPU the allocator is asked; on a CPU
+    every operation is watched, which slows it down.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._watch = None if device.type == "cuda" else TensorPeak()
+        self._watch: TensorPeak | None = None
         self._before = 0
         if device.type == "cuda":
-            one = torch.ones(8, 8, device=device, requires_grad=True)
-            (
-                one @ one
-            ).sum().backward()  # cuBLAS keeps a workspace for each thread, which is no arm's
-            del one
-        release_memory()  # what an earlier arm leaves to the collector would count here, and be missing later
+            _fill_cublas_workspace(device)
+        else:
+            self._watch = TensorPeak()
+        # Garbage of an earlier arm would count here, and be missing once it is collected.
+        release_memory()
         with self:
             self._before = self.now()
 
@@ -69,19 +68,22 @@ class LiveBytes:
             self._watch.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def now(self) -> int:
-        """To be asked inside the block."""
-        held = (
-            torch.cuda.memory_allocated(self._device)
-            if self._watch is None
-            else self._watch.live_bytes
-        )
-        return held - self._before
+        """Bytes that live now. Ask inside the block."""
+        if self._watch is None:
+            return torch.cuda.memory_allocated(self._device) - self._before
+        return self._watch.live_bytes - self._before
 
     def peak(self) -> int:
-        """Since it was last entered."""
-        most = (
-            torch.cuda.max_memory_allocated(self._device)
-            if self._watch is None
-            else self._watch.peak_bytes
-        )
-        return most - self._before
+        """Most bytes that lived at once since the block was last entered."""
+        if self._watch is None:
+            return torch.cuda.max_memory_allocated(self._device) - self._before
+        return self._watch.peak_bytes - self._before
+
+
+def _fill_cublas_workspace(device: torch.device) -> None:
+    """Make cuBLAS allocate its workspaces now: it keeps one per thread, which is no arm's memory.
+
+    The backward pass runs in a thread of its own, so it needs a product, too.
+    """
+    one = torch.ones(8, 8, device=device, requires_grad=True)
+    (one @ one).sum().backward()

@@ -1,9 +1,8 @@
-"""One arm against another: ratios, with an interval where a quantity is noisy."""
+"""Ratios of one arm's costs to another's, with an interval where a quantity is noisy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -20,10 +19,11 @@ class Ratio:
 
     Attributes:
         quantity: Its name, with the unit.
-        first, second: Of both arms; of a noisy quantity the median over rounds.
-        ratio: Of a noisy quantity the geometric mean of the rounds' own ratios.
-        exact: Whether it repeats exactly, and needs no interval.
-        low, high: 95% interval by Student's t on their logarithms; None for what is exact, and for a single round.
+        first, second: Values of the two arms; medians over rounds where the quantity is noisy.
+        ratio: Their ratio; of a noisy quantity the geometric mean of the ratios of the rounds.
+        exact: Whether the quantity repeats exactly, so that it needs no interval.
+        low, high: Ends of the 95% interval, by Student's t on the logarithms of the rounds'
+            ratios; None for what is exact, and for a single round.
         estimated: The same ratio by the estimate, where there is one.
     """
 
@@ -39,68 +39,79 @@ class Ratio:
 
 def ratios(first: ArmProfile, second: ArmProfile) -> list[Ratio]:
     """Every quantity that both arms have and that is above 0, noisy ones first."""
-    rounds = [*first.rounds, *second.rounds]
-    names = (
-        [name for name in first.rounds[0] if all(name in each for each in rounds)]
-        if first.rounds and second.rounds
-        else []
-    )
-    if first.energy_source != second.energy_source:
-        names = [
-            name for name in names if not name.startswith("energy")
-        ]  # measured joules over estimated ones mean nothing
-    noisy = [
-        _of_rounds(name, [r[name] for r in first.rounds], [r[name] for r in second.rounds])
-        for name in names
-    ]
-    estimates = _exact(first, estimated=True), _exact(second, estimated=True)
-    ones, others = _exact(first), _exact(second)
-    exact = [
-        Ratio(
-            name,
-            ones[name],
-            others[name],
-            ones[name] / others[name],
-            exact=True,
-            estimated=_estimated(name, *estimates),
-        )
-        for name in ones
-        if others.get(name)
-    ]
-    return noisy + exact
+    found = [_noisy_ratio(name, first, second) for name in _noisy_names(first, second)]
+    values = _exact_values(first)
+    other_values = _exact_values(second)
+    estimates = _memory_bytes(first, estimated=True)
+    other_estimates = _memory_bytes(second, estimated=True)
+    for name, value in values.items():
+        if name not in other_values:
+            continue
+        estimated = None
+        if name in estimates and name in other_estimates:
+            estimated = estimates[name] / other_estimates[name]
+        other = other_values[name]
+        found.append(Ratio(name, value, other, value / other, exact=True, estimated=estimated))
+    return found
 
 
-def _of_rounds(name: str, ones: Sequence[float], others: Sequence[float]) -> Ratio:
-    logs = [math.log(one / other) for one, other in zip(ones, others, strict=False)]
-    middle, n = fmean(logs), len(logs)
-    half = (
-        float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * stdev(logs) / math.sqrt(n) if n > 1 else None
-    )
-    ends = (None, None) if half is None else (math.exp(middle - half), math.exp(middle + half))
-    return Ratio(name, median(ones), median(others), math.exp(middle), False, *ends)
+def _noisy_names(first: ArmProfile, second: ArmProfile) -> list[str]:
+    """Names of the quantities that every round of both arms has measured."""
+    if not first.rounds or not second.rounds:
+        return []
+    names = []
+    for name in first.rounds[0]:
+        # Measured joules over estimated ones mean nothing.
+        if name.startswith("energy") and first.energy_source != second.energy_source:
+            continue
+        if all(name in measured for measured in [*first.rounds, *second.rounds]):
+            names.append(name)
+    return names
 
 
-def _exact(arm: ArmProfile, *, estimated: bool = False) -> dict[str, float]:
-    """What repeats exactly: bytes, parameters, operations. Bytes are the estimate's if `estimated`, and where nothing was measured."""
-    memory = (
-        arm.estimate.memory
-        if (estimated or arm.memory is None) and arm.estimate is not None
-        else arm.memory
+def _noisy_ratio(name: str, first: ArmProfile, second: ArmProfile) -> Ratio:
+    values = [measured[name] for measured in first.rounds]
+    other_values = [measured[name] for measured in second.rounds]
+    # An arm that died has fewer rounds than the other: only rounds of both are compared.
+    pairs = zip(values, other_values, strict=False)
+    logs = [math.log(value / other) for value, other in pairs]
+    middle = fmean(logs)
+    n = len(logs)
+    low = None
+    high = None
+    if n > 1:
+        half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * stdev(logs) / math.sqrt(n)
+        low = math.exp(middle - half)
+        high = math.exp(middle + half)
+    return Ratio(
+        name,
+        median(values),
+        median(other_values),
+        math.exp(middle),
+        exact=False,
+        low=low,
+        high=high,
     )
-    found: dict[str, float | None] = (
-        {}
-        if memory is None
-        else {f"memory.{name}": value for name, value in memory.model_dump().items()}
-    )
-    if not estimated:
-        found |= {
-            "trainable_parameters": arm.trainable_parameters,
-            "step_flops": arm.estimate.step_flops if arm.estimate else None,
-        }
-        found |= {f"inference_peak_bytes[{item.batch}]": item.peak_bytes for item in arm.inference}
-        found |= {f"kv_bytes[{item.context_tokens}]": item.kv_bytes for item in arm.decoding}
+
+
+def _exact_values(arm: ArmProfile) -> dict[str, float]:
+    """What repeats exactly and is above 0: bytes, parameters, operations."""
+    found: dict[str, float] = _memory_bytes(arm, estimated=arm.memory is None)
+    found["trainable_parameters"] = arm.trainable_parameters or 0
+    if arm.estimate is not None:
+        found["step_flops"] = arm.estimate.step_flops
+    for inference in arm.inference:
+        found[f"inference_peak_bytes[{inference.batch}]"] = inference.peak_bytes
+    for decoding in arm.decoding:
+        found[f"kv_bytes[{decoding.context_tokens}]"] = decoding.kv_bytes
     return {name: value for name, value in found.items() if value}
 
 
-def _estimated(name: str, ones: dict[str, float], others: dict[str, float]) -> float | None:
-    return ones[name] / others[name] if name in ones and name in others else None
+def _memory_bytes(arm: ArmProfile, *, estimated: bool) -> dict[str, float]:
+    """Bytes of training, measured or estimated, that are above 0."""
+    memory = arm.memory
+    if estimated and arm.estimate is not None:
+        memory = arm.estimate.memory
+    if memory is None:
+        return {}
+    return {f"memory.{name}": value for name, value in memory if value}

@@ -1,19 +1,25 @@
-"""Memory and work of an arm before it runs: states by ZeRO's formulas, activations and FLOPs by a step on shapes alone.
+"""Memory and work of an arm before it runs: ZeRO's formulas, and a step on shapes alone.
 
-The step on shapes (`FakeTensorMode`) executes forward and backward pass of the very arm without numbers, so that every tensor that
-autograd keeps is counted, by the same counter that watches real steps on a CPU. Parameters, gradients and Adam's states are not
-taken from it but from what ZeRO (arXiv 1910.02054, section 3) and DeepSpeed 0.19.8's buffers come to, per rank of N, with P
-parameters of which P_t train, b bytes each in the forward pass:
+The step on shapes (`FakeTensorMode`) runs the forward and backward pass of the very arm without
+numbers. So every tensor that autograd keeps is counted, by the same counter that watches real steps
+on a CPU. Parameters, gradients and Adam's states follow from ZeRO (arXiv 1910.02054, section 3) and
+the buffers of DeepSpeed 0.19.8. Per rank of N, with P parameters of which P_t train, and b bytes
+each in the forward pass, they are:
 
-    stage 0       b P        + 8 P_t (moments)      + 4 P_t (fp32 copies, bf16 only)  + gradients b P_t (bf16: and 4 P_t)
-    stages 1, 2   b P        + (8 + 4) P_t / N      + gradients as they come
-    stage 3       b P / N    + (8 + 4) P_t / N      + gradients b P_t / N + the weights that are gathered at the same time
+    stage 0     b P      + 8 P_t (moments)   + 4 P_t (fp32 copies, bf16 only)
+                         + gradients b P_t (bf16: and 4 P_t)
+    stages 1, 2 b P      + (8 + 4) P_t / N   + gradients as they come
+    stage 3     b P / N  + (8 + 4) P_t / N   + gradients b P_t / N
+                         + the weights that are gathered at the same time
 
-DeepSpeed keeps fp32 copies of what trains under stages 1 to 3 also where the forward weights are fp32, and stage 3 lets go of no gathered
-weight that is used again within 10^9 parameters: in models below that size all of them stay, forward and backward. Its `linear` keeps the
-input of every map for the backward pass, also where the map is frozen and plain autograd would not: LoRA's activations grow by it.
+Under stages 1 to 3 DeepSpeed keeps fp32 copies of what trains, also where the forward weights are
+fp32. Stage 3 releases no gathered weight that is used again within 10^9 parameters: a model below
+that size keeps all of them, forward and backward. Its `linear` keeps the input of every map for the
+backward pass, also where the map is frozen and plain autograd would not: LoRA's activations grow by
+it.
 
-On a CPU attention with dropout keeps its probabilities. CUDA's fused kernels keep none, and the estimate for a GPU takes them to be used.
+On a CPU, attention with dropout keeps its probabilities. CUDA's fused kernels keep none; the
+estimate for a GPU assumes that they are used.
 """
 
 from __future__ import annotations
@@ -26,6 +32,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+# torch documents fake tensors under this private name and has no public one.
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,20 +45,24 @@ from suite.profile.record import Estimate, Memory
 from suite.profile.setting import Setting
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-MOMENTS_BYTES, COPY_BYTES = 8, 4
+MOMENTS_BYTES = 8
+COPY_BYTES = 4
+# DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance; the suite sets neither.
 LIVE_ELEMENTS = 10**9
-"""DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance, which the suite leaves as they are."""
+# Kept here because the estimate for a GPU replaces it for a while.
+PLAIN_ATTENTION = F.scaled_dot_product_attention
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step on shapes held beside parameters and optimizer, in bytes.
+    """Bytes that a step on shapes held beside parameters and optimizer, and its operations.
 
     Attributes:
-        kept: After the forward pass, for the backward pass.
-        peak: Most at once, with gradients as they come; `peak_without_gradients` with each let go at once.
-        weights_kept: Of weights that the backward pass needs again; in no other number here.
-        forward_flops, total_flops: Multiply-adds count twice, as everywhere.
+        kept: Held after the forward pass, for the backward pass.
+        weights_kept: Weights that the backward pass needs again; in no other number here.
+        peak: Most at once, with every gradient kept.
+        peak_without_gradients: Most at once, with each gradient released as soon as it is there.
+        forward_flops, total_flops: Operations; a multiply-add counts as two.
     """
 
     kept: int
@@ -62,12 +74,14 @@ class Step:
 
 
 def estimate(arm: ArmChoice, setting: Setting) -> Estimate:
-    """What training an arm takes on the fullest rank. Needs no memory of the model's size and no GPU."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        resolved = arm.resolve()
-        with torch.utils._python_dispatch._disable_current_modes():
-            shapes = arm.build(resolved, meta=True)
-        model = without_numbers(shapes, DTYPES[setting.dtype])
+    """What training an arm takes on the fullest rank.
+
+    It needs no memory of the model's size and no GPU.
+    """
+    resolved = arm.resolve()
+    on_meta = arm.build(resolved, meta=True)
+    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as patches:
+        model = without_numbers(on_meta, DTYPES[setting.dtype])
         batch = training_batch(
             resolved.family,
             vocabulary_of(model),
@@ -75,67 +89,77 @@ def estimate(arm: ArmChoice, setting: Setting) -> Estimate:
             tokens=setting.seq,
             target=setting.target,
         )
-        with ExitStack() as patches:
-            if setting.zero == 3:
-                patches.enter_context(patched("linear", _LinearOfStage3.apply))
-            if setting.device == "cuda":
-                patches.enter_context(patched("scaled_dot_product_attention", _fused_attention))
-            step = step_on_shapes(model, batch, forward_options(resolved.family))
+        if setting.zero == 3:
+            patches.enter_context(patched("linear", _LinearOfStage3.apply))
+        if setting.device == "cuda":
+            patches.enter_context(patched("scaled_dot_product_attention", _fused_attention))
+        step = step_on_shapes(model, batch, forward_options(resolved.family))
+    passes = setting.accumulation * setting.ranks
     return Estimate(
         memory=_memory(model, step, setting),
-        forward_flops=step.forward_flops * setting.accumulation * setting.ranks,
-        step_flops=step.total_flops * setting.accumulation * setting.ranks,
+        forward_flops=step.forward_flops * passes,
+        step_flops=step.total_flops * passes,
     )
 
 
 def vocabulary_of(model: nn.Module) -> int:
-    """Rows of the input embedding."""
+    """Number of rows of the input embedding."""
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     return int(embedding.weight.shape[0])
 
 
 def without_numbers(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Give a model on the meta device parameters and buffers that have a device but no numbers; within `FakeTensorMode`."""
+    """Move a model from the meta device to the CPU without numbers.
+
+    Call it within `FakeTensorMode`. Tensors that modules share stay shared.
+
+    Args:
+        dtype: Of every tensor that holds floating-point numbers.
+    """
     made: dict[int, Tensor] = {}
     for module in model.modules():
-        held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for tensors in held:
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    made.setdefault(id(tensor), _like(tensor, dtype))
-                    tensors[name] = made[id(tensor)]
+        parameters = list(module.named_parameters(recurse=False, remove_duplicate=False))
+        buffers = list(module.named_buffers(recurse=False, remove_duplicate=False))
+        for name, tensor in [*parameters, *buffers]:
+            if id(tensor) not in made:
+                made[id(tensor)] = _fake_like(tensor, dtype)
+            setattr(module, name, made[id(tensor)])
     return model.train()
 
 
-def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    empty = torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
-    return (
-        nn.Parameter(empty, requires_grad=tensor.requires_grad)
-        if isinstance(tensor, nn.Parameter)
-        else empty
-    )
+def _fake_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not tensor.is_floating_point():
+        dtype = tensor.dtype
+    fake = torch.empty(tensor.shape, dtype=dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake
 
 
 def step_on_shapes(model: nn.Module, batch: dict[str, Tensor], options: dict[str, bool]) -> Step:
-    """Forward and backward pass, once for each way of counting."""
+    """Run the forward and backward pass, once for each way of counting."""
     kept, peak = _pass(model, batch, options)
-    with _gradients_let_go(model), _saved(model) as weights:
-        _, without = _pass(model, batch, options)
-    plain = patched("scaled_dot_product_attention", torch._C._nn.scaled_dot_product_attention)
-    with (
-        plain,
-        sdpa_kernel(SDPBackend.MATH),
-        FlopCounterMode(display=False) as counter,
-    ):  # of fused attention the counter knows less
+    with _gradients_released(model), _kept_weights(model) as weights:
+        _, peak_without_gradients = _pass(model, batch, options)
+    # The counter does not know every fused kernel, but it knows the products of the plain one.
+    plain = patched("scaled_dot_product_attention", PLAIN_ATTENTION)
+    with plain, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = model(**batch, **options).loss
-        forward = counter.get_total_flops()
+        forward_flops = counter.get_total_flops()
         loss.backward()
     model.zero_grad(set_to_none=True)
-    return Step(kept, sum(weights.values()), peak, without, forward, counter.get_total_flops())
+    return Step(
+        kept=kept,
+        weights_kept=sum(weights.values()),
+        peak=peak,
+        peak_without_gradients=peak_without_gradients,
+        forward_flops=forward_flops,
+        total_flops=counter.get_total_flops(),
+    )
 
 
 def _pass(model: nn.Module, batch: dict[str, Tensor], options: dict[str, bool]) -> tuple[int, int]:
-    """Bytes beside the parameters after the forward pass, and most at once."""
+    """Bytes beside the parameters: after the forward pass, and most at once."""
     watch = TensorPeak(of=[*model.parameters(), *model.buffers()])
     states = watch.live_bytes
     with watch:
@@ -148,30 +172,40 @@ def _pass(model: nn.Module, batch: dict[str, Tensor], options: dict[str, bool]) 
 
 
 @contextmanager
-def _saved(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes of the parameters that the backward pass needs, by storage: those that autograd keeps, and those that train."""
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
-    found = {p.untyped_storage()._cdata: _bytes(p) for p in model.parameters() if p.requires_grad}
+def _kept_weights(model: nn.Module) -> Iterator[dict[torch.UntypedStorage, int]]:
+    """Bytes, by storage, of the parameters that the backward pass needs.
+
+    These are the parameters that train, and within the block those that autograd keeps.
+    """
+    own = set()
+    kept = {}
+    for parameter in model.parameters():
+        storage = parameter.untyped_storage()
+        own.add(storage)
+        if parameter.requires_grad:
+            kept[storage] = _bytes(parameter)
 
     def see(tensor: Tensor) -> Tensor:
-        if (key := tensor.untyped_storage()._cdata) in own:
-            found[key] = tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()  # a view of a weight has the weight's storage
+        if storage in own:
+            kept[storage] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(see, lambda tensor: tensor):
-        yield found
+        yield kept
 
 
 @contextmanager
-def _gradients_let_go(model: nn.Module) -> Iterator[None]:
-    """As ZeRO does, which moves each gradient to where it is reduced."""
+def _gradients_released(model: nn.Module) -> Iterator[None]:
+    """Release each gradient as soon as it is there: ZeRO moves it to where it is reduced."""
 
-    def let_go(parameter: Tensor) -> None:
+    def release(parameter: Tensor) -> None:
         parameter.grad = None
 
-    handles = [
-        p.register_post_accumulate_grad_hook(let_go) for p in model.parameters() if p.requires_grad
-    ]
+    handles = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(release))
     try:
         yield
     finally:
@@ -180,43 +214,54 @@ def _gradients_let_go(model: nn.Module) -> Iterator[None]:
 
 
 class _LinearOfStage3(torch.autograd.Function):
-    """Keeps what DeepSpeed's `LinearFunctionForZeroStage3` keeps: input and weight, whichever of them trains."""
+    """Keeps what DeepSpeed's `LinearFunctionForZeroStage3` keeps: input and weight, always."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        return x @ weight.t() if bias is None else x @ weight.t() + bias
+        product = x @ weight.t()
+        if bias is None:
+            return product
+        return product + bias
 
     @staticmethod
     def backward(
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (g,), (x, weight, bias) = gradients, ctx.saved_tensors
-        of_x = g @ weight if ctx.needs_input_grad[0] else None
-        of_weight = g.flatten(0, -2).t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
-        return (
-            of_x,
-            of_weight,
-            g.flatten(0, -2).sum(0) if bias is not None and ctx.needs_input_grad[2] else None,
-        )
+        gradient = gradients[0]
+        x, weight, bias = ctx.saved_tensors
+        of_x = None
+        of_weight = None
+        of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = gradient @ weight
+        if ctx.needs_input_grad[1]:
+            of_weight = gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+        if bias is not None and ctx.needs_input_grad[2]:
+            of_bias = gradient.flatten(0, -2).sum(0)
+        return of_x, of_weight, of_bias
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps what CUDA's fused kernels keep: query, key, value, the output and a number for each row; no probabilities, no dropout mask."""
+    """Keeps what CUDA's fused kernels keep: query, key, value, output and a number for each row.
+
+    They keep no probabilities and no dropout mask.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        ctx.save_for_backward(q, k, v, mask, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        row_sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, mask, out, row_sums)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors[:4]
-        return tuple(
-            torch.empty_like(x) if needed else None
-            for x, needed in zip(inputs, ctx.needs_input_grad, strict=True)
-        )
+        of_inputs: list[Tensor | None] = [None, None, None, None]
+        for i in range(4):
+            if ctx.needs_input_grad[i]:
+                of_inputs[i] = torch.empty_like(ctx.saved_tensors[i])
+        return tuple(of_inputs)
 
 
 def _fused_attention(
@@ -230,7 +275,7 @@ def _fused_attention(
 
 @contextmanager
 def patched(name: str, function: Any) -> Iterator[None]:
-    """`torch.nn.functional.<name>` is another function for the time of the block."""
+    """Replace `torch.nn.functional.<name>` within the block."""
     before = getattr(F, name)
     setattr(F, name, function)
     try:
@@ -240,60 +285,75 @@ def patched(name: str, function: Any) -> Iterator[None]:
 
 
 def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
-    """The table of the module's docstring."""
-    parameters = list(model.parameters())
-    trained, whole = (
-        sum(p.numel() for p in parameters if p.requires_grad),
-        sum(map(_bytes, parameters)),
-    )
-    width, n = DTYPES[setting.dtype].itemsize, setting.ranks
-    copied = setting.zero > 0 or setting.dtype == "bf16"
-    optimizer = (
-        trained * (MOMENTS_BYTES + (COPY_BYTES if copied else 0)) // (n if setting.zero else 1)
-    )
+    """The table of the module's docstring, and what a step holds beside it."""
+    whole = 0
+    largest = 0
+    trained = 0
+    for parameter in model.parameters():
+        size = _bytes(parameter)
+        whole += size
+        largest = max(largest, size)
+        if parameter.requires_grad:
+            trained += parameter.numel()
+    width = DTYPES[setting.dtype].itemsize
+    n = setting.ranks
+
+    state_bytes = MOMENTS_BYTES
+    if setting.zero > 0 or setting.dtype == "bf16":
+        state_bytes += COPY_BYTES
+    optimizer = trained * state_bytes
+    gradients = trained * width
+    parameters = whole
+    gathered = 0
     if setting.zero == 0:
-        gradients = trained * (width + (COPY_BYTES if copied else 0))
-        beside, held, gathered = (
-            max(step.peak + (gradients if setting.accumulation > 1 else 0), gradients),
-            whole + optimizer,
-            0,
-        )
+        if setting.dtype == "bf16":
+            gradients += trained * COPY_BYTES
+        beside = max(_step_bytes(step, setting, gradients), gradients)
+        held = parameters + optimizer
     else:
-        gradients = trained * width // n
-        beside, gathered = _under_zero(
-            step, setting, whole=whole, largest=max(map(_bytes, parameters)), gradients=gradients
-        )
-        beside = max(
-            beside, trained * COPY_BYTES // n
-        )  # in the update they are flattened into a copy
-        held = whole // n + optimizer + gradients if setting.zero == 3 else whole + optimizer
+        optimizer //= n
+        gradients //= n
+        # The update flattens the gradients of this rank's share into an fp32 copy.
+        flattened = trained * COPY_BYTES // n
+        if setting.zero < 3:
+            beside = max(_step_bytes(step, setting, gradients), flattened)
+            held = parameters + optimizer
+        else:
+            beside, gathered = _stage_3_bytes(step, setting, whole=whole, largest=largest)
+            beside = max(beside, flattened)
+            parameters //= n
+            held = parameters + optimizer + gradients
     return Memory(
         peak_bytes=held + beside,
-        parameters_bytes=whole // n if setting.zero == 3 else whole,
+        parameters_bytes=parameters,
         optimizer_bytes=optimizer,
         gradients_bytes=gradients,
         activations_bytes=step.kept + gathered,
     )
 
 
-def _under_zero(
-    step: Step, setting: Setting, *, whole: int, largest: int, gradients: int
-) -> tuple[int, int]:
-    """Bytes beside the partitioned states: most at once, and of that the weights still gathered after the forward pass.
+def _step_bytes(step: Step, setting: Setting, gradients: int) -> int:
+    """Most bytes of a step below stage 3: from the second pass on, gradients are there before."""
+    if setting.accumulation > 1:
+        return step.peak + gradients
+    return step.peak
 
-    One rank owns every weight and gathers nothing. Of several, each holds the weights that the backward pass needs, and what is
-    prefetched; or, at its first module, the largest weight and the share that it came from.
+
+def _stage_3_bytes(step: Step, setting: Setting, *, whole: int, largest: int) -> tuple[int, int]:
+    """Bytes beside the partitioned states: most at once, and weights gathered after forward.
+
+    One rank owns every weight and gathers nothing. Several ranks each hold the weights that the
+    backward pass needs, and what is prefetched; or, at the first module, the largest weight and
+    the share that it came from.
     """
-    if setting.zero < 3:
-        return step.peak + (gradients if setting.accumulation > 1 else 0), 0
     if setting.ranks == 1:
         return step.peak_without_gradients, 0
-    width, n = DTYPES[setting.dtype].itemsize, setting.ranks
+    width = DTYPES[setting.dtype].itemsize
     gathered = min(step.weights_kept, LIVE_ELEMENTS * width)
     prefetched = min(whole, setting.training.reduce_bucket_elements * width)
-    return max(
-        gathered + step.peak_without_gradients, largest + largest // n
-    ) + prefetched, gathered
+    at_first_module = largest + largest // setting.ranks
+    most = max(gathered + step.peak_without_gradients, at_first_module) + prefetched
+    return most, gathered
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,13 +1,16 @@
-"""The papers' efficiency figures, from a profile or from shapes alone, in matplotlib: readable in black and white, too.
+"""The papers' efficiency figures, drawn with matplotlib from a profile or from shapes alone.
 
-READ (arXiv 2305.15348): figure 1, energy and memory against full fine-tuning; figure 4, memory by backbone size; figure 5, trainable
-parameters and inference latency by backbone size. MHE (arXiv 2310.07911): figures 1, 3 and 4, attention parameters by heads and by
-layers, without the output projection. Shared Attention (arXiv 2407.12866): what the cache holds by context.
+They can be read in black and white, too.
+
+READ (arXiv 2305.15348): figure 1, energy and memory against full fine-tuning; figure 4, memory by
+backbone size; figure 5, trainable parameters and inference latency by backbone size. MHE (arXiv
+2310.07911): figures 1, 3 and 4, attention parameters by heads and by layers, without the output
+projection. Shared Attention (arXiv 2407.12866): size of the cache by context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +21,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# The palette of Okabe and Ito: most colour-blind readers can tell these apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""Okabe and Ito's, told apart by most colour-blind readers."""
 MARKERS = "osD^vPX*"
+# MHE's figures: heads of width 64; its GPT-3 has 96 layers of 96 heads of width 128.
 HEADS = (4, 8, 12, 16, 24, 32, 48, 64, 96)
-"""Of MHE's figures, at 64 numbers a head; layers of its GPT-3 are 96."""
-HEAD_DIM, GPT3_HEADS, GPT3_DIM = 64, 96, 128
-GIB, MIB = 2**30, 2**20
+HEAD_DIM = 64
+GPT3_HEADS = 96
+GPT3_DIM = 128
+GIB = 2**30
+MIB = 2**20
 
+# MHE, table 4: weights of one sublayer with n heads of width d, without output projection.
 ATTENTION_WEIGHTS: dict[str, Callable[[int, int], int]] = {
     "mha": lambda n, d: 3 * d * d * n * n,
     "skv": lambda n, d: 2 * d * d * n * n,
@@ -34,7 +41,6 @@ ATTENTION_WEIGHTS: dict[str, Callable[[int, int], int]] = {
     "mhe": lambda n, d: 3 * d * d * n + 3 * d * n,
     "sha": lambda n, d: 3 * d * d * n,
 }
-"""MHE, table 4: weights of one sublayer with n heads of width d, without output projection."""
 
 
 def draw(found: Profile, folder: Path) -> list[Path]:
@@ -65,7 +71,11 @@ def draw(found: Profile, folder: Path) -> list[Path]:
 
 
 def new_figure(panels: int = 1, *, width: float = 4.8) -> tuple[Figure, list[Axes]]:
-    """A figure without pyplot's global state."""
+    """A figure with empty panels side by side, without pyplot's global state.
+
+    Args:
+        width: Width of a panel in inches.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * panels, 3.6), layout="constrained")
@@ -78,36 +88,52 @@ def new_figure(panels: int = 1, *, width: float = 4.8) -> tuple[Figure, list[Axe
 
 
 def memory_of(arm: ArmProfile) -> float | None:
-    """Peak training memory in GiB: measured, else estimated."""
-    if arm.memory is not None:
-        return arm.memory.peak_bytes / GIB
-    return None if arm.estimate is None else arm.estimate.memory.peak_bytes / GIB
+    """Peak training memory in GiB: measured, or else estimated."""
+    memory = arm.memory
+    if memory is None and arm.estimate is not None:
+        memory = arm.estimate.memory
+    if memory is None:
+        return None
+    return memory.peak_bytes / GIB
 
 
 def latency_of(arm: ArmProfile) -> float | None:
     """Milliseconds of a forward pass of one example."""
-    return next((item.seconds.median * 1000 for item in arm.inference if item.batch == 1), None)
+    for inference in arm.inference:
+        if inference.batch == 1:
+            return inference.seconds.median * 1000
+    return None
+
+
+def _step_seconds_of(arm: ArmProfile) -> float | None:
+    if arm.time is None:
+        return None
+    return arm.time.step_s.median
 
 
 def against_full(found: Profile) -> Figure | None:
-    """READ's figure 1: energy of a sample and peak memory, each over full fine-tuning of the same backbone and attention, in percent."""
-    full = {(arm.backbone, arm.attention): arm for arm in found.arms if arm.method == "full"}
-    rows = [
-        (arm, base)
-        for arm in found.arms
-        if (base := full.get((arm.backbone, arm.attention))) is not None
-    ]
-    estimated = any(arm.energy_source == "cpu-time-estimate" for arm in found.arms)
-    panels = [
-        (
-            "estimated energy per sample" if estimated else "energy per sample",
-            lambda arm: arm.energy_kwh_per_1000,
-        ),
-        ("peak training memory", memory_of),
-        ("seconds per step", lambda arm: None if arm.time is None else arm.time.step_s.median),
-    ]
-    drawn = [(title, _percent(rows, of)) for title, of in panels]
-    drawn = [(title, bars) for title, bars in drawn if bars]
+    """READ's figure 1: energy of a sample, peak memory and time of a step, in percent.
+
+    100% is full fine-tuning of the same backbone and attention. None where no arm has both.
+    """
+    full = {}
+    for arm in found.arms:
+        if arm.method == "full":
+            full[arm.backbone, arm.attention] = arm
+    pairs = []
+    for arm in found.arms:
+        base = full.get((arm.backbone, arm.attention))
+        if base is not None:
+            pairs.append((arm, base))
+    energy_title = "energy per sample"
+    if any(arm.energy_source == "cpu-time-estimate" for arm in found.arms):
+        energy_title = "estimated energy per sample"
+    panels = {
+        energy_title: _percent(pairs, lambda arm: arm.energy_kwh_per_1000),
+        "peak training memory": _percent(pairs, memory_of),
+        "seconds per step": _percent(pairs, _step_seconds_of),
+    }
+    drawn = [(title, bars) for title, bars in panels.items() if bars]
     if not drawn:
         return None
     figure, axes = new_figure(len(drawn), width=4.2)
@@ -117,25 +143,26 @@ def against_full(found: Profile) -> Figure | None:
 
 
 def _percent(
-    rows: Iterable[tuple[ArmProfile, ArmProfile]], of: Callable[[ArmProfile], float | None]
+    pairs: Iterable[tuple[ArmProfile, ArmProfile]], of: Callable[[ArmProfile], float | None]
 ) -> list[tuple[str, float]]:
-    found = [(arm.name, of(arm), of(base)) for arm, base in rows]
-    return [(name, 100 * value / base) for name, value, base in found if value is not None and base]
+    """A quantity of each arm in percent of its base, where both have it."""
+    bars = []
+    for arm, base in pairs:
+        value = of(arm)
+        base_value = of(base)
+        if value is not None and base_value:
+            bars.append((arm.name, 100 * value / base_value))
+    return bars
 
 
 def _bars(axes: Axes, bars: Sequence[tuple[str, float]], title: str) -> None:
-    positions = range(len(bars))
-    drawn = axes.barh(
-        list(positions),
-        [value for _, value in bars],
-        color=COLOURS[0],
-        edgecolor="black",
-        linewidth=0.5,
-    )
+    positions = list(range(len(bars)))
+    values = [value for _, value in bars]
+    drawn = axes.barh(positions, values, color=COLOURS[0], edgecolor="black", linewidth=0.5)
     axes.bar_label(drawn, fmt="%.0f", padding=3)
-    axes.set_yticks(list(positions), [name for name, _ in bars])
+    axes.set_yticks(positions, [name for name, _ in bars])
     axes.axvline(100, color="black", linewidth=0.8, linestyle="--")
-    axes.invert_yaxis()
+    axes.invert_yaxis()  # the first arm on top
     axes.set_title(title, fontsize=10)
     axes.margins(x=0.15)
 
@@ -143,85 +170,91 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, float]], title: str) -> None:
 def by_size(
     found: Profile, of: Callable[[ArmProfile], float | None], title: str, *, log: bool = False
 ) -> Figure | None:
-    """READ's figures 4 and 5: a quantity by the backbone's parameters, a line for each method and attention; None for one backbone."""
-    lines: dict[str, list[tuple[float, float]]] = {}
+    """READ's figures 4 and 5: a quantity by the number of the backbone's parameters.
+
+    One line for each method and attention; None for a single backbone.
+    """
     sizes: dict[str, int] = {}
-    for arm in sorted(
-        found.arms, key=lambda arm: (arm.method != "full", arm.attention != "pretrained")
-    ):
+    # The size of a backbone is that of its plain arm, where the profile has it.
+    for arm in sorted(found.arms, key=_distance_from_plain):
         if arm.total_parameters:
             sizes.setdefault(arm.backbone, arm.total_parameters)
+    lines: dict[str, list[tuple[float, float]]] = {}
     for arm in found.arms:
-        value, size = of(arm), sizes.get(arm.backbone)
-        if value is not None and size:
-            lines.setdefault(
-                arm.method if arm.attention == "pretrained" else f"{arm.attention}/{arm.method}", []
-            ).append((size / 1e6, value))
+        value = of(arm)
+        if value is None or arm.backbone not in sizes:
+            continue
+        name = arm.method
+        if arm.attention != "pretrained":
+            name = f"{arm.attention}/{arm.method}"
+        lines.setdefault(name, []).append((sizes[arm.backbone] / 1e6, value))
     if len(sizes) < 2 or not lines:
         return None
-    figure, (axes,) = new_figure(width=6.4)
-    for i, (name, points) in enumerate(lines.items()):
-        xs, ys = zip(*sorted(points), strict=True)
-        axes.plot(
-            xs,
-            ys,
-            label=name,
-            color=COLOURS[i % len(COLOURS)],
-            marker=MARKERS[i % len(MARKERS)],
-            linewidth=1.2,
-        )
+    for points in lines.values():
+        points.sort()
+    figure, axes = _line_chart(lines, title)
     axes.set_xscale("log")
     axes.set_yscale("log" if log else "linear")
     axes.set_xlabel("parameters of the backbone, millions")
-    axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8, frameon=False)
     return figure
 
 
+def _distance_from_plain(arm: ArmProfile) -> tuple[bool, bool]:
+    """Sorts full fine-tuning of the backbone's own attention first."""
+    return arm.method != "full", arm.attention != "pretrained"
+
+
 def cache(found: Profile) -> Figure | None:
-    """Bytes of the cache by context, a line for each backbone and attention; None where nothing decodes."""
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for arm in sorted(
-        found.arms, key=lambda arm: arm.method != "full"
-    ):  # a method may cache more than the variant does
+    """Bytes of the cache by context, a line for each backbone and attention.
+
+    None where nothing decodes.
+    """
+    lines: dict[str, list[tuple[float, float]]] = {}
+    # Full fine-tuning first: a method may cache more than the attention variant does.
+    for arm in sorted(found.arms, key=lambda arm: arm.method != "full"):
         name = f"{arm.backbone}, {arm.attention}"
         if arm.decoding and name not in lines:
             lines[name] = [(item.context_tokens, item.kv_bytes / MIB) for item in arm.decoding]
     if not lines:
         return None
-    figure, (axes,) = new_figure(width=6.4)
-    for i, (name, points) in enumerate(lines.items()):
-        xs, ys = zip(*points, strict=True)
-        axes.plot(
-            xs,
-            ys,
-            label=name,
-            color=COLOURS[i % len(COLOURS)],
-            marker=MARKERS[i % len(MARKERS)],
-            linewidth=1.2,
-        )
+    figure, axes = _line_chart(lines, "cache of one sequence, MiB")
     axes.set_xlabel("tokens in the cache")
-    axes.set_title("cache of one sequence, MiB", fontsize=10)
-    axes.legend(fontsize=8, frameon=False)
     axes.set_ylim(bottom=0)
     return figure
 
 
+def _line_chart(
+    lines: Mapping[str, Sequence[tuple[float, float]]], title: str
+) -> tuple[Figure, Axes]:
+    """One panel with a line of (x, y) points for each name."""
+    figure, (axes,) = new_figure(width=6.4)
+    for i, (name, points) in enumerate(lines.items()):
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, **_style(i, name))
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+    return figure, axes
+
+
+def _style(i: int, name: str) -> dict[str, Any]:
+    """How line number `i` looks: its marker tells it apart where there are no colours."""
+    return {
+        "label": name,
+        "color": COLOURS[i % len(COLOURS)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "linewidth": 1.2,
+    }
+
+
 def attention_parameters() -> Figure:
-    """MHE's figures 1, 3 and 4: weights of an attention sublayer by its number of heads, and of all layers of GPT-3 by their number."""
+    """MHE's figures 1, 3 and 4: weights of attention by the number of heads, and of layers."""
     figure, (by_heads, by_layers) = new_figure(2)
     layers = range(12, 97, 12)
     for i, (name, weights) in enumerate(ATTENTION_WEIGHTS.items()):
-        style: dict[str, Any] = {
-            "label": name,
-            "color": COLOURS[i],
-            "marker": MARKERS[i],
-            "linewidth": 1.2,
-        }
+        style = _style(i, name)
+        of_layer = weights(GPT3_HEADS, GPT3_DIM)
         by_heads.plot(HEADS, [weights(n, HEAD_DIM) / 1e6 for n in HEADS], **style)
-        by_layers.plot(
-            layers, [weights(GPT3_HEADS, GPT3_DIM) * count / 1e9 for count in layers], **style
-        )
+        by_layers.plot(layers, [of_layer * count / 1e9 for count in layers], **style)
     by_heads.set_yscale("log")
     by_layers.set_yscale("log")
     by_heads.set_xlabel(f"heads of width {HEAD_DIM}")

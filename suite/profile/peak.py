@@ -1,4 +1,7 @@
-"""What a device could do and what it draws when idle; asked in a process of its own, so that the parent never opens a GPU."""
+"""What a device can do at most, and what it draws when idle.
+
+A process of its own asks the GPUs, so that the parent never opens one.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from suite.profile.clock import repeated
 from suite.profile.estimate import DTYPES
 from suite.profile.setting import Setting
 
+# NVIDIA's data sheets: dense tensor-core BF16, without sparsity. The first name that is a word of
+# the board's own name counts, so longer names stand before shorter ones.
 DENSE_BF16 = {
     "B200": 2250e12,
     "H200 NVL": 835.5e12,
@@ -28,10 +33,11 @@ DENSE_BF16 = {
     "L4": 121e12,
     "A10": 125e12,
 }
-"""NVIDIA's data sheets: dense tensor-core BF16, without sparsity; the first name that stands as a word in a board's own."""
-SIDES, SECONDS = {"cpu": 2048, "cuda": 8192}, 2.0
+# Rows of the square matrices whose product is timed, and for how long.
+SIDES = {"cpu": 2048, "cuda": 8192}
+SECONDS = 2.0
+# The estimate does not see libraries and fragments: they need the rest of the free memory.
 USABLE_FRAC = 0.95
-"""Of free memory: what the estimate does not see (libraries, fragments) needs the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +46,11 @@ class Machine:
 
     Attributes:
         free_bytes: Memory that one rank may fill.
-        name: Of the board or processor.
-        peak_flops: Operations per second of one rank's device in the setting's precision, and where the number is from.
-        idle_watts: Of all boards that are used; None, and why.
+        name: Name of the board or processor.
+        peak_flops: Operations per second of one rank's device in the setting's precision.
+        peak_source: Where `peak_flops` comes from.
+        idle_watts: Power of all boards that are used, when idle; None where it cannot be read.
+        idle_missing: Why `idle_watts` is None.
     """
 
     free_bytes: int
@@ -53,63 +61,67 @@ class Machine:
     idle_missing: str | None
 
 
-def look(setting: Setting) -> Machine:
+def inspect_machine(setting: Setting) -> Machine:
     """Ask the devices, before anything runs on them."""
     if setting.device == "cpu":
-        return _look(setting)
+        return _inspect_here(setting)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_look, setting).result()
+        return process.submit(_inspect_here, setting).result()
 
 
-def _look(setting: Setting) -> Machine:
-    boards = (
-        [torch.device("cuda", i) for i in range(setting.ranks)]
-        if setting.device == "cuda"
-        else [torch.device("cpu")]
-    )
-    watts, why = None, None
+def _inspect_here(setting: Setting) -> Machine:
+    if setting.device == "cuda":
+        boards = [torch.device("cuda", i) for i in range(setting.ranks)]
+        name = torch.cuda.get_device_name()
+    else:
+        boards = [torch.device("cpu")]
+        name = str(hardware()["cpu_model"] or "CPU")
+    watts = None
+    missing = None
     try:
         watts = sum(idle_watts(board) for board in boards)
     except Unavailable as unavailable:
-        why = str(unavailable)
-    name = (
-        torch.cuda.get_device_name()
-        if setting.device == "cuda"
-        else str(hardware()["cpu_model"] or "CPU")
-    )
+        missing = str(unavailable)
     flops, source = peak_flops(setting, name)
-    return Machine(free_bytes(setting), name, flops, source, watts, why)
+    return Machine(
+        free_bytes=free_bytes(setting),
+        name=name,
+        peak_flops=flops,
+        peak_source=source,
+        idle_watts=watts,
+        idle_missing=missing,
+    )
 
 
 def free_bytes(setting: Setting) -> int:
     """Memory that one rank may fill."""
     if setting.device == "cuda":
-        return int(
-            min(torch.cuda.mem_get_info(board)[0] for board in range(setting.ranks)) * USABLE_FRAC
-        )
+        free = min(torch.cuda.mem_get_info(board)[0] for board in range(setting.ranks))
+        return int(free * USABLE_FRAC)
     return int(psutil.virtual_memory().available * USABLE_FRAC) // setting.ranks
 
 
 def peak_flops(setting: Setting, name: str) -> tuple[float, str]:
-    """Operations per second of one rank's device in the setting's precision, and where the number is from."""
+    """Operations per second of one rank's device in the setting's precision, and their source."""
     if setting.device == "cuda" and setting.dtype == "bf16":
-        for part, flops in DENSE_BF16.items():
-            if re.search(rf"\b{part}\b", name):
-                return flops, f"NVIDIA's data sheet, {part}, dense BF16"
+        for board, flops in DENSE_BF16.items():
+            if re.search(rf"\b{board}\b", name):
+                return flops, f"NVIDIA's data sheet, {board}, dense BF16"
     side = SIDES[setting.device]
-    threads = f", {setting.rank_threads} threads" if setting.device == "cpu" else ""
-    return measured_flops(
-        setting, side
-    ), f"fastest product of two {side} x {side} matrices here, {setting.dtype}{threads}"
+    source = f"fastest product of two {side} x {side} matrices here, {setting.dtype}"
+    if setting.device == "cpu":
+        source += f", {setting.rank_threads} threads"
+    return measured_flops(setting, side), source
 
 
 def measured_flops(setting: Setting, side: int) -> float:
-    """Of a product of two large square matrices, the fastest of a few."""
+    """Operations per second of the fastest of a few products of two `side` x `side` matrices."""
     device = torch.device(setting.device)
     before = torch.get_num_threads()
     torch.set_num_threads(setting.rank_threads)
     try:
-        a = torch.randn(side, side, device=device).to(DTYPES[setting.dtype])
-        return 2 * side**3 / min(repeated(lambda: a @ a, device, budget_s=SECONDS))
+        matrix = torch.randn(side, side, device=device).to(DTYPES[setting.dtype])
+        times = repeated(lambda: matrix @ matrix, device, budget_s=SECONDS)
     finally:
         torch.set_num_threads(before)
+    return 2 * side**3 / min(times)

@@ -1,4 +1,7 @@
-"""What a profile reports: one record per arm; what could not be measured is null, with the reason in `missing`."""
+"""What a profile reports: one record per arm.
+
+What was not measured is null, and `missing` says why.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,19 @@ class Spread(Record):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        low, median, high = (
-            statistics.quantiles(values, n=4, method="inclusive")
-            if len(values) > 1
-            else [values[0]] * 3
-        )
+        """Summarise at least one measurement."""
+        if len(values) == 1:  # `quantiles` asks for two
+            return cls(median=values[0], low=values[0], high=values[0], count=1)
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median=median, low=low, high=high, count=len(values))
 
 
 class TrainingTime(Record):
-    """Seconds of one optimizer step, the slowest rank's; its parts are timed in steps of their own, which wait after each part."""
+    """Seconds of one optimizer step on the slowest rank.
+
+    The parts are timed in separate steps, which wait for the device after each part, so they
+    need not add up to `step_s`.
+    """
 
     step_s: Spread
     forward_s: Spread
@@ -43,14 +49,17 @@ class TrainingTime(Record):
 
 
 class Memory(Record):
-    """Bytes on one rank: the fullest. The peak is no sum of its parts, which are not all there at the same time.
+    """Bytes on the fullest rank.
+
+    The peak is not the sum of the parts: they are not all there at the same time.
 
     Attributes:
         peak_bytes: Most that was held at once during a step.
         parameters_bytes: Forward weights held between steps: whole, or this rank's share of them.
         optimizer_bytes: Adam's moments and fp32 copies.
-        gradients_bytes: Gradients and the buffers in which they are reduced, after the backward pass.
-        activations_bytes: What the forward pass keeps for the backward pass, with weights that ZeRO gathered for it.
+        gradients_bytes: Gradients and the buffers that reduce them, after the backward pass.
+        activations_bytes: What the forward pass keeps for the backward pass, and the weights
+            that ZeRO gathered for it.
     """
 
     peak_bytes: int
@@ -61,7 +70,7 @@ class Memory(Record):
 
 
 class Inference(Record):
-    """One forward pass without gradients, on one device with whole weights, attention folded."""
+    """One forward pass without gradients: one device, whole weights, folded attention."""
 
     batch: int
     seconds: Spread
@@ -69,7 +78,7 @@ class Inference(Record):
 
 
 class Decoding(Record):
-    """One more token with a cache of `context_tokens`, one sequence."""
+    """One more token of one sequence, with `context_tokens` tokens in the cache."""
 
     context_tokens: int
     token_s: Spread
@@ -77,7 +86,7 @@ class Decoding(Record):
 
 
 class Estimate(Record):
-    """What the formulas say of training, before anything runs."""
+    """What the formulas say about training, before anything runs."""
 
     memory: Memory
     forward_flops: int
@@ -117,12 +126,9 @@ class ArmProfile(Record):
     @property
     def name(self) -> str:
         """`backbone/attention/method`, without the attention where it is the backbone's own."""
-        parts = (
-            self.backbone,
-            *([] if self.attention == "pretrained" else [self.attention]),
-            self.method,
-        )
-        return "/".join(parts)
+        if self.attention == "pretrained":
+            return f"{self.backbone}/{self.method}"
+        return f"{self.backbone}/{self.attention}/{self.method}"
 
 
 class Profile(Record):

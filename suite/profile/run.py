@@ -1,4 +1,7 @@
-"""Measure arms in processes of their own: several rounds in alternating order, and an arm that dies takes no other with it."""
+"""Measure arms in separate processes: several rounds, in alternating order.
+
+An arm that dies takes no other with it.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,14 @@ from suite.profile.record import (
     TrainingTime,
 )
 from suite.profile.setting import Setting
-from suite.profile.worker import rank_main, told
+from suite.profile.worker import Message, Visit, one_line, rank_main
 from suite.train.process_group import free_port
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "petl-suite")
-LOOK_S = 1.0
-PARTS = ("step_s", "forward_s", "backward_s", "update_s")
+# How often the parent looks whether a rank has died.
+POLL_S = 1.0
+TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
 
 @dataclass
@@ -44,7 +48,9 @@ class Findings:
     """What is known of an arm so far.
 
     Attributes:
-        rounds: What each round measured, as `suite.profile.worker` sends it.
+        record: Its names, counts, estimate and status.
+        rounds: What each round measured, as `suite.profile.worker` sends it; `served` holds what
+            was measured in use.
     """
 
     record: ArmProfile
@@ -54,83 +60,103 @@ class Findings:
         self.record = replace_record(self.record, status=status, reason=reason)
 
 
+def _silent(line: str) -> None:
+    """The progress of a call that asked for none."""
+
+
 def estimate_only(
-    arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda line: None
+    arms: Sequence[ArmChoice], setting: Setting, *, on_progress: OnProgress = _silent
 ) -> Profile:
-    """Counts and estimates of all arms; nothing is trained, and nothing of a model's size is allocated."""
-    return _profile([_estimated(arm, setting, tell) for arm in arms], setting, None)
+    """Counts and estimates of all arms.
+
+    Nothing is trained, and nothing of a model's size is allocated.
+    """
+    return _profile([_estimated(arm, setting, on_progress) for arm in arms], setting)
 
 
 def measure(
-    arms: Sequence[ArmChoice], setting: Setting, *, tell: Tell = lambda line: None
+    arms: Sequence[ArmChoice], setting: Setting, *, on_progress: OnProgress = _silent
 ) -> Profile:
-    """Measure all arms that fit. Ctrl-C ends it with what was measured until then.
+    """Measure all arms that fit. Ctrl-C ends it; what was measured until then is returned.
 
     Args:
-        arms: As `choose` made them.
+        arms: What `choose` returned.
         setting: Shapes, ranks and precision.
-        tell: Takes a line of progress.
+        on_progress: Takes a line of progress.
 
     Raises:
-        ResourceError: Fewer GPUs than ranks, or the ranks cannot find each other.
+        ResourceError: There are fewer GPUs than ranks, or the ranks cannot find each other.
     """
     check_devices(setting)
-    found = [Findings(_estimated(arm, setting, tell)) for arm in arms]
-    machine = peak.look(setting)
+    found = [Findings(_estimated(arm, setting, on_progress)) for arm in arms]
+    machine = peak.inspect_machine(setting)
     for each in found:
         _refuse_too_large(each, setting, machine.free_bytes)
-    waiting, stopped = deque(_order(arms, found, setting.rounds)), False
+    waiting = deque(_visits(arms, found, setting.rounds))
+    stopped = False
     try:
         while waiting:
-            _one_group(waiting, found, setting, tell)
+            _one_group(waiting, found, setting, on_progress)
     except KeyboardInterrupt:
         stopped = True
-    return _profile([_ended(each, setting) for each in found], setting, machine, stopped=stopped)
+    records = [_record_of(each, setting) for each in found]
+    return _profile(records, setting, machine, stopped=stopped)
 
 
 def check_devices(setting: Setting) -> None:
-    """Raise ResourceError where a rank would have no device."""
+    """Check that every rank has a device.
+
+    Raises:
+        ResourceError: There are fewer GPUs than ranks.
+    """
+    if setting.device != "cuda":
+        return
     boards = torch.cuda.device_count()
-    if setting.device == "cuda" and boards < setting.ranks:
+    if boards < setting.ranks:
         raise ResourceError(
-            f"--device cuda: {setting.ranks} ranks need as many GPUs, this machine has {boards}; use --device cpu or fewer --ranks"
+            f"--device cuda: {setting.ranks} ranks need as many GPUs, this machine has {boards};"
+            " use --device cpu or fewer --ranks"
         )
 
 
-def _estimated(arm: ArmChoice, setting: Setting, tell: Tell) -> ArmProfile:
-    if (why := arm.reason or arm.too_long(setting.seq)) is not None:
-        return replace_record(arm.named(), status="incompatible", reason=why)
-    tell(f"estimate {arm.named().name}")
+def _estimated(arm: ArmChoice, setting: Setting, on_progress: OnProgress) -> ArmProfile:
+    unmeasured = arm.unmeasured()
+    reason = arm.reason or arm.too_long(setting.seq)
+    if reason is not None:
+        return replace_record(unmeasured, status="incompatible", reason=reason)
+    on_progress(f"estimate {unmeasured.name}")
     try:
-        return replace_record(
-            arm.counted(dtype=setting.dtype), status="estimated", estimate=estimate(arm, setting)
-        )
-    except (
-        RuntimeError,
-        ValueError,
-        SuiteError,
-    ) as error:  # one arm that cannot run is no reason to leave out the others
-        return replace_record(arm.named(), status="failed", reason=f"estimate: {told(error)}")
+        counted = arm.counted(dtype=setting.dtype)
+        return replace_record(counted, status="estimated", estimate=estimate(arm, setting))
+    except (RuntimeError, ValueError, SuiteError) as error:
+        # One arm that cannot run is no reason to leave out the others.
+        return replace_record(unmeasured, status="failed", reason=f"estimate: {one_line(error)}")
 
 
 def _refuse_too_large(each: Findings, setting: Setting, free: int) -> None:
-    """What cannot fit is not tried: on a CPU the kernel would kill whom it likes. A GPU says no itself, so there only the states count.
+    """End an arm that cannot fit, without trying it.
 
-    Every rank builds the whole model in fp32 before it is cut, on the host; inference needs it whole on one device.
+    Every rank builds the whole model in fp32 on the host before it is cut; inference needs it
+    whole on one device.
     """
-    expected, total = each.record.estimate, each.record.total_parameters
+    expected = each.record.estimate
+    total = each.record.total_parameters
     if expected is None or total is None:
         return
     memory = expected.memory
-    states = max(
-        memory.parameters_bytes + memory.optimizer_bytes + memory.gradients_bytes,
-        total * (2 if setting.dtype == "bf16" else 4),
-    )
-    needed = states if setting.device == "cuda" else max(memory.peak_bytes, total * 4)
+    if setting.device == "cuda":
+        # A GPU refuses by itself what is too large, so only what is certainly there counts.
+        states = memory.parameters_bytes + memory.optimizer_bytes + memory.gradients_bytes
+        width = 2 if setting.dtype == "bf16" else 4
+        needed = max(states, total * width)
+    else:
+        # On a CPU the kernel would kill a process of its choice.
+        needed = max(memory.peak_bytes, total * 4)
     if needed > free:
         each.end(
             "oom",
-            f"{_needs(each.record)}, {_gib(free)} are free; try a smaller --micro-batch, or more --ranks",
+            f"{_needs(each.record)}, {_gib(free)} are free;"
+            " try a smaller --micro-batch, or more --ranks",
         )
 
 
@@ -143,69 +169,66 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.3g} GiB"
 
 
-def _order(
-    arms: Sequence[ArmChoice], found: Sequence[Findings], rounds: int
-) -> list[tuple[int, bool, ArmChoice]]:
-    """Every arm that fits once a round, every second round backwards, so that a drift of the machine meets all alike."""
-    fitting = [
-        (number, arm)
-        for number, arm in enumerate(arms)
-        if found[number].record.status == "estimated"
-    ]
-    return [
-        (number, i == 0, arm)
-        for i in range(rounds)
-        for number, arm in (fitting if i % 2 == 0 else reversed(fitting))
-    ]
+def _visits(arms: Sequence[ArmChoice], found: Sequence[Findings], rounds: int) -> list[Visit]:
+    """Every arm that fits, once a round.
+
+    Every second round goes backwards, so that a drift of the machine meets all arms alike.
+    """
+    fitting = [i for i in range(len(arms)) if found[i].record.status == "estimated"]
+    visits = []
+    for number in range(rounds):
+        for i in fitting:
+            visits.append(Visit(i, with_memory=number == 0, arm=arms[i]))
+        fitting.reverse()
+    return visits
 
 
 def _one_group(
-    waiting: deque[tuple[int, bool, ArmChoice]],
-    found: Sequence[Findings],
-    setting: Setting,
-    tell: Tell,
+    waiting: deque[Visit], found: Sequence[Findings], setting: Setting, on_progress: OnProgress
 ) -> None:
-    """Start the ranks on all that waits; returns when they are done or one has died, with that arm's remaining rounds dropped."""
-    context, port = mp.get_context("spawn"), free_port()
-    pipes = [context.Pipe(duplex=False) for _ in range(setting.ranks)]
+    """Start the ranks on all visits that wait.
+
+    Returns when all are done or a rank has died; then the rest of that arm's visits is dropped.
+    """
+    context = mp.get_context("spawn")
+    port = free_port()
+    pipes = []
     ranks: list[Any] = []
     try:
-        for rank, (_, far_end) in enumerate(pipes):
-            ranks.append(
-                context.Process(
-                    target=rank_main,
-                    args=(rank, port, setting, list(waiting), far_end),
-                    daemon=True,
-                )
+        for rank in range(setting.ranks):
+            near_end, far_end = context.Pipe(duplex=False)
+            pipes.append(near_end)
+            process = context.Process(
+                target=rank_main,
+                args=(rank, port, setting, list(waiting), far_end),
+                daemon=True,
             )
-            ranks[-1].start()
-            far_end.close()
-        ended = _listen([near_end for near_end, _ in pipes], ranks, waiting, found, tell)
+            ranks.append(process)
+            process.start()
+            far_end.close()  # otherwise the pipe would not end with the rank
+        failure = _listen(pipes, ranks, waiting, found, on_progress)
     finally:
         for process in ranks:
             if process.pid is not None:
                 process.kill()
                 process.join()
-    if ended is not None:
-        _drop(ended, waiting, found, tell)
+    if failure is not None:
+        _drop(failure, waiting, found, on_progress)
 
 
 def _drop(
-    ended: tuple[int, str, str],
-    waiting: deque[tuple[int, bool, ArmChoice]],
-    found: Sequence[Findings],
-    tell: Tell,
+    failure: Message, waiting: deque[Visit], found: Sequence[Findings], on_progress: OnProgress
 ) -> None:
-    """End an arm that had no result, or none of this round."""
-    number, status, reason = ended
-    if status == "start":
-        raise ResourceError(f"the ranks could not start: {reason}")
-    each = found[number]
-    each.end(
-        status, f"{reason}; {_needs(each.record)} by the estimate" if status == "oom" else reason
-    )
-    tell(f"{each.record.name}: {status}: {reason}")
-    rest = [other for other in waiting if other[0] != number]
+    """End an arm that failed, and drop its other visits."""
+    if failure.event == "start":
+        raise ResourceError(f"the ranks could not start: {failure.text}")
+    each = found[failure.number]
+    reason = failure.text
+    if failure.event == "oom":
+        reason += f"; {_needs(each.record)} by the estimate"
+    each.end(failure.event, reason)
+    on_progress(f"{each.record.name}: {failure.event}: {failure.text}")
+    rest = [visit for visit in waiting if visit.number != failure.number]
     waiting.clear()
     waiting.extend(rest)
 
@@ -213,38 +236,44 @@ def _drop(
 def _listen(
     pipes: Sequence[Connection],
     ranks: Sequence[Any],
-    waiting: deque[tuple[int, bool, ArmChoice]],
+    waiting: deque[Visit],
     found: Sequence[Findings],
-    tell: Tell,
-) -> tuple[int, str, str] | None:
-    """Take in what the ranks measure; returns how an arm ended that had no result."""
+    on_progress: OnProgress,
+) -> Message | None:
+    """Store what the ranks measure; returns the failure that ended it, if any."""
     talking = list(pipes)
     while waiting:
-        for pipe in mp.connection.wait(talking, timeout=LOOK_S):
+        for pipe in mp.connection.wait(talking, timeout=POLL_S):
             assert isinstance(pipe, Connection)
             try:
-                what, number, text = pipe.recv()
+                message: Message = pipe.recv()
             except EOFError:  # the rank has left; its exit code says how
                 talking.remove(pipe)
                 continue
-            if what == "trained":
-                found[number].rounds.append(json.loads(text))
-            elif what == "done":
+            if message.event == "trained":
+                found[message.number].rounds.append(json.loads(message.text))
+            elif message.event == "done":
                 waiting.popleft()
-                found[number].rounds[-1] |= {"served": json.loads(text)}
-                tell(_progress(found[number], len(waiting)))
+                each = found[message.number]
+                each.rounds[-1]["served"] = json.loads(message.text)
+                on_progress(_progress(each, len(waiting)))
             else:
-                return number, what, text
+                return message
         codes = [process.exitcode for process in ranks]
-        if waiting and len(talking) < len(pipes) and (any(codes) or codes[0] is not None):
-            return waiting[0][0], *_death(next((code for code in codes if code), 0))
+        # The first rank must not leave before all is done; any other may leave with 0.
+        died = any(codes) or codes[0] is not None
+        # A rank that has left may have messages in its pipe: they are read first.
+        if waiting and len(talking) < len(pipes) and died:
+            code = next((code for code in codes if code), 0)
+            return _death(waiting[0].number, code)
     return None
 
 
-def _death(code: int) -> tuple[str, str]:
+def _death(number: int, code: int) -> Message:
     if code == -9:
-        return "oom", "a rank was killed (signal 9), as the kernel does to who fills the memory"
-    return "failed", f"a rank ended with exit code {code}; its last words are above"
+        reason = "a rank was killed (signal 9): the kernel does this when memory runs out"
+        return Message("oom", number, reason)
+    return Message("failed", number, f"a rank ended with exit code {code}; see its output above")
 
 
 def _progress(each: Findings, left: int) -> str:
@@ -252,106 +281,125 @@ def _progress(each: Findings, left: int) -> str:
     return f"{each.record.name}, round {len(each.rounds)}: {seconds:.3g} s a step; {left} to go"
 
 
-def _ended(each: Findings, setting: Setting) -> ArmProfile:
-    """The record of an arm from its rounds; what only the first one measured is taken from there."""
+def _record_of(each: Findings, setting: Setting) -> ArmProfile:
+    """The record of an arm from its rounds; memory and peaks come from the first round."""
     if not each.rounds:
         return each.record
-    first, rounds = each.rounds[0], each.rounds
-    time = _over_rounds(rounds, setting)
-    energy_kwh, source, missing = _energy(rounds)
-    by_round = [_medians(r, source) for r in rounds]
-    served: dict[str, Any] = first.get("served", {"inference": [], "decoding": [], "missing": {}})
+    first = each.rounds[0]
+    time = _over_rounds(each.rounds, setting)
+    energy_kwh, source, missing = _energy(each.rounds)
+    medians = [_medians(measured, source) for measured in each.rounds]
+    inference = []
+    decoding = []
+    if "served" in first:
+        for item in first["served"]["inference"]:
+            again = _again(medians, f"inference_s[{item['batch']}]", "seconds")
+            inference.append(Inference(**item | again))
+        for item in first["served"]["decoding"]:
+            again = _again(medians, f"token_s[{item['context_tokens']}]", "token_s")
+            decoding.append(Decoding(**item | again))
+        missing |= first["served"]["missing"]
+    status = each.record.status
+    if status == "estimated":
+        status = "ok"
     assert each.record.estimate is not None
     return replace_record(
         each.record,
-        status="ok" if each.record.status == "estimated" else each.record.status,
+        status=status,
         time=time,
         energy_kwh_per_1000=energy_kwh,
         energy_source=source,
         memory=Memory(**first["memory"]),
         flops_per_s=each.record.estimate.step_flops / time.step_s.median,
-        inference=[
-            Inference(**item | _again(by_round, f"inference_s[{item['batch']}]", "seconds"))
-            for item in served["inference"]
-        ],
-        decoding=[
-            Decoding(**item | _again(by_round, f"token_s[{item['context_tokens']}]", "token_s"))
-            for item in served["decoding"]
-        ],
-        rounds=by_round,
-        missing=missing | served["missing"],
+        inference=inference,
+        decoding=decoding,
+        rounds=medians,
+        missing=missing,
     )
 
 
-def _again(by_round: Sequence[dict[str, float]], name: str, key: str) -> dict[str, Spread]:
-    """Seconds over the rounds' own medians in place of the first one's, where there are several."""
-    values = [each[name] for each in by_round if name in each]
-    return {key: Spread.of(values)} if len(values) > 1 else {}
+def _again(medians: Sequence[dict[str, float]], name: str, key: str) -> dict[str, Spread]:
+    """The spread over the rounds' medians, to replace the first round's; {} for one round."""
+    values = [measured[name] for measured in medians if name in measured]
+    if len(values) > 1:
+        return {key: Spread.of(values)}
+    return {}
 
 
 def _energy(rounds: Sequence[dict[str, Any]]) -> tuple[float | None, str | None, dict[str, str]]:
-    """The median over rounds of one source; None where they differ or one has none: measured and estimated joules do not mix."""
+    """The median over rounds, its source, and the reasons for what is missing.
+
+    None where a round has no energy, or where the sources differ: measured and estimated joules
+    do not mix.
+    """
     missing: dict[str, str] = {}
-    for each in reversed(rounds):
-        missing |= each["missing"]
-    sources = {each["energy_source"] for each in rounds}
+    for measured in reversed(rounds):  # the first round's reasons win
+        missing |= measured["missing"]
+    sources = {measured["energy_source"] for measured in rounds}
     if len(sources) > 1:
-        missing["energy_kwh_per_1000"] = (
-            f"the rounds' sources differ: {', '.join(sorted(map(str, sources)))}"
-        )
+        names = ", ".join(sorted(map(str, sources)))
+        missing["energy_kwh_per_1000"] = f"the rounds' sources differ: {names}"
     if len(sources) > 1 or None in sources:
         return None, None, missing
-    return median(each["energy_kwh_per_1000"] for each in rounds), sources.pop(), missing
+    middle = median(measured["energy_kwh_per_1000"] for measured in rounds)
+    return middle, sources.pop(), missing
 
 
 def _over_rounds(rounds: Sequence[dict[str, Any]], setting: Setting) -> TrainingTime:
-    """Medians and quartiles of the rounds' own medians, where there are several; else of the steps."""
+    """The spread of the rounds' medians; of a single round the spread of its steps."""
     if len(rounds) == 1:
         return TrainingTime(**rounds[0]["time"])
-    parts = {name: Spread.of([r["time"][name]["median"] for r in rounds]) for name in PARTS}
-    return TrainingTime(**parts, samples_per_s=setting.batch / parts["step_s"].median)
+    times = {}
+    for name in TIMES:
+        times[name] = Spread.of([measured["time"][name]["median"] for measured in rounds])
+    return TrainingTime(**times, samples_per_s=setting.batch / times["step_s"].median)
 
 
 def _medians(measured: dict[str, Any], source: str | None) -> dict[str, float]:
-    """One round in plain numbers by the names that `suite.profile.compare` knows."""
-    times = {name: measured["time"][name]["median"] for name in PARTS}
-    energy = {} if source is None else {"energy_kwh_per_1000": measured["energy_kwh_per_1000"]}
-    served = measured.get("served", {"inference": [], "decoding": []})
-    inference = {
-        f"inference_s[{item['batch']}]": item["seconds"]["median"] for item in served["inference"]
-    }
-    decoding = {
-        f"token_s[{item['context_tokens']}]": item["token_s"]["median"]
-        for item in served["decoding"]
-    }
-    return times | energy | inference | decoding
+    """One round as plain numbers, by the names that `suite.profile.compare` knows."""
+    found = {name: measured["time"][name]["median"] for name in TIMES}
+    if source is not None:
+        found["energy_kwh_per_1000"] = measured["energy_kwh_per_1000"]
+    if "served" in measured:
+        for item in measured["served"]["inference"]:
+            found[f"inference_s[{item['batch']}]"] = item["seconds"]["median"]
+        for item in measured["served"]["decoding"]:
+            found[f"token_s[{item['context_tokens']}]"] = item["token_s"]["median"]
+    return found
 
 
 def _profile(
     arms: Sequence[ArmProfile],
     setting: Setting,
-    machine: peak.Machine | None,
+    machine: peak.Machine | None = None,
     *,
     stopped: bool = False,
 ) -> Profile:
-    """The table, with what it was measured on."""
+    """The table, with what it was measured on; `machine` is None where nothing ran."""
+    measured_on: dict[str, Any] = {
+        "device_name": "nothing ran",
+        "idle_watts_missing": "nothing was measured",
+    }
     if machine is not None:
-        whole = machine.peak_flops * setting.ranks
-        arms = [
-            replace_record(arm, flops_utilisation=arm.flops_per_s / whole)
-            if arm.flops_per_s
-            else arm
-            for arm in arms
-        ]
+        measured_on = {
+            "device_name": machine.name,
+            "peak_flops": machine.peak_flops,
+            "peak_flops_source": machine.peak_source,
+            "idle_watts": machine.idle_watts,
+            "idle_watts_missing": machine.idle_missing,
+        }
+        arms = [_with_utilisation(arm, machine.peak_flops * setting.ranks) for arm in arms]
     return Profile(
         setting=setting.model_dump(mode="json"),
-        device_name="nothing ran" if machine is None else machine.name,
-        peak_flops=None if machine is None else machine.peak_flops,
-        peak_flops_source=None if machine is None else machine.peak_source,
-        idle_watts=None if machine is None else machine.idle_watts,
-        idle_watts_missing="nothing was measured" if machine is None else machine.idle_missing,
+        **measured_on,
         hardware=hardware(),
         versions={name: version(name) for name in PACKAGES},
         arms=list(arms),
         stopped=stopped,
     )
+
+
+def _with_utilisation(arm: ArmProfile, peak_flops: float) -> ArmProfile:
+    if not arm.flops_per_s:
+        return arm
+    return replace_record(arm, flops_utilisation=arm.flops_per_s / peak_flops)

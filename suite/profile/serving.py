@@ -1,4 +1,7 @@
-"""An arm as it is used: one forward pass without gradients, and decoding token by token with a cache. One device, whole weights."""
+"""An arm in use: a forward pass without gradients, and decoding token by token with a cache.
+
+It runs on one device with whole weights.
+"""
 
 from __future__ import annotations
 
@@ -19,37 +22,42 @@ from suite.profile.setting import Setting
 
 
 class Serving:
-    """An arm in evaluation mode, its attention folded as it would be served; the method's own modules stay as they were trained.
+    """An arm in evaluation mode, its attention folded as it would be served.
+
+    The method's own modules stay as they were trained.
 
     Args:
-        arm: Which.
+        arm: The arm to use.
         setting: Shapes and precision.
-        device: Where.
+        device: Where the model lives.
     """
 
     def __init__(self, arm: ArmChoice, setting: Setting, device: torch.device) -> None:
-        self.setting, self.device = setting, device
+        self.setting = setting
+        self.device = device
         self._bytes = LiveBytes(device)
         torch.manual_seed(0)
         resolved = arm.resolve()
         self.family = resolved.family
-        self.model = (
-            _folded(arm.build(resolved), self.family, arm).eval().to(device, DTYPES[setting.dtype])
-        )
-        self.vocabulary, self._extra = vocabulary_of(self.model), arm.extra_positions()
+        model = _folded(arm.build(resolved), self.family, arm)
+        self.model = model.eval().to(device, DTYPES[setting.dtype])
+        self.vocabulary = vocabulary_of(self.model)
+        self._extra = arm.extra_positions()
 
     @torch.no_grad()
     def inference(self, batch: int) -> Inference:
-        """One forward pass of `batch` examples."""
-        shape = {"rows": batch, "tokens": self.setting.seq, "target": 1}
-        made = training_batch(self.family, self.vocabulary, **shape)
-        inputs: dict[str, Any] = {
-            name: tensor.to(self.device) for name, tensor in made.items() if name != "labels"
-        }
+        """Time one forward pass of `batch` examples."""
+        inputs: dict[str, Any] = training_batch(
+            self.family, self.vocabulary, rows=batch, tokens=self.setting.seq, target=1
+        )
+        labels = inputs.pop("labels")
         if self.family.kind == "encoder-decoder":
-            inputs["decoder_input_ids"] = made["labels"].to(self.device)
+            inputs["decoder_input_ids"] = labels
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         inputs |= forward_options(self.family)
-        times = repeated(lambda: self.model(**inputs), self.device, budget_s=self._budget_s)
+        # A third of the budget for training steps is enough for a forward pass.
+        budget_s = self.setting.seconds / 3
+        times = repeated(lambda: self.model(**inputs), self.device, budget_s=budget_s)
         with self._bytes as watched:
             self.model(**inputs)
             peak = watched.peak()
@@ -57,55 +65,51 @@ class Serving:
 
     @torch.no_grad()
     def decoding(self, context: int) -> Decoding:
-        """One more token of one sequence with `context` tokens cached (T5: as many source tokens too)."""
-        fixed = self._source(context)
-        output = self.model(**self._ids(context), **fixed, use_cache=True)
-        held = cache_bytes(output.past_key_values)
+        """Time one more token of one sequence with `context` tokens in the cache.
+
+        An encoder-decoder has as many source tokens, too.
+        """
+        source = self._source(context)
+        output = self.model(**self._ids(context), **source, use_cache=True)
+        held_bytes = cache_bytes(output.past_key_values)
         token = self._ids(1)
 
-        def one() -> None:
+        def decode_one() -> None:
             nonlocal output
-            output = self.model(
-                **token, past_key_values=output.past_key_values, use_cache=True, **fixed
-            )
+            cache = output.past_key_values
+            output = self.model(**token, past_key_values=cache, use_cache=True, **source)
 
-        times = repeated(one, self.device, budget_s=0.0, least=self.setting.decoded)
-        return Decoding(context_tokens=context, token_s=Spread.of(times), kv_bytes=held)
+        # The cache grows with every call: a fixed number of calls keeps the context comparable.
+        times = repeated(decode_one, self.device, budget_s=0.0, least=self.setting.decoded)
+        return Decoding(context_tokens=context, token_s=Spread.of(times), kv_bytes=held_bytes)
 
     def why_not(self, context: int) -> str | None:
         """Why there is no decoding at this length; None where there is."""
         if self.family.kind == "encoder":
             return NO_DECODING
+        if self.family.kind == "encoder-decoder":
+            return None  # T5's positions are relative: no length is too long
         config: Any = self.model.config
-        positions = (
-            getattr(config, "max_position_embeddings", None)
-            if self.family.kind == "decoder"
-            else None
-        )
+        positions = getattr(config, "max_position_embeddings", None)
+        # `repeated` decodes two more tokens than it times.
         needed = context + self._extra + self.setting.decoded + 2
-        return (
-            None
-            if positions is None or needed <= positions
-            else f"{needed} tokens exceed the backbone's {positions} positions"
-        )
+        if positions is None or needed <= positions:
+            return None
+        return f"{needed} tokens exceed the backbone's {positions} positions"
 
-    @property
-    def _budget_s(self) -> float:
-        return self.setting.seconds / 3
-
-    def _ids(self, length: int, *, seed: int = 0) -> dict[str, Tensor]:
-        name = "decoder_input_ids" if self.family.kind == "encoder-decoder" else "input_ids"
-        return {name: random_ids(self.vocabulary, 1, length, seed=seed).to(self.device)}
+    def _ids(self, length: int) -> dict[str, Tensor]:
+        name = "input_ids"
+        if self.family.kind == "encoder-decoder":
+            name = "decoder_input_ids"
+        return {name: random_ids(self.vocabulary, 1, length).to(self.device)}
 
     def _source(self, length: int) -> dict[str, Any]:
+        """An encoder-decoder's encoded source; nothing for other families."""
         if self.family.kind != "encoder-decoder":
             return {}
         encoder: Any = self.model.get_encoder()  # type: ignore[operator]
-        return {
-            "encoder_outputs": encoder(
-                input_ids=random_ids(self.vocabulary, 1, length, seed=1).to(self.device)
-            )
-        }
+        ids = random_ids(self.vocabulary, 1, length, seed=1).to(self.device)
+        return {"encoder_outputs": encoder(input_ids=ids)}
 
 
 def _folded(model: nn.Module, family: Family, arm: ArmChoice) -> nn.Module:

@@ -23,21 +23,24 @@ class Setting(Strict):
     seq: Positive = Field(128, description="tokens of every example; none is padding")
     target: Positive = Field(
         8,
-        description="tokens of a text target, encoder-decoders only (GLUE's label words are shorter)",
+        description=(
+            "tokens of a text target, encoder-decoders only (GLUE's label words are shorter)"
+        ),
     )
     ranks: Positive = Field(1, description="processes that train together, a GPU each")
     zero: Annotated[int, Field(ge=0, le=3)] = Field(
         3, description="DeepSpeed ZeRO stage, as in a sweep"
     )
     dtype: Literal["fp32", "bf16"] = Field(
-        "fp32", description="of the forward weights and activations; Adam keeps fp32 in any case"
+        "fp32",
+        description="precision of the forward weights and activations; Adam always keeps fp32",
     )
     device: Literal["cpu", "cuda"] = "cpu"
     rounds: Positive = Field(
         3, description="visits to every arm, in alternating order; ratios are taken within a round"
     )
     seconds: Annotated[float, Field(gt=0)] = Field(
-        3.0, description="of timed training steps per arm and round; never fewer than 5 steps"
+        3.0, description="duration of timed training steps per arm and round; at least 5 steps"
     )
     inference_batches: tuple[Positive, ...] = Field(
         (1, 32), description="examples of a forward pass without gradients"
@@ -52,9 +55,11 @@ class Setting(Strict):
 
     @model_validator(mode="after")
     def _divides(self) -> Setting:
-        if self.batch % self.ranks or (self.batch // self.ranks) % (self.micro_batch or 1):
+        examples_per_rank = self.batch // self.ranks
+        if self.batch % self.ranks or examples_per_rank % (self.micro_batch or 1):
             raise ValueError(
-                f"batch {self.batch} cannot be cut into equal parts for {self.ranks} ranks and micro_batch {self.micro_batch}"
+                f"batch {self.batch} cannot be cut into equal parts for {self.ranks} ranks"
+                f" and micro_batch {self.micro_batch}"
             )
         return self
 
@@ -75,7 +80,7 @@ class Setting(Strict):
 
     @property
     def training(self) -> TrainingConfig:
-        """The same for DeepSpeed's engine: everything else as a sweep has it by default."""
+        """The configuration for DeepSpeed's engine; all else is a sweep's default."""
         return TrainingConfig(
             batch_size=self.batch,
             micro_batch_size=self.micro,

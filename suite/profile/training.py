@@ -1,4 +1,4 @@
-"""One rank of an arm in training: a few steps on DeepSpeed's engine, timed and weighed."""
+"""One rank of an arm in training: time, energy and memory of a few steps on DeepSpeed's engine."""
 
 from __future__ import annotations
 
@@ -20,49 +20,57 @@ from suite.train.engine import Engine
 from suite.train.process_group import gather_objects
 
 LEARNING_RATE = 1e-5
-LEAST_STEPS, MOST_STEPS, PARTED_STEPS = 5, 5000, 3
+LEAST_STEPS = 5
+MOST_STEPS = 5000
+PARTED_STEPS = 3
 PARTS = ("forward", "backward", "update")
 
 
 class Training:
-    """An arm under ZeRO on this rank; `close` frees it. Every method is collective.
+    """An arm under ZeRO on this rank. `close` frees it. Every method is collective.
 
     Args:
-        arm: Which.
+        arm: The arm to train.
         setting: Shapes, ranks and precision.
-        device: This rank's.
-        rank: Its batch differs from the others'.
+        device: This rank's device.
+        rank: Number of this rank; its batch differs from the others'.
     """
 
     def __init__(
         self, arm: ArmChoice, setting: Setting, device: torch.device, *, rank: int
     ) -> None:
-        self.setting, self.device = setting, device
+        self.setting = setting
+        self.device = device
         self._bytes = LiveBytes(device)
         torch.manual_seed(0)
         resolved = arm.resolve()
         model = arm.build(resolved).train()
-        self._batches = _micro_batches(
-            resolved.family, vocabulary_of(model), setting, device, rank=rank
-        )
+        vocabulary = vocabulary_of(model)
+        self._batches = _micro_batches(resolved.family, vocabulary, setting, device, rank=rank)
         self._engine = Engine(model, setting.training, world_size=setting.ranks, device=device.type)
 
     def close(self) -> None:
         self._engine.release()
 
     def step(self, mark: Any = None) -> None:
-        """One optimizer step."""
+        """Run one optimizer step.
+
+        Args:
+            mark: Called with the name of each of `PARTS` when that part has ended.
+        """
         self._engine.step(self._batches, LEARNING_RATE, mark=mark)
 
     def memory(self) -> Memory:
-        """Of a step that is watched, after one in which Adam's state came to be; the fullest rank's."""
-        self.step()
+        """Bytes of one step on the fullest rank."""
+        self.step()  # the first step makes Adam's states
         seen: dict[str, int] = {}
         with self._bytes as watched:
             held = watched.now()
 
             def mark(part: str) -> None:
-                seen.setdefault(part, watched.now())
+                # A step of several micro-batches ends each part more than once.
+                if part not in seen:
+                    seen[part] = watched.now()
 
             self.step(mark)
             weights, optimizer = self._engine.held_bytes()
@@ -77,44 +85,51 @@ class Training:
         return max(everyone, key=lambda memory: memory.peak_bytes)
 
     def time(self) -> tuple[TrainingTime, float | None, str | None, dict[str, str]]:
-        """Seconds of a step, and energy in kWh of 1,000 samples over all ranks with its source and the reasons where there is none."""
+        """Time some steps.
+
+        Returns:
+            Seconds of a step; kWh of 1,000 samples over all ranks, or None; the source of the
+            energy; and by name, why something was not measured.
+        """
         steps = self._number_of_steps()
         meter = PhaseMeter(self.device, sample_read_energy=False)
         with meter.phase("train"):
-            whole = [self._timed() for _ in range(steps)]
-        parts = [self._parted() for _ in range(PARTED_STEPS)]
-        per_rank = gather_objects((whole, parts))
-        slowest = [max(times) for times in zip(*(ranks for ranks, _ in per_rank), strict=True)]
-        split = {
-            name: Spread.of([max(r[1][i][name] for r in per_rank) for i in range(PARTED_STEPS)])
-            for name in PARTS
-        }
-        records, missing = combine(gather_objects(meter.local()))
-        energy_kwh = records["train"].energy_kwh
-        return (
-            TrainingTime(
-                step_s=Spread.of(slowest),
-                forward_s=split["forward"],
-                backward_s=split["backward"],
-                update_s=split["update"],
-                samples_per_s=self.setting.batch / median(slowest),
-            ),
-            None if energy_kwh is None else energy_kwh * 1000 / (steps * self.setting.batch),
-            records["train"].energy_source,
-            {
-                key.removeprefix("phases.train."): why
-                for key, why in missing.items()
-                if "energy" in key and "read" not in key
-            },
+            whole = [self._timed_step() for _ in range(steps)]
+        parted = [self._parted_step() for _ in range(PARTED_STEPS)]
+        # All ranks wait for the slowest one, so its times are the times of the step.
+        per_rank = gather_objects((whole, parted))
+        slowest = [max(times) for times in zip(*(times for times, _ in per_rank), strict=True)]
+        parts = {}
+        for part in PARTS:
+            seconds = []
+            for i in range(PARTED_STEPS):
+                seconds.append(max(parted_steps[i][part] for _, parted_steps in per_rank))
+            parts[f"{part}_s"] = Spread.of(seconds)
+        training_time = TrainingTime(
+            step_s=Spread.of(slowest),
+            **parts,
+            samples_per_s=self.setting.batch / median(slowest),
         )
 
-    def _timed(self) -> float:
+        records, not_measured = combine(gather_objects(meter.local()))
+        energy_kwh = records["train"].energy_kwh
+        if energy_kwh is not None:
+            energy_kwh = energy_kwh * 1000 / (steps * self.setting.batch)
+        missing = {}
+        for key, reason in not_measured.items():
+            # READ's own energy, equation 16, is not sampled here.
+            if "energy" in key and "read" not in key:
+                missing[key.removeprefix("phases.train.")] = reason
+        return training_time, energy_kwh, records["train"].energy_source, missing
+
+    def _timed_step(self) -> float:
         began_s = time.perf_counter()
         self.step()
         synchronise(self.device)
         return time.perf_counter() - began_s
 
-    def _parted(self) -> dict[str, float]:
+    def _parted_step(self) -> dict[str, float]:
+        """Seconds of one step by part; it waits for the device after each part."""
         spent = dict.fromkeys(PARTS, 0.0)
         last_s = time.perf_counter()
 
@@ -129,22 +144,28 @@ class Training:
         return spent
 
     def _number_of_steps(self) -> int:
-        """As many as fit into the budget by the first rank's clock, after a step that is not counted."""
-        self.step()
+        """How many steps fit into the budget. The first rank's clock decides for all ranks."""
+        self.step()  # warms up
         synchronise(self.device)
-        wanted = round(self.setting.seconds / self._timed())
-        return max(LEAST_STEPS, min(MOST_STEPS, int(gather_objects(wanted)[0])))
+        wanted = round(self.setting.seconds / self._timed_step())
+        agreed = int(gather_objects(wanted)[0])
+        return max(LEAST_STEPS, min(MOST_STEPS, agreed))
 
 
 def _micro_batches(
     family: Family, vocabulary: int, setting: Setting, device: torch.device, *, rank: int
 ) -> list[Any]:
-    shape = {"rows": setting.micro, "tokens": setting.seq, "target": setting.target}
-    made = [
-        training_batch(family, vocabulary, **shape, seed=rank * setting.accumulation + i)
-        for i in range(setting.accumulation)
-    ]
-    return [
-        ({name: t.to(device) for name, t in batch.items()} | forward_options(family), 1.0)
-        for batch in made
-    ]
+    """The micro-batches of a step with their weights, as the engine takes them."""
+    made = []
+    for i in range(setting.accumulation):
+        batch = training_batch(
+            family,
+            vocabulary,
+            rows=setting.micro,
+            tokens=setting.seq,
+            target=setting.target,
+            seed=rank * setting.accumulation + i,
+        )
+        inputs: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.items()}
+        made.append((inputs | forward_options(family), 1.0))
+    return made

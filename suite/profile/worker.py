@@ -1,4 +1,7 @@
-"""A rank of a profile: measures arm after arm and tells the parent; whatever kills it ends one arm and no more."""
+"""A rank of a profile. It measures arm after arm and sends the results to the parent process.
+
+Whatever kills a rank ends one arm and no more.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from multiprocessing import connection, parent_process
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,140 +24,175 @@ from suite.profile.training import Training
 from suite.train.failure import status_of
 from suite.train.process_group import close_process_group, gather_objects, init_process_group
 
+# Deadline of a collective: the other ranks wait while the first one measures inference.
 TIMEOUT_S = 1800.0
-"""Of a collective: the other ranks wait while the first one measures inference."""
-NOBODY = -1
-Message = tuple[str, int, str]
-"""What happened, the arm's number, and a reason or numbers as JSON: start (failed), trained, done, oom, failed, incompatible."""
+# The arm's number in a message about no arm.
+NO_ARM = -1
+
+
+class Visit(NamedTuple):
+    """One round of one arm.
+
+    Attributes:
+        number: The arm's place in the table.
+        with_memory: Whether memory is measured, too; it repeats exactly, so once is enough.
+        arm: The arm itself.
+    """
+
+    number: int
+    with_memory: bool
+    arm: ArmChoice
+
+
+class Message(NamedTuple):
+    """What a rank sends to the parent.
+
+    Attributes:
+        event: `trained` or `done`, with measurements; `start`, when the ranks could not start;
+            or the status of an arm that ended early: oom, incompatible, failed.
+        number: The arm's place in the table.
+        text: Measurements as JSON, or the reason of a failure.
+    """
+
+    event: str
+    number: int
+    text: str
 
 
 def rank_main(
     rank: int,
     port: int,
     setting: Setting,
-    arms: Sequence[tuple[int, bool, ArmChoice]],
+    visits: Sequence[Visit],
     to_parent: connection.Connection,
 ) -> None:
     """Measure arms in the order given.
 
     Args:
-        rank: In the group; the first reports.
-        port: Of the group's rendezvous on this machine.
-        setting: As for all ranks.
-        arms: Number, whether its memory is wanted too, and the arm itself.
+        rank: Number in the group; the first one reports.
+        port: The port of the group's rendezvous on this machine.
+        setting: The same for all ranks.
+        visits: The arms to measure.
         to_parent: Takes messages.
     """
-    _live_with_the_parent()
+    _end_with_the_parent()
     torch.set_num_threads(setting.rank_threads)
-    device = torch.device(setting.device, rank) if setting.device == "cuda" else torch.device("cpu")
-    place: dict[str, Any] = {
-        "rank": rank,
-        "world_size": setting.ranks,
-        "local_rank": rank,
-        "address": "127.0.0.1",
-        "port": port,
-    }
+    device = torch.device("cpu")
     try:
         if setting.device == "cuda":
+            device = torch.device("cuda", rank)
             torch.cuda.set_device(device)
-        init_process_group(**place, device=setting.device, timeout_s=TIMEOUT_S)
-    except Exception as error:  # noqa: BLE001 - whatever it is, no arm is to blame, and the parent says it
-        to_parent.send(("start", NOBODY, told(error)))
+        init_process_group(
+            rank=rank,
+            world_size=setting.ranks,
+            local_rank=rank,
+            address="127.0.0.1",
+            port=port,
+            device=setting.device,
+            timeout_s=TIMEOUT_S,
+        )
+    except Exception as error:  # noqa: BLE001 - no arm is to blame; the parent reports it
+        to_parent.send(Message("start", NO_ARM, one_line(error)))
         return
-    for number, wholly, arm in arms:
+    for visit in visits:
         try:
-            measure_arm(arm, number, setting, device, rank=rank, wholly=wholly, to_parent=to_parent)
-        except Exception as error:  # noqa: BLE001 - the border of an arm: it ends with a reason, and the others go on
-            to_parent.send((how_it_ended(error), number, told(error)))
+            measure_arm(visit, setting, device, rank=rank, to_parent=to_parent)
+        except Exception as error:  # noqa: BLE001 - the arm ends with a reason, the others go on
+            to_parent.send(Message(error_status(error), visit.number, one_line(error)))
             return
     close_process_group()
 
 
 def measure_arm(
-    arm: ArmChoice,
-    number: int,
+    visit: Visit,
     setting: Setting,
     device: torch.device,
     *,
     rank: int,
-    wholly: bool,
     to_parent: connection.Connection,
 ) -> None:
-    """Tell the parent what training costs, then what use does; what is in use cannot take back what training gave. Collective.
+    """Measure training and then use, and send both to the parent. Collective.
 
-    Args:
-        wholly: Also memory, which repeats exactly.
+    Training is sent before use begins: a failure in use cannot take it back.
     """
-    trained = measured_training(arm, setting, device, rank=rank, wholly=wholly)
+    trained = measured_training(visit, setting, device, rank=rank)
     if rank == 0:
-        to_parent.send(("trained", number, json.dumps(trained)))
-        to_parent.send(("done", number, json.dumps(served(arm, setting, device))))
-    gather_objects(None)  # nobody builds the next arm beside the first rank's timing
+        to_parent.send(Message("trained", visit.number, json.dumps(trained)))
+        served = measured_serving(visit.arm, setting, device)
+        to_parent.send(Message("done", visit.number, json.dumps(served)))
+    gather_objects(None)  # nobody builds the next arm while the first rank measures use
 
 
 def measured_training(
-    arm: ArmChoice, setting: Setting, device: torch.device, *, rank: int, wholly: bool
+    visit: Visit, setting: Setting, device: torch.device, *, rank: int
 ) -> dict[str, Any]:
-    """Time, energy and memory as JSON. Collective."""
-    training = Training(arm, setting, device, rank=rank)
+    """Time, energy and, where it is wanted, memory, ready for JSON. Collective."""
+    found: dict[str, Any] = {}
+    training = Training(visit.arm, setting, device, rank=rank)
     try:
-        memory = training.memory() if wholly else None
+        if visit.with_memory:
+            found["memory"] = training.memory().model_dump()
         time, energy_kwh, source, missing = training.time()
     finally:
         training.close()
-    found: dict[str, Any] = {
-        "time": time.model_dump(),
-        "energy_kwh_per_1000": energy_kwh,
-        "energy_source": source,
-        "missing": missing,
-    }
-    return found if memory is None else {**found, "memory": memory.model_dump()}
-
-
-def served(arm: ArmChoice, setting: Setting, device: torch.device) -> dict[str, Any]:
-    """Inference at every batch size and decoding at every context, as JSON; what does not fit is missing with the reason."""
-    serving = Serving(arm, setting, device)
-    found: dict[str, Any] = {"inference": [], "decoding": [], "missing": {}}
-    for batch in setting.inference_batches:
-        try:
-            found["inference"].append(serving.inference(batch).model_dump())
-        except (RuntimeError, MemoryError) as error:
-            found["missing"][f"inference[{batch}]"] = f"{how_it_ended(error)}: {told(error)}"
-    for context in setting.contexts:
-        if (why := serving.why_not(context)) is not None:
-            found["missing"][f"decoding[{context}]"] = why
-            continue
-        try:
-            found["decoding"].append(serving.decoding(context).model_dump())
-        except (RuntimeError, MemoryError) as error:
-            found["missing"][f"decoding[{context}]"] = f"{how_it_ended(error)}: {told(error)}"
+    found["time"] = time.model_dump()
+    found["energy_kwh_per_1000"] = energy_kwh
+    found["energy_source"] = source
+    found["missing"] = missing
     return found
 
 
-def how_it_ended(error: BaseException) -> str:
-    """oom, incompatible or failed."""
+def measured_serving(arm: ArmChoice, setting: Setting, device: torch.device) -> dict[str, Any]:
+    """Inference at every batch size and decoding at every context, ready for JSON.
+
+    What does not fit stands in `missing` with the reason.
+    """
+    serving = Serving(arm, setting, device)
+    inference = []
+    decoding = []
+    missing = {}
+    for batch in setting.inference_batches:
+        try:
+            inference.append(serving.inference(batch).model_dump())
+        except (RuntimeError, MemoryError) as error:
+            missing[f"inference[{batch}]"] = f"{error_status(error)}: {one_line(error)}"
+    for context in setting.contexts:
+        reason = serving.why_not(context)
+        if reason is None:
+            try:
+                decoding.append(serving.decoding(context).model_dump())
+            except (RuntimeError, MemoryError) as error:
+                reason = f"{error_status(error)}: {one_line(error)}"
+        if reason is not None:
+            missing[f"decoding[{context}]"] = reason
+    return {"inference": inference, "decoding": decoding, "missing": missing}
+
+
+def error_status(error: BaseException) -> str:
+    """How an arm ended that raised this: oom, incompatible or failed."""
     if isinstance(error, SuiteError):
         return "incompatible"
+    # The CPU's allocator and cuBLAS raise a plain RuntimeError when memory is short.
     words = str(error).lower()
-    return (
-        "oom"
-        if "can't allocate memory" in words or "alloc_failed" in words
-        else status_of(error).value
-    )
+    if "can't allocate memory" in words or "alloc_failed" in words:
+        return "oom"
+    return status_of(error).value
 
 
-def told(error: BaseException) -> str:
-    """The message in a line, with the place in the code where it is a surprise."""
-    first = (str(error).splitlines() or [""])[0]
-    if how_it_ended(error) != "failed":
-        return first
+def one_line(error: BaseException) -> str:
+    """The message in one line; for an unexpected error also its type and place in the code."""
+    lines = str(error).splitlines() or [""]
+    if error_status(error) != "failed":
+        return lines[0]
+    described = f"{type(error).__name__}: {lines[0]}"
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {first}{place}"
+    if frames:
+        described += f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+    return described
 
 
-def _live_with_the_parent() -> None:
-    """Ctrl-C is the parent's to answer; and without it a rank ends, whatever it waits for."""
+def _end_with_the_parent() -> None:
+    """Leave Ctrl-C to the parent, and exit with it, whatever this rank waits for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
