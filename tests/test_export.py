@@ -346,7 +346,7 @@ def test_a_model_whose_answers_do_not_come_back_is_not_written(home: Home, tmp_p
             CheckpointError,
             "cannot be read",
         ),
-        (lambda d: edited(d, arm=NARROW), CheckpointError, "not the tensors"),
+        (lambda d: edited(d, arm=NARROW), CheckpointError, "expected the tensors of this model"),
     ],
 )
 def test_a_spoilt_folder_says_what_is_wrong(

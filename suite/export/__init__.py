@@ -1,4 +1,4 @@
-"""Trained models one can take away: plain transformers weights, peft adapters, or folders for `suite.load`."""
+"""Write trained models for others: transformers weights, peft adapters, `suite.load` folders."""
 
 from suite.export.load import load as load
 from suite.export.write import Exported as Exported

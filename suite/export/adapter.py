@@ -1,4 +1,7 @@
-"""A trained arm as an adapter of the peft library: `adapter_config.json` and `adapter_model.safetensors` beside a plain base."""
+"""A trained arm as an adapter of the peft library, beside a plain base.
+
+peft's files are `adapter_config.json` and `adapter_model.safetensors`.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,19 @@ from suite.export.description import BASE, Description
 from suite.train.restore import Restored
 
 WEIGHTS = "adapter_model.safetensors"
+# What peft puts into the name of a head that it trains: the head's name stands around it.
 KEPT_HEAD = ".modules_to_save.default."
 
 
-class NotPeftsError(RuntimeError):
-    """peft cannot hold this model; says why."""
+class PeftCannotHoldError(RuntimeError):
+    """peft's format cannot hold this model; the message says why."""
 
 
 def peft_config_of(restored: Restored) -> PeftConfig | None:
-    """The method in peft's words; None where it has none, or its base is not a plain checkpoint's model."""
+    """peft's configuration of the method.
+
+    None where peft has no such method, and where the base is not a plain checkpoint.
+    """
     arm = restored.spec.arm
     if arm.attention != AttentionChoice() or arm.pretrain is not None:
         return None
@@ -39,38 +46,35 @@ def peft_config_of(restored: Restored) -> PeftConfig | None:
 def write_adapter(
     restored: Restored, config: PeftConfig, description: Description, folder: Path
 ) -> None:
-    """The adapter with the trained task head, and the base where it cannot be found by name.
+    """Write the adapter with the trained task head, and the base where no name finds it.
 
     Raises:
-        NotPeftsError: peft's model of this method has tensors that ours does not have.
+        PeftCannotHoldError: peft's model of this method has tensors that ours does not have.
     """
-    base, family = start_backbone(restored), restored.resolved.family
+    base = start_backbone(restored)
+    where = base_name(restored)
     if description.base == "copy":
+        where = BASE
         base.save_pretrained(str(folder / BASE))
-    _complete(config, base, family, restored.objective.head)
+    _complete(config, base, restored.resolved.family, restored.objective.head)
     with warnings.catch_warnings():
+        # GPT-2's maps are stored transposed; peft corrects the option and says so each time.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
         model = get_peft_model(base, config, autocast_adapter_dtype=False)
     _fill(model, restored.model)
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    save_file(
-        {name: tensor.detach().clone().contiguous() for name, tensor in state.items()},
-        folder / WEIGHTS,
-        metadata={"format": "pt"},
-    )
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config.inference_mode = True
-    config.base_model_name_or_path = (
-        BASE if description.base == "copy" else base_name(restored)
-    )  # peft has put its own here
+    config.base_model_name_or_path = where  # get_peft_model put a path of this machine here
     config.revision = description.base_identity.get("commit")
     config.save_pretrained(str(folder))
 
 
 def load_adapter(description: Description, folder: Path) -> nn.Module:
     """What `write_adapter` wrote, as a `PeftModel`."""
-    base = build(open_base(description, folder), description.made_head).to(
-        getattr(torch, description.dtype)
-    )
+    base = build(open_base(description, folder), description.made_head)
+    base.to(getattr(torch, description.dtype))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
         model: PeftModel = PeftModel.from_pretrained(
@@ -84,41 +88,44 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
 
 
 def _complete(config: PeftConfig, base: PreTrainedModel, family: Family, head: Head) -> None:
-    """Say that the task head is stored with the adapter, and what kind of model this is."""
+    """Tell peft to store the task head with the adapter, and what kind of model this is."""
     heads = list(family.head_names(base))
     known: Any = config
     known.modules_to_save = heads or None
     if config.task_type is None and not heads:
-        config.task_type = (
-            TaskType.SEQ_2_SEQ_LM if family.kind == "encoder-decoder" else TaskType.CAUSAL_LM
-        )
+        if family.kind == "encoder-decoder":
+            config.task_type = TaskType.SEQ_2_SEQ_LM
+        else:
+            config.task_type = TaskType.CAUSAL_LM
 
 
 def _fill(model: PeftModel, trained: nn.Module) -> None:
-    """Copy every tensor of the trained arm to where peft has it."""
-    ours = {**dict(trained.named_parameters()), **dict(trained.named_buffers())}
+    """Copy every tensor of the trained arm to its place in peft's model."""
+    ours = dict(trained.named_parameters()) | dict(trained.named_buffers())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if ".original_module." not in name:
-            with torch.no_grad():
-                tensor.copy_(_source(name, ours, tensor))
+        if ".original_module." in name:
+            continue  # the head before training, which peft keeps beside the trained one
+        with torch.no_grad():
+            tensor.copy_(_source(name, ours, tensor))
 
 
 def _source(name: str, ours: dict[str, Tensor], like: Tensor) -> Tensor:
-    """Our tensor for one of peft's names: with its prefix or without, the head by its own name, the prompt wherever we keep it."""
+    """Our tensor for one of peft's names.
+
+    peft's prefix may be missing in ours, the head has its own name, and a prompt lies wherever
+    our method keeps it.
+    """
     plain = name.replace(KEPT_HEAD, ".")
-    for candidate in (
-        plain,
-        plain.removeprefix("base_model.model."),
-        plain.removeprefix("base_model."),
-    ):
-        if candidate in ours and ours[candidate].shape == like.shape:
-            return ours[candidate]
-    inside = plain.removeprefix("prompt_encoder.default.")
-    prompts = [
-        tensor
-        for other, tensor in ours.items()
-        if inside != plain and other.endswith(f".prompt.{inside}")
-    ]
+    for prefix in ("", "base_model.model.", "base_model."):
+        found = ours.get(plain.removeprefix(prefix))
+        if found is not None and found.shape == like.shape:
+            return found
+    in_prompt = plain.removeprefix("prompt_encoder.default.")
+    prompts = []
+    if in_prompt != plain:
+        prompts = [ours[other] for other in ours if other.endswith(f".prompt.{in_prompt}")]
     if len(prompts) != 1 or prompts[0].shape != like.shape:
-        raise NotPeftsError(f"peft's model has a tensor {name} that the trained one has not")
+        raise PeftCannotHoldError(
+            f"peft's model has a tensor {name}, which the trained model does not have"
+        )
     return prompts[0]

@@ -18,46 +18,53 @@ from suite.export.description import BASE, Description
 from suite.train.restore import Restored
 
 
-def by_name(restored: Restored) -> bool:
-    """Whether whoever loads the folder can get the backbone by its name: from the hub, or from a Python package."""
+def found_by_name(restored: Restored) -> bool:
+    """Whether others can get the backbone by its name: from the hub, or from a Python package."""
     return restored.resolved.origin in ("hub", "package")
 
 
 def base_name(restored: Restored) -> str:
-    """What the backbone is called elsewhere: its id on the hub, `package:NAME/FOLDER`, or its own last name."""
-    name, origin = restored.spec.arm.backbone.name, restored.resolved.origin
+    """The backbone's name elsewhere.
+
+    This is its id on the hub, `package:NAME/FOLDER`, or the last part of its folder's path.
+    """
+    name = restored.spec.arm.backbone.name
+    origin = restored.resolved.origin
     if origin == "hub":
         return restored.resolved.path
-    if origin == "package":
-        return PRESETS[name].path if name in PRESETS else name
-    return Path(name).name if origin == "folder" else name
+    if origin == "package" and name in PRESETS:
+        return PRESETS[name].path
+    if origin == "folder":
+        return Path(name).name
+    return name
 
 
 def start_backbone(restored: Restored) -> PreTrainedModel:
-    """The backbone as the trial found it, task head included, before attention was converted."""
+    """The backbone that the trial started from, task head included, with its own attention."""
+    # The head was drawn from this stream; the caller's random numbers stay as they are.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(restored.spec.stream("init"))
         model = build(restored.resolved, restored.objective.head)
-    ready_to_save(model, next(restored.model.parameters()).dtype)
+    prepare_to_save(model, next(restored.model.parameters()).dtype)
     return model
 
 
-def ready_to_save(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast in place, and let the configuration that is saved with the weights say so and be one that transformers reads again."""
+def prepare_to_save(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast a model in place, and make its configuration one that transformers reads again."""
     model.to(dtype)
     config: Any = model.config
     config.dtype = dtype
-    if (
-        config.num_labels == 1 and config.problem_type == "single_label_classification"
-    ):  # a score for every choice
+    # A head that scores each choice has one label, which transformers does not read back as
+    # classification.
+    if config.num_labels == 1 and config.problem_type == "single_label_classification":
         config.problem_type = None
 
 
 def open_base(description: Description, folder: Path) -> ResolvedBackbone:
-    """The backbone that a description names; `base: none` gives one of the right shape, to be filled.
+    """The backbone that a description names; `base: none` gives a shape without weights.
 
     Raises:
-        BackboneError: It cannot be found, or is not what it was.
+        BackboneError: It cannot be found, or is not the one that was trained on.
     """
     if description.base == "name":
         return _named(description, folder)
@@ -77,19 +84,19 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _named(description: Description, folder: Path) -> ResolvedBackbone:
-    choice, wanted = description.arm.backbone, description.base_identity
-    revision = wanted.get("commit", choice.revision)
-    own = choice.tokenizer in (None, "bytes")
-    resolved = resolve(
-        choice.model_copy(
-            update={"revision": revision, **({} if own else {"tokenizer": str(folder)})}
-        )
-    )
+    choice = description.arm.backbone
+    wanted = description.base_identity
+    changes = {"revision": wanted.get("commit", choice.revision)}
+    # The exported folder holds the tokenizer: its name may be a folder of another machine.
+    if choice.tokenizer not in (None, "bytes"):
+        changes["tokenizer"] = str(folder)
+    resolved = resolve(choice.model_copy(update=changes))
     found = identity(resolved)
     if found.get("sha256") != wanted.get("sha256"):
         raise BackboneError(
-            f"{choice.name}: its weights have SHA-256 {found.get('sha256')}, but under the exported model they had "
-            f"{wanted.get('sha256')}; install the version that it was trained with"
+            f"{choice.name}: its weights have SHA-256 {found.get('sha256')}, but under the exported"
+            f" model they had {wanted.get('sha256')};"
+            " install the version that it was trained with"
         )
     return resolved
 
@@ -98,12 +105,11 @@ def _described(
     description: Description, folder: Path, *, origin: Literal["folder", "random"]
 ) -> ResolvedBackbone:
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    return ResolvedBackbone(
-        description.arm.backbone, _family(config.model_type), config, origin, str(folder)
-    )
+    family = _family_of(config.model_type)
+    return ResolvedBackbone(description.arm.backbone, family, config, origin, str(folder))
 
 
-def _family(model_type: str) -> Family:
+def _family_of(model_type: str) -> Family:
     for name in families.names():
         family = families.get(name)()
         if model_type in family.model_types:

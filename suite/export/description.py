@@ -20,7 +20,7 @@ TENSORS = "trained.safetensors"
 BASE = "base"
 
 Format = Literal["transformers", "peft", "suite"]
-Where = Literal["name", "copy", "none"]
+BasePlace = Literal["name", "copy", "none"]
 
 
 class Description(Record):
@@ -28,22 +28,28 @@ class Description(Record):
 
     schema_version: int = SCHEMA_VERSION
     format: Format = Field(
-        description="transformers: plain weights; peft: an adapter beside its base; suite: for `suite.load` alone"
+        description=(
+            "transformers: plain weights; peft: an adapter beside its base;"
+            " suite: for `suite.load` alone"
+        )
     )
-    base: Where = Field(
-        description="name: found as `arm.backbone` says; copy: the folder `base`; none: the weights here are all there are"
+    base: BasePlace = Field(
+        description=(
+            "name: found by the name in `arm.backbone`; copy: in the folder `base`;"
+            " none: the weights here are all there are"
+        )
     )
     base_identity: dict[str, str] = Field(
-        description="what exactly the base was: commit of the hub, or SHA-256 of the files"
+        description="the base's exact version: commit of the hub, or SHA-256 of the files"
     )
     arm: Arm
-    head: dict[str, Any] = Field(description="what the model ends in")
+    head: dict[str, Any] = Field(description="the task head of the model")
     dtype: Literal["float32", "bfloat16"]
     task: str
     trial: str = Field(description="hash of the trial")
     seed: int
     note: str = Field(
-        "", description="why it is not in a format of a library, or what differs there"
+        "", description="why it is not in a library's format, or what differs in that format"
     )
 
     @property
@@ -55,29 +61,29 @@ class Description(Record):
 
 
 def head_fields(head: Head) -> dict[str, Any]:
+    """The head as `Description.head` stores it."""
     return asdict(head)
 
 
 def read_description(folder: Path) -> Description:
-    """What `suite export` wrote.
+    """The description that `suite export` wrote.
 
     Raises:
-        ConfigError: It wrote nothing here, or a later version did.
+        ConfigError: The folder holds none, or one of another version of the suite.
     """
+    expected = "expected a folder that `suite export` wrote"
     try:
         description = Description.model_validate_json((folder / FILE).read_bytes())
-    except (OSError, ValidationError) as error:
-        what = (
-            "holds no suite.json"
-            if isinstance(error, OSError)
-            else f"its suite.json is not readable: {error.errors()[0]['msg']}"
-        )
+    except OSError as error:
+        raise ConfigError(f"{folder}: holds no suite.json; {expected}") from error
+    except ValidationError as error:
+        what = error.errors()[0]["msg"]
         raise ConfigError(
-            f"{folder}: {what}; expected a folder that `suite export` wrote"
+            f"{folder}: its suite.json is not readable: {what}; {expected}"
         ) from error
     if description.schema_version != SCHEMA_VERSION:
-        got = f"schema version {description.schema_version}"
         raise ConfigError(
-            f"{folder / FILE}: got {got}, expected {SCHEMA_VERSION}; load it with the version of the suite that wrote it"
+            f"{folder / FILE}: got schema version {description.schema_version}, expected"
+            f" {SCHEMA_VERSION}; load it with the version of the suite that wrote it"
         )
     return description

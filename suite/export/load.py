@@ -16,17 +16,18 @@ from suite.export.own import load_own
 
 
 def load(folder: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """The model in evaluation mode on the CPU, in the precision it was trained in, and its tokenizer.
+    """The model and its tokenizer.
 
-    Nothing is unpickled and no code of the folder runs. A base that is not in the folder is taken from the hub's cache, the hub or
-    a Python package, at the very revision that was trained on.
+    The model is in evaluation mode, on the CPU, in the precision that it was trained in. Nothing
+    is unpickled and no code of the folder runs. A base that is not in the folder comes from the
+    hub's cache, the hub or a Python package, at the revision that was trained on.
 
     Args:
-        folder: As `suite export` wrote it.
+        folder: A folder that `suite export` wrote.
 
     Raises:
         ConfigError: It is not such a folder.
-        BackboneError: The base cannot be found, or is not what it was.
+        BackboneError: The base cannot be found, or is not the one that was trained on.
         CheckpointError: The tensors do not fit.
     """
     folder = Path(folder)
@@ -40,7 +41,6 @@ def load_model(description: Description, folder: Path) -> nn.Module:
     elif description.format == "peft":
         model = load_adapter(description, folder)
     else:
-        model = build(open_base(description, folder), description.made_head).to(
-            getattr(torch, description.dtype)
-        )
+        model = build(open_base(description, folder), description.made_head)
+        model.to(getattr(torch, description.dtype))
     return model.eval()

@@ -1,4 +1,7 @@
-"""The suite's own format, for what no library can hold: the trained tensors, and a description that rebuilds the rest."""
+"""The suite's own format, for what no library can hold.
+
+It holds the trained tensors, and a description that rebuilds the rest.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +16,43 @@ from torch import Tensor, nn
 
 from suite.backbones.loading import build
 from suite.errors import CheckpointError
-from suite.export.base import by_name, open_base, ready_to_save, start_backbone
-from suite.export.description import BASE, TENSORS, Description, Where
+from suite.export.base import found_by_name, open_base, prepare_to_save, start_backbone
+from suite.export.description import BASE, TENSORS, BasePlace, Description
 from suite.petl.arm import build_arm
 from suite.train.restore import Restored
 
+# Seed of a rebuild: whatever is drawn with it differs from what the trial drew.
 SEED = 0
 
 
-def where_base(restored: Restored) -> Where:
-    """A copy is needed where the backbone cannot be found by name and part of it stayed as it was."""
+def place_of_base(restored: Restored) -> BasePlace:
+    """Where the base comes from when the folder is loaded.
+
+    A copy is needed where no name finds the backbone and part of it stayed as it was.
+    """
     if all(parameter.requires_grad for parameter in restored.model.parameters()):
         return "none"
-    return "name" if by_name(restored) else "copy"
+    if found_by_name(restored):
+        return "name"
+    return "copy"
 
 
 def write_own(restored: Restored, description: Description, folder: Path) -> None:
-    """The base where it has to be copied, its configuration, and every tensor that a rebuild does not bring back by itself.
+    """Write the base's configuration, the base where it is copied, and the tensors.
 
-    These are the trained ones, and whatever else was drawn at random or pretrained: a rebuild with another seed tells.
+    The tensors are those that a rebuild does not bring back by itself: the trained ones, and
+    whatever else was drawn at random or pretrained. A rebuild with another seed shows which.
     """
     shapes = build(restored.resolved, restored.objective.head, meta=True)
-    ready_to_save(shapes, next(restored.model.parameters()).dtype)
+    prepare_to_save(shapes, next(restored.model.parameters()).dtype)
     shapes.config.save_pretrained(str(folder))
     if description.base == "copy":
         start_backbone(restored).save_pretrained(str(folder / BASE))
     rebuilt = dict(_tensors(assemble(description, folder)))
-    kept = {
-        name: tensor.detach().cpu().clone().contiguous()
-        for name, tensor in _tensors(restored.model)
-        if tensor.requires_grad or not torch.equal(tensor, rebuilt[name])
-    }
+    kept = {}
+    for name, tensor in _tensors(restored.model):
+        if tensor.requires_grad or not torch.equal(tensor, rebuilt[name]):
+            kept[name] = tensor.detach().cpu().clone().contiguous()
     save_file(kept, folder / TENSORS)
 
 
@@ -52,23 +61,27 @@ def load_own(description: Description, folder: Path) -> nn.Module:
 
     Raises:
         CheckpointError: The tensors are not those of this arm.
-        BackboneError: The base cannot be found, or is not what it was.
+        BackboneError: The base cannot be found, or is not the one that was trained on.
     """
-    model, path = assemble(description, folder), folder / TENSORS
-    own = dict(_tensors(model))
+    model = assemble(description, folder)
+    path = folder / TENSORS
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    lacking = [name for name, tensor in own.items() if tensor.requires_grad and name not in stored]
-    strange = [
-        name
-        for name, tensor in stored.items()
-        if name not in own or own[name].shape != tensor.shape
-    ]
-    if lacking or strange:
+    own = dict(_tensors(model))
+    missing = []
+    for name, tensor in own.items():
+        if tensor.requires_grad and name not in stored:
+            missing.append(name)
+    unknown = []
+    for name, tensor in stored.items():
+        if name not in own or own[name].shape != tensor.shape:
+            unknown.append(name)
+    if missing or unknown:
         raise CheckpointError(
-            f"{path}: not the tensors of this model: lacks {lacking[:3]}, does not know {strange[:3]}"
+            f"{path}: expected the tensors of this model; {len(missing)} are missing, as"
+            f" {missing[:3]}, and {len(unknown)} are not of this model, as {unknown[:3]}"
         )
     with torch.no_grad():
         for name, tensor in stored.items():
@@ -77,7 +90,7 @@ def load_own(description: Description, folder: Path) -> nn.Module:
 
 
 def assemble(description: Description, folder: Path) -> nn.Module:
-    """The arm before training, in the precision it is to have; its random parts mean nothing."""
+    """The arm before training, in its precision; its random parts mean nothing."""
     arm = description.arm
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)

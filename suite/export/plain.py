@@ -1,7 +1,8 @@
-"""A trained arm as a plain model of transformers, where it is one: fully fine-tuned, or with attention that folds.
+"""A trained arm as a plain model of transformers, where its function allows that.
 
-Grouped heads: where the configuration has `num_key_value_heads` (Llama) and all layers agree, they stay few. Elsewhere each is
-written out once for every query head that shared it: the same function, without the smaller cache.
+Full fine-tuning does, and attention that folds. Grouped heads stay few where the configuration has
+`num_key_value_heads` (Llama) and all layers agree. Elsewhere each is written out once for every
+query head that shared it: the same function, without the smaller cache.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from suite.attention import _surgery as surgery
 from suite.attention import variants
 from suite.backbones.base import AttentionSite, SplitProjection
 from suite.backbones.loading import build
-from suite.export.base import ready_to_save
+from suite.export.base import prepare_to_save
 from suite.export.same import make_batch, same
 from suite.train.restore import Restored
 
-WRITTEN_OUT = "its shared key and value heads are written out once for every query head: the same function, without the smaller cache"
+WRITTEN_OUT = (
+    "its shared key and value heads are written out once for every query head:"
+    " the same function, without the smaller cache"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +39,29 @@ class Plain:
 
 
 def as_plain(restored: Restored) -> Plain | None:
-    """The same function as a model of transformers without anything of ours; None where there is none."""
-    family, model, head = restored.resolved.family, restored.model, restored.objective.head
+    """The same function as a model of transformers without code of the suite.
+
+    None where there is no such model.
+    """
+    family = restored.resolved.family
+    head = restored.objective.head
     shapes = build(restored.resolved, head, meta=True)
-    if not isinstance(model, PreTrainedModel) or not _like(model, shapes):
+    if not isinstance(restored.model, PreTrainedModel):
         return None
+    # This check is cheap, so it stands before anything is copied.
+    if _names_outside_attention(restored.model) != _names_outside_attention(shapes):
+        return None
+    model = copy.deepcopy(restored.model)
     attention = restored.spec.arm.attention
-    model = copy.deepcopy(model)
     variants.get(attention.name).configure(attention.options).fold(model, family)
     sites = list(family.attention_sites(model))
     if not all(_is_linear(site) for site in sites):
         return None
-    config, note = copy.deepcopy(restored.resolved.config), ""
-    heads = {_kv_heads(site) for site in sites}
-    if hasattr(config, "num_key_value_heads") and len(heads) == 1:
-        config.num_key_value_heads = heads.pop()
+    config = copy.deepcopy(restored.resolved.config)
+    note = ""
+    head_counts = {_kv_heads(site) for site in sites}
+    if hasattr(config, "num_key_value_heads") and len(head_counts) == 1:
+        config.num_key_value_heads = head_counts.pop()
     elif any(_kv_heads(site) != site.kv_heads for site in sites):
         note = WRITTEN_OUT
         for site in sites:
@@ -57,30 +69,26 @@ def as_plain(restored: Restored) -> Plain | None:
     for site in sites:
         _fuse(site)
     plain = _filled(restored, config, model)
-    return (
-        None
-        if plain is None or not same(restored.model, plain, make_batch(plain, family, head))
-        else Plain(plain, note)
-    )
+    if plain is None or not same(restored.model, plain, make_batch(plain, family, head)):
+        return None
+    return Plain(plain, note)
 
 
-def _like(model: nn.Module, shapes: nn.Module) -> bool:
-    """Whether outside of attention its parameters are the backbone's own: cheap, before anything is copied."""
-    own, other = (
-        {n for n, _ in m.named_parameters() if "ttention" not in n and "attn" not in n}
-        for m in (model, shapes)
-    )
-    return own == other
+def _names_outside_attention(model: nn.Module) -> set[str]:
+    names = {name for name, _ in model.named_parameters()}
+    return {name for name in names if "ttention" not in name and "attn" not in name}
 
 
 def _is_linear(site: AttentionSite) -> bool:
-    maps = (site.module.get_submodule(name) for name in (site.q, site.k, site.v))
-    return all(isinstance(m, (nn.Linear, Conv1D)) for m in maps)
+    maps = [site.module.get_submodule(name) for name in (site.q, site.k, site.v)]
+    return all(isinstance(each, (nn.Linear, Conv1D)) for each in maps)
 
 
 def _kv_heads(site: AttentionSite) -> int:
-    key = site.module.get_submodule(site.k)
-    return site.kv_heads if site.fused else surgery.width(key) // site.head_dim
+    """Number of key heads that the site has now."""
+    if site.fused:
+        return site.kv_heads
+    return surgery.width(site.module.get_submodule(site.k)) // site.head_dim
 
 
 def _write_out(site: AttentionSite) -> None:
@@ -89,20 +97,22 @@ def _write_out(site: AttentionSite) -> None:
     if times == 1 or site.fused:
         return
     maps = surgery.projections(site)
-    maps.k, maps.v = (_repeated(m, site, times) for m in (maps.k, maps.v))
+    maps.k = _repeated(maps.k, site, times)
+    maps.v = _repeated(maps.v, site, times)
     surgery.place(site, maps)
 
 
 def _repeated(projection: nn.Module, site: AttentionSite, times: int) -> nn.Linear:
     def rows(values: Tensor) -> Tensor:
         """(h·d, ...) to (h·times·d, ...), every head `times` in a row."""
-        heads = values.view(-1, site.head_dim, *values.shape[1:])
+        heads = values.view(-1, site.head_dim, *values.shape[1:])  # (h, d, ...)
         return heads.repeat_interleave(times, dim=0).flatten(0, 1)
 
     assert isinstance(projection, nn.Linear)
-    return surgery.linear(
-        rows(projection.weight), None if projection.bias is None else rows(projection.bias)
-    )
+    bias = None
+    if projection.bias is not None:
+        bias = rows(projection.bias)
+    return surgery.linear(rows(projection.weight), bias)
 
 
 def _fuse(site: AttentionSite) -> None:
@@ -122,14 +132,17 @@ def _fuse(site: AttentionSite) -> None:
 def _filled(
     restored: Restored, config: PreTrainedConfig, model: PreTrainedModel
 ) -> PreTrainedModel | None:
-    """A new model of the configuration with the weights of `model`; None where they are not its own."""
+    """A new model of the configuration with the weights of `model`; None where they do not fit."""
+    resolved = replace(restored.resolved, config=config)
     with torch.random.fork_rng(devices=[]):
-        plain = build(
-            replace(restored.resolved, config=config), restored.objective.head, random_start=True
-        )
-    own, weights = plain.state_dict(), model.state_dict()
-    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in weights.items()}:
+        plain = build(resolved, restored.objective.head, random_start=True)
+    weights = model.state_dict()
+    if _shapes_of(plain.state_dict()) != _shapes_of(weights):
         return None
     plain.load_state_dict(weights)
-    ready_to_save(plain, next(model.parameters()).dtype)
+    prepare_to_save(plain, next(model.parameters()).dtype)
     return plain
+
+
+def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Do two models give the same answers? Asked of everything that is exported, before it is."""
+"""Whether two models give the same answers. Every export is checked with this."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from torch import Tensor, nn
 from suite.backbones.base import Family
 from suite.backbones.heads import Head
 
-ROWS, TOKENS, UNPADDED = 2, 8, 5
+ROWS = 2
+TOKENS = 8
+UNPADDED = 5
 SEED = 0
+# Largest difference relative to the largest logit. Folded heads and merged adapters sum in another
+# order, and each precision has its own rounding.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Relative to the largest logit: sums in another order (folded heads, adapters merged or not), in each precision."""
 
 Batch = dict[str, Tensor]
 
 
 def make_batch(model: nn.Module, family: Family, head: Head) -> Batch:
-    """Random tokens, the second row padded; where choices are compared, the two rows are the choices of one."""
+    """Random tokens, the second row padded; for a choice, the rows are its two options."""
     config: Any = model.config
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(0, config.vocab_size, (ROWS, TOKENS), generator=generator)
@@ -29,41 +32,46 @@ def make_batch(model: nn.Module, family: Family, head: Head) -> Batch:
     if head.kind == "choice":
         return {"input_ids": ids[None], "attention_mask": mask[None]}  # (1, 2, T)
     batch = {"input_ids": ids, "attention_mask": mask}
-    return (
-        {**batch, "decoder_input_ids": ids[:, :UNPADDED]}
-        if family.kind == "encoder-decoder"
-        else batch
-    )
+    if family.kind == "encoder-decoder":
+        batch["decoder_input_ids"] = ids[:, :UNPADDED]
+    return batch
 
 
 @torch.no_grad()
 def answers(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """Every kind of logits that a model gives."""
+    """Every kind of logits that a model gives, by name."""
     output = model.eval()(**batch)
-    return {
-        name: value.float()
-        for name, value in output.items()
-        if name.endswith("logits") and isinstance(value, Tensor)
-    }
+    logits = {}
+    for name, value in output.items():
+        if name.endswith("logits") and isinstance(value, Tensor):
+            logits[name] = value.float()
+    return logits
 
 
 def difference(ours: nn.Module, theirs: nn.Module, batch: Batch) -> float:
-    """Largest difference between two models' logits, relative to the largest (at least 1); infinite where they have different ones.
+    """Largest difference between two models' logits, relative to the largest logit.
 
-    A model may answer at positions in front of the input's (a prompt's): they are left out.
+    The largest logit counts as at least 1. Models with different kinds of logits differ
+    infinitely. A model may also answer at the positions of a prompt in front of the input: these
+    answers do not count.
     """
-    expected, got = answers(ours, batch), answers(theirs, batch)
+    expected = answers(ours, batch)
+    got = answers(theirs, batch)
     if expected.keys() != got.keys() or not expected:
         return float("inf")
     worst = 0.0
     for name, wanted in expected.items():
-        found = got[name][:, -wanted.shape[1] :] if wanted.dim() > 2 else got[name]
+        found = got[name]
+        if wanted.dim() > 2:  # (B, T, ...): the prompt's positions come first
+            found = found[:, -wanted.shape[1] :]
         if found.shape != wanted.shape:
             return float("inf")
-        worst = max(worst, float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1.0)))
+        scale = wanted.abs().max().clamp(min=1.0)
+        worst = max(worst, float((found - wanted).abs().max() / scale))
     return worst
 
 
 def same(ours: nn.Module, theirs: nn.Module, batch: Batch) -> bool:
+    """Whether two models' logits agree within the tolerance of the first one's precision."""
     dtype = next(ours.parameters()).dtype
     return difference(ours, theirs, batch) <= TOLERANCES[dtype]

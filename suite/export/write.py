@@ -1,4 +1,7 @@
-"""Write a trained arm into a folder of its own, in the plainest format that gives its answers, whole or not at all."""
+"""Write a trained arm into a new folder, whole or not at all.
+
+The format is the plainest one that gives the arm's answers.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import transformers.utils.logging as hf_logging
@@ -16,12 +20,12 @@ import transformers.utils.logging as hf_logging
 from suite.backbones.loading import Origin, identity
 from suite.config.arm import Arm
 from suite.errors import CheckpointError, ConfigError
-from suite.export.adapter import NotPeftsError, peft_config_of, write_adapter
-from suite.export.base import by_name
+from suite.export.adapter import PeftCannotHoldError, peft_config_of, write_adapter
+from suite.export.base import found_by_name
 from suite.export.card import Facts, write_card
-from suite.export.description import Description, Format, Where, head_fields
+from suite.export.description import BasePlace, Description, Format, head_fields
 from suite.export.load import load_model
-from suite.export.own import where_base, write_own
+from suite.export.own import place_of_base, write_own
 from suite.export.plain import as_plain
 from suite.export.same import make_batch, same
 from suite.train.restore import Restored
@@ -31,7 +35,7 @@ NOT_PEFTS = "peft's own format would not give the same answers, so it is in the 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """What was written, and how many bytes it takes."""
 
     folder: Path
     description: Description
@@ -39,35 +43,35 @@ class Exported:
 
 
 def export(restored: Restored, target: Path, facts: Facts) -> Exported:
-    """Export a trained arm: plain weights of transformers, else an adapter of peft's, else the suite's own format.
+    """Export a trained arm.
 
-    What was written is loaded again and must answer as the trained model does, before it gets its name.
+    The format is plain weights of transformers where the model is one, or else an adapter of
+    peft, or else the suite's own. Before the folder gets its name it is loaded again, and must
+    answer as the trained model does.
 
     Args:
-        restored: On the CPU.
+        restored: The model, on the CPU.
         target: A folder that does not exist, or is empty.
-        facts: For the model card, what is known beside the trial itself.
+        facts: What is known beside the trial itself, for the model card.
 
     Raises:
-        ConfigError: There is something at `target`, or the model needs code that its checkpoint brings.
+        ConfigError: There is something at `target`, or the checkpoint brings code for its model.
         CheckpointError: The folder does not give the model's answers; nothing is left behind.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target}: exists and is not empty; give a new folder")
     if restored.spec.arm.backbone.trust_remote_code:
         raise ConfigError(
-            f"{restored.folder.path}: its model is made by code of its checkpoint, which an exported folder never carries"
+            f"{restored.folder.path}: its model is made by code of its checkpoint,"
+            " which an exported folder never carries"
         )
-    with _replacing_folder(target) as folder, _no_bars():
+    with _replacing_folder(target) as folder, _no_progress_bars():
         description = _write_model(restored, folder)
         restored.tokenizer.save_pretrained(str(folder))
         description.write(folder)
         write_card(restored, description, facts, folder)
-    return Exported(
-        target,
-        description,
-        sum(path.stat().st_size for path in target.rglob("*") if path.is_file()),
-    )
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    return Exported(target, description, size)
 
 
 def _write_model(restored: Restored, folder: Path) -> Description:
@@ -77,46 +81,48 @@ def _write_model(restored: Restored, folder: Path) -> Description:
         description = _describe(restored, "transformers", "none", note=plain.note)
         _check(restored, description, folder)
         return description
-    return _write_adapter(restored, folder) or _write_own(restored, folder)
-
-
-def _write_adapter(restored: Restored, folder: Path) -> Description | None:
+    note = ""
     config = peft_config_of(restored)
-    if config is None:
-        return None
-    description = _describe(restored, "peft", "name" if by_name(restored) else "copy")
-    try:
-        write_adapter(restored, config, description, folder)
-        _check(restored, description, folder)
-    except (NotPeftsError, CheckpointError):
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return None
-    return description
-
-
-def _write_own(restored: Restored, folder: Path) -> Description:
-    note = NOT_PEFTS if peft_config_of(restored) is not None else ""
-    description = _describe(restored, "suite", where_base(restored), note=note)
+    if config is not None:
+        place: BasePlace = "name" if found_by_name(restored) else "copy"
+        description = _describe(restored, "peft", place)
+        try:
+            write_adapter(restored, config, description, folder)
+            _check(restored, description, folder)
+            return description
+        except (PeftCannotHoldError, CheckpointError):
+            _empty(folder)
+            note = NOT_PEFTS
+    description = _describe(restored, "suite", place_of_base(restored), note=note)
     write_own(restored, description, folder)
     _check(restored, description, folder)
     return description
 
 
-def _describe(restored: Restored, form: Format, base: Where, *, note: str = "") -> Description:
-    spec, resolved = restored.spec, restored.resolved
-    arm, known = _without_paths(spec.arm, resolved.origin), identity(resolved)
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _describe(restored: Restored, form: Format, base: BasePlace, *, note: str = "") -> Description:
+    spec = restored.spec
+    resolved = restored.resolved
+    known = identity(resolved)
     if resolved.origin != "hub":
-        known.pop("path")
+        known.pop("path")  # a path of this machine means nothing elsewhere
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    if next(restored.model.parameters()).dtype == torch.bfloat16:
+        dtype = "bfloat16"
     return Description(
         format=form,
         base=base,
         base_identity=known,
-        arm=arm,
+        arm=_without_paths(spec.arm, resolved.origin),
         head=head_fields(restored.objective.head),
-        dtype="bfloat16"
-        if next(restored.model.parameters()).dtype == torch.bfloat16
-        else "float32",
+        dtype=dtype,
         task=spec.task.name,
         trial=restored.folder.hash,
         seed=spec.seed,
@@ -125,25 +131,29 @@ def _describe(restored: Restored, form: Format, base: Where, *, note: str = "") 
 
 
 def _without_paths(arm: Arm, origin: Origin) -> Arm:
-    """A folder of this machine means nothing elsewhere: of a backbone or tokenizer in one, its last name is kept."""
+    """The arm with the last part of each path: a folder of this machine means nothing elsewhere."""
     backbone = arm.backbone
-    changes = {"name": Path(backbone.name).name} if origin == "folder" else {}
+    changes: dict[str, Any] = {}
+    if origin == "folder":
+        changes["name"] = Path(backbone.name).name
     if backbone.tokenizer is not None and Path(backbone.tokenizer).is_dir():
         changes["tokenizer"] = Path(backbone.tokenizer).name
     return arm.model_copy(update={"backbone": backbone.model_copy(update=changes)})
 
 
 def _check(restored: Restored, description: Description, folder: Path) -> None:
+    """Load what was written, and compare its answers with the trained model's."""
     batch = make_batch(restored.model, restored.resolved.family, restored.objective.head)
     if not same(restored.model, load_model(description, folder), batch):
         raise CheckpointError(
-            f"{restored.folder.path}: what was exported does not give the trained model's answers; nothing was written"
+            f"{restored.folder.path}: what was exported does not give the trained model's"
+            " answers; nothing was written"
         )
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """A bar for every file of a small model tells nothing."""
+def _no_progress_bars() -> Iterator[None]:
+    """Hide transformers' progress bars: one for every file of a small model tells nothing."""
     enabled = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -155,12 +165,15 @@ def _no_bars() -> Iterator[None]:
 
 @contextmanager
 def _replacing_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its name in the end, or vanishes."""
+    """A folder beside `target`, which gets its name in the end, or is removed after an error."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    # In the same parent, so that renaming it at the end is atomic.
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         yield folder
-        for path in (folder, *folder.rglob("*")):  # safetensors writes for its owner alone
+        # mkdtemp and safetensors make files that only their owner reads.
+        folder.chmod(0o755)
+        for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         os.replace(folder, target)
     except BaseException:
