@@ -14,7 +14,7 @@ from suite.config.arm import Arm
 from suite.config.lm_eval import LmEvalConfig, Request, parse_requests
 from suite.config.sweep import AttentionChoice
 from suite.errors import ConfigError, DataError, IncompatibleError
-from suite.evaluation.harness import Opened, check_room, evaluate, hand_over, settings_of
+from suite.evaluation.harness import Opened, check_room, evaluate, settings_of, wrap_for_lm_eval
 from suite.evaluation.library import Library
 from suite.evaluation.run import measure, plan
 from suite.evaluation.subjects import Subject, check_head, untrained
@@ -144,7 +144,7 @@ def test_likelihoods_and_greedy_answers_are_the_trained_models_own(
     )
     disturb(toy.model)
     model, tokenizer = toy.model.eval(), load_tokenizer(toy.resolved)
-    lm = hand_over(
+    lm = wrap_for_lm_eval(
         Opened(model, tokenizer), dtype="fp32", max_length=100, batch_size=3, device="cpu"
     )
     found = [
@@ -187,7 +187,7 @@ def test_every_attention_variant_of_a_decoder_can_be_asked(name: str) -> None:
         ),
     )
     tokenizer = load_tokenizer(resolved)
-    lm = hand_over(
+    lm = wrap_for_lm_eval(
         Opened(model.eval(), tokenizer), dtype="fp32", max_length=100, batch_size=4, device="cpu"
     )
     found = [
@@ -202,7 +202,7 @@ def test_every_attention_variant_of_a_decoder_can_be_asked(name: str) -> None:
 def test_casting_leaves_rotary_frequencies_in_full_precision() -> None:
     toy = make_arm("full", "llama", "text")
     before = {name: buffer.clone() for name, buffer in toy.model.named_buffers()}
-    hand_over(
+    wrap_for_lm_eval(
         Opened(toy.model, load_tokenizer(toy.resolved)),
         dtype="bf16",
         max_length=64,
@@ -396,7 +396,7 @@ def test_a_mistake_is_found_before_the_model_is_loaded(
         ),
         ("metadata:", "num_fewshot: 0\nmetadata:", "fixes first_choose to 0 shots; leave :2 out"),
         ("metadata:", "unsafe_code: true\nmetadata:", "runs code that the model writes"),
-        ("rows.jsonl", "lost.jsonl", "cannot be loaded: .*lost.jsonl.*mend it"),
+        ("rows.jsonl", "lost.jsonl", "cannot be loaded: .*lost.jsonl.*correct it"),
         ("doc_to_text: ", "doc_to_text: !function nothing.at_all #", "cannot be loaded"),
     ],
 )

@@ -192,7 +192,11 @@ def _measured(
     from suite.evaluation.run import measure, plan
 
     failed = measure(
-        subjects, config, device=device, again=again, say=lambda line: print(line, file=sys.stderr)
+        subjects,
+        config,
+        device=device,
+        again=again,
+        on_progress=lambda line: print(line, file=sys.stderr),
     )
     _, names = plan(subjects, config, Library(config.include_path), device=device)
     return list(result_rows(subjects, names)), failed

@@ -1,1 +1,1 @@
-"""Causal backbones measured by EleutherAI's lm-eval library, the only part of the suite that imports it."""
+"""Measure confirmed runs, and what they started from, with lm-eval."""

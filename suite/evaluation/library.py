@@ -1,4 +1,4 @@
-"""lm-eval's own side: is it installed, which tasks does it know, can their data be had."""
+"""lm-eval's own side: whether it is installed, which tasks it knows, and their data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from typing import Any
 from suite.config.lm_eval import Request
 from suite.errors import ConfigError, DataError
 
+# Folders that editors and Python leave behind: they define no task.
 IGNORED = ("__pycache__", ".ipynb_checkpoints")
+# lm-eval's own default of max_gen_toks.
+DEFAULT_ANSWER_TOKENS = 256
+MESSAGE_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Loaded:
     """A task, group or tag of lm-eval with its data read.
 
     Attributes:
+        request: The name asked for, with its shots.
         item: lm-eval's object: a task, or a group of them.
         leaves: Its tasks.
     """
@@ -36,24 +41,21 @@ class Loaded:
 
     @property
     def longest_answer_tokens(self) -> int:
-        """What its questions may need for written answers; 0 where answers are only scored."""
-        writing = [
-            leaf for leaf in self.leaves if leaf.get_config("output_type") == "generate_until"
-        ]
-        return max(
-            (
-                int((leaf.get_config("generation_kwargs") or {}).get("max_gen_toks", 256))
-                for leaf in writing
-            ),
-            default=0,
-        )
+        """Tokens of the longest answer that a model may write; 0 where answers are only scored."""
+        longest = 0
+        for leaf in self.leaves:
+            if leaf.get_config("output_type") == "generate_until":
+                options = leaf.get_config("generation_kwargs") or {}
+                tokens = int(options.get("max_gen_toks", DEFAULT_ANSWER_TOKENS))
+                longest = max(longest, tokens)
+        return longest
 
 
 def version() -> str:
-    """Of the installed lm-eval.
+    """Version of the installed lm-eval.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: It is not installed.
     """
     if find_spec("lm_eval") is None:
         raise ConfigError("lm-eval is not installed; run: pip install 'petl-suite[lm-eval]'")
@@ -62,24 +64,33 @@ def version() -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """lm-eval's warnings (of models in memory, of left-out truncation) stay out of the way; nothing it needs is fetched and run.
-
-    It would download code for a metric that it does not have (`evaluate`), and fork once per core to bootstrap an error.
-    """
-    logger, level = logging.getLogger("lm_eval"), logging.getLogger("lm_eval").level
-    before = {name: os.environ.get(name) for name in ("HF_EVALUATE_OFFLINE", "DISABLE_MULTIPROC")}
-    os.environ.update(dict.fromkeys(before, "1"))
+    """Within the block lm-eval downloads no code, starts no process and logs no warning."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    before = {
+        # Without it, lm-eval downloads and runs code for a metric that it does not have.
+        "HF_EVALUATE_OFFLINE": os.environ.get("HF_EVALUATE_OFFLINE"),
+        # Without it, lm-eval forks once per core to bootstrap an error.
+        "DISABLE_MULTIPROC": os.environ.get("DISABLE_MULTIPROC"),
+    }
+    for name in before:
+        os.environ[name] = "1"
+    # It warns of models in memory and of truncation that nobody asked for: both are as they
+    # should be here.
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(level)
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class Library:
-    """lm-eval's tasks with those of a folder of one's own.
+    """lm-eval's tasks, and those of the user's own folder.
 
     Args:
         include_path: That folder.
@@ -90,81 +101,92 @@ class Library:
 
     def __init__(self, include_path: str | Path | None = None) -> None:
         self.version = version()
-        self.folder = None if include_path is None else Path(include_path).resolve()
-        if self.folder is not None and not self.folder.is_dir():
-            raise ConfigError(
-                f"include_path {include_path}: no such folder; expected one with lm-eval task files (*.yaml)"
-            )
+        self.folder: Path | None = None
+        if include_path is not None:
+            self.folder = Path(include_path).resolve()
+            if not self.folder.is_dir():
+                raise ConfigError(
+                    f"include_path {include_path}: no such folder;"
+                    " expected one with lm-eval task files (*.yaml)"
+                )
 
     def definition(self, request: Request) -> str | None:
-        """Digest of the files that define a task of one's own; None where lm-eval's version says it all."""
-        return (
-            self._digest if self._own is not None and request.name in self._own.all_tasks else None
-        )
+        """Digest of the files that define a task of the user's own.
+
+        None for lm-eval's tasks: its version defines them.
+        """
+        if self._is_own(request.name):
+            return self._digest
+        return None
 
     def load(self, request: Request) -> Loaded:
         """Find a task and read its data, from `datasets`' cache or files where it can.
 
         Raises:
-            ConfigError: No such task, shots for a task that takes none, or not a task for text models.
+            ConfigError: There is no such task, it takes no shots, or it is not for text models.
             DataError: Its data cannot be had, or its files cannot be used.
         """
-        manager = self._manager(request.name)
-        if request.name not in manager.task_index:
-            near = get_close_matches(
-                request.name,
-                [*(self._own.all_tasks if self._own else ()), *manager.all_tasks],
-                n=3,
-                cutoff=0.5,
-            )
-            hint = (
-                f"did you mean {' or '.join(near)}?" if near else "list them with: lm-eval ls tasks"
-            )
-            raise ConfigError(f"unknown lm-eval task {request.name!r}; {hint}")
+        name = request.name
+        manager = self._manager(name)
+        if name not in manager.task_index:
+            raise ConfigError(f"unknown lm-eval task {name!r}; {self._hint(name, manager)}")
         try:
             with quiet():
-                found = manager.load([request.name])
-        except (
-            Exception
-        ) as error:  # a task's file may name any data and any function; say which task
-            raise DataError(self._why(request, error)) from error
-        loaded = Loaded(request, self._item(request.name, found), list(found["tasks"].values()))
+                found = manager.load([name])
+        except Exception as error:
+            # A task's file may name any data and any function, so anything may be raised.
+            raise DataError(self._why_not(request, error)) from error
+        tasks = list(found["tasks"].values())
+        if name in found.get("groups", {}):
+            item = found["groups"][name]
+        elif name in found["tasks"]:
+            item = found["tasks"][name]
+        else:
+            item = _as_group(name, tasks)  # a tag
+        loaded = Loaded(request, item, tasks)
         _check(loaded)
         return loaded
 
-    def _item(self, name: str, found: Any) -> Any:
-        """What was asked for: a group, a task, or a tag, which becomes a group weighted by size as lm-eval's groups are."""
-        if name in found.get("groups", {}):
-            return found["groups"][name]
-        if name in found["tasks"]:
-            return found["tasks"][name]
-        return _as_group(name, list(found["tasks"].values()))
+    def _hint(self, name: str, manager: Any) -> str:
+        known = list(manager.all_tasks)
+        if self._own is not None:
+            known = [*self._own.all_tasks, *known]
+        near = get_close_matches(name, known, n=3, cutoff=0.5)
+        if near:
+            return f"did you mean {' or '.join(near)}?"
+        return "list them with: lm-eval ls tasks"
 
-    def _why(self, request: Request, error: Exception) -> str:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        remedy = (
-            "connect this machine to the hub once, so that its data are in the cache"
-            if self.definition(request) is None
-            else "mend it"
+    def _why_not(self, request: Request, error: Exception) -> str:
+        reason = " ".join(str(error).split())[:MESSAGE_CHARS] or type(error).__name__
+        remedy = "correct it"
+        if not self._is_own(request.name):
+            remedy = "connect this machine to the hub once, so that its data are in the cache"
+        return (
+            f"lm-eval task {request.name}: cannot be loaded: {reason}; {remedy},"
+            " or give a task file of your own with --include-path"
         )
-        return f"lm-eval task {request.name}: cannot be loaded: {reason}; {remedy}, or give a task file of your own with --include-path"
+
+    def _is_own(self, name: str) -> bool:
+        return self._own is not None and name in self._own.all_tasks
 
     def _manager(self, name: str) -> Any:
-        """The index that has the task: the folder's comes first; its groups may have tasks of lm-eval's, which takes long to read."""
-        if self._own is None or name not in self._own.all_tasks:
+        """The index that has the task; the user's own folder comes first."""
+        if not self._is_own(name):
             return _shipped()
-        return self._both if name in self._own.all_groups else self._own
+        # A group may have tasks of lm-eval's, which take long to read: only groups need both.
+        if name in self._own.all_groups:
+            return self._both
+        return self._own
 
     @cached_property
     def _own(self) -> Any:
+        """Index of the user's own folder; None without one."""
+        if self.folder is None:
+            return None
         with quiet():
             from lm_eval.tasks import TaskManager
 
-            return (
-                None
-                if self.folder is None
-                else TaskManager(include_path=str(self.folder), include_defaults=False)
-            )
+            return TaskManager(include_path=str(self.folder), include_defaults=False)
 
     @cached_property
     def _both(self) -> Any:
@@ -175,15 +197,14 @@ class Library:
 
     @cached_property
     def _digest(self) -> str:
+        """Digest of the names, sizes and contents of the folder's files."""
         assert self.folder is not None
         sha = hashlib.sha256()
-        for path in sorted(
-            p for p in self.folder.rglob("*") if p.is_file() and not set(p.parts) & set(IGNORED)
-        ):
-            sha.update(
-                f"{path.relative_to(self.folder).as_posix()}\0{path.stat().st_size}\0".encode()
-            )
-            sha.update(path.read_bytes())
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file() and not set(path.parts) & set(IGNORED):
+                name = path.relative_to(self.folder).as_posix()
+                sha.update(f"{name}\0{path.stat().st_size}\0".encode())
+                sha.update(path.read_bytes())
         return sha.hexdigest()[:16]
 
 
@@ -197,40 +218,45 @@ def _shipped() -> Any:
 
 
 def _as_group(name: str, tasks: Sequence[Any]) -> Any:
-    """A group of the tasks of a tag, with every metric that most of them have."""
+    """A group of the tasks of a tag, with every metric that most of them have.
+
+    It is weighted by size, like lm-eval's own groups.
+    """
     from lm_eval.api.group import Group
     from lm_eval.config.group import AggMetricConfig
 
-    metrics = [set(task.higher_is_better()) for task in tasks]
-    shared = sorted(
-        metric
-        for metric in set().union(*metrics)
-        if 2 * sum(metric in has for has in metrics) > len(metrics)
-    )
-    group = Group(name, aggregate_metric_list=[AggMetricConfig(metric=metric) for metric in shared])
+    counts: dict[str, int] = {}
+    for task in tasks:
+        for metric in task.higher_is_better():
+            counts[metric] = counts.get(metric, 0) + 1
+    shared = []
+    for metric in sorted(counts):
+        if 2 * counts[metric] > len(tasks):
+            shared.append(AggMetricConfig(metric=metric))
+    group = Group(name, aggregate_metric_list=shared)
     for task in tasks:
         group.add(task)
     return group
 
 
 def _check(loaded: Loaded) -> None:
-    """Refuse what would be ignored in silence, or cannot be run here."""
+    """Refuse what lm-eval would ignore in silence, or cannot run here."""
     for leaf in loaded.leaves:
         name = leaf.get_config("task")
         if getattr(leaf, "UNSAFE_CODE", False) or getattr(leaf, "MULTIMODAL", False):
             raise ConfigError(
-                f"lm-eval task {name}: it runs code that the model writes, or needs pictures or sound; take another task"
+                f"lm-eval task {name}: it runs code that the model writes, or needs pictures or"
+                " sound; take another task"
             )
-        unknown = [
-            metric
-            for metric, function in getattr(leaf, "_metric_fn_list", {}).items()
-            if function is None
-        ]
+        functions = getattr(leaf, "_metric_fn_list", {})
+        unknown = [metric for metric in functions if functions[metric] is None]
         if unknown:
             raise ConfigError(
-                f"lm-eval task {name}: lm-eval has no metric {', '.join(unknown)}, and code for it is not downloaded"
+                f"lm-eval task {name}: lm-eval has no metric {', '.join(unknown)},"
+                " and code for it is not downloaded"
             )
         if loaded.request.shots and leaf.get_config("num_fewshot") == 0:
             raise ConfigError(
-                f"lm-eval task {loaded.request}: its file fixes {name} to 0 shots; leave :{loaded.request.shots} out"
+                f"lm-eval task {loaded.request}: its file fixes {name} to 0 shots;"
+                f" leave :{loaded.request.shots} out"
             )

@@ -1,4 +1,7 @@
-"""Measure subjects with lm-eval: everything is checked and read before the first model is loaded, and nothing is done twice."""
+"""Measure subjects with lm-eval.
+
+Everything is checked and read before the first model is loaded, and nothing is measured twice.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from suite.record.lm_eval import Settings, add_evaluation, read_record
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is left to do on one subject."""
+    """What is left to measure on one subject."""
 
     subject: Subject
     left: list[tuple[Request, Settings]]
@@ -32,21 +35,31 @@ def plan(
     device: str,
     again: bool = False,
 ) -> tuple[list[Work], set[str]]:
-    """What was not measured yet, and the names that the results have in `lm-eval.json`.
+    """Find what is not measured yet.
 
     Args:
-        again: Measure what was measured, too.
+        again: Also measure what was measured before.
+
+    Returns:
+        The work that is left, and the names of all results asked for in `lm-eval.json`.
     """
-    work, names = [], set[str]()
+    work: list[Work] = []
+    names: set[str] = set()
+    requests = parse_requests(config.tasks)
     for subject in subjects:
-        known = {} if again else read_record(subject.folder).evaluations
-        asked = [
-            (r, settings_of(r, config, library, positions=subject.positions, device=device))
-            for r in parse_requests(config.tasks)
-        ]
-        names |= {settings.name for _, settings in asked}
-        left = [(request, settings) for request, settings in asked if settings.key not in known]
-        work += [Work(subject, left)] if left else []
+        known = {}
+        if not again:
+            known = read_record(subject.folder).evaluations
+        left = []
+        for request in requests:
+            settings = settings_of(
+                request, config, library, positions=subject.positions, device=device
+            )
+            names.add(settings.name)
+            if settings.key not in known:
+                left.append((request, settings))
+        if left:
+            work.append(Work(subject, left))
     return work, names
 
 
@@ -54,14 +67,19 @@ def load_tasks(work: Sequence[Work], library: Library) -> dict[Request, Loaded]:
     """The tasks that are wanted, with their data.
 
     Raises:
-        ConfigError, DataError: As `Library.load`; or the answers of one leave no room for its questions.
+        ConfigError, DataError: As in `Library.load` and `check_room`.
     """
     loaded: dict[Request, Loaded] = {}
     for item in work:
         for request, settings in item.left:
-            loaded[request] = loaded.get(request) or library.load(request)
+            if request not in loaded:
+                loaded[request] = library.load(request)
             check_room(loaded[request], settings)
     return loaded
+
+
+def _silent(line: str) -> None:
+    """The progress of a call that asked for none."""
 
 
 def measure(
@@ -70,36 +88,39 @@ def measure(
     *,
     device: str,
     again: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = _silent,
 ) -> dict[str, str]:
-    """Measure every subject and write `lm-eval.json` into its folder after each task.
+    """Measure every subject, and write `lm-eval.json` into its folder after each task.
 
     Args:
-        say: Told what begins.
+        again: Also measure what was measured before.
+        on_progress: Takes a line when a subject begins.
 
     Returns:
-        What could not be loaded or measured: folder -> why. The others are done all the same.
+        Why a subject was not loaded or measured, by its folder. The others are still measured.
 
     Raises:
-        ConfigError: A task, or an option that does not go with a model.
+        ConfigError: A task does not exist, or an option does not go with a model.
         DataError: The data of a task cannot be had.
     """
     library = Library(config.include_path)
     work, _ = plan(subjects, config, library, device=device, again=again)
-    loaded, failed = load_tasks(work, library), {}
+    loaded = load_tasks(work, library)
+    failed = {}
     for number, item in enumerate(work, 1):
-        say(
-            f"{number} of {len(work)}: {item.subject.folder.name}, {', '.join(str(request) for request, _ in item.left)}"
-        )
+        folder = item.subject.folder
+        tasks = ", ".join(str(request) for request, _ in item.left)
+        on_progress(f"{number} of {len(work)}: {folder.name}, {tasks}")
         try:
-            _measure(item, loaded, config, device=device)
+            _measure_one(item, loaded, config, device=device)
         except (SuiteError, torch.cuda.OutOfMemoryError) as error:
-            failed[str(item.subject.folder)] = str(error)
+            failed[str(folder)] = str(error)
+        # Outside of `_measure_one`, which holds the model until it returns.
         release_memory()
     return failed
 
 
-def _measure(
+def _measure_one(
     item: Work, loaded: dict[Request, Loaded], config: LmEvalConfig, *, device: str
 ) -> None:
     opened = item.subject.open()

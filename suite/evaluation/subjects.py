@@ -23,18 +23,19 @@ from suite.record.folder import Home
 from suite.record.spec import TrialSpec
 from suite.train.restore import open_trained, pretrained_weights, restore
 
+# The method's name in a row about a model that was not trained.
 UNTRAINED = "untrained"
-"""Stands for the method of what was not trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model that can be loaded and has a folder for what is measured on it.
+    """A model that can be loaded, and a folder for what is measured on it.
 
     Attributes:
         folder: Where `lm-eval.json` lies.
-        names: Its place in a table: sweep, backbone, attention, method, task and so on, and the seed.
-        positions: Tokens that it can see, None where it has no bound.
+        names: Its place in a table: sweep, backbone, attention, method, task and so on, and the
+            seed.
+        positions: Tokens that it can see; None where it has no bound.
         open: Loads it, on the CPU.
     """
 
@@ -73,44 +74,46 @@ def confirmed_run(trial: Trial, home: Home) -> Subject:
 
 
 def start_of(trial: Trial, home: Home, *, data_root: Path | None) -> Subject:
-    """What a trial started from: its backbone with its attention variant, before the method and before the first step."""
+    """What a trial started from: its backbone with its attention variant, before any training."""
     return untrained(trial.spec.arm, home, data_root=data_root, spec=trial.spec)
 
 
 def untrained(
     arm: Arm, home: Home, *, data_root: Path | None = None, spec: TrialSpec | None = None
 ) -> Subject:
-    """A backbone with an attention variant, as converted.
+    """A backbone with an attention variant, as it is after conversion.
 
     Args:
-        arm: Of which the method does not matter.
+        arm: Backbone and attention; its method does not matter.
         home: Keeps the result, pretrained weights and trained tokenizers.
         data_root: Local data, for a tokenizer that is yet to be trained.
-        spec: A trial whose random start is taken; None = seed 0.
+        spec: The trial whose random start is taken; None = seed 0.
 
     Raises:
-        IncompatibleError: The backbone does not write text from left to right, or the variant needs training first.
+        IncompatibleError: The backbone does not write text from left to right, or the variant
+            needs training first.
         BackboneError: The backbone cannot be found.
     """
     resolved = open_backbone(arm.backbone, data_root=data_root, cache=home.cache)
     check_writes(resolved)
     bare = arm.model_copy(update={"method": "full", "architecture": {}})
-    seed = (
-        spec.stream("init") if spec is not None and resolved.origin == "random" else 0
-    )  # a checkpoint is the same for all seeds
-    parts = {
-        **arm.model_dump(mode="json", include={"backbone", "attention", "pretrain"}),
-        "seed": seed,
-    }
+    seed = 0  # a checkpoint is the same for all seeds
+    if spec is not None and resolved.origin == "random":
+        seed = spec.stream("init")
 
     def load() -> Opened:
-        weights = None if spec is None else pretrained_weights(spec, home)
+        weights = None
+        if spec is not None:
+            weights = pretrained_weights(spec, home)
         torch.manual_seed(seed)
         model, _ = build_arm(resolved, Head("text"), bare, weights=weights)
         return Opened(model, load_tokenizer(resolved))
 
-    names = {
-        **names_of(arm),
+    # The folder's name follows from all that decides the model, so arms that differ in their
+    # method alone share a result.
+    parts = arm.model_dump(mode="json", include={"backbone", "attention", "pretrain"})
+    folder = home.path / "lm-eval" / short_hash(parts | {"seed": seed})
+    names = names_of(arm) | {
         "method": UNTRAINED,
         "architecture": {},
         "arm": None,
@@ -118,40 +121,48 @@ def untrained(
         "task": None,
         "seed": None,
     }
-    return Subject(
-        home.path / "lm-eval" / short_hash(parts), names, positions_of(resolved, bare), load
-    )
+    return Subject(folder, names, positions_of(resolved, bare), load)
 
 
 def confirmed_trials(cells: Iterable[Cell]) -> list[Trial]:
-    """Finished runs at each cell's best learning rate, those that its row counts."""
-    return [
-        t
-        for cell in cells
-        for t in cell.confirmed()
-        if t.result is not None and t.result.score is not None
-    ]
+    """Finished runs at each cell's best learning rate: those that its row counts."""
+    trials = []
+    for cell in cells:
+        for trial in cell.confirmed():
+            if trial.result is not None and trial.result.score is not None:
+                trials.append(trial)
+    return trials
 
 
 def check_writes(resolved: ResolvedBackbone) -> None:
-    """Raise IncompatibleError for a backbone that lm-eval cannot ask."""
+    """Check that a backbone writes text from left to right.
+
+    Raises:
+        IncompatibleError: It does not, so lm-eval cannot ask it.
+    """
     if resolved.family.kind != "decoder":
-        what = f"backbone {resolved.choice.name} is an {resolved.family.kind}"
         raise IncompatibleError(
-            f"lm-eval needs a model that writes from left to right, but {what}; take one such as gpt2 or llama2-7b"
+            "lm-eval needs a model that writes from left to right, but backbone"
+            f" {resolved.choice.name} is an {resolved.family.kind};"
+            " take one such as gpt2 or llama2-7b"
         )
 
 
 def check_head(head: Head, arm: Arm, task: str) -> None:
-    """Raise IncompatibleError for a decoder that was trained with a head of its own."""
+    """Check that a decoder was trained with its language-model head.
+
+    Raises:
+        IncompatibleError: It was trained with a task head.
+    """
     if head.kind != "text":
-        what = f"{arm.key} was trained on {task} with a {head.kind} head of its own"
         raise IncompatibleError(
-            f"lm-eval needs the language-model head, but {what}; run the sweep with decoder_objective: text"
+            f"lm-eval needs the language-model head, but {arm.key} was trained on {task} with a"
+            f" {head.kind} head of its own; run the sweep with decoder_objective: text"
         )
 
 
 def names_of(arm: Arm) -> dict[str, Any]:
+    """The columns of a table that say which arm this is."""
     return {
         "backbone": arm.backbone.name,
         "attention": arm.attention.name,
@@ -163,7 +174,12 @@ def names_of(arm: Arm) -> dict[str, Any]:
 
 
 def positions_of(resolved: ResolvedBackbone, arm: Arm) -> int | None:
-    """Tokens that a model can see beside those that its method puts in front."""
+    """Tokens of a text that a model can see; None where it has no bound.
+
+    The positions that the method puts in front of the text are taken off.
+    """
     positions = getattr(resolved.config, "max_position_embeddings", None)
+    if positions is None:
+        return None
     taken = get_method(arm.method).configure(arm.architecture).extra_positions()
-    return None if positions is None else int(positions) - taken
+    return int(positions) - taken
