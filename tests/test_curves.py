@@ -18,7 +18,7 @@ from suite.leaderboard.fields import Row
 from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status
-from suite.report.names import distinct
+from suite.report.names import Names, distinct
 from suite.tracking import leaderboard, sync, to_rows
 from tests.commands import Suite, suite
 from tests.records import (
@@ -338,9 +338,13 @@ def test_suite_curves_prints_and_draws_what_was_tried(
 
 
 def test_panels_of_one_method_are_told_apart_by_what_differs_in_their_architectures() -> None:
-    lora = [("t5", "mha", "lora", {"rank": rank, "alpha": 8}) for rank in (8, 32)]
-    assert distinct([*lora, ("t5", "mha", "full", {})]) == ["lora rank=8", "lora rank=32", "full"]
-    assert distinct([lora[0], ("t5", "gqa", "lora", {"rank": 8, "alpha": 8})]) == [
+    lora = [Names("t5", "mha", "lora", {"rank": rank, "alpha": 8}) for rank in (8, 32)]
+    assert distinct([*lora, Names("t5", "mha", "full", {})]) == [
+        "lora rank=8",
+        "lora rank=32",
+        "full",
+    ]
+    assert distinct([lora[0], Names("t5", "gqa", "lora", {"rank": 8, "alpha": 8})]) == [
         "mha lora",
         "gqa lora",
     ]

@@ -1,4 +1,4 @@
-"""The report of a sweep: one page that stands alone, the same as a document, its figures and the tables behind them.
+"""The report of a sweep: a page that needs no other file, a document, figures and tables.
 
 Names are imported on first use: importing this package costs nothing.
 """
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "build", "figures", "read", "write"]
 
-_HOMES = {"Report": "data", "build": "compose", "read": "data", "write": "compose"}
+_MODULES = {"Report": "data", "build": "compose", "read": "data", "write": "compose"}
 
 
 def __getattr__(name: str) -> Any:
     if name == "figures":
         return import_module("suite.report.figures")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,10 +1,14 @@
-"""The answer of a sweep in a few sentences, computed from its rows: who leads, what cannot be told apart from it, and at what cost."""
+"""The answer of a sweep in a few sentences, computed from its rows.
+
+They say who leads, what cannot be told apart from it, and at what cost.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from suite.config.reference import MEAN
@@ -12,322 +16,334 @@ from suite.report import values
 from suite.report.charts import energy, place
 from suite.report.data import Report, Row
 from suite.report.names import listed
+from suite.report.table import rows_where, values_of
 from suite.stats.constant_baseline import beats_constant
+
+# The costs that are compared, by key: the word for them.
+COSTS = {"energy_kwh": "energy", "peak_memory_bytes": "memory"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One finding: what it says, with what is its point in front."""
+    """One finding: its point in front, and the rest."""
 
     head: str
     rest: str
 
 
 def answer(report: Report) -> list[Sentence]:
-    """What the sweep says so far, the most general first."""
+    """What the sweep says so far, the most general finding first."""
     found: list[Sentence] = []
     for task in report.places:
-        backbones = sorted({row["backbone"] for row in report.scored(task)})
+        backbones = sorted(set(values_of(report.scored(task), "backbone")))
         for backbone in backbones:
-            rows = [
-                row
-                for row in report.scored(task)
-                if row["backbone"] == backbone and row["admitted"] is not False
-            ]
-            where = place(report, task) + (f" with {backbone}" if len(backbones) > 1 else "")
-            found += [_ranking(report, rows, where, task)] if rows else []
+            rows = rows_where(report.admitted(task), "backbone", backbone)
+            where = place(report, task)
+            if len(backbones) > 1:
+                where += f" with {backbone}"
+            if rows:
+                found.append(_ranking(report, rows, where, task))
     if not found:
-        left = "no arm has a test score that was admitted" if report.rows else "no trial has ended"
-        found.append(Sentence("Nothing can be said yet:", f"{left}."))
+        reason = "no arm has a test score that was admitted."
+        if not report.rows:
+            reason = "no trial has ended."
+        found.append(Sentence("Nothing can be said yet:", reason))
     return [*found, *_like_a_constant(report), *_rejected(report)]
 
 
 def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sentence:
+    """Who leads the rows of one task and backbone."""
     higher = report.higher_is_better(task)
-    ordered = sorted(rows, key=lambda row: -row["score_mean"] if higher else row["score_mean"])
-    leader, ranked = ordered[0], [row for row in ordered if row["rank"]]
+    ordered = sorted(rows, key=lambda row: row["score_mean"], reverse=higher)
+    ranked = [row for row in ordered if row["rank"]]
     if len(ranked) < 2:
-        return _unranked(report, rows, leader, where, "highest" if higher else "lowest")
-    best = min(
-        _rank(row)[0] for row in ranked
-    )  # a row of rank 1 may be one that has since been rejected or lost its score
-    first = [row for row in ranked if _rank(row)[0] == best]
-    later = _not_ranked(report, ordered)
-    if len(first) == len(ranked):
-        return Sentence(
-            f"Nothing separates the {len(ranked)} ranked arms {where}:",
-            _all_alike(report, ranked) + later,
-        )
-    leader, rivals, behind = first[0], first[1:], [row for row in ranked if row not in first]
-    rest = f"{_scored(leader)}; {cost(leader)}."
+        return _unranked(report, ordered, where, "highest" if higher else "lowest")
+    # A row of rank 1 may be one that has since been rejected or lost its score.
+    by_place = defaultdict(list)
+    for row in ranked:
+        by_place[values.rank_bounds(row["rank"])[0]].append(row)
+    first = by_place.pop(min(by_place))
+    behind = [row for row in ranked if row not in first]
+    later = ""
+    unranked = [_with_score(report, row) for row in ordered if not row["rank"]]
+    if unranked:
+        later = f" Not ranked yet: {listed(unranked)}."
+    if not behind:
+        head = f"Nothing separates the {len(ranked)} ranked arms {where}:"
+        return Sentence(head, _all_alike(report, ranked) + later)
+    leader = first[0]
+    rest = f"{_score(leader)}; {cost(leader)}."
+    rivals = []
+    for row in first[1:]:
+        rivals.append(f"{report.label(row)} ({_score(row)}{_saving(row, leader)})")
     if rivals:
-        rest += f" Cannot be told apart from it: {listed(f'{_named(report, r)} ({_scored(r)}{_saving(r, leader)})' for r in rivals)}."
-    shown = [f"{_named(report, row)} ({values.score(row['score_mean'])})" for row in behind]
-    return Sentence(
-        f"{_named(report, leader)} leads {where}:",
-        f"{rest} Shown to be worse than some arm: {listed(shown)}.{later}",
-    )
+        rest += f" Cannot be told apart from it: {listed(rivals)}."
+    worse = [_with_score(report, row) for row in behind]
+    rest += f" Shown to be worse than some arm: {listed(worse)}.{later}"
+    return Sentence(f"{report.label(leader)} leads {where}:", rest)
 
 
-def _not_ranked(report: Report, rows: Sequence[Row]) -> str:
-    """` Not ranked yet: read (61.2).`: arms with a score of their own that no test has compared with the others."""
-    left = [
-        f"{_named(report, row)} ({values.score(row['score_mean'])})"
-        for row in rows
-        if not row["rank"]
-    ]
-    return f" Not ranked yet: {listed(left)}." if left else ""
-
-
-def _unranked(report: Report, rows: Sequence[Row], leader: Row, where: str, end: str) -> Sentence:
+def _unranked(report: Report, rows: Sequence[Row], where: str, end: str) -> Sentence:
+    """The first of some rows that no test has compared."""
+    leader = rows[0]
+    scored = f"{_score(leader)}; {cost(leader)}."
     if len(rows) == 1:
-        return Sentence(
-            f"{_named(report, leader)} is the only arm {where} so far:",
-            f"{_scored(leader)}; {cost(leader)}.",
-        )
-    why = leader["rank_missing"] or (
-        "no other arm is ranked yet" if leader["rank"] else "there are no ranks"
+        return Sentence(f"{report.label(leader)} is the only arm {where} so far:", scored)
+    reason = leader["rank_missing"]
+    if not reason:
+        reason = "no other arm is ranked yet" if leader["rank"] else "there are no ranks"
+    return Sentence(
+        f"{report.label(leader)} scores {end} {where}:",
+        f"{scored} No test says whether that is more than luck: {reason}.",
     )
-    untested = (
-        f"{_scored(leader)}; {cost(leader)}. No test says whether that is more than luck: {why}."
-    )
-    return Sentence(f"{_named(report, leader)} scores {end} {where}:", untested)
 
 
 def _all_alike(report: Report, rows: Sequence[Row]) -> str:
-    """Scores from here to there; so cost decides."""
-    scores = [row["score_mean"] for row in rows]
-    low, high = values.score(min(scores)), values.score(max(scores))
-    said = f"all score {low}" if low == high else f"scores from {low} to {high}"
-    said += f" ({listed(_named(report, row) for row in rows)})."
-    costs = (("energy_kwh", "energy"), ("peak_memory_bytes", "memory"))
-    cheapest = {
-        what: _least(rows, key) for key, what in costs if all(row[key] is not None for row in rows)
-    }
-    takers: dict[str, list[str]] = defaultdict(list)
-    for what, row in cheapest.items():
-        takers[_named(report, row)].append(f"the least {what} ({_amount(row, what)})")
-    return said + (
-        f" {listed(f'{name} takes {listed(least)}' for name, least in takers.items())}."
-        if takers
-        else ""
-    )
+    """The range of scores of arms that no test separates, and which of them cost least."""
+    scores = values_of(rows, "score_mean")
+    low = values.score(min(scores))
+    high = values.score(max(scores))
+    said = f"scores from {low} to {high}"
+    if low == high:
+        said = f"all score {low}"
+    said += f" ({listed(report.label(row) for row in rows)})."
+    cheapest: dict[str, list[str]] = defaultdict(list)
+    for key, word in COSTS.items():
+        if None not in values_of(rows, key):
+            row = min(rows, key=lambda row: row[key])
+            cheapest[report.label(row)].append(f"the least {word} ({_amount(row, key)})")
+    takers = []
+    for name, least in cheapest.items():
+        takers.append(f"{name} takes {listed(least)}")
+    if takers:
+        said += f" {listed(takers)}."
+    return said
 
 
-def _amount(row: Row, what: str) -> str:
-    if what == "memory":
-        return values.size(row["peak_memory_bytes"])
-    return values.energy(row["energy_kwh"]) + (
-        ", estimate" if values.ESTIMATE in (row["energy_source"] or "") else ""
-    )
+def _amount(row: Row, key: str) -> str:
+    if key == "peak_memory_bytes":
+        return values.size(row[key])
+    shown = values.energy(row["energy_kwh"])
+    if values.is_estimate(row):
+        shown += ", estimate"
+    return shown
 
 
-def _least(rows: Sequence[Row], key: str) -> Row:
-    return min(rows, key=lambda row: row[key])
+def _with_score(report: Report, row: Row) -> str:
+    """`read (61.2)`."""
+    return f"{report.label(row)} ({values.score(row['score_mean'])})"
 
 
-def _rank(row: Row) -> tuple[int, int]:
-    low, _, high = str(row["rank"]).partition("-")
-    return int(low), int(high or low)
-
-
-def _named(report: Report, row: Row) -> str:
-    return report.arms[row["arm"]].label
-
-
-def _scored(row: Row) -> str:
+def _score(row: Row) -> str:
     """`78.2, 95% interval 74.7 to 81.4`."""
     shown = values.score(row["score_mean"])
-    return (
-        shown
-        if row["ci_low"] is None
-        else f"{shown}, 95% interval {values.score(row['ci_low'])} to {values.score(row['ci_high'])}"
-    )
+    if row["ci_low"] is not None:
+        low = values.score(row["ci_low"])
+        high = values.score(row["ci_high"])
+        shown += f", 95% interval {low} to {high}"
+    return shown
 
 
 def cost(row: Row) -> str:
     """What a training run of the arm takes, as far as it was measured."""
-    parts = [
-        f"{energy(row)} a run" if row["energy_kwh"] is not None else "",
-        values.size(row["peak_memory_bytes"]),
-    ]
-    parts += [
-        f"{values.count(row['trainable_parameters'])} trained parameters"
-        if row["trainable_parameters"] is not None
-        else ""
-    ]
-    return ", ".join(part for part in parts if part not in ("", values.MISSING))
+    parts = []
+    if row["energy_kwh"] is not None:
+        parts.append(f"{energy(row)} a run")
+    if row["peak_memory_bytes"] is not None:
+        parts.append(values.size(row["peak_memory_bytes"]))
+    if row["trainable_parameters"] is not None:
+        parts.append(f"{values.count(row['trainable_parameters'])} trained parameters")
+    return ", ".join(parts)
 
 
 def _saving(row: Row, leader: Row) -> str:
-    """`, 40% less energy, 44% less memory` than the leader."""
+    """`; 40% less energy, 44% less memory` than the leader."""
     parts = []
-    for key, what in (("energy_kwh", "energy"), ("peak_memory_bytes", "memory")):
-        if row[key] is not None and leader[key]:
-            change = 100 * (row[key] / leader[key] - 1)
-            parts.append(
-                f"the same {what}"
-                if abs(change) < 0.5
-                else f"{abs(change):.0f}% {'more' if change > 0 else 'less'} {what}"
-            )
-    return "; " + ", ".join(parts) if parts else ""
+    for key, word in COSTS.items():
+        if row[key] is None or not leader[key]:
+            continue
+        percent = 100 * (row[key] / leader[key] - 1)
+        if abs(percent) < 0.5:
+            parts.append(f"the same {word}")
+        elif percent > 0:
+            parts.append(f"{percent:.0f}% more {word}")
+        else:
+            parts.append(f"{-percent:.0f}% less {word}")
+    if not parts:
+        return ""
+    return "; " + ", ".join(parts)
 
 
 def _like_a_constant(report: Report) -> list[Sentence]:
-    """Arms whose score, by task, could be had by one answer to everything."""
+    """By task, the arms that are not shown to beat one answer for everything."""
     found = []
     for task in report.tasks:
-        rows = [row for row in report.scored(task) if row["admitted"] is not False]
+        rows = report.admitted(task)
         alike = [row for row in rows if beats_constant(row) is False]
-        if alike:
-            same = values.score(alike[0]["constant_score"])
-            who = "no arm is" if len(alike) == len(rows) else "not"
-            said = listed(
-                f"{_named(report, row)} ({values.score(row['score_mean'])})" for row in alike
-            )
-            found.append(
-                Sentence(
-                    f"On {task} {who} shown to do better than one answer for everything, which scores {same}:",
-                    f"{said}.",
-                )
-            )
+        if not alike:
+            continue
+        who = "no arm is" if len(alike) == len(rows) else "not"
+        constant = values.score(alike[0]["constant_score"])
+        head = (
+            f"On {task} {who} shown to do better than one answer for everything, which scores"
+            f" {constant}:"
+        )
+        found.append(Sentence(head, f"{listed(_with_score(report, row) for row in alike)}."))
     return found
 
 
 def _rejected(report: Report) -> list[Sentence]:
-    """Arms that a check of validity took out, by task."""
+    """By task, the arms that a check of validity took out."""
     by_arm: dict[str, list[str]] = defaultdict(list)
+    count = 0
     for row in report.rows:
         if row["admitted"] is False and row["task"] != MEAN:
-            by_arm[_named(report, row)].append(row["task"])
-    if not by_arm:
+            by_arm[report.label(row)].append(row["task"])
+            count += 1
+    if not count:
         return []
-    cells = sum(map(len, by_arm.values()))
-    said = listed(f"{name} on {listed(tasks)}" for name, tasks in by_arm.items())
-    return [
-        Sentence(
-            f"{cells} {'row is' if cells == 1 else 'rows are'} rejected and not ranked:",
-            f"{said} (reasons below).",
-        )
-    ]
+    head = f"{count} rows are rejected and not ranked:"
+    if count == 1:
+        head = "1 row is rejected and not ranked:"
+    said = []
+    for name, tasks in by_arm.items():
+        said.append(f"{name} on {listed(tasks)}")
+    return [Sentence(head, f"{listed(said)} (reasons below).")]
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """What was run, on what, with which budget: name and text."""
-    config = None if report.plan is None else report.plan.config
-    found = [
-        (
-            "Sweep",
-            report.sweep
-            + (f": {config.description}" if config is not None and config.description else ""),
-        )
+    labels = [arm.label for arm in report.arms.values()]
+    return [
+        *_settings(report),
+        ("Arms", f"{len(labels)}: {listed(labels, most=20)}"),
+        ("Tasks", listed(report.tasks, most=30)),
+        *_spent(report),
+        *_machines(report),
     ]
-    if config is not None:
-        search, training, limit = config.search, config.training, config.limit
-        decades = search.edge_guard.extensions
-        guard = (
-            f", up to {decades} decade{'s' if decades > 1 else ''} more at an edge"
-            if decades
-            else ""
-        )
-        stop = (
-            f", may stop early (tolerance {search.stop.tolerance:g})"
-            if search.stop is not None
-            else ""
-        )
-        budget = f"{search.trials} trials per cell ({search.startup_trials} quasi-random, then {search.sampler}){guard}{stop}; "
-        found.append(
-            (
-                "Budget",
-                budget + f"confirmed with seeds {listed(map(str, config.confirm.seeds), most=20)}",
-            )
-        )
-        steps = f"{training.epochs} epoch{'s' if training.epochs > 1 else ''}" + (
-            f" of {training.epoch_steps} steps" if training.epoch_steps else ""
-        )
-        shape = f"batches of {training.batch_size}, at most {training.max_length} tokens"
-        found.append(
-            (
-                "Training",
-                f"{steps}, {shape}, {training.precision} precision, ZeRO stage {training.zero_stage}",
-            )
-        )
-        rows = [
-            f"{name} {value:,}" for name, value in limit.model_dump().items() if value is not None
-        ]
-        found += [("Rows", f"at most {', '.join(rows)}")] if rows else []
-    found.append(
-        ("Arms", f"{len(report.arms)}: {listed((a.label for a in report.arms.values()), most=20)}")
+
+
+def _settings(report: Report) -> list[tuple[str, str]]:
+    """What the sweep's file asks for."""
+    if report.plan is None:
+        return [("Sweep", report.sweep)]
+    config = report.plan.config
+    name = report.sweep
+    if config.description:
+        name += f": {config.description}"
+
+    search = config.search
+    budget = (
+        f"{search.trials} trials per cell"
+        f" ({search.startup_trials} quasi-random, then {search.sampler})"
     )
-    found.append(("Tasks", listed(report.tasks, most=30)))
-    return [*found, *_spent(report), *_machines(report)]
+    decades = search.edge_guard.extensions
+    if decades:
+        budget += f", up to {_counted(decades, 'decade')} more at an edge"
+    if search.stop is not None:
+        budget += f", may stop early (tolerance {search.stop.tolerance:g})"
+    budget += f"; confirmed with seeds {listed(map(str, config.confirm.seeds), most=20)}"
+
+    steps = _counted(config.training.epochs, "epoch")
+    if config.training.epoch_steps:
+        steps += f" of {config.training.epoch_steps} steps"
+    training = (
+        f"{steps}, batches of {config.training.batch_size},"
+        f" at most {config.training.max_length} tokens, {config.training.precision} precision,"
+        f" ZeRO stage {config.training.zero_stage}"
+    )
+    found = [("Sweep", name), ("Budget", budget), ("Training", training)]
+    limits = []
+    for split, most in config.limit:
+        if most is not None:
+            limits.append(f"{split} {most:,}")
+    if limits:
+        found.append(("Rows", f"at most {', '.join(limits)}"))
+    return found
+
+
+def _counted(count: int, word: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    if count > 1:
+        return f"{count} {word}s"
+    return f"{count} {word}"
 
 
 def _spent(report: Report) -> list[tuple[str, str]]:
-    ended = [t for t in report.trials if t["status"] != "unfinished"]
+    """What all ended trials took together, and when they ran."""
+    ended = [trial for trial in report.trials if trial["status"] != "unfinished"]
     if not ended:
         return []
-    phases = [cost for trial in ended for cost in trial["phases"].values()]
-    kwh = None if any(e is None for _, e in phases) else sum(e for _, e in phases if e is not None)
-    note = f" of energy{report.energy_note}" if kwh is not None else ""
-    said = f"{len(ended)} trials ended, {values.duration(sum(s for s, _ in phases))} of work, {values.energy(kwh)}{note}"
+    seconds = 0.0
+    energies = []
+    for trial in ended:
+        for phase_s, energy_kwh in trial["phases"].values():
+            seconds += phase_s
+            energies.append(energy_kwh)
+    spent = values.MISSING
+    if None not in energies:
+        spent = f"{values.energy(sum(energies))} of energy{report.energy_note}"
+    first = _minute(min(values_of(ended, "started_at")))
+    last = _minute(max(values_of(ended, "finished_at")))
     return [
-        ("Trials", said),
-        (
-            "Run",
-            f"{_day(min(t['started_at'] for t in ended))} to {_day(max(t['finished_at'] for t in ended))} UTC",
-        ),
+        ("Trials", f"{len(ended)} trials ended, {values.duration(seconds)} of work, {spent}"),
+        ("Run", f"{first} to {last} UTC"),
     ]
 
 
-def _day(seconds: float) -> str:
-    from datetime import UTC, datetime
-
+def _minute(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _machines(report: Report) -> list[tuple[str, str]]:
     """Distinct hardware, versions, revisions and meters of the results."""
+    # Dictionaries without values keep the order of first sight; sets would not.
     shown: dict[str, dict[str, None]] = {"Hardware": {}, "Versions": {}, "Commit": {}, "Energy": {}}
     for record in report.provenance:
+        versions = sorted(record.get("versions", {}).items())
         shown["Hardware"][_hardware(record)] = None
-        shown["Versions"][
-            ", ".join(
-                f"{name} {version}" for name, version in sorted(record.get("versions", {}).items())
-            )
-        ] = None
-        git = record.get("git") or {}
-        shown["Commit"][
-            str(git.get("revision") or "")[:12] + (" (edited checkout)" if git.get("dirty") else "")
-        ] = None
+        shown["Versions"][", ".join(f"{name} {version}" for name, version in versions)] = None
+        shown["Commit"][_revision(record.get("git") or {})] = None
         shown["Energy"][_meter(record.get("meter") or {})] = None
-    return [
-        (name, "; or ".join(filter(None, texts))) for name, texts in shown.items() if any(texts)
-    ]
+    found = []
+    for name, texts in shown.items():
+        known = [text for text in texts if text]
+        if known:
+            found.append((name, "; or ".join(known)))
+    return found
+
+
+def _revision(git: dict[str, Any]) -> str:
+    revision = str(git.get("revision") or "")[:12]
+    if git.get("dirty"):
+        revision += " (edited checkout)"
+    return revision
 
 
 def _hardware(record: dict[str, Any]) -> str:
     found = record.get("hardware") or {}
     if not found:
         return ""
+    processor = found.get("cpu_model", "an unknown processor")
+    parts = [f"{found.get('usable_cores', '?')} cores of {processor}"]
+    if found.get("memory_bytes"):
+        parts.append(values.size(found["memory_bytes"]))
     boards = [str(gpu.get("name", "GPU")) for gpu in found.get("gpus", [])]
-    parts = [
-        f"{found.get('usable_cores', '?')} cores of {found.get('cpu_model', 'an unknown processor')}"
-    ]
-    parts += [values.size(found["memory_bytes"])] if found.get("memory_bytes") else []
-    parts += [f"{boards.count(name)} x {name}" for name in dict.fromkeys(boards)] or ["no GPU"]
-    return (
-        f"{', '.join(parts)}; {record.get('world_size', '?')} ranks on {record.get('device', '?')}"
-    )
+    for name in dict.fromkeys(boards):
+        parts.append(f"{boards.count(name)} x {name}")
+    if not boards:
+        parts.append("no GPU")
+    ranks = f"{record.get('world_size', '?')} ranks on {record.get('device', '?')}"
+    return f"{', '.join(parts)}; {ranks}"
 
 
 def _meter(meter: dict[str, Any]) -> str:
-    sources = [str(source) for source in meter.get("energy_sources", [])]
-    if sources == [values.ESTIMATE]:
-        watts = meter.get("watts_per_core")
-        return (
-            f"estimated, not measured: processor time x {watts:g} W per core"
-            if watts
-            else "estimated from processor time"
-        )
-    return f"measured by {listed(sources)}" if sources else ""
+    sources = list(map(str, meter.get("energy_sources", [])))
+    if not sources:
+        return ""
+    if sources != [values.ESTIMATE]:
+        return f"measured by {listed(sources)}"
+    watts = meter.get("watts_per_core")
+    if watts:
+        return f"estimated, not measured: processor time x {watts:g} W per core"
+    return "estimated from processor time"

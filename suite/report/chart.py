@@ -1,6 +1,7 @@
 """What a figure shows, apart from what draws it: axes, marks and the table of its numbers.
 
-`suite.report.interactive` draws a chart for the screen and `suite.report.static` for paper, so that both say the same.
+`suite.report.interactive` draws a chart for the screen and `suite.report.static` for paper, so both
+show the same.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from typing import Literal, TypeAlias
 
 from suite.report.table import Table
 
+# The numbers of colours, shapes and dashes have no common divisor: 315 arms look different from
+# each other, also without colour.
+#
+# Okabe and Ito's colours, which colour-blind readers tell apart, without black and yellow: black
+# vanishes on a dark page, yellow on a light one.
+# Source: https://jfly.uni-koeln.de/color/ (Color Universal Design).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-"""Okabe and Ito's colours, which colour-blind readers tell apart, but black and yellow: one of them vanishes on dark, one on light
-ground. Source: https://jfly.uni-koeln.de/color/ (Color Universal Design)."""
 SHAPES = (
     "circle",
     "square",
@@ -27,7 +32,6 @@ SHAPES = (
 )
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 HATCHES = ("", "/", ".", "x", "-", "\\")
-"""Colours, shapes and dashes have lengths without a common divisor: 315 arms look different from each other, also without colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,11 @@ class Axis:
     """One axis.
 
     Attributes:
-        title: With its unit.
-        log: Logarithmic; all values are above 0.
-        categories: Names instead of numbers, in order; the first at the top of a y axis.
-        whole: Ticks at whole numbers only.
-        limits: What is shown at least, where figures are to be compared with each other.
+        title: Its title, with the unit.
+        log: Whether it is logarithmic; then all values are above 0.
+        categories: Names instead of numbers, in order; the first is at the top of a y axis.
+        whole: Whether ticks are at whole numbers only.
+        limits: The least range that is shown, so that figures can be compared with each other.
     """
 
     title: str
@@ -54,13 +58,14 @@ class Points:
     """Points, joined by a line where `line` is set.
 
     Attributes:
-        style: Its place in the palette; None = neutral grey.
-        low: Lower ends of error bars, None where a point has none; `high` likewise.
+        style: Place in the palette; None = neutral grey.
+        low, high: Ends of the error bars; None where a point has none.
         along: The axis along which error bars lie.
         labels: Written beside the points.
-        details: Shown when a point is pointed at.
-        ring: Large and empty, around other points.
-        shape: Instead of the style's.
+        details: Shown when a reader points at a point.
+        hollow: Whether the points are drawn as outlines.
+        ring: Whether the points are large and empty, to lie around other points.
+        shape: A shape that replaces the style's.
     """
 
     name: str
@@ -78,6 +83,28 @@ class Points:
     ring: bool = False
     shape: str | None = None
     legend: bool = True
+
+    @property
+    def marker_shape(self) -> str:
+        """One of `SHAPES`, or `shape`."""
+        if self.shape:
+            return self.shape
+        if self.ring:
+            return "circle"
+        return SHAPES[(self.style or 0) % len(SHAPES)]
+
+    @property
+    def dash(self) -> str:
+        """One of `DASHES`."""
+        if self.style is None:
+            return "dot"
+        return DASHES[self.style % len(DASHES)]
+
+    def colour(self, grey: str) -> str:
+        """The style's colour; `grey` where there is no style."""
+        if self.style is None:
+            return grey
+        return colour_of(self.style)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +150,11 @@ class Chart:
 
     Attributes:
         key: Name of its files, and its id on a page.
-        title: In a few words.
-        text: What it shows and what is to be seen in it, for those who do not see it and for all others.
+        title: Its title, in a few words.
+        text: What it shows and what to see in it, also for readers who cannot see it.
         table: The numbers behind it.
         height: Pixels on a page.
-        legend: Whether the marks' names are listed.
+        legend: Whether the names of the marks are listed.
     """
 
     key: str
@@ -139,3 +166,13 @@ class Chart:
     table: Table
     height: int = 340
     legend: bool = True
+
+
+def colour_of(style: int) -> str:
+    """The colour of a place in the palette."""
+    return COLOURS[style % len(COLOURS)]
+
+
+def hatch_of(style: int) -> str:
+    """The hatch of a place in the palette."""
+    return HATCHES[style % len(HATCHES)]

@@ -5,25 +5,29 @@ Each function takes a report and gives a `Chart`, or None where the sweep has no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import fsum
 from statistics import fmean
 from typing import Any
 
 from suite.config.reference import MEAN
 from suite.report import values
-from suite.report.chart import Axis, Bars, Chart, Heat, Points
+from suite.report.chart import Axis, Bars, Chart, Heat, Mark, Points
 from suite.report.data import Report, Row
 from suite.report.names import listed
-from suite.report.table import Table
+from suite.report.table import Table, values_of
 
+# The names of more points would cover each other. Then only the front is named, and a reader points
+# at the others.
 MOST_LABELS = 14
-"""With more points their names would cover each other: only those of the front are written then, and pointing at others tells theirs."""
+# A heat map's least range from dark to light: points, or percent where less is better. Otherwise
+# tenths of a point would look like day and night.
 LEAST_SPAN = 5.0
-"""Points (of a score of which less is better, percent) from dark to light at least: otherwise tenths of a point would look like day and
-night."""
+# The phases of a run, in the order of the stacked bars.
 PHASES = ("train", "eval", "test", "load", "checkpoint")
-ARM_COLUMNS = {"arm": "key of the arm", "label": "its short name", "task": "task, or mean over all"}
+LABEL_COLUMNS = {"arm": "key of the arm", "label": "its short name"}
+ARM_COLUMNS = LABEL_COLUMNS | {"task": "task, or mean over all"}
 SCORE_COLUMNS = {
     "score_mean": "test score, mean over seeds, unit of the task's metric",
     "ci_low": "lower end of its 95% interval",
@@ -32,241 +36,273 @@ SCORE_COLUMNS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a score is drawn against.
+
+    Attributes:
+        word: Its name in a sentence.
+        key: Its key in a row.
+        factor: From the row's unit to the drawn one.
+        title: The axis' title, with the unit.
+        column: Its key in the table.
+        meaning: What the table's column means.
+    """
+
+    word: str
+    key: str
+    factor: float
+    title: str
+    column: str
+    meaning: str
+
+    def of(self, row: Row) -> float:
+        """The row's cost in the drawn unit."""
+        cost: float = row[self.key] * self.factor
+        return cost
+
+    def of_all(self, rows: Sequence[Row]) -> list[float]:
+        return [self.of(row) for row in rows]
+
+
 def score_against_energy(report: Report, task: str) -> Chart | None:
     """Test score over the energy of a run's training phase, with the Pareto front."""
-    title = f"Wh per training run{report.energy_note}"
-    return _score_against(
-        report,
-        task,
-        "energy_kwh",
-        1000.0,
-        title,
-        "energy_wh",
-        "energy of the training phase of a run, Wh",
-        "energy",
+    energy_wh = Cost(
+        word="energy",
+        key="energy_kwh",
+        factor=1000.0,
+        title=f"Wh per training run{report.energy_note}",
+        column="energy_wh",
+        meaning="energy of the training phase of a run, Wh",
     )
+    return _score_against(report, task, energy_wh)
 
 
 def score_against_memory(report: Report, task: str) -> Chart | None:
     """Test score over peak memory in training, with the Pareto front."""
-    title, meaning = (
-        "peak memory in training, MiB",
-        "peak allocated memory of the training phase, largest rank, MiB",
+    memory_mib = Cost(
+        word="memory",
+        key="peak_memory_bytes",
+        factor=2.0**-20,
+        title="peak memory in training, MiB",
+        column="peak_memory_mib",
+        meaning="peak allocated memory of the training phase, largest rank, MiB",
     )
-    return _score_against(
-        report, task, "peak_memory_bytes", 2.0**-20, title, "peak_memory_mib", meaning, "memory"
-    )
+    return _score_against(report, task, memory_mib)
 
 
-def _score_against(
-    report: Report,
-    task: str,
-    key: str,
-    factor: float,
-    title: str,
-    name: str,
-    meaning: str,
-    short: str,
-) -> Chart | None:
-    rows = [row for row in report.scored(task) if row[key]]
+def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
+    rows = [row for row in report.scored(task) if row[cost.key]]
     if not rows:
         return None
-    higher = report.higher_is_better(task)
-    front = pareto(
-        [row for row in rows if row["admitted"] is not False], key, higher_is_better=higher
+    admitted = [row for row in report.admitted(task) if row[cost.key]]
+    front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
+    named = rows
+    if len(rows) > MOST_LABELS:
+        named = front[:MOST_LABELS]
+    line = Points(
+        "Pareto front",
+        cost.of_all(front),
+        values_of(front, "score_mean"),
+        line=True,
+        marker=False,
     )
-    names = [report.arms[row["arm"]].label for row in front]
-    labelled = {row["arm"] for row in (rows if len(rows) <= MOST_LABELS else front[:MOST_LABELS])}
-    marks = [
-        Points(
-            "Pareto front",
-            [r[key] * factor for r in front],
-            [r["score_mean"] for r in front],
-            line=True,
-            marker=False,
-        )
-    ]
-    marks += [_point(report, row, row[key] * factor, named=row["arm"] in labelled) for row in rows]
-    rejected = sum(row["admitted"] is False for row in rows)
-    said = (
-        f"Test score {place(report, task)} against {short} for {len(rows)} arms. On the Pareto front (dotted), where no arm is "
-        f"both better and cheaper: {listed(names)}. Bars are 95% intervals."
+    points = [_point(report, row, cost.of(row), named=row in named) for row in rows]
+
+    text = (
+        f"Test score {place(report, task)} against {cost.word} for {len(rows)} arms. On the Pareto"
+        " front (dotted), where no arm is both better and cheaper:"
+        f" {listed(report.label(row) for row in front)}. Bars are 95% intervals."
     )
-    said += " Only arms of the front are named." if len(labelled) < len(rows) else ""
-    said += f" Hollow: {rejected} rejected by a check of validity, on no front." if rejected else ""
-    table = Table(
-        f"score-{short}",
-        f"Test score and {short}",
-        ARM_COLUMNS
-        | SCORE_COLUMNS
-        | {
-            name: meaning,
-            "energy_source": "how energy was measured",
-            "on_front": "on the Pareto front",
-        },
-        [
-            {
-                **row,
-                "label": report.arms[row["arm"]].label,
-                name: row[key] * factor,
-                "on_front": row in front,
-            }
-            for row in rows
-        ],
-    )
-    heading = f"Score and {short}, {'mean over tasks' if task == MEAN else task}"
-    x = _with_margins(title, [row[key] * factor for row in rows])
+    if len(named) < len(rows):
+        text += " Only arms of the front are named."
+    rejected = len(rows) - len(admitted)
+    if rejected:
+        text += f" Hollow: {rejected} rejected by a check of validity, on no front."
+
+    table_rows = []
+    for row in report.labelled(rows):
+        table_rows.append(row | {cost.column: cost.of(row)})
+    for table_row, row in zip(table_rows, rows, strict=True):
+        table_row["on_front"] = row in front
+    columns = ARM_COLUMNS | SCORE_COLUMNS
+    columns[cost.column] = cost.meaning
+    columns["energy_source"] = "how energy was measured"
+    columns["on_front"] = "on the Pareto front"
+    over = "mean over tasks" if task == MEAN else task
     return Chart(
-        f"score-{short}-{task}",
-        heading,
-        said,
-        x,
-        score_axis(report, task),
-        marks,
-        table,
-        400,
+        key=f"score-{cost.word}-{task}",
+        title=f"Score and {cost.word}, {over}",
+        text=text,
+        x=_axis_with_margins(cost.title, cost.of_all(rows)),
+        y=score_axis(report, task),
+        marks=[line, *points],
+        table=Table(f"score-{cost.word}", f"Test score and {cost.word}", columns, table_rows),
+        height=400,
         legend=False,
     )
 
 
-def _with_margins(title: str, values_: Sequence[float]) -> Axis:
-    """Room for the names of the outermost points; logarithmic where that is needed to see the cheap ones."""
-    low, high = min(values_), max(values_)
+def _axis_with_margins(title: str, costs: Sequence[float]) -> Axis:
+    """An axis with room for the names of the outermost points.
+
+    It is logarithmic where the cheap arms could not be told apart otherwise.
+    """
+    low = min(costs)
+    high = max(costs)
     if high > 20 * low:
-        return Axis(
-            title, log=True, limits=(low * (low / high) ** 0.12, high * (high / low) ** 0.12)
-        )
+        margin = (high / low) ** 0.12
+        return Axis(title, log=True, limits=(low / margin, high * margin))
     margin = 0.12 * (high - low) or 0.5 * high
     return Axis(title, limits=(low - margin, high + margin))
 
 
 def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
     arm = report.arms[row["arm"]]
-    hint = f"{arm.label}: score {values.score(row['score_mean'])}, {energy(row)}, {values.size(row['peak_memory_bytes'])}"
+    name = arm.label
+    details = (
+        f"{arm.label}: score {values.score(row['score_mean'])}, {energy(row)},"
+        f" {values.size(row['peak_memory_bytes'])}"
+    )
     rejected = row["admitted"] is False
+    if rejected:
+        name += " (rejected)"
+        details += f"; rejected: {'; '.join(row['rejected'])}"
     return Points(
-        arm.label + (" (rejected)" if rejected else ""),
+        name,
         [x],
         [row["score_mean"]],
         arm.style,
         low=[row["ci_low"]],
         high=[row["ci_high"]],
         labels=[arm.label] if named else (),
-        details=[hint + (f"; rejected: {'; '.join(row['rejected'])}" if rejected else "")],
+        details=[details],
         hollow=rejected,
     )
 
 
 def pareto(rows: Sequence[Row], key: str, *, higher_is_better: bool) -> list[Row]:
     """The rows that no other beats in score without costing more of `key`, by rising cost."""
+    sign = 1 if higher_is_better else -1
     front: list[Row] = []
-    for row in sorted(
-        rows, key=lambda r: (r[key], -r["score_mean"] if higher_is_better else r["score_mean"])
-    ):
-        best = front[-1]["score_mean"] if front else None
-        if best is None or (
-            row["score_mean"] > best if higher_is_better else row["score_mean"] < best
-        ):
+    # Of equal costs the best comes first, so that it keeps the others off the front.
+    for row in sorted(rows, key=lambda row: (row[key], -sign * row["score_mean"])):
+        if not front or sign * row["score_mean"] > sign * front[-1]["score_mean"]:
             front.append(row)
     return front
 
 
 def place(report: Report, task: str) -> str:
     """`on sst2`, or `on the mean over 2 tasks`."""
-    return f"on the mean over {len(report.tasks)} tasks" if task == MEAN else f"on {task}"
+    if task == MEAN:
+        return f"on the mean over {len(report.tasks)} tasks"
+    return f"on {task}"
 
 
 def score_axis(report: Report, task: str, what: str = "test score") -> Axis:
-    where = "" if task == MEAN else f", {task}"
-    return Axis(f"{what}{where}{'' if report.higher_is_better(task) else ' (less is better)'}")
+    """An axis of scores; its title says where less is better."""
+    title = what
+    if task != MEAN:
+        title += f", {task}"
+    if not report.higher_is_better(task):
+        title += " (less is better)"
+    return Axis(title)
 
 
 def energy(row: Row) -> str:
-    """`0.05 Wh`, and whether that was estimated."""
-    return values.energy(row["energy_kwh"]) + (
-        " (estimate)" if values.ESTIMATE in (row["energy_source"] or "") else ""
-    )
+    """`0.05 Wh`, or `0.05 Wh (estimate)` where it was not measured."""
+    shown = values.energy(row["energy_kwh"])
+    if values.is_estimate(row):
+        shown += " (estimate)"
+    return shown
 
 
 def score_heat_map(report: Report) -> Chart | None:
-    """Score of every arm on every task; shaded from the worst of a task to its best."""
+    """Score of every arm on every task, shaded from the worst of a task to its best."""
     tasks = [task for task in (*report.tasks, MEAN) if report.scored(task)]
-    scores = {(row["arm"], row["task"]): row for task in tasks for row in report.scored(task)}
-    arms = [arm for key, arm in report.arms.items() if any((key, task) in scores for task in tasks)]
+    by_cell = {}
+    for task in tasks:
+        for row in report.scored(task):
+            by_cell[row["arm"], task] = row
+    with_score = {key for key, _ in by_cell}
+    arms = [arm for arm in report.arms.values() if arm.key in with_score]
     if not arms:
         return None
     ends = {task: _ends(report, task) for task in tasks}
-    found = [[scores.get((arm.key, task)) for task in tasks] for arm in arms]
-    shade = [
-        [None if row is None else _shade(row["score_mean"], *ends[row["task"]]) for row in line]
-        for line in found
-    ]
-    texts = [
-        ["" if row is None else values.score(row["score_mean"]) + _star(row) for row in line]
-        for line in found
-    ]
+    shade: list[list[float | None]] = []
+    texts: list[list[str]] = []
+    rows: list[Row] = []
+    starred = False
+    for arm in arms:
+        shade.append([])
+        texts.append([])
+        for task in tasks:
+            cell = by_cell.get((arm.key, task))
+            if cell is None:
+                shade[-1].append(None)
+                texts[-1].append("")
+                continue
+            rows.append(cell)
+            score = values.score(cell["score_mean"])
+            if cell["admitted"] is False:
+                score += " *"
+                starred = True
+            shade[-1].append(_shade(cell["score_mean"], *ends[task]))
+            texts[-1].append(score)
     best = [_best(report, task) for task in tasks]
-    said = (
-        f"Test scores of {len(arms)} arms on {listed(tasks)}. Dark is the best of a column, light its worst ({_span_told(report, tasks)} "
-        f"it at least): columns cannot be compared by shade. Best: {'; '.join(best)}."
+    text = (
+        f"Test scores of {len(arms)} arms on {listed(tasks)}. Dark is the best of a column, light"
+        f" its worst ({_least_span(report, tasks)} it at least): columns cannot be compared by"
+        f" shade. Best: {'; '.join(best)}."
     )
-    said += (
-        " A star marks rejected rows."
-        if any("*" in text for line in texts for text in line)
-        else ""
-    )
-    rows = [
-        {**row, "label": report.arms[row["arm"]].label}
-        for line in found
-        for row in line
-        if row is not None
-    ]
-    table = Table(
-        "scores",
-        "Test score by arm and task",
-        ARM_COLUMNS | SCORE_COLUMNS | {"seeds": "confirm runs"},
-        rows,
-    )
+    if starred:
+        text += " A star marks rejected rows."
     names = tuple(arm.label for arm in arms)
-    marks = [Heat(tasks, names, shade, texts)]
-    axes = Axis("", categories=tuple(tasks)), Axis("", categories=names)
+    columns = ARM_COLUMNS | SCORE_COLUMNS | {"seeds": "confirm runs"}
     return Chart(
-        "scores", "Score by task", said, *axes, marks, table, 120 + 34 * len(arms), legend=False
+        key="scores",
+        title="Score by task",
+        text=text,
+        x=Axis("", categories=tuple(tasks)),
+        y=Axis("", categories=names),
+        marks=[Heat(tasks, names, shade, texts)],
+        table=Table("scores", "Test score by arm and task", columns, report.labelled(rows)),
+        height=120 + 34 * len(arms),
+        legend=False,
     )
 
 
 def _ends(report: Report, task: str) -> tuple[float, float]:
-    """The worst and the best of a task's scores; the worst at least `LEAST_SPAN` away."""
-    scores = [row["score_mean"] for row in report.scored(task)]
+    """The worst and the best of a task's scores; the worst is at least `LEAST_SPAN` away."""
+    scores = values_of(report.scored(task), "score_mean")
     if report.higher_is_better(task):
-        return min(min(scores), max(scores) - LEAST_SPAN), max(scores)
-    return max(max(scores), min(scores) * (1 + LEAST_SPAN / 100)), min(scores)
+        best = max(scores)
+        return min(*scores, best - LEAST_SPAN), best
+    best = min(scores)
+    return max(*scores, best * (1 + LEAST_SPAN / 100)), best
 
 
-def _span_told(report: Report, tasks: Sequence[str]) -> str:
-    """What `_ends` keeps between the best and the worst."""
+def _least_span(report: Report, tasks: Sequence[str]) -> str:
+    """What `_ends` keeps between the best and the worst, in words."""
     kinds = {report.higher_is_better(task) for task in tasks}
-    said = {
-        True: f"{LEAST_SPAN:g} points below",
-        False: f"where less is better {LEAST_SPAN:g}% above",
-    }
-    return " or ".join(said[kind] for kind in sorted(kinds, reverse=True))
+    said = []
+    if True in kinds:
+        said.append(f"{LEAST_SPAN:g} points below")
+    if False in kinds:
+        said.append(f"where less is better {LEAST_SPAN:g}% above")
+    return " or ".join(said)
 
 
 def _shade(score: float, worst: float, best: float) -> float:
-    return 1.0 if best == worst else (score - worst) / (best - worst)
-
-
-def _star(row: Row) -> str:
-    return " *" if row["admitted"] is False else ""
+    if best == worst:
+        return 1.0
+    return (score - worst) / (best - worst)
 
 
 def _best(report: Report, task: str) -> str:
-    """`sst2 81.9 (full)`; of equals all."""
+    """`sst2 81.9 (full)`; all arms that share the best score."""
     best = _ends(report, task)[1]
-    holders = [
-        report.arms[row["arm"]].label for row in report.scored(task) if row["score_mean"] == best
-    ]
+    holders = [report.label(row) for row in report.scored(task) if row["score_mean"] == best]
     return f"{task} {values.score(best)} ({listed(holders, most=3)})"
 
 
@@ -274,49 +310,57 @@ def energy_by_phase(report: Report) -> Chart | None:
     """Where the energy of a confirm run goes."""
     spent: dict[str, dict[str, float]] = {}
     for key, runs in _confirm_runs(report).items():
-        measured = [
-            run["phases"]
-            for run in runs
-            if run["phases"] and all(e is not None for _, e in run["phases"].values())
-        ]
-        if measured:
-            spent[key] = {
-                p: 1000 * fmean(run.get(p, (0.0, 0.0))[1] for run in measured)
-                for p in PHASES
-                if any(p in run for run in measured)
-            }
+        by_phase = _mean_by_phase(runs)
+        if by_phase:
+            spent[key] = by_phase
     if not spent:
         return None
     labels = tuple(report.arms[key].label for key in spent)
-    phases = [phase for phase in PHASES if any(phase in parts for parts in spent.values())]
-    marks = [
-        Bars(phase, [parts.get(phase, 0.0) for parts in spent.values()], labels, n)
-        for n, phase in enumerate(phases)
-    ]
-    shares = {
-        p: fsum(parts.get(p, 0.0) for parts in spent.values())
-        / fsum(fsum(parts.values()) for parts in spent.values())
-        for p in phases
-    }
-    said = (
-        f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)} arms. "
-        f"Over all of them: {', '.join(f'{phase} {100 * share:.0f}%' for phase, share in shares.items())}."
-    )
-    rows = [
-        {"arm": key, "label": report.arms[key].label, "phase": phase, "energy_wh": wh}
-        for key, parts in spent.items()
-        for phase, wh in parts.items()
-    ]
-    meanings = {key: ARM_COLUMNS[key] for key in ("arm", "label")}
-    meanings |= {
+    whole = fsum(fsum(by_phase.values()) for by_phase in spent.values())
+    marks: list[Mark] = []
+    shares = []
+    for phase in PHASES:
+        if not any(phase in by_phase for by_phase in spent.values()):
+            continue
+        used = [by_phase.get(phase, 0.0) for by_phase in spent.values()]
+        marks.append(Bars(phase, used, labels, style=len(marks)))
+        shares.append(f"{phase} {100 * fsum(used) / whole:.0f}%")
+    rows = []
+    for key, by_phase in spent.items():
+        for phase, energy_wh in by_phase.items():
+            label = report.arms[key].label
+            rows.append({"arm": key, "label": label, "phase": phase, "energy_wh": energy_wh})
+    columns = LABEL_COLUMNS | {
         "phase": "load, train, eval (validation), test or checkpoint",
         "energy_wh": f"mean over confirm runs, Wh{report.energy_note}",
     }
-    table = Table("energy-by-phase", "Energy of a confirm run by phase", meanings, rows)
-    axes = Axis(f"Wh per confirm run{report.energy_note}"), Axis("", categories=labels)
     return Chart(
-        "energy-by-phase", "Energy by phase", said, *axes, marks, table, 130 + 30 * len(labels)
+        key="energy-by-phase",
+        title="Energy by phase",
+        text=(
+            f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)}"
+            f" arms. Over all of them: {', '.join(shares)}."
+        ),
+        x=Axis(f"Wh per confirm run{report.energy_note}"),
+        y=Axis("", categories=labels),
+        marks=marks,
+        table=Table("energy-by-phase", "Energy of a confirm run by phase", columns, rows),
+        height=130 + 30 * len(labels),
     )
+
+
+def _mean_by_phase(runs: Sequence[Row]) -> dict[str, float]:
+    """Mean Wh of each phase over the runs whose energy is known in all phases; {} for none."""
+    measured = []
+    for run in runs:
+        energies = {phase: kwh for phase, (_, kwh) in run["phases"].items()}
+        if energies and None not in energies.values():
+            measured.append(energies)
+    found = {}
+    for phase in PHASES:
+        if any(phase in energies for energies in measured):
+            found[phase] = 1000 * fmean(energies.get(phase, 0.0) for energies in measured)
+    return found
 
 
 def _confirm_runs(report: Report) -> dict[str, list[Row]]:
@@ -328,153 +372,182 @@ def _confirm_runs(report: Report) -> dict[str, list[Row]]:
     return {key: found for key, found in runs.items() if found}
 
 
+# Parts of the cost of a choice by key, in the order of the stacked bars.
+CHOICE_PARTS = {
+    "search_wh": "its own search",
+    "others_wh": "search of its other architectures",
+    "confirm_wh": "confirm runs",
+}
+
+
 def search_cost(report: Report) -> Chart | None:
-    """What it took to choose: the search of an arm, that of the architectures it was chosen among, and its confirm runs."""
+    """What it took to choose: the searches and the confirm runs of each arm.
+
+    The searches are the arm's own and those of the architectures that it was chosen among.
+    """
     rows = _costs_of_choice(report)
     if not rows:
         return None
-    whole = [row for row in rows if row["confirm_wh"] is not None]
-    labels = tuple(row["label"] + ("" if row in whole else " (confirm: not known)") for row in rows)
-    parts = {
-        "search_wh": "its own search",
-        "others_wh": "search of its other architectures",
-        "confirm_wh": "confirm runs",
-    }
-    marks = [
-        Bars(name, [row[key] or 0.0 for row in rows], labels, n)
-        for n, (key, name) in enumerate(parts.items())
-    ]
-    marks = [mark for mark in marks if any(mark.x)]
-    meanings = {key: ARM_COLUMNS[key] for key in ("arm", "label")}
-    meanings |= {
-        key: f"energy of {name}, all phases, Wh{report.energy_note}" for key, name in parts.items()
-    } | {"trials": "search trials in all"}
-    table = Table("search-cost", "Energy to tune and confirm", meanings, rows)
-    axes = Axis(f"Wh over all tasks{report.energy_note}"), Axis("", categories=labels)
-    said = _costs_told(report, rows, whole)
+    labels = []
+    for row in rows:
+        unknown = " (confirm: not known)" if row["confirm_wh"] is None else ""
+        labels.append(row["label"] + unknown)
+    marks = []
+    columns = dict(LABEL_COLUMNS)
+    for style, (key, name) in enumerate(CHOICE_PARTS.items()):
+        used = [row[key] or 0.0 for row in rows]
+        if any(used):
+            marks.append(Bars(name, used, labels, style))
+        columns[key] = f"energy of {name}, all phases, Wh{report.energy_note}"
+    columns["trials"] = "search trials in all"
     return Chart(
-        "search-cost", "Cost of the search", said, *axes, marks, table, 130 + 30 * len(labels)
+        key="search-cost",
+        title="Cost of the search",
+        text=_describe_costs(report, rows),
+        x=Axis(f"Wh over all tasks{report.energy_note}"),
+        y=Axis("", categories=tuple(labels)),
+        marks=marks,
+        table=Table("search-cost", "Energy to tune and confirm", columns, rows),
+        height=130 + 30 * len(labels),
     )
 
 
-def _costs_told(report: Report, rows: Sequence[Row], whole: Sequence[Row]) -> str:
-    """In words; `whole` are the rows of which everything is known."""
-    searching = fsum(row[key] for row in rows for key in ("search_wh", "others_wh")) / 1000
-    confirming = fsum(row["confirm_wh"] for row in whole) / 1000 if whole else None
-    note = f" ({report.energy_note.removeprefix(', ')})" if report.energy_note else ""
-    said = (
-        f"Energy spent to tune and confirm each of {len(rows)} arms, over all tasks and phases. Searching took "
-        f"{values.energy(searching)} and confirming {'an unknown amount' if confirming is None else values.energy(confirming)}{note}."
+def _describe_costs(report: Report, rows: Sequence[Row]) -> str:
+    known = [row for row in rows if row["confirm_wh"] is not None]
+    searching_wh = fsum(values_of(rows, "search_wh") + values_of(rows, "others_wh"))
+    confirming = "an unknown amount"
+    if known:
+        confirming = values.energy(fsum(values_of(known, "confirm_wh")) / 1000)
+    note = ""
+    if report.energy_note:
+        note = f" ({report.energy_note.removeprefix(', ')})"
+    text = (
+        f"Energy spent to tune and confirm each of {len(rows)} arms, over all tasks and phases."
+        f" Searching took {values.energy(searching_wh / 1000)} and confirming {confirming}{note}."
     )
-    if whole:
-        said += f" Dearest: {max(whole, key=_total)['label']}."
-    if len(whole) < len(rows):
-        said += f" Not known: the confirm runs of {listed(row['label'] for row in rows if row['confirm_wh'] is None)}."
-    return said
+    if known:
+        dearest = max(known, key=lambda row: fsum(row[key] for key in CHOICE_PARTS))
+        text += f" Dearest: {dearest['label']}."
+    unknown = [row["label"] for row in rows if row["confirm_wh"] is None]
+    if unknown:
+        text += f" Not known: the confirm runs of {listed(unknown)}."
+    return text
 
 
 def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
-    """Wh of arms whose search is known whole; `confirm_wh` may be None."""
-    confirm = {key: _spent(runs) for key, runs in _confirm_runs(report).items()}
+    """Wh of each arm whose searches are all known; `confirm_wh` is None where it is not known."""
+    confirm_runs = _confirm_runs(report)
     rows: list[dict[str, Any]] = []
     for arm in report.arms.values():
-        cells = [
-            row
-            for row in report.rows
-            if row["arm"] == arm.key and row["task"] != MEAN and row["status"] != "not chosen"
-        ]
-        own = [row["search_energy_kwh"] for row in cells]
-        if not cells or None in own:
+        own = []
+        every = []
+        trials = 0
+        for row in report.rows:
+            if row["arm"] != arm.key or row["task"] == MEAN or row["status"] == "not chosen":
+                continue
+            own.append(row["search_energy_kwh"])
+            every.append(_first_known(row, "selection_energy_kwh", "search_energy_kwh"))
+            trials += _first_known(row, "selection_trials", "search_trials")
+        if not own or None in own:
             continue
-        every = [
-            row["search_energy_kwh"]
-            if row["selection_energy_kwh"] is None
-            else row["selection_energy_kwh"]
-            for row in cells
-        ]
-        wh = {
-            "search_wh": 1000 * fsum(own),
-            "others_wh": 1000 * (fsum(every) - fsum(own)),
-            "confirm_wh": confirm.get(arm.key),
-        }
-        trials = sum(
-            row["search_trials"] if row["selection_trials"] is None else row["selection_trials"]
-            for row in cells
+        rows.append(
+            {
+                "arm": arm.key,
+                "label": arm.label,
+                "search_wh": 1000 * fsum(own),
+                "others_wh": 1000 * (fsum(every) - fsum(own)),
+                "confirm_wh": _energy_wh(confirm_runs.get(arm.key, [])),
+                "trials": trials,
+            }
         )
-        rows.append({"arm": arm.key, "label": arm.label, **wh, "trials": trials})
     return rows
 
 
-def _total(row: Row) -> float:
-    return fsum(row[key] or 0.0 for key in ("search_wh", "others_wh", "confirm_wh"))
+def _first_known(row: Row, first: str, second: str) -> Any:
+    """A row's first value, or its second where it does not have the first."""
+    if row[first] is None:
+        return row[second]
+    return row[first]
 
 
-def _spent(runs: Sequence[Row]) -> float | None:
+def _energy_wh(runs: Sequence[Row]) -> float | None:
     """Wh of all phases of all runs; None where one was not measured."""
-    found = [energy_kwh for run in runs for _, energy_kwh in run["phases"].values()]
-    return None if not found or None in found else 1000 * fsum(found)
+    energies = [energy_kwh for run in runs for _, energy_kwh in run["phases"].values()]
+    if not energies or None in energies:
+        return None
+    return 1000 * fsum(energies)
 
 
 def beside_the_paper(report: Report) -> Chart | None:
-    """Ours and the printed score, for sweeps that carry a paper's numbers."""
-    rows = [
-        row
-        for row in report.rows
-        if row["reference_score"] is not None and row["status"] != "not chosen"
-    ]
+    """Our scores and the printed ones, for sweeps that carry a paper's numbers."""
+    rows = []
+    for row in report.rows:
+        if row["reference_score"] is not None and row["status"] != "not chosen":
+            rows.append(row)
     if not rows:
         return None
-    names = [f"{report.arms[row['arm']].label} / {row['task']}" for row in rows]
-    ours = [
-        (name, row) for name, row in zip(names, rows, strict=True) if row["score_mean"] is not None
-    ]
-    spread = [row["reference_std"] for row in rows]
-    printed = [row["reference_score"] for row in rows]
-    marks = [
-        Points(
-            "printed",
-            printed,
-            names,
-            1,
-            low=[None if s is None else p - s for p, s in zip(printed, spread, strict=True)],
-            high=[None if s is None else p + s for p, s in zip(printed, spread, strict=True)],
-            along="x",
-            hollow=True,
-            shape="diamond",
-        ),
-        Points(
-            "ours",
-            [row["score_mean"] for _, row in ours],
-            [name for name, _ in ours],
-            0,
-            low=[row["ci_low"] for _, row in ours],
-            high=[row["ci_high"] for _, row in ours],
-            along="x",
-            shape="circle",
-        ),
-    ]
-    inside = sum(
-        row["ci_low"] is not None and row["ci_low"] <= row["reference_score"] <= row["ci_high"]
-        for row in rows
+    names = tuple(f"{report.label(row)} / {row['task']}" for row in rows)
+    ours = []
+    our_names = []
+    inside = 0
+    for name, row in zip(names, rows, strict=True):
+        if row["score_mean"] is not None:
+            ours.append(row)
+            our_names.append(name)
+        if row["ci_low"] is not None:
+            inside += row["ci_low"] <= row["reference_score"] <= row["ci_high"]
+    our_points = Points(
+        "ours",
+        values_of(ours, "score_mean"),
+        our_names,
+        style=0,
+        low=values_of(ours, "ci_low"),
+        high=values_of(ours, "ci_high"),
+        along="x",
+        shape="circle",
     )
-    said = (
-        f"{len(rows)} printed scores beside ours, of which {len(ours)} are measured so far; "
-        f"{inside} printed ones lie inside our 95% interval. Source: {listed(sorted({str(row['reference_source']) for row in rows}))}."
-    )
-    meanings = ARM_COLUMNS | SCORE_COLUMNS
-    meanings |= {
+    sources = sorted(set(map(str, values_of(rows, "reference_source"))))
+    columns = ARM_COLUMNS | SCORE_COLUMNS
+    columns |= {
         "reference_score": "as printed",
         "reference_std": "its printed deviation",
         "reference_source": "where",
         "difference": "ours - printed",
     }
-    table = Table(
-        "paper",
-        "Ours beside the paper",
-        meanings,
-        [{**row, "label": report.arms[row["arm"]].label} for row in rows],
-    )
-    axes = Axis("score"), Axis("", categories=tuple(names))
     return Chart(
-        "paper", "Ours beside the printed numbers", said, *axes, marks, table, 130 + 26 * len(rows)
+        key="paper",
+        title="Ours beside the printed numbers",
+        text=(
+            f"{len(rows)} printed scores beside ours, of which {len(ours)} are measured so far;"
+            f" {inside} printed ones lie inside our 95% interval. Source: {listed(sources)}."
+        ),
+        x=Axis("score"),
+        y=Axis("", categories=names),
+        marks=[_printed_points(rows, names), our_points],
+        table=Table("paper", "Ours beside the paper", columns, report.labelled(rows)),
+        height=130 + 26 * len(rows),
+    )
+
+
+def _printed_points(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Points:
+    """The printed scores, with their deviation as error bars where it was printed."""
+    low: list[float | None] = []
+    high: list[float | None] = []
+    for row in rows:
+        if row["reference_std"] is None:
+            low.append(None)
+            high.append(None)
+        else:
+            low.append(row["reference_score"] - row["reference_std"])
+            high.append(row["reference_score"] + row["reference_std"])
+    return Points(
+        "printed",
+        values_of(rows, "reference_score"),
+        names,
+        style=1,
+        low=low,
+        high=high,
+        along="x",
+        hollow=True,
+        shape="diamond",
     )

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from suite.record.folder import Home
     from suite.report.data import Report
 
+# The folder in the home where reports are written unless another one is given.
+FOLDER = "report"
+
 
 class Form(StrEnum):
     """What a report is written as."""
@@ -20,10 +23,6 @@ class Form(StrEnum):
     MD = "md"
     PNG = "png"
     CSV = "csv"
-
-
-FOLDER = "report"
-"""In the home, where nothing else was asked for."""
 
 
 def build(
@@ -36,30 +35,30 @@ def build(
     """Write the page of one sweep, from the home's files and its MLflow store as they are now.
 
     Args:
-        home: As `suite run --home`.
-        sweep: Its name; may be left out where there is one.
-        out: Folder; None = `HOME/report`.
-        tracking_uri: As `read`.
+        home: The home of `suite run --home`.
+        sweep: Name of the sweep; not needed where the home has one.
+        out: Folder to write into; None = `HOME/report`.
+        tracking_uri: The argument of `suite.report.read`.
 
     Returns:
         The page: `OUT/<sweep>.html`.
 
     Raises:
-        TrackingError: No results, or none of this sweep.
-        ConfigError: A record is not of this version; the folder cannot be written.
+        TrackingError: There are no results, or none of this sweep.
+        ConfigError: A record is of another version, or the folder cannot be written.
     """
     from suite.report.data import read
 
     place = Path(home) if isinstance(home, (Path, str)) else home.path
-    (path,) = write(read(place, sweep, tracking_uri=tracking_uri), out or place / FOLDER, Form.HTML)
-    return path
+    report = read(place, sweep, tracking_uri=tracking_uri)
+    return write(report, out or place / FOLDER, Form.HTML)[0]
 
 
 def write(report: Report, out: Path, form: Form) -> list[Path]:
-    """Write a report into a folder; every file begins with the sweep's name.
+    """Write a report into a folder; the name of every file begins with the sweep's name.
 
     Returns:
-        The files, what to open first.
+        The files; the one to open comes first.
 
     Raises:
         ConfigError: The folder cannot be written.
@@ -71,6 +70,9 @@ def write(report: Report, out: Path, form: Form) -> list[Path]:
         raise ConfigError(
             f"--out {out}: cannot be written: {error.strerror or error}; give another folder"
         ) from error
+
+
+# The writers import what they need: a table needs no plotly, a page no matplotlib.
 
 
 def _html(report: Report, out: Path) -> list[Path]:
@@ -95,7 +97,7 @@ def _markdown(report: Report, out: Path) -> list[Path]:
 def _pictures(report: Report, out: Path) -> list[Path]:
     from suite.report.document import draw
 
-    return [*draw(report, out, f"{report.sweep}-").values()]
+    return list(draw(report, out, f"{report.sweep}-").values())
 
 
 def _tables(report: Report, out: Path) -> list[Path]:
@@ -105,8 +107,9 @@ def _tables(report: Report, out: Path) -> list[Path]:
 
     paths = []
     for table in everything(report, content(report, whole=True).figures):
-        paths.append(out / f"{report.sweep}-{table.key}.csv")
-        write_atomic(paths[-1], table.csv().encode())
+        path = out / f"{report.sweep}-{table.key}.csv"
+        write_atomic(path, table.csv().encode())
+        paths.append(path)
     return paths
 
 

@@ -1,7 +1,8 @@
-"""What a report has in which order, whatever it is written as."""
+"""What a report has, in which order, whatever it is written as."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from suite.config.reference import MEAN
@@ -10,13 +11,14 @@ from suite.report.chart import Chart
 from suite.report.data import Report
 from suite.report.names import Arm
 
+# What a browser still scrolls through with ease. What lies beyond is in the CSV files, and the
+# report says so.
 MOST_CURVES = 120
 MOST_PLACES = 12
 MOST_ARMS = 150
 MOST_DRAWN = 100
 MOST_TRIAL_ROWS = 6_000
 MOST_ROWS = 1_000
-"""What a browser still scrolls through with ease; what lies beyond is in the CSV files, and the report says so."""
 
 
 @dataclass
@@ -24,10 +26,11 @@ class Content:
     """The figures of a report by section, and what was left out of it.
 
     Attributes:
-        tradeoffs: By place, score against energy and against memory.
-        rates: By task, learning-rate curves; `lost`, those of architectures that were not chosen.
-        arms: Those that have a part of their own.
-        left_out: In sentences.
+        tradeoffs: By task or mean, score against energy and against memory.
+        rates: By task, learning-rate curves.
+        lost: By task, learning-rate curves of architectures that were not chosen.
+        arms: The arms that have a part of their own.
+        left_out: Sentences that say what was left out.
     """
 
     report: Report
@@ -44,49 +47,57 @@ class Content:
 
     @property
     def figures(self) -> list[Chart]:
-        """Every figure in the order of reading."""
-        single = [chart for chart in (self.heat, self.phases, self.search) if chart is not None]
-        pairs = [chart for found in self.tradeoffs.values() for chart in found]
-        curves_ = [
-            chart
-            for by_task in (self.rates, self.lost)
-            for found in by_task.values()
-            for chart in found
-        ]
-        return [*([self.paper] if self.paper else []), *pairs, *single, *curves_, *self.training]
+        """Every figure, in the order of reading."""
+        found: list[Chart | None] = [self.paper]
+        for by_place in self.tradeoffs.values():
+            found += by_place
+        found += [self.heat, self.phases, self.search]
+        for by_task in (*self.rates.values(), *self.lost.values()):
+            found += by_task
+        found += self.training
+        return [chart for chart in found if chart is not None]
 
 
 def content(report: Report, *, whole: bool = False) -> Content:
     """Draw up a report.
 
     Args:
-        report: As read.
+        report: What `suite.report.read` returned.
         whole: Leave nothing out, for the files that hold the numbers.
     """
-    drawn = report if whole else best_arms(report)
-    made = Content(report, heat=charts.score_heat_map(drawn), phases=charts.energy_by_phase(drawn))
-    made.search, made.paper = charts.search_cost(drawn), charts.beside_the_paper(drawn)
-    places = report.places if whole else report.places[:MOST_PLACES]
+    drawn = report
+    places = report.places
+    room = len(report.cells)
+    if not whole:
+        drawn = best_arms(report)
+        places = places[:MOST_PLACES]
+        room = MOST_CURVES
+    made = Content(report)
+    made.heat = charts.score_heat_map(drawn)
+    made.phases = charts.energy_by_phase(drawn)
+    made.search = charts.search_cost(drawn)
+    made.paper = charts.beside_the_paper(drawn)
     for place in places:
-        found = [
+        for chart in (
             charts.score_against_energy(drawn, place),
             charts.score_against_memory(drawn, place),
-        ]
-        if there := [chart for chart in found if chart is not None]:
-            made.tradeoffs[place] = there
-    room = len(report.cells) if whole else MOST_CURVES
+        ):
+            if chart is not None:
+                made.tradeoffs.setdefault(place, []).append(chart)
+        if place != MEAN:
+            made.training += curves.training_curves(drawn, place)
+    # The curves of the chosen architectures come first, so that they get the room.
     for chosen, kept in ((True, made.rates), (False, made.lost)):
         for task in report.tasks:
-            if room > 0 and (
-                rates := curves.learning_rate_curves(drawn, task, chosen=chosen)[:room]
-            ):
+            rates = curves.learning_rate_curves(drawn, task, chosen=chosen)[:room]
+            if rates:
                 kept[task] = rates
                 room -= len(rates)
-    made.training = [
-        chart for task in places if task != MEAN for chart in curves.training_curves(drawn, task)
-    ]
-    made.arms = [*report.arms.values()] if whole else _with_room(report)
-    made.left_out = [] if whole else _left_out(made)
+    if whole:
+        made.arms = list(report.arms.values())
+    else:
+        made.arms = _arms_with_room(report)
+        made.left_out = _left_out(made)
     return made
 
 
@@ -94,50 +105,48 @@ def best_arms(report: Report) -> Report:
     """The report of the arms that figures have room for."""
     if len(report.arms) <= MOST_DRAWN:
         return report
-    kept = {*[*report.arms][:MOST_DRAWN]}
-    rows, trials = (
-        [row for row in found if row["arm"] in kept] for found in (report.rows, report.trials)
-    )
+    kept = set(list(report.arms)[:MOST_DRAWN])
     return replace(
         report,
-        rows=rows,
-        trials=trials,
+        rows=[row for row in report.rows if row["arm"] in kept],
+        trials=[trial for trial in report.trials if trial["arm"] in kept],
         cells={key: cell for key, cell in report.cells.items() if key[0] in kept},
     )
 
 
-def _with_room(report: Report) -> list[Arm]:
-    """The first arms, the best first, whose trials fit."""
-    counts = {
-        key: sum(trial["arm"] == key for trial in report.trials)
-        for key in [*report.arms][:MOST_ARMS]
-    }
-    kept, rows = [], 0
-    for key, count in counts.items():
-        rows += count
+def _arms_with_room(report: Report) -> list[Arm]:
+    """The best arms, as many as have room for their trials."""
+    counts = Counter(trial["arm"] for trial in report.trials)
+    kept = []
+    rows = 0
+    for arm in list(report.arms.values())[:MOST_ARMS]:
+        rows += counts[arm.key]
         if rows > MOST_TRIAL_ROWS:
             break
-        kept.append(report.arms[key])
+        kept.append(arm)
     return kept
 
 
 def _left_out(made: Content) -> list[str]:
-    report, where = made.report, "the CSV files have all (suite report --format csv)"
-    found = [
-        (
-            len(report.arms) - MOST_DRAWN,
-            f"arms in figures, which draw the {MOST_DRAWN} of the best scores",
+    report = made.report
+    searched = [cell for cell in report.cells.values() if cell.curve]
+    counts = {
+        f"arms in figures, which draw the {MOST_DRAWN} of the best scores": (
+            len(report.arms) - MOST_DRAWN
         ),
-        (
-            len(report.places) - MOST_PLACES,
-            f"tasks beyond {MOST_PLACES} in figures of trade-offs and training",
+        f"tasks beyond {MOST_PLACES} in figures of trade-offs and training": (
+            len(report.places) - MOST_PLACES
         ),
-        (
-            sum(bool(cell.curve) for cell in report.cells.values()) - MOST_CURVES,
-            f"learning-rate curves beyond {MOST_CURVES}",
-        ),
-        (len(report.arms) - len(made.arms), "arms without a part of their own"),
-        (len(report.rows) - MOST_ROWS, f"rows of the leaderboard beyond {MOST_ROWS:,}"),
-        (len(report.failures) - MOST_ROWS, f"failures beyond {MOST_ROWS:,}"),
-    ]
-    return [f"Left out here: {many:,} {what}; {where}." for many, what in found if many > 0]
+        f"learning-rate curves beyond {MOST_CURVES}": len(searched) - MOST_CURVES,
+        "arms without a part of their own": len(report.arms) - len(made.arms),
+        f"rows of the leaderboard beyond {MOST_ROWS:,}": len(report.rows) - MOST_ROWS,
+        f"failures beyond {MOST_ROWS:,}": len(report.failures) - MOST_ROWS,
+    }
+    sentences = []
+    for what, count in counts.items():
+        if count > 0:
+            sentences.append(
+                f"Left out here: {count:,} {what};"
+                " the CSV files have all (suite report --format csv)."
+            )
+    return sentences

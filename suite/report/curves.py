@@ -1,4 +1,7 @@
-"""The figures of a report that follow a value along the learning rate or the epochs; one chart per cell, or per task."""
+"""The figures of a report that follow a value along the learning rate or the epochs.
+
+There is one chart per cell, or per task.
+"""
 
 from __future__ import annotations
 
@@ -12,79 +15,108 @@ from suite.report import values
 from suite.report.chart import Axis, Chart, Mark, Points, Span
 from suite.report.charts import ARM_COLUMNS, score_axis
 from suite.report.data import Report
-from suite.report.names import distinct
-from suite.report.table import Table
+from suite.report.names import Arm, Names, distinct
+from suite.report.table import Table, values_of
 
+# A legend of more names would take more room than the lines. A reader points at a line instead.
 MOST_NAMES = 24
-"""A legend of more would take more room than the lines; pointing at one tells its arm."""
 RATE_COLUMNS = {
     "learning_rate": "as tried",
     "validation_score": "best of its epochs, unit of the task's metric",
     "status": "how the trial ended",
     "chosen": "confirmed with fresh seeds",
 }
-
+TRAINING_COLUMNS = {
+    "lowest": "of the seeds",
+    "highest": "of the seeds",
+    "seeds": "runs",
+}
 
 Limits = tuple[float, float]
+# Number, training loss and validation score of an epoch.
+Epoch = tuple[int, float, float]
 
 
 def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> Chart:
-    """Validation score over learning rate: the chosen one ringed, the searched range shaded, trials without a score as crosses.
+    """Validation score over learning rate.
+
+    The chosen rate is ringed, the searched range is shaded, and trials without a score are
+    crosses.
 
     Args:
-        cell: With its curve.
-        label: Of its arm.
-        limits: Of the score's axis; the same for all cells of a task, so that a tenth of a point does not look like a cliff.
+        cell: A cell with its curve.
+        label: Name of its arm.
+        limits: Limits of the score's axis. They are the same for all cells of a task, so that a
+            tenth of a point does not look like a cliff.
     """
-    scored = sorted((rate, score) for rate, score, _ in cell.curve if score is not None)
-    failed = sorted(rate for rate, score, _ in cell.curve if score is None)
-    best = [(rate, score) for rate, score in scored if rate == cell.learning_rate]
-    marks: list[Mark] = []
-    if (
-        cell.learning_rate_low is not None
-        and cell.learning_rate_high is not None
-        and cell.learning_rate_low < cell.learning_rate_high
-    ):
-        marks.append(Span(cell.learning_rate_low, cell.learning_rate_high))
-    marks.append(
-        Points(
-            "tried", [r for r, _ in scored], [s for _, s in scored], 0, line=True, shape="circle"
-        )
-    )
-    marks.append(Points("chosen", [r for r, _ in best], [s for _, s in best], 1, ring=True))
-    if failed:
-        floor = limits[0] if limits is not None else min((s for _, s in scored), default=0.0)
-        marks.append(Points("no score", failed, [floor] * len(failed), 1, shape="x"))
-    names = {"arm": cell.arm, "label": label, "task": cell.task}
-    table = Table(
-        "learning-rates",
-        "Learning rates tried",
-        ARM_COLUMNS | RATE_COLUMNS,
-        [
+    scored = []
+    failed = []
+    rows = []
+    for rate, score, status in cell.curve:
+        if score is None:
+            failed.append(rate)
+        else:
+            scored.append((rate, score))
+        rows.append(
             {
-                **names,
-                **dict(zip(RATE_COLUMNS, (*point, point[0] == cell.learning_rate), strict=True)),
+                "arm": cell.arm,
+                "label": label,
+                "task": cell.task,
+                "learning_rate": rate,
+                "validation_score": score,
+                "status": status,
+                "chosen": rate == cell.learning_rate,
             }
-            for point in cell.curve
-        ],
-    )
-    title = f"{label} / {cell.task}{' (edge)' if cell.edge else ''}"
-    y = Axis(
-        "validation score" + ("" if cell.higher_is_better is not False else " (less is better)"),
-        limits=limits,
-    )
-    said, x = _told(cell, len(scored), len(failed)), Axis("learning rate", log=True)
+        )
+    scored.sort()
+    failed.sort()
+    chosen = [point for point in scored if point[0] == cell.learning_rate]
+    marks: list[Mark] = []
+    low = cell.learning_rate_low
+    high = cell.learning_rate_high
+    if low is not None and high is not None and low < high:
+        marks.append(Span(low, high))
+    marks.append(_rate_points("tried", scored, style=0, line=True, shape="circle"))
+    marks.append(_rate_points("chosen", chosen, style=1, ring=True))
+    if failed:
+        floor = min((score for _, score in scored), default=0.0)
+        if limits is not None:
+            floor = limits[0]
+        marks.append(_rate_points("no score", [(rate, floor) for rate in failed], 1, shape="x"))
+    title = f"{label} / {cell.task}"
+    if cell.edge:
+        title += " (edge)"
+    score_title = "validation score"
+    if cell.higher_is_better is False:
+        score_title += " (less is better)"
     return Chart(
-        f"learning-rate-{cell.arm}-{cell.task}", title, said, x, y, marks, table, 230, legend=False
+        key=f"learning-rate-{cell.arm}-{cell.task}",
+        title=title,
+        text=_describe(cell, len(scored), len(failed)),
+        x=Axis("learning rate", log=True),
+        y=Axis(score_title, limits=limits),
+        marks=marks,
+        table=Table("learning-rates", "Learning rates tried", ARM_COLUMNS | RATE_COLUMNS, rows),
+        height=230,
+        legend=False,
     )
 
 
-def _told(cell: Row, scored: int, failed: int) -> str:
-    said = f"{scored + failed} learning rates tried" + (
-        f", {failed} of them without a score (crosses)" if failed else ""
+def _rate_points(
+    name: str, points: Sequence[tuple[float, float]], style: int, **options: Any
+) -> Points:
+    return Points(
+        name, [rate for rate, _ in points], [score for _, score in points], style, **options
     )
+
+
+def _describe(cell: Row, scored: int, failed: int) -> str:
+    said = f"{scored + failed} learning rates tried"
+    if failed:
+        said += f", {failed} of them without a score (crosses)"
     if cell.learning_rate is not None:
-        said += f"; chosen (ringed) {values.brief(cell.learning_rate)} with {values.score(cell.validation_score)} on validation"
+        rate = values.brief(cell.learning_rate)
+        said += f"; chosen (ringed) {rate} with {values.score(cell.validation_score)} on validation"
     if cell.edge:
         said += ", at the end of the range: the best may lie beyond"
     if cell.lr_sensitivity_decades is not None:
@@ -95,25 +127,30 @@ def _told(cell: Row, scored: int, failed: int) -> str:
 def learning_rate_curves(
     report: Report, task: str | None = None, *, chosen: bool | None = None
 ) -> list[Chart]:
-    """One per cell that was searched, by task and then by arm.
+    """One chart per cell that was searched, by task and then by arm.
 
     Args:
-        report: As read.
-        task: None = all.
-        chosen: True leaves out the architectures that lost their contest, False all others; None = all.
+        report: What `suite.report.read` returned.
+        task: A task; None = all.
+        chosen: True leaves out the architectures that lost their contest, False all others;
+            None = all.
     """
-    tasks = report.tasks if task is None else [task]
-    cells = [
-        (arm, report.cells.get((arm.key, name))) for name in tasks for arm in report.arms.values()
-    ]
-    searched = [(arm, cell) for arm, cell in cells if cell is not None and cell.curve]
-    limits = {
-        name: score_limits([cell for _, cell in searched if cell.task == name]) for name in tasks
-    }
-    wanted = [
-        (arm, cell) for arm, cell in searched if chosen in (None, cell.status != "not chosen")
-    ]
-    return [learning_rate_curve(cell, arm.label, limits[cell.task]) for arm, cell in wanted]
+    tasks = report.tasks
+    if task is not None:
+        tasks = [task]
+    found = []
+    for name in tasks:
+        searched = []
+        for arm in report.arms.values():
+            cell = report.cells.get((arm.key, name))
+            if cell is not None and cell.curve:
+                searched.append((arm, cell))
+        # Taken over all cells, so that the chosen ones and the others have one scale.
+        limits = score_limits([cell for _, cell in searched])
+        for arm, cell in searched:
+            if chosen is None or chosen == (cell.status != "not chosen"):
+                found.append(learning_rate_curve(cell, arm.label, limits))
+    return found
 
 
 def score_limits(cells: Sequence[Row]) -> Limits | None:
@@ -121,122 +158,144 @@ def score_limits(cells: Sequence[Row]) -> Limits | None:
     scores = [score for cell in cells for _, score, _ in cell.curve if score is not None]
     if not scores:
         return None
-    margin = max(0.06 * (max(scores) - min(scores)), 0.005 * abs(max(scores)), 1e-9)
-    return min(scores) - margin, max(scores) + margin
+    low = min(scores)
+    high = max(scores)
+    # Never 0: an axis needs a length where all scores are equal.
+    margin = max(0.06 * (high - low), 0.005 * abs(high), 1e-9)
+    return low - margin, high + margin
 
 
 def of_cells(cells: Sequence[Row]) -> list[Chart]:
-    """One per cell, of whatever sweeps they are; what all have in common is not in their titles."""
-    labels = distinct(
-        [(cell.backbone, cell.attention, cell.method, cell.architecture) for cell in cells]
-    )
-    limits = {
-        task: score_limits([cell for cell in cells if cell.task == task])
-        for task in {cell.task for cell in cells}
-    }
-    return [
-        learning_rate_curve(cell, label, limits[cell.task])
-        for cell, label in zip(cells, labels, strict=True)
-    ]
+    """One chart per cell, whatever sweep it is of.
+
+    The titles leave out what all cells have in common.
+    """
+    names = []
+    by_task: dict[str, list[Row]] = defaultdict(list)
+    for cell in cells:
+        names.append(Names(cell.backbone, cell.attention, cell.method, cell.architecture))
+        by_task[cell.task].append(cell)
+    limits = {task: score_limits(found) for task, found in by_task.items()}
+    charts = []
+    for cell, label in zip(cells, distinct(names), strict=True):
+        charts.append(learning_rate_curve(cell, label, limits[cell.task]))
+    return charts
 
 
 def training_curves(report: Report, task: str) -> list[Chart]:
-    """Training loss and validation score by epoch, of the confirm runs of each arm on a task: mean over seeds, with their range."""
-    runs: dict[str, list[list[tuple[int, float, float]]]] = defaultdict(list)
+    """Training loss and validation score by epoch, of the confirm runs of each arm on a task.
+
+    They are means over seeds, with their range.
+    """
+    runs: dict[str, list[list[Epoch]]] = defaultdict(list)
     for trial in report.confirm_runs:
         if trial["task"] == task and trial["epochs"]:
             runs[trial["arm"]].append(trial["epochs"])
     if not runs:
         return []
-    loss = _curve(
-        report, task, runs, 1, "training loss", "train_loss", Axis(f"training loss, {task}")
-    )
+    losses: dict[str, list[tuple[int, float]]] = {}
+    scores: dict[str, list[tuple[int, float]]] = {}
+    for key in report.arms:
+        if key in runs:
+            losses[key] = []
+            scores[key] = []
+            for run in runs[key]:
+                for number, loss, score in run:
+                    losses[key].append((number, loss))
+                    scores[key].append((number, score))
     return [
-        loss,
-        _curve(
-            report,
-            task,
-            runs,
-            2,
-            "validation score",
-            "validation_score",
-            score_axis(report, task, "validation score"),
+        _by_epoch(report, task, losses, "train_loss", Axis(f"training loss, {task}")),
+        _by_epoch(
+            report, task, scores, "validation_score", score_axis(report, task, "validation score")
         ),
     ]
 
 
-def _curve(
-    report: Report,
-    task: str,
-    runs: dict[str, list[list[tuple[int, float, float]]]],
-    at: int,
-    what: str,
-    key: str,
-    y: Axis,
+# What the quantities of `_by_epoch` are called.
+QUANTITIES = {"train_loss": "Training loss", "validation_score": "Validation score"}
+
+
+def _by_epoch(
+    report: Report, task: str, points: dict[str, list[tuple[int, float]]], key: str, y: Axis
 ) -> Chart:
+    """A chart of one quantity.
+
+    Args:
+        points: By arm, epoch and value of every epoch of every run.
+        key: Of the quantity in the table.
+        y: The quantity's axis.
+    """
+    what = QUANTITIES[key]
     rows: list[dict[str, Any]] = []
-    found = []
-    for arm in (report.arms[k] for k in report.arms if k in runs):
-        by_epoch: dict[int, list[float]] = defaultdict(list)
-        for run in runs[arm.key]:
-            for point in run:
-                by_epoch[point[0]].append(float(point[at]))
-        epochs = sorted(by_epoch)
-        mean, low, high = ([of(by_epoch[e]) for e in epochs] for of in (fmean, min, max))
-        found.append((arm, epochs, mean, low, high))
-        rows += [
-            {
-                "arm": arm.key,
-                "label": arm.label,
-                "task": task,
-                "epoch": e,
-                key: m,
-                "lowest": lo,
-                "highest": hi,
-                "seeds": len(by_epoch[e]),
-            }
-            for e, m, lo, hi in zip(epochs, mean, low, high, strict=True)
-        ]
-    meanings = ARM_COLUMNS | {
-        "epoch": "from 1",
-        key: "mean over seeds",
-        "lowest": "of the seeds",
-        "highest": "of the seeds",
-        "seeds": "runs",
-    }
-    table = Table(key.replace("_", "-"), f"{what.capitalize()} by epoch", meanings, rows)
-    count = len({row["epoch"] for row in rows})
-    said = f"{what.capitalize()} of the confirm runs of {len(found)} arms on {task} over {count} epoch{'s' if count > 1 else ''}: "
-    said += "mean over seeds, bars from the lowest to the highest."
-    title = f"{what.capitalize()}, {task}"
-    if count > 1:
-        lines = [
-            Points(a.label, epochs, mean, a.style, line=True, low=low, high=high)
-            for a, epochs, mean, low, high in found
-        ]
+    by_arm: list[tuple[Arm, list[dict[str, Any]]]] = []
+    for arm_key, found in points.items():
+        arm = report.arms[arm_key]
+        own = _epoch_rows(found, key)
+        for row in own:
+            row |= {"arm": arm.key, "label": arm.label, "task": task}
+        rows += own
+        by_arm.append((arm, own))
+    epochs = len(set(values_of(rows, "epoch")))
+    plural = "s" if epochs > 1 else ""
+    columns = ARM_COLUMNS | {"epoch": "from 1", key: "mean over seeds"} | TRAINING_COLUMNS
+    table = Table(key.replace("_", "-"), f"{what} by epoch", columns, rows)
+    marks = []
+    for arm, own in by_arm:
+        mean = values_of(own, key)
+        low = values_of(own, "lowest")
+        high = values_of(own, "highest")
+        if epochs > 1:
+            numbers = values_of(own, "epoch")
+            marks.append(Points(arm.label, numbers, mean, arm.style, line=True, low=low, high=high))
+        else:
+            marks.append(
+                Points(arm.label, mean, [arm.label], arm.style, low=low, high=high, along="x")
+            )
+    text = (
+        f"{what} of the confirm runs of {len(by_arm)} arms on {task} over {epochs} epoch{plural}:"
+        " mean over seeds, bars from the lowest to the highest."
+    )
+    if epochs > 1:
         return Chart(
-            f"{table.key}-{task}",
-            title,
-            said,
-            Axis("epoch", whole=True),
-            y,
-            lines,
-            table,
-            legend=len(lines) <= MOST_NAMES,
+            key=f"{table.key}-{task}",
+            title=f"{what}, {task}",
+            text=text,
+            x=Axis("epoch", whole=True),
+            y=y,
+            marks=marks,
+            table=table,
+            legend=len(marks) <= MOST_NAMES,
         )
-    names = tuple(arm.label for arm, *_ in found)
-    points = [
-        Points(a.label, mean, [a.label], a.style, low=low, high=high, along="x")
-        for a, _, mean, low, high in found
-    ]
+    # A line of one point shows nothing: the arms lie below each other instead.
+    names = tuple(arm.label for arm, _ in by_arm)
     return Chart(
-        f"{table.key}-{task}",
-        title,
-        said,
-        y,
-        Axis("", categories=names),
-        points,
-        table,
-        110 + 26 * len(names),
+        key=f"{table.key}-{task}",
+        title=f"{what}, {task}",
+        text=text,
+        x=y,
+        y=Axis("", categories=names),
+        marks=marks,
+        table=table,
+        height=110 + 26 * len(names),
         legend=False,
     )
+
+
+def _epoch_rows(points: Sequence[tuple[int, float]], key: str) -> list[dict[str, Any]]:
+    """Mean and range over seeds, an epoch a row."""
+    by_epoch: dict[int, list[float]] = defaultdict(list)
+    for number, value in points:
+        by_epoch[number].append(float(value))
+    rows = []
+    for number in sorted(by_epoch):
+        seeds = by_epoch[number]
+        rows.append(
+            {
+                "epoch": number,
+                key: fmean(seeds),
+                "lowest": min(seeds),
+                "highest": max(seeds),
+                "seeds": len(seeds),
+            }
+        )
+    return rows

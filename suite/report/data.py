@@ -1,10 +1,13 @@
-"""Everything a report shows of one sweep, read once: rows of the leaderboard, learning-rate curves, every trial and what is missing."""
+"""Everything that a report shows of one sweep, read once.
+
+This is rows of the leaderboard, learning-rate curves, every trial and what is missing.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -22,13 +25,23 @@ from suite.record.folder import Home
 from suite.record.result import Status
 from suite.redact import redact
 from suite.report.names import Arm, arms_of
+from suite.report.table import rows_where, values_of
 from suite.report.values import ESTIMATE
 from suite.tracking.query import leaderboard
 from suite.tracking.rows import read_rows
 
 Row = dict[str, Any]
+# Trial folders that are read: some 20 s. MLflow gives a larger home's whole leaderboard, but not
+# its single trials.
 MOST_TRIALS = 20_000
-"""Trial folders that are read: some 20 s. Of a larger home the leaderboard, which MLflow gives, is whole; single trials are not."""
+# Planned cells without a trial that are named.
+MOST_NAMED = 5
+# What is missing from a cell, by its state.
+UNFINISHED = {
+    "searching": "are still searched",
+    "partial": "lack confirm runs, or some of their seeds",
+    "failed": "failed: no seed can get a score",
+}
 
 
 @dataclass(frozen=True)
@@ -37,13 +50,14 @@ class Report:
 
     Attributes:
         sweep: Its name.
-        rows: The leaderboard, rejected rows and architectures that were not chosen included: `suite.tracking.to_rows`.
-        cells: With their learning-rate curves, by arm key and task.
+        rows: The leaderboard, with rejected rows and architectures that were not chosen.
+        cells: Cells with their learning-rate curves, by arm key and task.
         trials: Every trial that was handed out, as `trial_row` gives it.
-        plan: The sweep as last run; None where this home does not hold it.
-        unread_trials: Folders beyond `MOST_TRIALS`.
-        provenance: Of the results: hardware, versions and the like, as recorded.
-        failures: Attempts that their machine ended, and trials without a score; those that the search ended early are no failures.
+        plan: The plan of the sweep's last run; None where this home does not hold it.
+        unread_trials: How many folders lie beyond `MOST_TRIALS`.
+        provenance: Hardware, versions and the like of every result, as recorded.
+        failures: Attempts that their machine ended, and trials without a score. Trials that the
+            search ended early are no failures.
     """
 
     sweep: str
@@ -57,49 +71,70 @@ class Report:
 
     @cached_property
     def arms(self) -> dict[str, Arm]:
-        """By key: those with test scores first, the best first, so that they get the plainest colours."""
+        """The arms by key; the best come first, so that they get the plainest colours."""
         return arms_of(self.rows)
 
     @cached_property
     def tasks(self) -> list[str]:
-        return sorted({row["task"] for row in self.rows} - {MEAN})
+        return sorted(set(values_of(self.rows, "task")) - {MEAN})
 
     @cached_property
     def places(self) -> list[str]:
         """The mean over tasks where there is one with a score, then every task."""
-        return [*([MEAN] if self.scored(MEAN) else []), *self.tasks]
+        if self.scored(MEAN):
+            return [MEAN, *self.tasks]
+        return self.tasks
 
     def scored(self, task: str) -> list[Row]:
-        """Rows of a task, or of the mean, that have a test score; without architectures that another one has beaten since."""
-        return [
-            r
-            for r in self.rows
-            if r["task"] == task and r["score_mean"] is not None and r["status"] != "not chosen"
-        ]
+        """Rows of a task, or of the mean, that have a test score.
+
+        Architectures that another one has beaten since are left out.
+        """
+        found = []
+        for row in rows_where(self.rows, "task", task):
+            if row["score_mean"] is not None and row["status"] != "not chosen":
+                found.append(row)
+        return found
+
+    def admitted(self, task: str) -> list[Row]:
+        """Rows of a task with a test score that no check of validity rejects."""
+        return [row for row in self.scored(task) if row["admitted"] is not False]
+
+    def label(self, row: Mapping[str, Any]) -> str:
+        """The short name of a row's arm."""
+        return self.arms[row["arm"]].label
+
+    def labelled(self, rows: Iterable[Row]) -> list[Row]:
+        """The rows with the short names of their arms."""
+        return [row | {"label": self.label(row)} for row in rows]
 
     @cached_property
     def confirm_runs(self) -> list[Row]:
-        """Confirm trials at the learning rates that are chosen now; an earlier choice may have left others."""
-        rates = {key: cell.learning_rate for key, cell in self.cells.items()}
-        confirm = [
-            trial
-            for trial in self.trials
-            if trial["phase"] == "confirm" and trial["arm"] in self.arms
-        ]
-        return [
-            trial
-            for trial in confirm
-            if rates.get((trial["arm"], trial["task"])) in (None, trial["learning_rate"])
-        ]
+        """Confirm trials at the learning rates that are chosen now.
+
+        An earlier choice may have left others.
+        """
+        found = []
+        for trial in self.trials:
+            if trial["phase"] != "confirm" or trial["arm"] not in self.arms:
+                continue
+            cell = self.cells.get((trial["arm"], trial["task"]))
+            if cell is None or cell.learning_rate in (None, trial["learning_rate"]):
+                found.append(trial)
+        return found
 
     def higher_is_better(self, task: str) -> bool:
-        return all(row["higher_is_better"] is not False for row in self.rows if row["task"] == task)
+        """Whether more is better, as far as the rows know."""
+        return False not in values_of(rows_where(self.rows, "task", task), "higher_is_better")
 
     @cached_property
     def energy_sources(self) -> set[str]:
-        """Of all trials, or of the rows where no trial was read."""
-        found = {row["energy_source"] for row in (self.trials or self.rows)} - {None}
-        return {name for source in found for name in source.split("+")}
+        """The energy sources of all trials, or of the rows where no trial was read."""
+        found: set[str] = set()
+        for row in self.trials or self.rows:
+            if row["energy_source"] is not None:
+                found.update(row["energy_source"].split("+"))
+        return found
 
     @property
     def estimated(self) -> bool:
@@ -108,55 +143,49 @@ class Report:
 
     @property
     def energy_note(self) -> str:
-        """What an axis or a head says behind "energy": `, estimate` where nothing was measured."""
+        """What stands behind "energy" in a title: `, estimate` where nothing was measured."""
         if ESTIMATE not in self.energy_sources:
             return ""
-        return ", estimate" if self.estimated else ", partly estimated"
+        if self.estimated:
+            return ", estimate"
+        return ", partly estimated"
 
     @cached_property
     def pruned(self) -> str:
         """How many trials the search ended early, in a sentence; empty for none."""
-        count = sum(row["status"] == Status.PRUNED.value for row in self.trials)
-        if not count:
+        count = values_of(self.trials, "status").count(Status.PRUNED.value)
+        if count == 0:
             return ""
-        return (
-            "The search ended 1 trial early (pruned)."
-            if count == 1
-            else f"The search ended {count} trials early (pruned)."
-        )
+        if count == 1:
+            return "The search ended 1 trial early (pruned)."
+        return f"The search ended {count} trials early (pruned)."
 
     @cached_property
     def missing(self) -> list[str]:
-        """What a finished sweep would have and this one has not, in sentences."""
-        cells = [row for row in self.rows if row["task"] != MEAN]
-        states = Counter(row["status"] for row in cells)
+        """What a finished sweep would have and this one does not have, in sentences."""
         found = []
-        planned = set()
         if self.plan is not None:
             planned = {cell.key for cell in self.plan.cells}
-        absent = sorted(planned - {f"{arm}/{task}" for arm, task in self.cells})
-        if absent:
-            shown = ", ".join(absent[:5]) + (
-                f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-            )
-            found.append(
-                f"{len(absent)} of {len(planned)} planned cells have no ended trial yet: {shown}."
-            )
-        meanings = {
-            "searching": "are still searched",
-            "partial": "lack confirm runs, or some of their seeds",
-            "failed": "failed: no seed can get a score",
-        }
-        found += [
-            f"{states[state]} of {len(cells)} cells {meaning}."
-            for state, meaning in meanings.items()
-            if states[state]
-        ]
-        if running := sum(row["status"] == "unfinished" for row in self.trials):
+            absent = sorted(planned - {f"{arm}/{task}" for arm, task in self.cells})
+            if absent:
+                named = ", ".join(absent[:MOST_NAMED])
+                if len(absent) > MOST_NAMED:
+                    named += f" and {len(absent) - MOST_NAMED} more"
+                found.append(
+                    f"{len(absent)} of {len(planned)} planned cells have no ended trial yet:"
+                    f" {named}."
+                )
+        states = Counter(row["status"] for row in self.rows if row["task"] != MEAN)
+        for state, meaning in UNFINISHED.items():
+            if states[state]:
+                found.append(f"{states[state]} of {states.total()} cells {meaning}.")
+        running = values_of(self.trials, "status").count("unfinished")
+        if running:
             found.append(f"{running} trials were handed out and have not ended.")
         if self.unread_trials:
             found.append(
-                f"{self.unread_trials} trial folders were not read (a report reads {MOST_TRIALS:,}); the leaderboard is whole."
+                f"{self.unread_trials} trial folders were not read (a report reads"
+                f" {MOST_TRIALS:,}); the leaderboard is whole."
             )
         return found
 
@@ -171,14 +200,15 @@ def read(
     """Read one sweep for its report.
 
     Args:
-        home: As `suite run --home`.
-        sweep: Its name; may be left out where the home has one.
-        tracking_uri: MLflow store; None = `MLFLOW_TRACKING_URI`, else the home's own.
-        sort: Order of the leaderboard's rows, `suite.leaderboard.table.SORTS`.
+        home: The home of `suite run --home`.
+        sweep: Name of the sweep; not needed where the home has one.
+        tracking_uri: MLflow store; None = `MLFLOW_TRACKING_URI`, or else the home's own.
+        sort: Order of the leaderboard's rows.
 
     Raises:
-        TrackingError: No results, or none of this sweep, or written by a newer version.
-        ConfigError: The home holds several sweeps and none was named, or a record is not of this version.
+        TrackingError: There are no results, or none of this sweep, or a newer version wrote them.
+        ConfigError: The home holds several sweeps and none was named, or a record is of another
+            version.
 
     Example:
         >>> report = suite.report.read("runs")  # doctest: +SKIP
@@ -189,29 +219,38 @@ def read(
         raise UnknownNameError("column", sort, SORTS, where="--sort")
     place = Home(Path(home))
     uri = resolve_uri(place, tracking_uri)
-    name = sweep if sweep is not None else _only([*open_store(uri, create=False).experiments()])
-    rows = to_rows(leaderboard(uri, sweep=name, rejected=True, sort=sort))
+    store = open_store(uri, create=False)
+    if sweep is None:
+        sweep = _only(sorted(store.experiments()))
+    rows = to_rows(leaderboard(uri, sweep=sweep, rejected=True, sort=sort))
     own = _own_id(place)
-    own = (
-        own if any(row["home"] == own for row in rows) else None
-    )  # a store without rows of this home: then all of them are meant
-    rows = [row for row in rows if own in (None, row["home"])]
-    cells = {
-        (cell.arm, cell.task): cell
-        for cell in read_rows(open_store(uri, create=False), name)
-        if own in (None, cell.home)
-    }
-    plan = known_plan(place, name)
-    trials, unread = read_trials(place, name, plan)
+    # A store without rows of this home is meant as a whole.
+    shared = own is None or not rows_where(rows, "home", own)
+    cells = {}
+    for cell in read_rows(store, sweep):
+        if shared or cell.home == own:
+            cells[cell.arm, cell.task] = cell
+    plan = known_plan(place, sweep)
+    trials, unread = read_trials(place, sweep, plan)
+    if not shared:
+        rows = rows_where(rows, "home", own)
+    trial_rows = []
+    failures = []
+    provenance = []
+    for trial in trials:
+        trial_rows.append(trial_row(trial))
+        failures += failure_rows(trial)
+        if trial.result is not None:
+            provenance.append(trial.result.provenance)
     return Report(
-        name,
-        rows,
-        cells,
-        [trial_row(trial) for trial in trials],
-        plan,
-        unread,
-        [t.result.provenance for t in trials if t.result is not None],
-        [row for trial in trials for row in failure_rows(trial)],
+        sweep=sweep,
+        rows=rows,
+        cells=cells,
+        trials=trial_rows,
+        plan=plan,
+        unread_trials=unread,
+        provenance=provenance,
+        failures=failures,
     )
 
 
@@ -223,24 +262,23 @@ def sweeps(home: Path | str, tracking_uri: str | None = None) -> list[str]:
     """
     from suite.tracking.store import open_store, resolve_uri
 
-    found = sorted(
-        open_store(resolve_uri(Home(Path(home)), tracking_uri), create=False).experiments()
-    )
+    store = open_store(resolve_uri(Home(Path(home)), tracking_uri), create=False)
+    found = sorted(store.experiments())
     if not found:
         raise TrackingError(
-            f"{home}: no results yet; start with: suite run SWEEP.yaml, or suite sync for trials that MLflow does not have"
+            f"{home}: no results yet; start with: suite run SWEEP.yaml,"
+            " or suite sync for trials that MLflow does not have"
         )
     return found
 
 
 def _only(names: Sequence[str]) -> str:
-    if len(names) != 1:
-        what = (
-            f"holds {len(names)} sweeps: {', '.join(sorted(names))}; name one"
-            if names
-            else "holds no results yet; start with: suite run"
+    if not names:
+        raise ConfigError("sweep: the store holds no results yet; start with: suite run")
+    if len(names) > 1:
+        raise ConfigError(
+            f"sweep: the store holds {len(names)} sweeps: {', '.join(names)}; name one"
         )
-        raise ConfigError(f"sweep: the store {what}")
     return names[0]
 
 
@@ -256,7 +294,7 @@ def read_trials(home: Home, sweep: str, plan: Plan | None) -> tuple[list[Trial],
     """Trials of the sweep as it now stands, and how many folders were left unread.
 
     Raises:
-        ConfigError: A record is not of this version.
+        ConfigError: A record is of another version.
     """
     folders = home.trials()
     cells = {}
@@ -271,16 +309,18 @@ def read_trials(home: Home, sweep: str, plan: Plan | None) -> tuple[list[Trial],
         # A changed definition may have left trials behind.
         if plan is None or (spec.cell in cells and plan.includes(cells[spec.cell], trial)):
             trials.append(trial)
-    trials.sort(
-        key=lambda t: (t.spec.arm.key, t.spec.task.name, t.spec.phase, t.spec.number, t.spec.seed)
-    )
+    trials.sort(key=_place_of_trial)
     return trials, sum(1 for _ in folders)
 
 
-def trial_row(trial: Trial) -> Row:
-    """A trial in one row; what it could not measure is None."""
-    spec, result = trial.spec, trial.result
-    train = None if result is None else result.phases.get("train")
+def _place_of_trial(trial: Trial) -> tuple[str, str, str, int, int]:
+    spec = trial.spec
+    return spec.arm.key, spec.task.name, spec.phase, spec.number, spec.seed
+
+
+def _trial_names(trial: Trial) -> Row:
+    """The columns that say which trial this is."""
+    spec = trial.spec
     return {
         "trial": trial.folder.hash,
         "arm": spec.arm.key,
@@ -289,69 +329,72 @@ def trial_row(trial: Trial) -> Row:
         "number": spec.number,
         "seed": spec.seed,
         "learning_rate": spec.learning_rate,
-        "status": "unfinished" if result is None else result.status.value,
-        "validation_score": None if result is None else result.validation_score,
-        "test_score": None if result is None else result.test_score,
-        "best_epoch": None if result is None else result.best_epoch,
-        "train_s": None if train is None else train.seconds,
-        "energy_kwh": None if train is None else train.energy_kwh,
-        "energy_source": None if train is None else train.energy_source,
-        "peak_memory_bytes": None if train is None else train.memory.allocated_max_bytes,
-        "samples_per_s": None
-        if result is None or result.timing is None
-        else result.timing.samples_per_s,
-        "started_at": None if result is None else result.started_at,
-        "finished_at": None if result is None else result.finished_at,
-        "phases": {}
-        if result is None
-        else {name: (p.seconds, p.energy_kwh) for name, p in result.phases.items()},
-        "epochs": []
-        if result is None
-        else [(e.epoch, e.train_loss, e.validation_score) for e in result.epochs],
     }
+
+
+def trial_row(trial: Trial) -> Row:
+    """A trial in one row; what it could not measure is None."""
+    row = _trial_names(trial) | {
+        "status": "unfinished",
+        "validation_score": None,
+        "test_score": None,
+        "best_epoch": None,
+        "train_s": None,
+        "energy_kwh": None,
+        "energy_source": None,
+        "peak_memory_bytes": None,
+        "samples_per_s": None,
+        "started_at": None,
+        "finished_at": None,
+        "phases": {},
+        "epochs": [],
+    }
+    result = trial.result
+    if result is None:
+        return row
+    row["status"] = result.status.value
+    row["validation_score"] = result.validation_score
+    row["test_score"] = result.test_score
+    row["best_epoch"] = result.best_epoch
+    row["started_at"] = result.started_at
+    row["finished_at"] = result.finished_at
+    if result.timing is not None:
+        row["samples_per_s"] = result.timing.samples_per_s
+    for name, phase in result.phases.items():
+        row["phases"][name] = (phase.seconds, phase.energy_kwh)
+    for epoch in result.epochs:
+        row["epochs"].append((epoch.epoch, epoch.train_loss, epoch.validation_score))
+    train = result.phases.get("train")
+    if train is not None:
+        row["train_s"] = train.seconds
+        row["energy_kwh"] = train.energy_kwh
+        row["energy_source"] = train.energy_source
+        row["peak_memory_bytes"] = train.memory.allocated_max_bytes
+    return row
 
 
 def failure_rows(trial: Trial) -> list[Row]:
-    """A row per attempt that ended without a result, and one where the trial itself ended without a score."""
-    spec = trial.spec
-    names: Row = {
-        "trial": trial.folder.hash,
-        "arm": spec.arm.key,
-        "task": spec.task.name,
-        "phase": spec.phase.value,
-    }
-    names |= {"number": spec.number, "seed": spec.seed, "learning_rate": spec.learning_rate}
-    rows = [
-        {
-            **names,
-            "status": "attempt",
-            "type": f.type,
-            "message": redact(f.message),
-            "log": _log(f.log_path),
-        }
-        for f in trial.folder.failures()
-    ]
+    """What went wrong with a trial.
+
+    There is a row per attempt that ended without a result, and one where the trial itself ended
+    without a score.
+    """
+    names = _trial_names(trial)
+    rows = []
+    for attempt in trial.folder.failures():
+        row = _failure(attempt.type, attempt.message, attempt.log_path)
+        rows.append(names | {"status": "attempt"} | row)
     result = trial.result
-    if result is not None and result.status not in (Status.COMPLETED, Status.PRUNED):
-        failure = result.failure
-        why = failure.message if failure is not None else result.missing.get("score", "")
-        kind, log = (
-            (failure.type, _log(failure.log_path))
-            if failure is not None
-            else (result.status.value, "")
-        )
-        rows.append(
-            {
-                **names,
-                "status": result.status.value,
-                "type": kind,
-                "message": redact(why),
-                "log": log,
-            }
-        )
+    if result is None or result.status in (Status.COMPLETED, Status.PRUNED):
+        return rows
+    if result.failure is not None:
+        row = _failure(result.failure.type, result.failure.message, result.failure.log_path)
+    else:
+        row = _failure(result.status.value, result.missing.get("score", ""), "")
+    rows.append(names | {"status": result.status.value} | row)
     return rows
 
 
-def _log(path: str) -> str:
-    """The name alone: a report is sent to people to whom this machine's folders are of no use."""
-    return os.path.basename(path)
+def _failure(kind: str, message: str, log_path: str) -> Row:
+    # The log's name alone: a report goes to people to whom this machine's folders are of no use.
+    return {"type": kind, "message": redact(message), "log": os.path.basename(log_path)}

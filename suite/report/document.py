@@ -11,34 +11,36 @@ from suite.report.answer import answer, facts
 from suite.report.chart import Chart
 from suite.report.content import Content, content
 from suite.report.data import Report
-from suite.report.table import Column, Row, escaped, markdown
+from suite.report.table import Column, Row, escaped, markdown, rows_where
 
 Figures = dict[str, list[Chart]]
 MOST_TABLE_ROWS = 200
+# Titles in the alternative text of a figure with many panels.
+MOST_TITLES = 12
 
 
 def figures(made: Content) -> Figures:
-    """Charts by the name of the file that shows them; those that belong together share one."""
-    found: Figures = {"paper": [made.paper] if made.paper else []}
-    found |= {f"score-cost-{place}": charts for place, charts in made.tradeoffs.items()}
-    found |= {
-        chart.key: [chart] for chart in (made.heat, made.phases, made.search) if chart is not None
-    }
-    found |= {
-        f"learning-rates-{task}": [*charts, *made.lost.get(task, [])]
-        for task, charts in made.rates.items()
-    }
+    """Charts by the name of the file that shows them; those that belong together share a file."""
+    found: Figures = {}
+    if made.paper is not None:
+        found["paper"] = [made.paper]
+    for place, charts in made.tradeoffs.items():
+        found[f"score-cost-{place}"] = charts
+    for chart in (made.heat, made.phases, made.search):
+        if chart is not None:
+            found[chart.key] = [chart]
+    for task, charts in made.rates.items():
+        found[f"learning-rates-{task}"] = [*charts, *made.lost.get(task, [])]
     for task in made.report.tasks:
-        found[f"training-{task}"] = [
-            chart
-            for chart in made.training
-            if chart.key in (f"train-loss-{task}", f"validation-score-{task}")
-        ]
-    return {name: charts for name, charts in found.items() if charts}
+        keys = (f"train-loss-{task}", f"validation-score-{task}")
+        charts = [chart for chart in made.training if chart.key in keys]
+        if charts:
+            found[f"training-{task}"] = charts
+    return found
 
 
 def draw(report: Report, out: Path, prefix: str) -> dict[str, Path]:
-    """Every figure as PNG, by name."""
+    """Write every figure as PNG; returns the files by figure name."""
     paths = {}
     for name, charts in figures(content(report)).items():
         paths[name] = out / f"{prefix}{file_name(name)}.png"
@@ -47,77 +49,85 @@ def draw(report: Report, out: Path, prefix: str) -> dict[str, Path]:
 
 
 def file_name(name: str) -> str:
+    """The name with a dash for every character that a file name should not have."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 def document(report: Report, pictures: dict[str, Path]) -> str:
     """The report in Markdown; `pictures` lie beside it."""
     made = content(report)
-    charts = figures(made)
-    parts = [
-        f"# {escaped(report.sweep)}",
-        "",
-        *(f"- **{escaped(s.head)}** {escaped(s.rest)}" for s in answer(report)),
-    ]
-    parts += [f"- **Not finished:** {escaped(said)}" for said in report.missing]
+    lines = [f"# {escaped(report.sweep)}", ""]
+    for sentence in answer(report):
+        lines.append(f"- **{escaped(sentence.head)}** {escaped(sentence.rest)}")
+    for missing in report.missing:
+        lines.append(f"- **Not finished:** {escaped(missing)}")
     if report.energy_note:
-        parts += [
-            "",
-            f"Energy is {'an estimate' if report.estimated else 'partly an estimate'} from processor time, not a measurement.",
-        ]
-    rows, columns = tables.shown_rows(report), tables.leaderboard_columns(report)
+        what = "an estimate" if report.estimated else "partly an estimate"
+        lines += ["", f"Energy is {what} from processor time, not a measurement."]
+    lines += _leaderboards(report)
+    lines += _figures(figures(made), pictures)
+    rejected = tables.rejected_rows(report)
+    if rejected:
+        lines += _section("Rejected", _cut(rejected, tables.rejected_columns(report)))
+    if report.failures:
+        lines += _section("Failures", _cut(report.failures, tables.failure_columns(report)))
+    if report.pruned:
+        lines += ["", report.pruned]
+    lines += _section("What was run", [])
+    for name, text in facts(report):
+        lines.append(f"- **{name}**: {escaped(text)}")
+    for left_out in made.left_out:
+        lines += ["", left_out]
+    return "\n".join([*lines, ""])
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", f"## {title}", "", *lines]
+
+
+def _leaderboards(report: Report) -> list[str]:
+    """A table for the mean over tasks, and one for each task."""
+    rows = tables.shown_rows(report)
+    columns = [column for column in tables.leaderboard_columns(report) if column.head != "task"]
+    lines = []
     for place in (MEAN, *report.tasks):
-        if of_place := [row for row in rows if row["task"] == place]:
-            shown = [column for column in columns if column.head != "task"]
-            parts += [
-                "",
-                f"## {'Mean over tasks' if place == MEAN else escaped(place)}",
-                "",
-                *_cut(of_place, shown),
-            ]
-    parts += ["", "## Figures"]
+        of_place = rows_where(rows, "task", place)
+        if of_place:
+            title = "Mean over tasks" if place == MEAN else escaped(place)
+            lines += _section(title, _cut(of_place, columns))
+    return lines
+
+
+def _figures(charts: Figures, pictures: dict[str, Path]) -> list[str]:
+    lines = ["", "## Figures"]
     for name, path in pictures.items():
-        parts += ["", f"![{_alternative(charts[name])}]({path.name})", ""]
-        parts += (
-            [escaped(" ".join(chart.text for chart in charts[name]))]
-            if len(charts[name]) <= 2
-            else [_many(charts[name])]
-        )
-    for title, found, heads in (
-        ("Rejected", tables.rejected_rows(report), tables.rejected_columns(report)),
-        ("Failures", report.failures, tables.failure_columns(report)),
-    ):
-        parts += ["", f"## {title}", "", *_cut(found, heads)] if found else []
-    parts += ["", report.pruned] if report.pruned else []
-    parts += [
-        "",
-        "## What was run",
-        "",
-        *(f"- **{name}**: {escaped(text)}" for name, text in facts(report)),
-    ]
-    return "\n".join([*parts, *(f"\n{said}" for said in made.left_out), ""])
+        lines += ["", f"![{_alternative(charts[name])}]({path.name})", ""]
+        if len(charts[name]) > 2:
+            lines.append(
+                f"{len(charts[name])} cells: validation score by learning rate. The searched range"
+                " is shaded, the chosen rate ringed, trials without a score are crosses. All cells"
+                " of the task have one scale of scores."
+            )
+        else:
+            lines.append(escaped(" ".join(chart.text for chart in charts[name])))
+    return lines
 
 
 def _cut(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """A table, and what it leaves out."""
+    """A table, and a sentence about the rows that it leaves out."""
+    lines = [markdown(rows[:MOST_TABLE_ROWS], columns)]
     more = len(rows) - MOST_TABLE_ROWS
-    left = (
-        ["", f"Left out here: {more:,} rows; the CSV files have all (suite report --format csv)."]
-        if more > 0
-        else []
-    )
-    return [markdown(rows[:MOST_TABLE_ROWS], columns), *left]
+    if more > 0:
+        lines += [
+            "",
+            f"Left out here: {more:,} rows; the CSV files have all (suite report --format csv).",
+        ]
+    return lines
 
 
-def _alternative(charts: list[Chart]) -> str:
-    return escaped(
-        "; ".join(chart.title for chart in charts[:12])
-        + (" and others" if len(charts) > 12 else "")
-    ).replace("]", "")
-
-
-def _many(charts: list[Chart]) -> str:
-    return (
-        f"{len(charts)} cells: validation score by learning rate. The searched range is shaded, the chosen rate ringed, trials without a "
-        "score are crosses. All cells of the task have one scale of scores."
-    )
+def _alternative(charts: Sequence[Chart]) -> str:
+    """What a figure shows, for readers who cannot see it."""
+    titles = "; ".join(chart.title for chart in charts[:MOST_TITLES])
+    if len(charts) > MOST_TITLES:
+        titles += " and others"
+    return escaped(titles).replace("]", "")  # it would end the text

@@ -4,8 +4,9 @@
     figures.score_against_energy(report)                        # a plotly figure
     figures.score_against_energy(report, backend="matplotlib")  # the same on paper
 
-Every function takes `backend`: "plotly" gives a `plotly.graph_objects.Figure`, "matplotlib" a `matplotlib.figure.Figure`. Where the
-sweep has nothing to draw yet, StatisticsError says what is missing.
+Every function takes `backend`: "plotly" gives a `plotly.graph_objects.Figure`, "matplotlib" a
+`matplotlib.figure.Figure`. Every function raises StatisticsError where the sweep has nothing to
+draw yet; the message says what is missing.
 """
 
 from __future__ import annotations
@@ -29,26 +30,20 @@ def score_against_energy(
     """Test score over the energy of a training run, with 95% intervals and the Pareto front.
 
     Args:
-        report: As `suite.report.read` gives it.
-        task: A task, or "mean"; None = the mean where there is one, else the first task.
+        report: What `suite.report.read` returned.
+        task: A task, or "mean"; None = the mean where there is one, or else the first task.
         backend: "plotly" or "matplotlib".
     """
-    return drawn(
-        [charts.score_against_energy(report, _place(report, task))],
-        backend,
-        "no arm has a test score and a known energy yet",
-    )
+    chart = charts.score_against_energy(report, _place(report, task))
+    return drawn([chart], backend, "no arm has a test score and a known energy yet")
 
 
 def score_against_memory(
     report: Report, task: str | None = None, *, backend: Backend = "plotly"
 ) -> Any:
-    """Test score over peak memory in training; arguments as `score_against_energy`."""
-    return drawn(
-        [charts.score_against_memory(report, _place(report, task))],
-        backend,
-        "no arm has a test score and a known memory yet",
-    )
+    """Test score over peak memory in training; arguments as in `score_against_energy`."""
+    chart = charts.score_against_memory(report, _place(report, task))
+    return drawn([chart], backend, "no arm has a test score and a known memory yet")
 
 
 def score_heat_map(report: Report, *, backend: Backend = "plotly") -> Any:
@@ -58,11 +53,8 @@ def score_heat_map(report: Report, *, backend: Backend = "plotly") -> Any:
 
 def energy_by_phase(report: Report, *, backend: Backend = "plotly") -> Any:
     """Energy of a confirm run of every arm, by phase."""
-    return drawn(
-        [charts.energy_by_phase(report)],
-        backend,
-        "no confirm run has ended whose energy is known in all phases",
-    )
+    missing = "no confirm run has ended whose energy is known in all phases"
+    return drawn([charts.energy_by_phase(report)], backend, missing)
 
 
 def search_cost(report: Report, *, backend: Backend = "plotly") -> Any:
@@ -71,52 +63,64 @@ def search_cost(report: Report, *, backend: Backend = "plotly") -> Any:
 
 
 def beside_the_paper(report: Report, *, backend: Backend = "plotly") -> Any:
-    """Ours and the printed scores, for a sweep with `reference`."""
+    """Our scores and the printed ones, for a sweep with `reference`."""
     return drawn([charts.beside_the_paper(report)], backend, "the sweep carries no printed numbers")
 
 
 def learning_rate_curves(
     report: Report, task: str | None = None, *, backend: Backend = "plotly"
 ) -> Any:
-    """Validation score by learning rate, a panel per cell: the chosen one ringed, the searched range shaded, failures as crosses.
+    """Validation score by learning rate, a panel per cell.
+
+    The chosen rate is ringed, the searched range is shaded, and failures are crosses.
 
     Args:
-        report: As `suite.report.read` gives it.
-        task: None = all.
+        report: What `suite.report.read` returned.
+        task: A task; None = all.
         backend: "plotly" or "matplotlib".
     """
-    chosen = None if task is None else _place(report, task)
-    return drawn(
-        curves.learning_rate_curves(report, chosen), backend, "no search trial has ended yet"
-    )
+    if task is not None:
+        task = _place(report, task)
+    found = curves.learning_rate_curves(report, task)
+    return drawn(found, backend, "no search trial has ended yet")
 
 
 def training_curves(report: Report, task: str | None = None, *, backend: Backend = "plotly") -> Any:
-    """Training loss and validation score by epoch of the confirm runs; arguments as `learning_rate_curves`."""
-    tasks = report.tasks if task is None else [_place(report, task)]
-    return drawn(
-        [c for name in tasks for c in curves.training_curves(report, name)],
-        backend,
-        "no confirm run has ended yet",
-    )
+    """Training loss and validation score by epoch of the confirm runs.
+
+    The arguments are those of `learning_rate_curves`.
+    """
+    tasks = report.tasks
+    if task is not None:
+        tasks = [_place(report, task)]
+    found = []
+    for name in tasks:
+        found += curves.training_curves(report, name)
+    return drawn(found, backend, "no confirm run has ended yet")
 
 
 def drawn(found: Sequence[Chart | None], backend: str, missing: str) -> Any:
     """The charts as one figure.
 
     Raises:
-        StatisticsError: There are none; says why.
-        UnknownNameError: No such backend.
+        StatisticsError: There are no charts; the message is `missing`.
+        UnknownNameError: There is no such backend.
     """
     if backend not in _DRAWERS:
         raise UnknownNameError("backend", backend, _DRAWERS)
     there = [chart for chart in found if chart is not None]
     if not there:
         raise StatisticsError(f"nothing to draw: {missing}")
+    # Imported here: a notebook needs one of the two libraries.
     return import_module(_DRAWERS[backend]).draw(there)
 
 
 def _place(report: Report, task: str | None) -> str:
+    """The task asked for, or the first place of the report.
+
+    Raises:
+        UnknownNameError: The sweep has no such task.
+    """
     places = report.places
     if task is None and places:
         return places[0]

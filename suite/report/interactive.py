@@ -1,4 +1,4 @@
-"""Charts drawn by plotly: for the page, and for notebooks. The only import of plotly."""
+"""Draw charts with plotly: for the page, and for notebooks. The only import of plotly."""
 
 # mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
 # plotly makes its classes when it is imported, and has no type information of them.
@@ -19,29 +19,20 @@ from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 from plotly.utils import PlotlyJSONEncoder
 
-from suite.report.chart import (
-    COLOURS,
-    DASHES,
-    HATCHES,
-    SHAPES,
-    Axis,
-    Bars,
-    Chart,
-    Heat,
-    Mark,
-    Points,
-    Span,
-)
+from suite.report.chart import Axis, Bars, Chart, Heat, Mark, Points, Span, colour_of, hatch_of
 from suite.report.table import clean
 
 GREY = "#8a8a8a"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+# One hue from light to dark: the order survives grey printing.
 SHADES = [[0.0, "#eef4fa"], [0.5, "#6baed6"], [1.0, "#08306b"]]
-"""One hue from light to dark: the order survives grey printing."""
 
 
 def plain(text: str) -> str:
-    """A text of others' that plotly shows as it was written, without secrets: it would read `<b>`, `<a href>` and `&amp;` as HTML."""
+    """Text that plotly shows as it is written, without secrets.
+
+    Plotly would read `<b>`, `<a href>` and `&amp;` as HTML.
+    """
     return html.escape(clean(text), quote=False)
 
 
@@ -58,22 +49,22 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
     figure = make_subplots(
         height,
         width,
-        subplot_titles=[plain(c.title) for c in charts],
+        subplot_titles=[plain(chart.title) for chart in charts],
         vertical_spacing=0.4 / height,
         horizontal_spacing=0.18 / width,
     )
     named: set[str] = set()
     for place, chart in enumerate(charts):
-        row, column = place // width + 1, place % width + 1
+        row = place // width + 1
+        column = place % width + 1
         for trace in traces(chart):
-            trace.showlegend = bool(
-                chart.legend and trace.showlegend is not False and trace.name not in named
-            )
+            # The panels share one legend, so each name stands in it once.
+            new = trace.name not in named
+            trace.showlegend = bool(chart.legend and trace.showlegend is not False and new)
             named.add(str(trace.name))
             trace.legendgroup = trace.name
             figure.add_trace(trace, row, column)
-        for span in (m for m in chart.marks if isinstance(m, Span)):
-            figure.add_vrect(**_span(span), row=row, col=column)
+        _add_spans(figure, chart, row=row, col=column)
         figure.update_xaxes(_axis(chart.x), row=row, col=column)
         figure.update_yaxes(_axis(chart.y, vertical=True), row=row, col=column)
     return figure.update_layout(
@@ -85,10 +76,9 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
 
 
 def single(chart: Chart) -> go.Figure:
-    """One chart as a figure of its own; its title stands around it, in a caption."""
+    """A figure of one chart. Its title stands around it, in a caption."""
     figure = go.Figure(traces(chart), layout={"template": "plotly_white"})
-    for span in (m for m in chart.marks if isinstance(m, Span)):
-        figure.add_vrect(**_span(span))
+    _add_spans(figure, chart)
     figure.update_xaxes(_axis(chart.x)).update_yaxes(_axis(chart.y, vertical=True))
     return figure.update_layout(
         height=chart.height,
@@ -104,8 +94,10 @@ def single(chart: Chart) -> go.Figure:
             "yanchor": "top",
             "font": {"size": 11},
             "traceorder": "normal",
-        }
-        | _below(chart),
+            # 60 pixels below the plot: under the axis and its title.
+            "yref": "paper",
+            "y": -60 / max(chart.height - 60, 60),
+        },
     )
 
 
@@ -122,88 +114,82 @@ def as_json(chart: Chart) -> str:
     return json.dumps({"data": found["data"], "layout": found["layout"]}, cls=PlotlyJSONEncoder)
 
 
-def _below(chart: Chart) -> dict[str, Any]:
-    """The legend hangs below the axis and its title."""
-    return {"yref": "paper", "y": -60 / max(chart.height - 60, 60)}
-
-
 def traces(chart: Chart) -> list[Any]:
-    """Plotly's traces of a chart's marks; names beside points lie above and below in turns, so that neighbours do not meet."""
+    """Plotly's traces of a chart's marks; spans are no traces.
+
+    Labels lie above and below their points in turns, so that neighbours do not cover each other.
+    """
     above = cycle(("top center", "bottom center"))
-    marks = (
-        sorted(chart.marks, key=_left)
-        if any(isinstance(m, Points) and m.labels for m in chart.marks)
-        else chart.marks
-    )
-    found = [_trace(mark, chart) for mark in marks if not isinstance(mark, Span)]
-    for trace in found:
-        if getattr(trace, "text", None) and trace.type == "scatter":
+    found = []
+    for mark in sorted(chart.marks, key=_left_end):
+        if isinstance(mark, Span):
+            continue
+        trace = _trace(mark)
+        if isinstance(mark, Points) and mark.labels:
             trace.textposition = next(above)
+        found.append(trace)
     return found
 
 
-def _left(mark: Mark) -> tuple[bool, float]:
-    """Labelled points from left to right, after all others."""
+def _left_end(mark: Mark) -> tuple[bool, float]:
+    """Sorts labelled points from left to right, after all other marks."""
     if isinstance(mark, Points) and mark.labels and mark.x and not isinstance(mark.x[0], str):
         return True, float(mark.x[0])
     return False, 0.0
 
 
 @singledispatch
-def _trace(mark: Any, chart: Chart) -> Any:
+def _trace(mark: Any) -> Any:
     raise TypeError(f"no such mark: {type(mark)}")
 
 
 @_trace.register
-def _points(mark: Points, chart: Chart) -> Any:
-    modes = [
-        word
-        for word, wanted in (
-            ("lines", mark.line),
-            ("markers", mark.marker),
-            ("text", bool(mark.labels)),
-        )
-        if wanted
-    ]
-    style = mark.style
-    colour = GREY if style is None else COLOURS[style % len(COLOURS)]
-    shape = mark.shape or ("circle" if mark.ring else SHAPES[(style or 0) % len(SHAPES)])
+def _points(mark: Points) -> Any:
+    modes = []
+    if mark.line:
+        modes.append("lines")
+    if mark.marker:
+        modes.append("markers")
+    if mark.labels:
+        modes.append("text")
+    colour = mark.colour(GREY)
     marker: dict[str, Any] = {
         "color": colour,
-        "symbol": shape + ("-open" if mark.hollow or mark.ring else ""),
+        "symbol": mark.marker_shape,
         "size": 15 if mark.ring else 9,
+        "line": {"width": 0, "color": colour},
     }
-    marker["line"] = {"width": 2 if mark.hollow or mark.ring else 0, "color": colour}
-    bars = _error_bars(mark, colour)
+    if mark.hollow or mark.ring:
+        marker["symbol"] += "-open"
+        marker["line"]["width"] = 2
     return go.Scatter(
         x=_plain(mark.x),
         y=_plain(mark.y),
         name=plain(mark.name),
         mode="+".join(modes),
         marker=marker,
-        line={
-            "color": colour,
-            "width": 1.6,
-            "dash": "dot" if style is None else DASHES[style % len(DASHES)],
-        },
+        line={"color": colour, "width": 1.6, "dash": mark.dash},
         text=_plain(mark.labels) or None,
         textfont={"size": 11},
         hovertext=_plain(mark.details) or None,
         hoverinfo="text" if mark.details else None,
         showlegend=mark.legend,
         cliponaxis=False,
-        **bars,
+        **_error_bars(mark, colour),
     )
 
 
 def _error_bars(mark: Points, colour: str) -> dict[str, Any]:
     if not any(end is not None for end in mark.low):
         return {}
-    centre = mark.y if mark.along == "y" else mark.x
-    ends = [(lo, float(c), hi) for lo, c, hi in zip(mark.low, centre, mark.high, strict=True)]
-    below = [0.0 if lo is None else c - lo for lo, c, _ in ends]
-    above = [0.0 if hi is None else hi - c for _, c, hi in ends]
-    bar = {
+    centres = mark.y if mark.along == "y" else mark.x
+    below = []
+    above = []
+    for low, centre, high in zip(mark.low, centres, mark.high, strict=True):
+        # Plotly takes lengths; 0 draws nothing.
+        below.append(0.0 if low is None else float(centre) - low)
+        above.append(0.0 if high is None else high - float(centre))
+    bars = {
         "type": "data",
         "array": above,
         "arrayminus": below,
@@ -212,32 +198,30 @@ def _error_bars(mark: Points, colour: str) -> dict[str, Any]:
         "thickness": 1.1,
         "width": 3,
     }
-    return {f"error_{mark.along}": bar}
+    return {f"error_{mark.along}": bars}
 
 
 @_trace.register
-def _bars(mark: Bars, chart: Chart) -> Any:
+def _bars(mark: Bars) -> Any:
     pattern = {
-        "shape": HATCHES[mark.style % len(HATCHES)],
+        "shape": hatch_of(mark.style),
         "fillmode": "overlay",
         "fgcolor": "#ffffff",
         "size": 7,
         "solidity": 0.28,
     }
-    marker = {"color": COLOURS[mark.style % len(COLOURS)], "pattern": pattern}
-    hover = "%{y}<br>" + plain(mark.name) + ": %{x:.3g}<extra></extra>"
     return go.Bar(
         x=_plain(mark.x),
         y=_plain(mark.y),
         name=plain(mark.name),
         orientation="h",
-        marker=marker,
-        hovertemplate=hover,
+        marker={"color": colour_of(mark.style), "pattern": pattern},
+        hovertemplate="%{y}<br>" + plain(mark.name) + ": %{x:.3g}<extra></extra>",
     )
 
 
 @_trace.register
-def _heat(mark: Heat, chart: Chart) -> Any:
+def _heat(mark: Heat) -> Any:
     return go.Heatmap(
         x=_plain(mark.x),
         y=_plain(mark.y),
@@ -255,15 +239,19 @@ def _heat(mark: Heat, chart: Chart) -> Any:
     )
 
 
-def _span(mark: Span) -> dict[str, Any]:
-    return {
-        "x0": mark.low,
-        "x1": mark.high,
-        "fillcolor": "#888888",
-        "opacity": 0.12,
-        "line_width": 0,
-        "layer": "below",
-    }
+def _add_spans(figure: go.Figure, chart: Chart, **panel: int) -> None:
+    """Shade the ranges of a chart, in the panel given by `row` and `col`."""
+    for mark in chart.marks:
+        if isinstance(mark, Span):
+            figure.add_vrect(
+                x0=mark.low,
+                x1=mark.high,
+                fillcolor="#888888",
+                opacity=0.12,
+                line_width=0,
+                layer="below",
+                **panel,
+            )
 
 
 def _axis(axis: Axis, *, vertical: bool = False) -> dict[str, Any]:
@@ -273,22 +261,24 @@ def _axis(axis: Axis, *, vertical: bool = False) -> dict[str, Any]:
         "zeroline": False,
     }
     if axis.log:
-        found |= {
-            "type": "log",
-            "dtick": 1,
-            "exponentformat": "power",
-            "minor": {"ticks": "outside"},
-        }
+        found["type"] = "log"
+        found["dtick"] = 1
+        found["exponentformat"] = "power"
+        found["minor"] = {"ticks": "outside"}
     if axis.whole:
-        found |= {"tickformat": "d", "nticks": 10}
+        found["tickformat"] = "d"
+        found["nticks"] = 10
     if axis.limits is not None:
-        found["range"] = [math.log10(end) for end in axis.limits] if axis.log else list(axis.limits)
+        found["range"] = list(axis.limits)
+        if axis.log:  # plotly takes the exponents
+            found["range"] = [math.log10(end) for end in axis.limits]
     if axis.categories:
-        found |= {
-            "type": "category",
-            "categoryorder": "array",
-            "categoryarray": _plain(axis.categories),
-            "showgrid": False,
-        }
-        found |= {"autorange": "reversed"} if vertical else {"side": "top"}
+        found["type"] = "category"
+        found["categoryorder"] = "array"
+        found["categoryarray"] = _plain(axis.categories)
+        found["showgrid"] = False
+        if vertical:
+            found["autorange"] = "reversed"  # the first name at the top
+        else:
+            found["side"] = "top"
     return found

@@ -1,6 +1,7 @@
-"""A report that is served while its sweep runs, on this machine alone.
+"""Serve a report while its sweep runs, on this machine alone.
 
-The page asks every three seconds whether anything has changed; it is built anew only then, and reloads where its reader was.
+The page asks every three seconds whether anything has changed. It is built anew only then, and
+reloads at the place where its reader was.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ WATCHED = ("result.json", "spec.json")
 
 
 class Source:
-    """The pages of a home, each built when it is asked for and something has changed since.
+    """The pages of a home. Each is built when somebody asks for it and something has changed.
 
     Args:
-        home: As `suite run --home`.
-        sweep: Only this one; None = all of the home.
-        tracking_uri, sort: As `suite.report.read`.
+        home: The home of `suite run --home`.
+        sweep: The only sweep to serve; None = all of the home.
+        tracking_uri, sort: Arguments of `suite.report.read`.
     """
 
     def __init__(
@@ -41,34 +42,41 @@ class Source:
         tracking_uri: str | None = None,
         sort: str = "score",
     ) -> None:
-        self.home, self.sweep, self.tracking_uri, self.sort = home, sweep, tracking_uri, sort
-        self._pages: dict[str, tuple[str, str]] = {}
+        self.home = home
+        self.sweep = sweep
+        self.tracking_uri = tracking_uri
+        self.sort = sort
+        self._pages: dict[str, tuple[str, str]] = {}  # by sweep: version and text
         self._lock = Lock()
 
     def version(self) -> str:
-        """Changes when a trial is handed out or ends, and when a row of the leaderboard does."""
+        """A digest that changes when a trial starts or ends, and when a leaderboard row does."""
         digest = hashlib.sha256()
         for folder in Home(self.home).trials():
-            failed = sum(
-                1 for _ in folder.path.glob("failure-*.json")
-            )  # not read: one may be half written, or of another version
-            digest.update(
-                f"{folder.hash}{[_stamp(folder.path / name) for name in WATCHED]}{failed}".encode()
-            )
+            stamps = [_stamp(folder.path / name) for name in WATCHED]
+            # Failures are counted, not read: one may be half written, or of another version.
+            failures = len(list(folder.path.glob("failure-*.json")))
+            digest.update(f"{folder.hash}{stamps}{failures}".encode())
         try:
             store = open_store(resolve_uri(Home(self.home), self.tracking_uri), create=False)
             for run in runs_with_rows(store):
                 digest.update(f"{run.id}{run.tags[TAG]}".encode())
-        except SuiteError as error:  # not there yet, or away: the page says so
+        except SuiteError as error:
+            # The store is not there yet, or away: the page says so.
             digest.update(str(error).encode())
         return digest.hexdigest()[:16]
 
     def names(self) -> list[str]:
         """Sweeps that have a page."""
-        return [self.sweep] if self.sweep is not None else sweeps(self.home, self.tracking_uri)
+        if self.sweep is not None:
+            return [self.sweep]
+        return sweeps(self.home, self.tracking_uri)
 
     def page(self, name: str | None) -> str:
-        """The page of a sweep, which knows its version; None = the first. What cannot be read yet is said on the page."""
+        """The page of a sweep; None = the first sweep.
+
+        The page holds its version. What cannot be read yet is said on the page.
+        """
         with self._lock:
             version = self.version()
             try:
@@ -81,13 +89,18 @@ class Source:
                 return waiting_page(str(error))
 
     def _chosen(self, name: str | None) -> str:
-        """Raises UnknownNameError for another sweep than the only one that was asked for."""
+        """The sweep to show.
+
+        Raises:
+            UnknownNameError: It is not the only sweep that is served.
+        """
         if name is not None and self.sweep not in (None, name):
             raise UnknownNameError("sweep", name, [str(self.sweep)], where="this server")
         return name or self.names()[0]
 
 
 def _stamp(path: Path) -> int:
+    """When a file was last written, in ns; 0 where it does not exist."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -98,17 +111,18 @@ def make_server(source: Source, port: int = 0) -> ThreadingHTTPServer:
     """A server on loopback that has not begun to serve.
 
     Args:
-        source: What it serves: `/` and `/<sweep>`.
-        port: 0 = any that is free.
+        source: The pages that it serves: `/` and `/<sweep>`.
+        port: 0 = any free port.
 
     Raises:
-        ConfigError: The port is taken, or not ours to use.
+        ConfigError: The port is taken, or this user may not take it.
     """
     try:
         server = ThreadingHTTPServer((HOST, port), _handler(source))
     except OSError as error:
+        reason = os.strerror(error.errno or 0)
         raise ConfigError(
-            f"--port {port}: {os.strerror(error.errno or 0)}; give another, or 0 for any that is free"
+            f"--port {port}: {reason}; give another, or 0 for any that is free"
         ) from error
     server.daemon_threads = True
     return server
@@ -116,22 +130,26 @@ def make_server(source: Source, port: int = 0) -> ThreadingHTTPServer:
 
 def _handler(source: Source) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Serves only who asks for this machine by a name of its own: another site's script could name it as its own host."""
+        """Answers only requests that name this machine as their host.
+
+        Otherwise another site's script could give its own name this machine's address, and read
+        the report.
+        """
 
         def do_GET(self) -> None:
             address = urlsplit(self.path)
             if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
-                return self._send(403, "text/plain", "this report is served on 127.0.0.1 only")
+                self._send(403, "text/plain", "this report is served on 127.0.0.1 only")
+                return
             try:
                 if address.query == "version":
-                    return self._send(200, "text/plain", source.version())
-                return self._send(
-                    200, "text/html", source.page(unquote(address.path).strip("/") or None)
-                )
-            except Exception as error:  # noqa: BLE001 - a sweep that is being written can be read in any state; the page looks again
-                return self._send(
-                    500, "text/html", waiting_page(f"{type(error).__name__}: {error}")
-                )
+                    self._send(200, "text/plain", source.version())
+                else:
+                    name = unquote(address.path).strip("/")
+                    self._send(200, "text/html", source.page(name or None))
+            except Exception as error:  # noqa: BLE001 - a running sweep may be in any state
+                reason = f"{type(error).__name__}: {error}"
+                self._send(500, "text/html", waiting_page(reason))  # the page looks again
 
         def _send(self, status: int, kind: str, text: str) -> None:
             body = text.encode()
@@ -143,20 +161,16 @@ def _handler(source: Source) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             try:
                 self.wfile.write(body)
-            except (
-                BrokenPipeError,
-                ConnectionResetError,
-            ):  # the page was closed, or reloaded, meanwhile
+            except (BrokenPipeError, ConnectionResetError):
+                # The page was closed, or reloaded, in the meantime.
                 self.close_connection = True
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a line every three seconds tells nobody anything."""
+            """Log nothing: a line every three seconds tells nobody anything."""
 
     return Handler
 
 
 def addresses(server: ThreadingHTTPServer, names: Sequence[str]) -> list[str]:
-    """What to open, one per sweep."""
-    return [f"http://{HOST}:{server.server_port}/{name}" for name in names] or [
-        f"http://{HOST}:{server.server_port}/"
-    ]
+    """The addresses to open, one per sweep; the server's own where there is no sweep yet."""
+    return [f"http://{HOST}:{server.server_port}/{name}" for name in names or [""]]

@@ -1,4 +1,4 @@
-"""What an arm is called where it stands beside others, and how it is drawn."""
+"""What an arm is called beside others, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from suite.config.reference import MEAN
 from suite.report import values
 
+# Characters of a key that are shown; a key ends in a hash.
 KEY_SHOWN = 8
-"""Characters of a key, which ends in a hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,11 @@ class Arm:
 
     Attributes:
         key: Its key.
-        label: The shortest name that no other arm of the sweep has: `lora`, or `minilm gqa lora rank=8`. Where architectures competed,
-            the chosen one goes by the method alone.
+        label: The shortest name that no other arm of the sweep has: `lora`, or
+            `minilm gqa lora rank=8`. Where architectures competed, the chosen one goes by the
+            method alone.
         settings: What tells its architecture from those it competed with: `rank=32`.
-        style: Its place in the palette; the same in all figures.
+        style: Its place in the palette, the same in all figures.
         row: One of its rows, for its names.
     """
 
@@ -40,46 +41,54 @@ class Arm:
         return "arm-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.key)
 
 
+class Names(NamedTuple):
+    """The parts of an arm's name."""
+
+    backbone: str
+    attention: str
+    method: str
+    architecture: Mapping[str, Any]
+
+
 def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
-    """The arms of a sweep's rows by key, those with test scores first, the best first."""
-    first: dict[str, Mapping[str, Any]] = {}
-    for row in sorted(rows, key=_merit):
-        first.setdefault(row["arm"], row)
-    names = [_parts(row) for row in first.values()]
-    whole = dict(zip(first, distinct(names), strict=True))
-    alone = dict(
-        zip(
-            first,
-            differing([" ".join(name[:3]) for name in names], [name[3] for name in names]),
-            strict=True,
-        )
-    )
-    winners = {key: _parts(row) for key, row in first.items() if row["status"] != "not chosen"}
-    short = dict(zip(winners, distinct([*winners.values()], among=names), strict=True))
-    labels = _unlike({key: short.get(key, whole[key]) for key in first})
-    return {
-        key: Arm(key, labels[key], " ".join(alone[key]), style, row)
-        for style, (key, row) in enumerate(first.items())
-    }
+    """The arms of a sweep's rows by key; those with test scores first, the best first."""
+    first_rows: dict[str, Mapping[str, Any]] = {}
+    for row in sorted(rows, key=_order):
+        first_rows.setdefault(row["arm"], row)
+    keys = list(first_rows)
+    names = [_names_of(row) for row in first_rows.values()]
+
+    labels = dict(zip(keys, distinct(names), strict=True))
+    # The chosen architectures are compared with each other alone, so they get shorter names.
+    chosen = [key for key in keys if first_rows[key]["status"] != "not chosen"]
+    chosen_names = [_names_of(first_rows[key]) for key in chosen]
+    labels |= dict(zip(chosen, distinct(chosen_names, among=names), strict=True))
+
+    rivals = [" ".join(name[:3]) for name in names]
+    settings = differing(rivals, [name.architecture for name in names])
+    counts = Counter(labels.values())
+    arms = {}
+    for style, key in enumerate(keys):
+        label = labels[key]
+        if counts[label] > 1:
+            # These arms differ in something that no name shows; their keys end in a hash.
+            label += f" {key[-KEY_SHOWN:]}"
+        arms[key] = Arm(key, label, " ".join(settings[style]), style, first_rows[key])
+    return arms
 
 
-def _unlike(labels: Mapping[str, str]) -> dict[str, str]:
-    """The end of the key behind labels that several arms have: they differ in something that is in no name."""
-    many = Counter(labels.values())
-    return {
-        key: f"{label} {key[-KEY_SHOWN:]}" if many[label] > 1 else label
-        for key, label in labels.items()
-    }
-
-
-def _merit(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+def _order(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+    """Sorts rows with a score first, then means, then the best scores."""
     score = row["score_mean"]
-    better = 0.0 if score is None else score if row["higher_is_better"] is not False else -score
-    return score is None, row["task"] != MEAN, -better
+    if score is None:
+        return True, row["task"] != MEAN, 0.0
+    if row["higher_is_better"] is not False:
+        score = -score
+    return False, row["task"] != MEAN, score
 
 
-def _parts(row: Mapping[str, Any]) -> Names:
-    return (
+def _names_of(row: Mapping[str, Any]) -> Names:
+    return Names(
         values.backbone(row),
         values.attention(row),
         str(row["method"]),
@@ -87,39 +96,48 @@ def _parts(row: Mapping[str, Any]) -> Names:
     )
 
 
-Names = tuple[str, str, str, Mapping[str, Any]]
-"""Backbone, attention, method, architecture."""
-
-
 def distinct(arms: Sequence[Names], *, among: Sequence[Names] = ()) -> list[str]:
-    """A name for each: the backbone and the attention that all share (all of `among`, if given) are left out.
+    """A name for each arm.
 
-    The method is always there; the settings are those that differ between arms that are called the same otherwise.
+    The method is always there. The backbone and the attention are left out where all arms share
+    them (all of `among`, if given). The settings are those that differ between arms that would
+    have the same name otherwise.
     """
-    shown = [n for n in (0, 1) if len({arm[n] for arm in among or arms}) > 1]
-    names = [" ".join([*(str(arm[n]) for n in shown), arm[2]]) for arm in arms]
-    return [
-        " ".join([name, *own])
-        for name, own in zip(names, differing(names, [arm[3] for arm in arms]), strict=True)
-    ]
+    everyone = among or arms
+    several_backbones = len({arm.backbone for arm in everyone}) > 1
+    several_attentions = len({arm.attention for arm in everyone}) > 1
+    names = []
+    for arm in arms:
+        parts = [arm.method]
+        if several_attentions:
+            parts.insert(0, arm.attention)
+        if several_backbones:
+            parts.insert(0, arm.backbone)
+        names.append(" ".join(parts))
+    settings = differing(names, [arm.architecture for arm in arms])
+    return [" ".join([name, *own]) for name, own in zip(names, settings, strict=True)]
 
 
 def differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Of each arm, `key=value` of the settings that tell it from others of the same name."""
-    same: dict[str, list[Mapping[str, Any]]] = {}
+    """For each arm, `key=value` of the settings that tell it from others of the same name."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
     for name, own in zip(names, settings, strict=True):
-        same.setdefault(name, []).append(own)
-    return [
-        [f"{k}={v}" for k, v in own.items() if any(other.get(k) != v for other in same[name])]
-        for name, own in zip(names, settings, strict=True)
-    ]
+        by_name.setdefault(name, []).append(own)
+    found = []
+    for name, own in zip(names, settings, strict=True):
+        shown = []
+        for key, value in own.items():
+            if any(other.get(key) != value for other in by_name[name]):
+                shown.append(f"{key}={value}")
+        found.append(shown)
+    return found
 
 
 def listed(items: Iterable[str], *, most: int = 8) -> str:
-    """`a, b and c`; of more than `most`, the first ones and how many others there are."""
-    found = list(items)
-    if len(found) > most:
-        found = [*found[:most], f"{len(found) - most} more"]
-    return (
-        found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else ""
-    )
+    """`a, b and c`; of more than `most` items the first ones, and how many others there are."""
+    shown = list(items)
+    if len(shown) > most:
+        shown = [*shown[:most], f"{len(shown) - most} more"]
+    if len(shown) < 2:
+        return "".join(shown)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,7 +1,7 @@
 """A report as one HTML page that needs nothing else: no network, no other file.
 
-What others wrote (names, descriptions, errors) reaches the page through the template's escaping or as JSON without `<`, and the
-page's own policy forbids it to fetch anything (Content-Security-Policy).
+What others wrote (names, descriptions, errors) reaches the page through the template's escaping, or
+as JSON without `<`. The page's own policy forbids it to fetch anything (Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -20,59 +20,58 @@ from suite.config.reference import MEAN
 from suite.redact import redact
 from suite.report import interactive, tables, values
 from suite.report.answer import answer, facts
-from suite.report.chart import COLOURS
+from suite.report.chart import COLOURS, colour_of
 from suite.report.content import MOST_ROWS, content
 from suite.report.data import Report
 from suite.report.names import Arm
-from suite.report.table import Column, Row, Table, clean
+from suite.report.table import Column, Row, Table, clean, rows_where, values_of
 
-PLOT_WIDTH, PLOT_HEIGHT = 132.0, 16.0
+# Pixels of the small picture of a score and its interval, and of the margin at its ends.
+PLOT_WIDTH = 132.0
+PLOT_MARGIN = 5
 
 
 def page(report: Report, *, live: str = "") -> str:
     """The page as text.
 
     Args:
-        report: As `suite.report.read` gives it.
-        live: The version that it shows, where it is served by `suite.report.live`: then it asks for the newest, and reloads for another.
+        report: What `suite.report.read` returned.
+        live: The version that the page shows, where `suite.report.live` serves it. Then the page
+            asks for the newest version, and reloads for another.
     """
     made = content(report)
-    rows, columns = tables.shown_rows(report), tables.leaderboard_columns(report)
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            made=made,
-            report=report,
-            version=__version__,
-            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            live=live,
-            answer=answer(report),
-            facts=facts(report),
-            board=_table(columns, rows[:MOST_ROWS], report),
-            intervals=_intervals(report, rows),
-            board_csv=tables.leaderboard(report),
-            first_place=next((place for place in report.places if report.scored(place)), ""),
-            places=[
-                place
-                for place in (MEAN, *report.tasks)
-                if any(row["task"] == place for row in rows)
-            ],
-            trials_of=lambda arm: _table(
-                tables.trial_columns(report),
-                [t for t in report.trials if t["arm"] == arm.key],
-                report,
-            ),
-            rows_of=lambda arm: _table(
-                [c for c in columns if c.head not in ("arm", "architecture")],
-                [r for r in report.rows if r["arm"] == arm.key],
-                report,
-            ),
-            failures=_table(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
-            rejected=_table(tables.rejected_columns(report), tables.rejected_rows(report), report),
-            plotly=Markup(interactive.library()),  # noqa: S704 - plotly's own file
-            figures=[(chart, _inside_script(interactive.as_json(chart))) for chart in made.figures],
-        )
+    rows = tables.shown_rows(report)
+    columns = tables.leaderboard_columns(report)
+    arm_columns = [column for column in columns if column.head not in ("arm", "architecture")]
+    tasks = values_of(rows, "task")
+
+    def rows_of(arm: Arm) -> dict[str, Any]:
+        return _table(arm_columns, rows_where(report.rows, "arm", arm.key), report)
+
+    def trials_of(arm: Arm) -> dict[str, Any]:
+        own = rows_where(report.trials, "arm", arm.key)
+        return _table(tables.trial_columns(report), own, report)
+
+    template = _environment().get_template("page.html")
+    return template.render(
+        made=made,
+        report=report,
+        version=__version__,
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        live=live,
+        answer=answer(report),
+        facts=facts(report),
+        board=_table(columns, rows[:MOST_ROWS], report),
+        intervals=_intervals(report, rows),
+        board_csv=tables.leaderboard(report),
+        first_place=next((place for place in report.places if report.scored(place)), ""),
+        places=[place for place in (MEAN, *report.tasks) if place in tasks],
+        trials_of=trials_of,
+        rows_of=rows_of,
+        failures=_table(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
+        rejected=_table(tables.rejected_columns(report), tables.rejected_rows(report), report),
+        plotly=Markup(interactive.library()),  # noqa: S704 - plotly's own file
+        figures=[(chart, _inside_script(interactive.as_json(chart))) for chart in made.figures],
     )
 
 
@@ -85,20 +84,23 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"data_link": data_link, "clean": clean}
-    made.filters |= {
-        "backbone": values.backbone,
-        "attention": values.attention,
-        "settings": values.settings,
-    }
+    made.filters["data_link"] = data_link
+    made.filters["clean"] = clean
+    made.filters["backbone"] = values.backbone
+    made.filters["attention"] = values.attention
+    made.filters["settings"] = values.settings
     made.globals["colours"] = COLOURS
     return made
 
 
 def _inside_script(json_text: str) -> Markup:
-    """JSON that can stand inside a script element whatever its texts are; secrets were taken out of these before they became JSON,
-    where a quote or a letter of another alphabet is written in another way."""
-    return Markup(json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704 - nothing is left to escape
+    """JSON that can stand inside a script element, whatever its texts are.
+
+    Secrets were taken out of the texts before: JSON writes a quote, or a letter of another
+    alphabet, in another way, so they could not be found here.
+    """
+    safe = json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Markup(safe)  # noqa: S704 - nothing is left to escape
 
 
 def data_link(table: Table) -> str:
@@ -107,60 +109,64 @@ def data_link(table: Table) -> str:
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> dict[str, Any]:
-    """What the template's table needs: heads, and of every row its arm and its cells as text and as what they are sorted by."""
-    return {
-        "columns": columns,
-        "rows": [
-            {
-                "row": row,
-                "arm": _arm(row, report),
-                "cells": [(_shown(c, row), _key(c.value(row))) for c in columns],
-            }
-            for row in rows
-        ],
-    }
+    """What the template's table needs.
+
+    This is the columns, and for every row its arm and its cells: each as text, and as the value
+    that it is sorted by.
+    """
+    lines = []
+    for row in rows:
+        cells = []
+        for column in columns:
+            text = column.show(row)
+            if not column.number:
+                text = clean(text)
+            cells.append((text, _sort_key(column.value(row))))
+        arm = report.arms.get(row.get("arm", ""))
+        lines.append({"row": row, "arm": arm, "cells": cells})
+    return {"columns": columns, "rows": lines}
 
 
-def _shown(column: Column, row: Row) -> str:
-    return column.show(row) if column.number else clean(column.show(row))
-
-
-def _arm(row: Row, report: Report) -> Arm | None:
-    return report.arms.get(row.get("arm", ""))
-
-
-def _key(value: float | str | None) -> str:
-    """Empty, and so sorted last, where it is not known."""
-    return "" if value is None else clean(value) if isinstance(value, str) else repr(float(value))
+def _sort_key(value: float | str | None) -> str:
+    """A cell's value for the page's script; empty, and so sorted last, where it is not known."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return clean(value)
+    return repr(float(value))
 
 
 def _intervals(
     report: Report, rows: Sequence[Row]
 ) -> dict[tuple[str, str], dict[str, float | str]]:
-    """By arm and task, where a row's score and its interval lie on the scale of its task: pixels of a small picture."""
+    """By arm and task, the small picture of a score and its interval.
+
+    It holds the colour, and the pixels of both on one scale per task.
+    """
+    keys = ("score_mean", "ci_low", "ci_high")
     found: dict[tuple[str, str], dict[str, float | str]] = {}
     for task in (MEAN, *report.tasks):
-        scored = [row for row in rows if row["task"] == task and row["score_mean"] is not None]
-        ends = [
-            value
-            for row in scored
-            for value in (row["score_mean"], row["ci_low"], row["ci_high"])
-            if value is not None
-        ]
+        ends = []
+        scored = []
+        for row in rows_where(rows, "task", task):
+            if row["score_mean"] is not None:
+                scored.append(row)
+                ends += [row[key] for key in keys if row[key] is not None]
         if not ends or min(ends) == max(ends):
             continue
-        low, width = min(ends), max(ends) - min(ends)
+        low = min(ends)
+        width = max(ends) - low
         for row in scored:
-            at = {
-                key: 5 + (PLOT_WIDTH - 10) * (row[key] - low) / width
-                for key in ("score_mean", "ci_low", "ci_high")
-                if row[key] is not None
-            }
-            colour = COLOURS[report.arms[row["arm"]].style % len(COLOURS)]
-            found[row["arm"], task] = {**at, "colour": colour}
+            picture: dict[str, float | str] = {}
+            for key in keys:
+                if row[key] is not None:
+                    share = (row[key] - low) / width
+                    picture[key] = PLOT_MARGIN + (PLOT_WIDTH - 2 * PLOT_MARGIN) * share
+            picture["colour"] = colour_of(report.arms[row["arm"]].style)
+            found[row["arm"], task] = picture
     return found
 
 
 def waiting_page(reason: str) -> str:
-    """What is served while there is nothing to report yet."""
+    """The page while there is nothing to report yet."""
     return _environment().get_template("waiting.html").render(reason=redact(reason))

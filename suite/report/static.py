@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib: for files and printed pages."""
+"""Draw charts with matplotlib: for files and printed pages."""
 
 from __future__ import annotations
 
@@ -14,25 +14,38 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from suite.files import replacing
-from suite.report.chart import (
-    COLOURS,
-    DASHES,
-    HATCHES,
-    SHAPES,
-    Axis,
-    Bars,
-    Chart,
-    Heat,
-    Points,
-    Span,
-)
+from suite.report.chart import Axis, Bars, Chart, Heat, Points, Span, colour_of, hatch_of
 from suite.report.table import clean
 
 DPI = 120
 GREY = "0.55"
-MARKERS = dict(zip((*SHAPES, "x"), ("o", "s", "D", "^", "v", "P", "p", "*", "h", "x"), strict=True))
-LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 3))), strict=True))
-MAP = "Blues"
+# matplotlib's codes for the shapes and dashes of `suite.report.chart`.
+MARKERS = {
+    "circle": "o",
+    "square": "s",
+    "diamond": "D",
+    "triangle-up": "^",
+    "triangle-down": "v",
+    "cross": "P",
+    "pentagon": "p",
+    "star": "*",
+    "hexagon": "h",
+    "x": "x",
+}
+LINES: dict[str, Any] = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdash": (0, (8, 3)),
+}
+# One hue from light to dark: the order survives grey printing.
+COLOUR_MAP = "Blues"
+# Above this shade, black text cannot be read.
+DARK_SHADE = 0.55
+# Offset of a label from its point, in points of the page.
+ABOVE = 6
+BELOW = -12
 
 
 def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
@@ -40,11 +53,11 @@ def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
     width = min(len(charts), columns)
     height = -(-len(charts) // width)
     many = len(charts) > 2
-    size = (
-        (3.2 * width + 0.4, 2.6 * height + 0.3)
-        if many
-        else (7.2 * width, max(c.height for c in charts) / 88 + 0.4)
-    )
+    if many:
+        size = (3.2 * width + 0.4, 2.6 * height + 0.3)
+    else:
+        tallest = max(chart.height for chart in charts)
+        size = (7.2 * width, tallest / 88 + 0.4)  # inches; a chart's height is in pixels
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(height, width, squeeze=False)
     for place, axis in enumerate(axes.flat):
@@ -56,13 +69,16 @@ def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As PNG; a reader sees the old file or the new one."""
+    """Write PNG. A reader sees the old file or the new one, never a part."""
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=DPI, format="png")
 
 
 def plain(text: str) -> str:
-    """A text of others' that matplotlib takes as it is: between two `$` it would read a formula, and fail at one that is none."""
+    """Text that matplotlib shows as it is written, without secrets.
+
+    Between two `$` matplotlib would read a formula, and fail where it is none.
+    """
     return clean(text).replace("$", r"\$")
 
 
@@ -70,11 +86,10 @@ def _panel(axes: Axes, chart: Chart, *, small: bool) -> None:
     axes.set_title(plain(chart.title), fontsize="small" if small else "medium")
     for mark in chart.marks:
         _draw(mark, axes, chart)
-    _scale(axes, chart.x, "x")
-    _scale(axes, chart.y, "y")
+    _scale_x(axes, chart.x)
+    _scale_y(axes, chart.y)
     axes.tick_params(labelsize="x-small" if small else "small")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     if chart.legend:
         axes.legend(
             frameon=False,
@@ -85,33 +100,44 @@ def _panel(axes: Axes, chart: Chart, *, small: bool) -> None:
         )
 
 
-def _scale(axes: Axes, axis: Axis, which: str) -> None:
-    title, scale, ticks = (
-        (axes.set_xlabel, axes.set_xscale, axes.xaxis)
-        if which == "x"
-        else (axes.set_ylabel, axes.set_yscale, axes.yaxis)
-    )
-    title(plain(axis.title), fontsize="small")
+def _scale_x(axes: Axes, axis: Axis) -> None:
+    axes.set_xlabel(plain(axis.title), fontsize="small")
     if axis.log:
-        scale("log")
+        axes.set_xscale("log")
     if axis.whole:
-        ticks.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axis.limits is not None:
-        (axes.set_xlim if which == "x" else axes.set_ylim)(*axis.limits)
+        axes.set_xlim(*axis.limits)
     if axis.categories:
-        (axes.set_xticks if which == "x" else axes.set_yticks)(
-            range(len(axis.categories)), [plain(name) for name in axis.categories]
-        )
-        if which == "y":
-            axes.set_ylim(len(axis.categories) - 0.5, -0.5)
-        else:
-            axes.xaxis.tick_top()
+        axes.set_xticks(range(len(axis.categories)), _names(axis))
+        axes.xaxis.tick_top()
+
+
+def _scale_y(axes: Axes, axis: Axis) -> None:
+    axes.set_ylabel(plain(axis.title), fontsize="small")
+    if axis.log:
+        axes.set_yscale("log")
+    if axis.whole:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if axis.limits is not None:
+        axes.set_ylim(*axis.limits)
+    if axis.categories:
+        axes.set_yticks(range(len(axis.categories)), _names(axis))
+        axes.set_ylim(len(axis.categories) - 0.5, -0.5)  # the first name at the top
+
+
+def _names(axis: Axis) -> list[str]:
+    return [plain(name) for name in axis.categories]
 
 
 def _placed(items: Sequence[float | str], axis: Axis) -> list[float]:
-    """Numbers as they are, names by their place."""
-    places = {name: float(n) for n, name in enumerate(axis.categories)}
-    return [places[item] if isinstance(item, str) else item for item in items]
+    """Numbers as they are, names by their place on the axis."""
+    placed = []
+    for item in items:
+        if isinstance(item, str):
+            item = float(axis.categories.index(item))
+        placed.append(item)
+    return placed
 
 
 @singledispatch
@@ -121,30 +147,39 @@ def _draw(mark: Any, axes: Axes, chart: Chart) -> None:
 
 @_draw.register
 def _points(mark: Points, axes: Axes, chart: Chart) -> None:
-    x, y, style = _placed(mark.x, chart.x), _placed(mark.y, chart.y), mark.style
-    colour = GREY if style is None else COLOURS[style % len(COLOURS)]
-    drawn: dict[str, Any] = {
+    x = _placed(mark.x, chart.x)
+    y = _placed(mark.y, chart.y)
+    colour = mark.colour(GREY)
+    options: dict[str, Any] = {
         "color": colour,
-        "label": plain(mark.name) if mark.legend else None,
         "linewidth": 1.2,
+        "linestyle": "none",
         "zorder": 3,
     }
-    drawn["linestyle"] = (
-        "none" if not mark.line else LINES["dot" if style is None else DASHES[style % len(DASHES)]]
-    )
+    if mark.legend:
+        options["label"] = plain(mark.name)
+    if mark.line:
+        options["linestyle"] = LINES[mark.dash]
     if mark.marker:
-        shape = mark.shape or ("circle" if mark.ring else SHAPES[(style or 0) % len(SHAPES)])
-        drawn |= {"marker": MARKERS[shape], "markersize": 9 if mark.ring else 4 if mark.line else 7}
-        drawn |= {"markerfacecolor": "none"} if mark.ring or mark.hollow else {}
-    axes.plot(x, y, **drawn)
+        options["marker"] = MARKERS[mark.marker_shape]
+        options["markersize"] = 7
+        if mark.line:
+            options["markersize"] = 4
+        if mark.ring:
+            options["markersize"] = 9
+        if mark.ring or mark.hollow:
+            options["markerfacecolor"] = "none"
+    axes.plot(x, y, **options)
     _error_bars(mark, x, y, axes, colour)
-    above = cycle((6, -12))
-    for at, label in enumerate(mark.labels):
-        higher = next(above) if len(mark.labels) > 1 else (6 if (style or 0) % 2 == 0 else -12)
+    # Labels lie above and below in turns, so that neighbours do not cover each other.
+    offsets = cycle((ABOVE, BELOW))
+    if len(mark.labels) == 1 and (mark.style or 0) % 2 == 1:
+        next(offsets)  # the neighbour of a single point is the point of the next style
+    for i, label in enumerate(mark.labels):
         axes.annotate(
             plain(label),
-            (x[at], y[at]),
-            xytext=(0, higher),
+            (x[i], y[i]),
+            xytext=(0, next(offsets)),
             textcoords="offset points",
             ha="center",
             fontsize="x-small",
@@ -155,18 +190,26 @@ def _points(mark: Points, axes: Axes, chart: Chart) -> None:
 def _error_bars(
     mark: Points, x: Sequence[float], y: Sequence[float], axes: Axes, colour: str
 ) -> None:
-    centre = y if mark.along == "y" else x
-    known = [n for n, end in enumerate(mark.low) if end is not None and mark.high[n] is not None]
-    if not known:
+    centres = y if mark.along == "y" else x
+    known_x = []
+    known_y = []
+    below = []
+    above = []
+    for i, (low, high) in enumerate(zip(mark.low, mark.high, strict=True)):
+        if low is None or high is None:
+            continue
+        known_x.append(x[i])
+        known_y.append(y[i])
+        # By a rounding error an interval may lie beside its mean; matplotlib refuses lengths
+        # below 0.
+        below.append(max(centres[i] - low, 0.0))
+        above.append(max(high - centres[i], 0.0))
+    if not known_x:
         return
-    ends = [
-        [max(centre[n] - float(mark.low[n] or 0.0), 0.0) for n in known],
-        [max(float(mark.high[n] or 0.0) - centre[n], 0.0) for n in known],
-    ]
-    bars: dict[str, Any] = {f"{mark.along}err": ends}
+    bars: dict[str, Any] = {f"{mark.along}err": [below, above]}
     axes.errorbar(
-        [x[n] for n in known],
-        [y[n] for n in known],
+        known_x,
+        known_y,
         fmt="none",
         ecolor=colour,
         elinewidth=0.8,
@@ -178,23 +221,21 @@ def _error_bars(
 
 @_draw.register
 def _bars(mark: Bars, axes: Axes, chart: Chart) -> None:
-    """On top of the bars before it."""
-    before = [0.0] * len(mark.x)
+    """Draw bars behind the ends of the bars before them."""
+    starts = [0.0] * len(mark.x)
     for other in chart.marks:
         if other is mark:
             break
         if isinstance(other, Bars):
-            before = [a + b for a, b in zip(before, other.x, strict=True)]
-    colour, hatch = COLOURS[mark.style % len(COLOURS)], HATCHES[mark.style % len(HATCHES)] * 3
-    places = _placed(mark.y, chart.y)
+            starts = [start + length for start, length in zip(starts, other.x, strict=True)]
     axes.barh(
-        places,
+        _placed(mark.y, chart.y),
         list(mark.x),
-        left=before,
+        left=starts,
         height=0.62,
         label=plain(mark.name),
-        color=colour,
-        hatch=hatch,
+        color=colour_of(mark.style),
+        hatch=hatch_of(mark.style) * 3,  # a repeated hatch is a denser one
         edgecolor="white",
         linewidth=0.4,
     )
@@ -202,12 +243,13 @@ def _bars(mark: Bars, axes: Axes, chart: Chart) -> None:
 
 @_draw.register
 def _heat(mark: Heat, axes: Axes, chart: Chart) -> None:
-    shade = [[float("nan") if value is None else value for value in line] for line in mark.shade]
-    colours = colormaps[MAP]
-    axes.imshow(shade, vmin=-0.05, vmax=1.15, cmap=colours, aspect="auto")
-    for row, line in enumerate(mark.texts):
-        for column, text in enumerate(line):
-            dark = (mark.shade[row][column] or 0.0) > 0.55
+    matrix = []
+    for line in mark.shade:
+        matrix.append([float("nan") if value is None else value for value in line])
+    axes.imshow(matrix, vmin=-0.05, vmax=1.15, cmap=colormaps[COLOUR_MAP], aspect="auto")
+    for row, texts in enumerate(mark.texts):
+        for column, text in enumerate(texts):
+            dark = (mark.shade[row][column] or 0.0) > DARK_SHADE
             axes.text(
                 column,
                 row,

@@ -1,4 +1,4 @@
-"""A table of values with what each column means: what stands behind a figure, and what a CSV file holds."""
+"""A table of values with what each column means: the data of a figure, or a CSV file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,46 @@ import csv
 import functools
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from suite.redact import redact
 
 Row = Mapping[str, Any]
+R = TypeVar("R", bound=Row)
+# What would end a cell or a line's text in Markdown, or begin a tag. `&` comes first: the others
+# put it into the text.
+ESCAPES = {
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "|": "\\|",
+    "`": "\\`",
+    "[": "\\[",
+    "*": "\\*",
+}
+# A spreadsheet runs a cell that begins with one of these.
+FORMULA_STARTS = ("=", "@", "+", "-", "\t", "\r")
+
+
+def values_of(rows: Iterable[Row], key: str) -> list[Any]:
+    """One column of some rows."""
+    return [row[key] for row in rows]
+
+
+def rows_where(rows: Iterable[R], key: str, value: object) -> list[R]:
+    """The rows that have a value in a column."""
+    return [row for row in rows if row[key] == value]
 
 
 @functools.lru_cache(maxsize=2**16)
 def clean(text: str) -> str:
-    """`redact`, which looks through the environment each time: a page asks it ten thousand times, mostly for the same words."""
+    """`redact`, with a memory.
+
+    `redact` looks through the environment each time, and a page asks it ten thousand times, mostly
+    for the same words.
+    """
     return redact(text)
 
 
@@ -38,11 +66,15 @@ class Table:
     rows: Sequence[Row]
 
     def csv(self) -> str:
-        """One line of keys, then one per row; empty where a value is not known, JSON where it is not plain, no secrets."""
+        """A line of keys, and a line per row.
+
+        A value that is not known is empty, one that is not plain is JSON. There are no secrets.
+        """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows([_plain(row.get(key)) for key in self.columns] for row in self.rows)
+        for row in self.rows:
+            writer.writerow([_plain(row.get(key)) for key in self.columns])
         return out.getvalue()
 
 
@@ -52,9 +84,9 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     shown = clean(value)
-    return (
-        f"'{shown}" if shown[:1] in ("=", "@", "+", "-", "\t", "\r") else shown
-    )  # a spreadsheet would run it
+    if shown.startswith(FORMULA_STARTS):
+        return f"'{shown}"
+    return shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +95,10 @@ class Column:
 
     Attributes:
         head: Its title.
-        show: Text of a row's cell.
-        value: What it is sorted by, None = not known; a text is sorted as such.
+        show: Makes the text of a row's cell.
+        value: Gives what a cell is sorted by: a number or a text; None = not known.
         hint: What it means, in a line.
+        number: Whether it holds numbers.
     """
 
     head: str
@@ -76,7 +109,7 @@ class Column:
 
 
 def number(key: str, head: str, show: Callable[[Any], str], hint: str = "") -> Column:
-    """The column of one number."""
+    """A column of one number."""
     return Column(head, lambda row: show(row.get(key)), lambda row: row.get(key), hint)
 
 
@@ -85,24 +118,24 @@ def words(head: str, show: Callable[[Row], str], hint: str = "") -> Column:
     return Column(head, show, show, hint, number=False)
 
 
+def plain_words(key: str, head: str = "") -> Column:
+    """A column of one text as it stands; its head is the key unless another one is given."""
+    return words(head or key, lambda row: str(row[key]))
+
+
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """The table in Markdown; what would end a cell or become a tag is escaped."""
-    lines = [[escaped(c.head) for c in columns], [("--:" if c.number else "---") for c in columns]]
-    lines += [[escaped(c.show(row)) for c in columns] for row in rows]
+    """The table in Markdown; all texts are escaped."""
+    heads = [escaped(column.head) for column in columns]
+    rulers = [("--:" if column.number else "---") for column in columns]
+    lines = [heads, rulers]
+    for row in rows:
+        lines.append([escaped(column.show(row)) for column in columns])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def escaped(text: str) -> str:
-    """A text of others' in Markdown: one line, no tags, no table borders, no secrets."""
+    """What others wrote, in Markdown: one line, no tags, no table borders, no secrets."""
     shown = clean(" ".join(text.split()))
-    for character, instead in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        (">", "&gt;"),
-        ("|", "\\|"),
-        ("`", "\\`"),
-        ("[", "\\["),
-        ("*", "\\*"),
-    ):
+    for character, instead in ESCAPES.items():
         shown = shown.replace(character, instead)
     return shown

@@ -1,22 +1,30 @@
-"""The tables of a report: the leaderboard, every trial, failures, and what is behind each figure."""
+"""The tables of a report: the leaderboard, every trial, failures, and the data of each figure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from suite.config.reference import MEAN
-from suite.leaderboard.fields import FIELDS
+from suite.leaderboard.fields import BY_NAME, FIELDS
 from suite.report import values
 from suite.report.chart import Chart
 from suite.report.data import Report
-from suite.report.table import Column, Row, Table, number, words
+from suite.report.table import Column, Row, Table, number, plain_words, values_of, words
 from suite.stats.constant_baseline import beats_constant
 
-CONSTANT = "score of the best answer that is the same for every test item; shown where a row is not shown to do better"
-LEADERBOARD = {"label": "its short name"}
-LEADERBOARD |= {about.name: about.meaning for about in FIELDS if about.report}
+# How a number of the leaderboard's fields is shown, by its unit.
+SHOW: dict[str, Callable[[Any], str]] = {
+    "": values.brief,
+    "count": values.count,
+    "percent": values.score,
+    "bytes": values.size,
+    "s": values.duration,
+    "kWh": values.energy,
+}
+# Units that stand behind the meaning of a column; the others are in its words.
+NAMED_UNITS = ("kWh", "bytes", "s", "1/s")
 TRIALS = {
     "trial": "hash, name of its folder",
     "arm": "key of the arm",
@@ -36,10 +44,13 @@ TRIALS = {
     "samples_per_s": "training, 1/s",
 }
 FAILURES = {
-    **{
-        key: TRIALS[key]
-        for key in ("trial", "arm", "task", "phase", "number", "seed", "learning_rate")
-    },
+    "trial": TRIALS["trial"],
+    "arm": TRIALS["arm"],
+    "task": TRIALS["task"],
+    "phase": TRIALS["phase"],
+    "number": TRIALS["number"],
+    "seed": TRIALS["seed"],
+    "learning_rate": TRIALS["learning_rate"],
     "status": "how the trial ended; attempt = it was tried again",
     "type": "of the error",
     "message": "what it said",
@@ -48,168 +59,145 @@ FAILURES = {
 
 
 def leaderboard(report: Report) -> Table:
-    rows = [{**row, "label": report.arms[row["arm"]].label} for row in report.rows]
+    """All rows of the leaderboard."""
+    columns = {"rank": BY_NAME["rank"].meaning, "arm": BY_NAME["arm"].meaning}
+    columns["label"] = "its short name"
+    for about in FIELDS:
+        if about.report:
+            columns[about.name] = about.meaning
+            if about.unit in NAMED_UNITS:
+                columns[about.name] += f", {about.unit}"
     return Table(
         "leaderboard",
         "All rows, rejected ones and architectures that were not chosen included",
-        LEADERBOARD,
-        rows,
+        columns,
+        report.labelled(report.rows),
     )
 
 
 def trials(report: Report) -> Table:
+    """Every trial."""
     return Table("trials", "Every trial that was handed out", TRIALS, report.trials)
 
 
 def failures(report: Report) -> Table:
-    return Table(
-        "failures",
-        "Attempts that ended without a result, and trials without a score",
-        FAILURES,
-        report.failures,
-    )
+    """Everything that went wrong."""
+    title = "Attempts that ended without a result, and trials without a score"
+    return Table("failures", title, FAILURES, report.failures)
 
 
 def dictionary(tables: Sequence[Table]) -> Table:
     """What every column of every file means."""
-    rows = [
-        {"file": f"{t.key}.csv", "column": key, "meaning": meaning}
-        for t in tables
-        for key, meaning in t.columns.items()
-    ]
-    return Table(
-        "columns",
-        "What the columns of the other files mean",
-        {"file": "", "column": "", "meaning": "with its unit"},
-        rows,
-    )
+    rows = []
+    for table in tables:
+        for key, meaning in table.columns.items():
+            rows.append({"file": f"{table.key}.csv", "column": key, "meaning": meaning})
+    columns = {"file": "", "column": "", "meaning": "with its unit"}
+    return Table("columns", "What the columns of the other files mean", columns, rows)
 
 
 def everything(report: Report, charts: Sequence[Chart]) -> list[Table]:
-    """All tables, those of one kind of figure as one, the dictionary last."""
-    parts: dict[str, list[Table]] = {}
-    for table in (
-        leaderboard(report),
-        trials(report),
-        failures(report),
-        *(chart.table for chart in charts),
-    ):
-        parts.setdefault(table.key, []).append(table)
-    found = [
-        replace(tables[0], rows=[row for table in tables for row in table.rows])
-        for tables in parts.values()
-    ]
+    """All tables; figures of one kind share a table, and the dictionary comes last."""
+    by_key: dict[str, Table] = {}
+    figures = [chart.table for chart in charts]
+    for table in (leaderboard(report), trials(report), failures(report), *figures):
+        if table.key in by_key:
+            rows = [*by_key[table.key].rows, *table.rows]
+            by_key[table.key] = replace(by_key[table.key], rows=rows)
+        else:
+            by_key[table.key] = table
+    found = list(by_key.values())
     return [*found, dictionary(found)]
 
 
 def shown_rows(report: Report) -> list[dict[str, Any]]:
-    """Rows that a reader of the leaderboard wants: those that lost the contest of their architectures have their place elsewhere."""
+    """The rows of the leaderboard, without architectures that lost their contest."""
     return [row for row in report.rows if row["status"] != "not chosen"]
 
 
 def leaderboard_columns(report: Report) -> list[Column]:
-    """What is the same or unknown in every row is left out."""
+    """The columns of the leaderboard; what is the same or unknown in every row is left out."""
     rows = shown_rows(report)
-    any_of = {
-        key: any(row[key] is not None for row in rows)
-        for key in ("rank", "ci_low", "reference_score", "kv_bytes_per_token")
-    }
+
+    def known(name: str) -> bool:
+        return any(value is not None for value in values_of(rows, name))
+
     note = report.energy_note
-    paper = [
-        number("reference_score", "paper", values.score, "as printed"),
-        number("difference", "ours - paper", _signed),
-    ]
-    ratios = [
-        number("prr", "PRR", values.score, "share of multi-head attention's score, percent"),
-        number("peop", "PEoP", values.brief),
-    ]
-    mixed, competed = (
-        note == ", partly estimated",
-        any(arm.settings for arm in report.arms.values()),
-    )
-    return [
-        words("arm", lambda row: report.arms[row["arm"]].label),
-        *(
-            [
-                Column(
-                    "rank",
-                    _rank,
-                    _rank_value,
-                    "arms that a paired test cannot tell apart share ranks",
-                )
-            ]
-            if any_of["rank"]
-            else []
-        ),
-        words("task", lambda row: row["task"]),
+    columns = [words("arm", report.label)]
+    if known("rank"):
+        hint = "arms that a paired test cannot tell apart share ranks"
+        columns.append(Column("rank", _rank, _rank_value, hint))
+    columns.append(plain_words("task"))
+    columns.append(
         Column(
             "score",
             _score,
             lambda row: row["score_mean"],
             "test score, mean over seeds ± standard deviation; ↓ = less is better",
-        ),
-        *(
-            [
-                Column(
-                    "95% interval",
-                    _interval,
-                    lambda row: row["ci_low"],
-                    "over seeds and test items",
-                )
-            ]
-            if any_of["ci_low"]
-            else []
-        ),
-        *(
-            [number("constant_score", "same answer", values.score, CONSTANT)]
-            if any(beats_constant(row) is False for row in rows)
-            else []
-        ),
-        *(paper if any_of["reference_score"] else []),
+        )
+    )
+    if known("ci_low"):
+        columns.append(
+            Column(
+                BY_NAME["ci_low"].title,
+                _interval,
+                lambda row: row["ci_low"],
+                "over seeds and test items",
+            )
+        )
+    if any(beats_constant(row) is False for row in rows):
+        meaning = BY_NAME["constant_score"].meaning
+        columns.append(
+            _field("constant_score", hint=f"{meaning}; shown where a row is not shown to do better")
+        )
+    if known("reference_score"):
+        columns.append(_field("reference_score"))
+        columns.append(number("difference", "ours - paper", _signed))
+    columns.append(
         Column(
             f"energy{note}",
-            _energy if mixed else _plain_energy,
+            # Where all rows are alike, the head says what is an estimate.
+            _energy_or_estimate if note == ", partly estimated" else _energy,
             lambda row: row["energy_kwh"],
             "training phase of one run",
-        ),
-        number(
-            "peak_memory_bytes", "memory", values.size, "peak allocated in training, largest rank"
-        ),
-        number("trainable_parameters", "trained", values.count, "parameters, head included"),
-        *(ratios if len({row["attention"] for row in rows}) > 1 else []),
-        *(
-            [number("kv_bytes_per_token", "KV/token", values.size, "cached per token, fp16")]
-            if any_of["kv_bytes_per_token"]
-            else []
-        ),
-        number("train_s", "train time", values.duration, "training phase of one run"),
-        number("seeds", "seeds", values.count, "confirm runs"),
-        *(
-            [
-                words(
-                    "architecture",
-                    lambda row: report.arms[row["arm"]].settings or values.MISSING,
-                    "as chosen",
-                )
-            ]
-            if competed
-            else []
-        ),
+        )
+    )
+    columns.append(_field("peak_memory_bytes"))
+    columns.append(_field("trainable_parameters"))
+    if len(set(values_of(rows, "attention"))) > 1:
+        columns.append(_field("prr"))
+        columns.append(_field("peop"))
+    if known("kv_bytes_per_token"):
+        columns.append(_field("kv_bytes_per_token"))
+    columns.append(_field("train_s"))
+    columns.append(_field("seeds"))
+    if any(arm.settings for arm in report.arms.values()):
+        columns.append(
+            words(
+                "architecture",
+                lambda row: report.arms[row["arm"]].settings or values.MISSING,
+                "as chosen",
+            )
+        )
+    columns.append(
         Column(
             "learning rate",
             _learning_rate,
             lambda row: row["learning_rate"],
             "chosen; edge = at the end of the searched range",
-        ),
-        number("validation_score", "validation", values.score, "best of the search"),
-        number("search_trials", "trials", values.count, "of its search"),
-        Column(
-            f"search energy{note}",
-            lambda row: values.energy(row["search_energy_kwh"]),
-            lambda row: row["search_energy_kwh"],
-        ),
-        words("status", _status),
-    ]
+        )
+    )
+    columns.append(_field("validation_score"))
+    columns.append(_field("search_trials"))
+    columns.append(_field("search_energy_kwh", note=note))
+    columns.append(words("status", _status))
+    return columns
+
+
+def _field(name: str, *, note: str = "", hint: str = "") -> Column:
+    """The column of one number of the leaderboard's fields."""
+    about = BY_NAME[name]
+    return number(name, about.title + note, SHOW[about.unit], hint or about.meaning)
 
 
 def _rank(row: Row) -> str:
@@ -217,99 +205,119 @@ def _rank(row: Row) -> str:
 
 
 def _rank_value(row: Row) -> float | None:
-    """By the upper end where the lower one is equal."""
+    """Sorts by the best place, and where these are equal by the worst."""
     if not row["rank"]:
         return None
-    low, _, high = str(row["rank"]).partition("-")
-    return float(low) + float(high or low) / 1000
+    best, worst = values.rank_bounds(row["rank"])
+    return best + worst / 1000
 
 
 def _score(row: Row) -> str:
-    shown = values.score(row["score_mean"]) + (
-        f" ± {values.score(row['score_std'])}" if row["score_std"] is not None else ""
-    )
-    return (
-        f"{shown} ↓"
-        if row["score_mean"] is not None and row["higher_is_better"] is False
-        else shown
-    )
+    shown = values.score(row["score_mean"])
+    if row["score_mean"] is None:
+        return shown
+    if row["score_std"] is not None:
+        shown += f" ± {values.score(row['score_std'])}"
+    if row["higher_is_better"] is False:
+        shown += " ↓"
+    return shown
 
 
 def _interval(row: Row) -> str:
     if row["ci_low"] is None:
         return values.MISSING
-    return f"{values.score(row['ci_low'])} to {values.score(row['ci_high'])}{' (items only)' if row['ci_of'] == 'items' else ''}"
+    shown = f"{values.score(row['ci_low'])} to {values.score(row['ci_high'])}"
+    if row["ci_of"] == "items":
+        shown += " (items only)"
+    return shown
 
 
 def _learning_rate(row: Row) -> str:
-    return values.brief(row["learning_rate"]) + (" (edge)" if row["edge"] else "")
+    shown = values.brief(row["learning_rate"])
+    if row["edge"]:
+        shown += " (edge)"
+    return shown
 
 
 def _energy(row: Row) -> str:
-    return _plain_energy(row) + (" est." if values.ESTIMATE in (row["energy_source"] or "") else "")
-
-
-def _plain_energy(row: Row) -> str:
     return values.energy(row["energy_kwh"])
 
 
+def _energy_or_estimate(row: Row) -> str:
+    if values.is_estimate(row):
+        return f"{_energy(row)} est."
+    return _energy(row)
+
+
 def _signed(value: float | None) -> str:
-    return values.MISSING if value is None else f"{value:+.1f}"
+    if value is None:
+        return values.MISSING
+    return f"{value:+.1f}"
 
 
 def _status(row: Row) -> str:
-    words_ = "rejected" if row["admitted"] is False else str(row["status"])
-    return f"{words_} (dirty)" if row["dirty"] else words_
+    status = str(row["status"])
+    if row["admitted"] is False:
+        status = "rejected"
+    if row["dirty"]:
+        status += " (dirty)"
+    return status
 
 
 def trial_columns(report: Report) -> list[Column]:
-    """Of one arm's trials."""
-    note = report.energy_note
+    """The columns of one arm's trials."""
     return [
-        words("task", lambda row: row["task"]),
-        words("phase", lambda row: row["phase"]),
+        plain_words("task"),
+        plain_words("phase"),
         number("number", "no.", values.count),
         number("seed", "seed", values.count),
         number("learning_rate", "learning rate", values.brief),
-        words("status", lambda row: row["status"]),
+        plain_words("status"),
         number("validation_score", "validation", values.score),
         number("test_score", "test", values.score),
         number("best_epoch", "best epoch", values.count),
         number("train_s", "train time", values.duration),
-        number("energy_kwh", f"energy{note}", values.energy),
+        number("energy_kwh", f"energy{report.energy_note}", values.energy),
         number("peak_memory_bytes", "memory", values.size),
-        words("trial", lambda row: row["trial"]),
+        plain_words("trial"),
     ]
 
 
 def failure_columns(report: Report) -> list[Column]:
+    """The columns of `Report.failures`."""
+
+    def arm(row: Row) -> str:
+        # A failed trial may be all that an arm has: then no row names it.
+        if row["arm"] in report.arms:
+            return report.label(row)
+        return str(row["arm"])
+
+    def what(row: Row) -> str:
+        if row["type"] == row["status"]:
+            return str(row["status"])
+        return f"{row['status']}: {row['type']}"
+
     return [
-        words(
-            "arm",
-            lambda row: report.arms[row["arm"]].label if row["arm"] in report.arms else row["arm"],
-        ),
-        words("task", lambda row: row["task"]),
-        words("phase", lambda row: row["phase"]),
+        words("arm", arm),
+        plain_words("task"),
+        plain_words("phase"),
         number("learning_rate", "learning rate", values.brief),
-        words(
-            "what",
-            lambda row: (
-                f"{row['status']}: {row['type']}" if row["type"] != row["status"] else row["status"]
-            ),
-        ),
-        words("message", lambda row: row["message"]),
-        words("trial", lambda row: row["trial"]),
+        words("what", what),
+        plain_words("message"),
+        plain_words("trial"),
     ]
 
 
 def rejected_rows(report: Report) -> list[dict[str, Any]]:
+    """The rows that a check of validity rejects, without means."""
     return [row for row in report.rows if row["admitted"] is False and row["task"] != MEAN]
 
 
 def rejected_columns(report: Report) -> list[Column]:
+    """The columns of `rejected_rows`."""
     return [
-        words("arm", lambda row: report.arms[row["arm"]].label),
-        words("task", lambda row: row["task"]),
+        words("arm", report.label),
+        plain_words("task"),
         Column("score", _score, lambda row: row["score_mean"]),
         words("reason", lambda row: "; ".join(row["rejected"])),
     ]

@@ -1,4 +1,4 @@
-"""Values as a person reads them: in terminals, documents and reports alike."""
+"""Values as a person reads them, the same in terminals, documents and reports."""
 
 from __future__ import annotations
 
@@ -6,66 +6,93 @@ from collections.abc import Mapping
 from typing import Any
 
 MISSING = "-"
+# The energy source that is no measurement (docs/metrics.md).
 ESTIMATE = "cpu-time-estimate"
-"""The energy source that is no measurement (docs/metrics.md)."""
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def text(value: Any) -> str:
-    """A value as it stands; absent ones as a dash, lists joined."""
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return (
-            ", ".join(map(str, sorted(value) if isinstance(value, (set, frozenset)) else value))
-            or MISSING
-        )
-    return MISSING if value is None or value == "" else str(value)
+    """A value as it stands: a dash for what is absent, the items of a list with commas."""
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value)
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(map(str, value))
+    if value is None or value == "":
+        return MISSING
+    return str(value)
 
 
 def settings(value: object) -> str:
-    """`rank=8 dropout=0.1`; settings inside settings in parentheses; a dash for none."""
+    """`rank=8 dropout=0.1`; settings inside settings stand in parentheses; a dash for none."""
     if not isinstance(value, dict) or not value:
         return text(value or None)
-    return " ".join(
-        f"{k}=({settings(v)})" if isinstance(v, dict) else f"{k}={v}" for k, v in value.items()
-    )
+    parts = []
+    for key, own in value.items():
+        if isinstance(own, dict):
+            own = f"({settings(own)})"
+        parts.append(f"{key}={own}")
+    return " ".join(parts)
 
 
 def backbone(row: Mapping[str, Any]) -> str:
-    """A backbone by name; one whose checkpoint ran code of its own says so."""
-    return f"{row['backbone']} (own code)" if row.get("own_code") else str(row["backbone"])
+    """A backbone by name; the name says so where the checkpoint ran code of its own."""
+    name = str(row["backbone"])
+    if row.get("own_code"):
+        name += " (own code)"
+    return name
 
 
 def attention(row: Mapping[str, Any]) -> str:
-    """A variant with its options, as `gqa kv_heads=2`, from a row with `attention` and `attention_options`."""
-    return " ".join(
-        [
-            row["attention"],
-            *([settings(row["attention_options"])] if row["attention_options"] else []),
-        ]
-    )
+    """A variant with its options, as `gqa kv_heads=2`."""
+    name = str(row["attention"])
+    if row["attention_options"]:
+        name += f" {settings(row['attention_options'])}"
+    return name
+
+
+def is_estimate(row: Mapping[str, Any]) -> bool:
+    """Whether some of a row's energy was estimated, not measured."""
+    return ESTIMATE in (row["energy_source"] or "")
+
+
+def rank_bounds(rank: str) -> tuple[int, int]:
+    """The best and the worst place of a rank such as `2-4` or `1`."""
+    low, _, high = rank.partition("-")
+    return int(low), int(high or low)
 
 
 def count(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.0f}"
+    """A whole number: `12,345`."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}"
 
 
 def score(value: float | None) -> str:
-    """A metric in percent, to a tenth: what a test set of a few hundred rows can tell."""
-    return MISSING if value is None else f"{value:.1f}"
+    """A metric in percent, to a tenth: a test set of a few hundred rows cannot tell more."""
+    if value is None:
+        return MISSING
+    return f"{value:.1f}"
 
 
 def brief(value: float | None) -> str:
-    """Three significant digits (`0.00125`, `3.1e-06`)."""
-    return MISSING if value is None else f"{value:.3g}"
+    """Three significant digits: `0.00125`, `3.1e-06`."""
+    if value is None:
+        return MISSING
+    return f"{value:.3g}"
 
 
 def size(value: float | None) -> str:
     """Bytes in binary units: `12.5 MiB`."""
     if value is None:
         return MISSING
-    unit = max(u for u in range(5) if u == 0 or abs(value) >= 1024**u)
-    return (
-        f"{value / 1024**unit:.{0 if unit == 0 else 1}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
-    )
+    unit = 0
+    while unit + 1 < len(UNITS) and abs(value) >= 1024:
+        value /= 1024
+        unit += 1
+    if unit == 0:
+        return f"{value:.0f} B"
+    return f"{value:.1f} {UNITS[unit]}"
 
 
 def duration(value: float | None) -> str:
@@ -75,13 +102,13 @@ def duration(value: float | None) -> str:
     if value < 60:
         return f"{value:.1f} s"
     minutes, seconds = divmod(round(value), 60)
-    return (
-        f"{minutes} min {seconds:02d} s"
-        if minutes < 60
-        else f"{minutes // 60} h {minutes % 60:02d} min"
-    )
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def energy(value: float | None) -> str:
-    """kWh as Wh, the unit in which runs of minutes are readable."""
-    return MISSING if value is None else f"{value * 1000:.3g} Wh"
+    """kWh as Wh: the unit in which runs of minutes can be read."""
+    if value is None:
+        return MISSING
+    return f"{value * 1000:.3g} Wh"
