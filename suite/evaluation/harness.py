@@ -147,7 +147,7 @@ def evaluate(
             batch_size=batch_size,
             device=device,
         )
-        _seed(settings.seed)
+        _seed(settings.seed)  # `simple_evaluate` seeds the same generators
         _prepare(loaded, settings)
         groups = _groups_of(loaded)
         tasks = {leaf.task_name: leaf for leaf in loaded.leaves}
@@ -158,6 +158,7 @@ def evaluate(
         )
     parts = {}
     if groups:
+        # A single task has no parts: its total says it all.
         parts = {name: _scores(found, name) for name in tasks}
     if device.startswith("cuda"):
         device = torch.cuda.get_device_name(device)

@@ -188,6 +188,7 @@ class Library:
 
             return TaskManager(include_path=str(self.folder), include_defaults=False)
 
+    # Reading the index of thousands of files takes seconds: once, and only where it is needed.
     @cached_property
     def _both(self) -> Any:
         with quiet():
@@ -226,6 +227,7 @@ def _as_group(name: str, tasks: Sequence[Any]) -> Any:
     from lm_eval.config.group import AggMetricConfig
 
     counts: dict[str, int] = {}
+    # CoLA, say, has no accuracy: a metric need not be in every task.
     for task in tasks:
         for metric in task.higher_is_better():
             counts[metric] = counts.get(metric, 0) + 1

@@ -72,6 +72,7 @@ def load_tasks(work: Sequence[Work], library: Library) -> dict[Request, Loaded]:
     loaded: dict[Request, Loaded] = {}
     for item in work:
         for request, settings in item.left:
+            # Subjects share tasks, whose data take long to read.
             if request not in loaded:
                 loaded[request] = library.load(request)
             check_room(loaded[request], settings)

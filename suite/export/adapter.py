@@ -62,7 +62,9 @@ def write_adapter(
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
         model = get_peft_model(base, config, autocast_adapter_dtype=False)
     _fill(model, restored.model)
+    # By default peft looks the base up on the hub, to see whether the embedding has changed.
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    # safetensors refuses tensors that share memory.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config.inference_mode = True

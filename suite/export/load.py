@@ -43,4 +43,4 @@ def load_model(description: Description, folder: Path) -> nn.Module:
     else:
         model = build(open_base(description, folder), description.made_head)
         model.to(getattr(torch, description.dtype))
-    return model.eval()
+    return model.eval()  # dropout off: the user may only want answers

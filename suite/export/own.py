@@ -98,7 +98,7 @@ def assemble(description: Description, folder: Path) -> nn.Module:
             open_base(description, folder),
             description.made_head,
             arm,
-            pretrained=True,
+            pretrained=True,  # what the variant adds is among the stored tensors
             random_start=description.base == "none",
         )
     return model.to(getattr(torch, description.dtype))

@@ -51,6 +51,7 @@ def as_plain(restored: Restored) -> Plain | None:
     # This check is cheap, so it stands before anything is copied.
     if _names_outside_attention(restored.model) != _names_outside_attention(shapes):
         return None
+    # Folding changes the model in place, and the trained one is needed for the comparison.
     model = copy.deepcopy(restored.model)
     attention = restored.spec.arm.attention
     variants.get(attention.name).configure(attention.options).fold(model, family)
@@ -134,6 +135,7 @@ def _filled(
 ) -> PreTrainedModel | None:
     """A new model of the configuration with the weights of `model`; None where they do not fit."""
     resolved = replace(restored.resolved, config=config)
+    # A model is built with random weights first; the caller's random numbers stay as they are.
     with torch.random.fork_rng(devices=[]):
         plain = build(resolved, restored.objective.head, random_start=True)
     weights = model.state_dict()

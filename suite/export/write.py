@@ -65,6 +65,7 @@ def export(restored: Restored, target: Path, facts: Facts) -> Exported:
             f"{restored.folder.path}: its model is made by code of its checkpoint,"
             " which an exported folder never carries"
         )
+    # The description and the card come last: a folder with a description is whole.
     with _replacing_folder(target) as folder, _no_progress_bars():
         description = _write_model(restored, folder)
         restored.tokenizer.save_pretrained(str(folder))
@@ -175,7 +176,7 @@ def _replacing_folder(target: Path) -> Iterator[Path]:
         folder.chmod(0o755)
         for path in folder.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        os.replace(folder, target)
+        os.replace(folder, target)  # an empty folder at `target` is replaced, too
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

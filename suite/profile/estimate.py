@@ -167,7 +167,7 @@ def _pass(model: nn.Module, batch: dict[str, Tensor], options: dict[str, bool]) 
         kept = watch.live_bytes - states
         loss.backward()
         peak = watch.peak_bytes - states
-    model.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)  # the next pass starts without gradients, too
     return kept, peak
 
 
@@ -218,6 +218,7 @@ class _LinearOfStage3(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Plain autograd would save the input only where the weight trains.
         ctx.save_for_backward(x, weight, bias)
         product = x @ weight.t()
         if bias is None:
@@ -298,6 +299,7 @@ def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
     width = DTYPES[setting.dtype].itemsize
     n = setting.ranks
 
+    # Stage 0 in fp32 trains the forward weights themselves, without a copy.
     state_bytes = MOMENTS_BYTES
     if setting.zero > 0 or setting.dtype == "bf16":
         state_bytes += COPY_BYTES

@@ -76,6 +76,7 @@ def new_figure(panels: int = 1, *, width: float = 4.8) -> tuple[Figure, list[Axe
     Args:
         width: Width of a panel in inches.
     """
+    # Importing matplotlib takes a second, and most profiles draw nothing.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * panels, 3.6), layout="constrained")
@@ -161,6 +162,7 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, float]], title: str) -> None:
     drawn = axes.barh(positions, values, color=COLOURS[0], edgecolor="black", linewidth=0.5)
     axes.bar_label(drawn, fmt="%.0f", padding=3)
     axes.set_yticks(positions, [name for name, _ in bars])
+    # Full fine-tuning itself.
     axes.axvline(100, color="black", linewidth=0.8, linestyle="--")
     axes.invert_yaxis()  # the first arm on top
     axes.set_title(title, fontsize=10)
@@ -188,6 +190,7 @@ def by_size(
         if arm.attention != "pretrained":
             name = f"{arm.attention}/{arm.method}"
         lines.setdefault(name, []).append((sizes[arm.backbone] / 1e6, value))
+    # A line needs two points.
     if len(sizes) < 2 or not lines:
         return None
     for points in lines.values():

@@ -121,7 +121,8 @@ def measured_flops(setting: Setting, side: int) -> float:
     torch.set_num_threads(setting.rank_threads)
     try:
         matrix = torch.randn(side, side, device=device).to(DTYPES[setting.dtype])
+        # The fastest, not the median: other processes only ever slow it down.
         times = repeated(lambda: matrix @ matrix, device, budget_s=SECONDS)
     finally:
         torch.set_num_threads(before)
-    return 2 * side**3 / min(times)
+    return 2 * side**3 / min(times)  # a multiply-add counts as two

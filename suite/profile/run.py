@@ -90,11 +90,13 @@ def measure(
     check_devices(setting)
     found = [Findings(_estimated(arm, setting, on_progress)) for arm in arms]
     machine = peak.inspect_machine(setting)
+    # After the estimates, and before any rank takes memory.
     for each in found:
         _refuse_too_large(each, setting, machine.free_bytes)
     waiting = deque(_visits(arms, found, setting.rounds))
     stopped = False
     try:
+        # A group ends with the first arm that fails; the next one goes on with the others.
         while waiting:
             _one_group(waiting, found, setting, on_progress)
     except KeyboardInterrupt:
@@ -151,7 +153,7 @@ def _refuse_too_large(each: Findings, setting: Setting, free: int) -> None:
         needed = max(states, total * width)
     else:
         # On a CPU the kernel would kill a process of its choice.
-        needed = max(memory.peak_bytes, total * 4)
+        needed = max(memory.peak_bytes, total * 4)  # 4 bytes: the model before it is cut
     if needed > free:
         each.end(
             "oom",
@@ -190,6 +192,7 @@ def _one_group(
 
     Returns when all are done or a rank has died; then the rest of that arm's visits is dropped.
     """
+    # A forked process would inherit torch's threads and the state of CUDA.
     context = mp.get_context("spawn")
     port = free_port()
     pipes = []
@@ -210,7 +213,7 @@ def _one_group(
     finally:
         for process in ranks:
             if process.pid is not None:
-                process.kill()
+                process.kill()  # a rank may wait for one that has died
                 process.join()
     if failure is not None:
         _drop(failure, waiting, found, on_progress)
@@ -250,6 +253,7 @@ def _listen(
             except EOFError:  # the rank has left; its exit code says how
                 talking.remove(pipe)
                 continue
+            # Training is kept even if the arm fails in use afterwards.
             if message.event == "trained":
                 found[message.number].rounds.append(json.loads(message.text))
             elif message.event == "done":
@@ -285,7 +289,7 @@ def _record_of(each: Findings, setting: Setting) -> ArmProfile:
     """The record of an arm from its rounds; memory and peaks come from the first round."""
     if not each.rounds:
         return each.record
-    first = each.rounds[0]
+    first = each.rounds[0]  # the only round that measured memory
     time = _over_rounds(each.rounds, setting)
     energy_kwh, source, missing = _energy(each.rounds)
     medians = [_medians(measured, source) for measured in each.rounds]

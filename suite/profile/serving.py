@@ -35,7 +35,7 @@ class Serving:
     def __init__(self, arm: ArmChoice, setting: Setting, device: torch.device) -> None:
         self.setting = setting
         self.device = device
-        self._bytes = LiveBytes(device)
+        self._bytes = LiveBytes(device)  # before the model, so that it counts
         torch.manual_seed(0)
         resolved = arm.resolve()
         self.family = resolved.family
@@ -58,6 +58,7 @@ class Serving:
         # A third of the budget for training steps is enough for a forward pass.
         budget_s = self.setting.seconds / 3
         times = repeated(lambda: self.model(**inputs), self.device, budget_s=budget_s)
+        # Not while it is timed: watching every operation slows a CPU down.
         with self._bytes as watched:
             self.model(**inputs)
             peak = watched.peak()

@@ -41,8 +41,8 @@ class Training:
     ) -> None:
         self.setting = setting
         self.device = device
-        self._bytes = LiveBytes(device)
-        torch.manual_seed(0)
+        self._bytes = LiveBytes(device)  # before the model, so that it counts
+        torch.manual_seed(0)  # all ranks build the same weights
         resolved = arm.resolve()
         model = arm.build(resolved).train()
         vocabulary = vocabulary_of(model)
@@ -79,6 +79,7 @@ class Training:
                 parameters_bytes=weights,
                 optimizer_bytes=optimizer,
                 gradients_bytes=max(0, seen["backward"] - weights - optimizer),
+                # Buffers that are freed during the pass can make a difference negative.
                 activations_bytes=max(0, seen["forward"] - held),
             )
         everyone: list[Memory] = gather_objects(own)
@@ -92,6 +93,7 @@ class Training:
             energy; and by name, why something was not measured.
         """
         steps = self._number_of_steps()
+        # READ's formula samples about once a second, which is too coarse for a few steps.
         meter = PhaseMeter(self.device, sample_read_energy=False)
         with meter.phase("train"):
             whole = [self._timed_step() for _ in range(steps)]

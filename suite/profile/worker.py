@@ -76,6 +76,7 @@ def rank_main(
         to_parent: Takes messages.
     """
     _end_with_the_parent()
+    # Ranks share the cores: with torch's default each would take them all.
     torch.set_num_threads(setting.rank_threads)
     device = torch.device("cpu")
     try:
@@ -99,7 +100,7 @@ def rank_main(
             measure_arm(visit, setting, device, rank=rank, to_parent=to_parent)
         except Exception as error:  # noqa: BLE001 - the arm ends with a reason, the others go on
             to_parent.send(Message(error_status(error), visit.number, one_line(error)))
-            return
+            return  # the others wait in a collective; the parent starts a new group
     close_process_group()
 
 

@@ -35,6 +35,7 @@ def answer(report: Report) -> list[Sentence]:
     """What the sweep says so far, the most general finding first."""
     found: list[Sentence] = []
     for task in report.places:
+        # Arms of different backbones are not ranked against each other.
         backbones = sorted(set(values_of(report.scored(task), "backbone")))
         for backbone in backbones:
             rows = rows_where(report.admitted(task), "backbone", backbone)
@@ -56,6 +57,7 @@ def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sent
     higher = report.higher_is_better(task)
     ordered = sorted(rows, key=lambda row: row["score_mean"], reverse=higher)
     ranked = [row for row in ordered if row["rank"]]
+    # A single rank compares with nothing.
     if len(ranked) < 2:
         return _unranked(report, ordered, where, "highest" if higher else "lowest")
     # A row of rank 1 may be one that has since been rejected or lost its score.
@@ -64,6 +66,7 @@ def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sent
         by_place[values.rank_bounds(row["rank"])[0]].append(row)
     first = by_place.pop(min(by_place))
     behind = [row for row in ranked if row not in first]
+    # Only finished rows are ranked; the others may have a score already.
     later = ""
     unranked = [_with_score(report, row) for row in ordered if not row["rank"]]
     if unranked:
@@ -104,7 +107,7 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     low = values.score(min(scores))
     high = values.score(max(scores))
     said = f"scores from {low} to {high}"
-    if low == high:
+    if low == high:  # as shown, to a tenth
         said = f"all score {low}"
     said += f" ({listed(report.label(row) for row in rows)})."
     cheapest: dict[str, list[str]] = defaultdict(list)
@@ -163,7 +166,7 @@ def _saving(row: Row, leader: Row) -> str:
         if row[key] is None or not leader[key]:
             continue
         percent = 100 * (row[key] / leader[key] - 1)
-        if abs(percent) < 0.5:
+        if abs(percent) < 0.5:  # would round to 0%
             parts.append(f"the same {word}")
         elif percent > 0:
             parts.append(f"{percent:.0f}% more {word}")
@@ -197,6 +200,7 @@ def _rejected(report: Report) -> list[Sentence]:
     by_arm: dict[str, list[str]] = defaultdict(list)
     count = 0
     for row in report.rows:
+        # None means that nothing was checked.
         if row["admitted"] is False and row["task"] != MEAN:
             by_arm[report.label(row)].append(row["task"])
             count += 1
@@ -280,6 +284,7 @@ def _spent(report: Report) -> list[tuple[str, str]]:
         for phase_s, energy_kwh in trial["phases"].values():
             seconds += phase_s
             energies.append(energy_kwh)
+    # A sum without some of its parts would look like all of it.
     spent = values.MISSING
     if None not in energies:
         spent = f"{values.energy(sum(energies))} of energy{report.energy_note}"
@@ -328,6 +333,7 @@ def _hardware(record: dict[str, Any]) -> str:
     parts = [f"{found.get('usable_cores', '?')} cores of {processor}"]
     if found.get("memory_bytes"):
         parts.append(values.size(found["memory_bytes"]))
+    # The same board many times over is one entry with a count.
     boards = [str(gpu.get("name", "GPU")) for gpu in found.get("gpus", [])]
     for name in dict.fromkeys(boards):
         parts.append(f"{boards.count(name)} x {name}")

@@ -100,6 +100,7 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     named = rows
     if len(rows) > MOST_LABELS:
         named = front[:MOST_LABELS]
+    # The first mark is drawn first, so the line lies behind the points.
     line = Points(
         "Pareto front",
         cost.of_all(front),
@@ -120,6 +121,7 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     if rejected:
         text += f" Hollow: {rejected} rejected by a check of validity, on no front."
 
+    # Rejected rows stay in the table: `admitted` and `on_front` say what they are.
     table_rows = []
     for row in report.labelled(rows):
         table_rows.append(row | {cost.column: cost.of(row)})
@@ -153,7 +155,7 @@ def _axis_with_margins(title: str, costs: Sequence[float]) -> Axis:
     if high > 20 * low:
         margin = (high / low) ** 0.12
         return Axis(title, log=True, limits=(low / margin, high * margin))
-    margin = 0.12 * (high - low) or 0.5 * high
+    margin = 0.12 * (high - low) or 0.5 * high  # a single cost lies in the middle
     return Axis(title, limits=(low - margin, high + margin))
 
 
@@ -247,6 +249,7 @@ def score_heat_map(report: Report) -> Chart | None:
             if cell["admitted"] is False:
                 score += " *"
                 starred = True
+            # Each task has its own scale: a perplexity and an accuracy share none.
             shade[-1].append(_shade(cell["score_mean"], *ends[task]))
             texts[-1].append(score)
     best = [_best(report, task) for task in tasks]
@@ -277,8 +280,10 @@ def _ends(report: Report, task: str) -> tuple[float, float]:
     scores = values_of(report.scored(task), "score_mean")
     if report.higher_is_better(task):
         best = max(scores)
+        # Points, since scores in percent have a fixed scale ...
         return min(*scores, best - LEAST_SPAN), best
     best = min(scores)
+    # ... and percent of the best, since a perplexity has none.
     return max(*scores, best * (1 + LEAST_SPAN / 100)), best
 
 
@@ -322,6 +327,7 @@ def energy_by_phase(report: Report) -> Chart | None:
     for phase in PHASES:
         if not any(phase in by_phase for by_phase in spent.values()):
             continue
+        # An arm that never entered a phase spent nothing in it.
         used = [by_phase.get(phase, 0.0) for by_phase in spent.values()]
         marks.append(Bars(phase, used, labels, style=len(marks)))
         shares.append(f"{phase} {100 * fsum(used) / whole:.0f}%")
@@ -447,7 +453,9 @@ def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
                 continue
             own.append(row["search_energy_kwh"])
             every.append(_first_known(row, "selection_energy_kwh", "search_energy_kwh"))
+            # Without a contest of architectures, the selection is the arm's own search.
             trials += _first_known(row, "selection_trials", "search_trials")
+        # A sum without some of its parts would look cheaper than it was.
         if not own or None in own:
             continue
         rows.append(
@@ -494,6 +502,7 @@ def beside_the_paper(report: Report) -> Chart | None:
         if row["score_mean"] is not None:
             ours.append(row)
             our_names.append(name)
+        # A single seed without items has no interval.
         if row["ci_low"] is not None:
             inside += row["ci_low"] <= row["reference_score"] <= row["ci_high"]
     our_points = Points(

@@ -106,6 +106,7 @@ def best_arms(report: Report) -> Report:
     if len(report.arms) <= MOST_DRAWN:
         return report
     kept = set(list(report.arms)[:MOST_DRAWN])
+    # Everything else, as the definition, stays whole.
     return replace(
         report,
         rows=[row for row in report.rows if row["arm"] in kept],
@@ -129,6 +130,7 @@ def _arms_with_room(report: Report) -> list[Arm]:
 
 def _left_out(made: Content) -> list[str]:
     report = made.report
+    # A cell of a fixed learning rate has no curve.
     searched = [cell for cell in report.cells.values() if cell.curve]
     counts = {
         f"arms in figures, which draw the {MOST_DRAWN} of the best scores": (

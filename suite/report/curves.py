@@ -68,10 +68,12 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
                 "chosen": rate == cell.learning_rate,
             }
         )
+    # Trials come in the order of the search; a line needs that of the rates.
     scored.sort()
     failed.sort()
     chosen = [point for point in scored if point[0] == cell.learning_rate]
     marks: list[Mark] = []
+    # A fixed rate has a range without a width.
     low = cell.learning_rate_low
     high = cell.learning_rate_high
     if low is not None and high is not None and low < high:
@@ -79,6 +81,7 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
     marks.append(_rate_points("tried", scored, style=0, line=True, shape="circle"))
     marks.append(_rate_points("chosen", chosen, style=1, ring=True))
     if failed:
+        # Crosses lie at the bottom of the plot: they have no score of their own.
         floor = min((score for _, score in scored), default=0.0)
         if limits is not None:
             floor = limits[0]

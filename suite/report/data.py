@@ -116,6 +116,7 @@ class Report:
         """
         found = []
         for trial in self.trials:
+            # An arm that the sweep no longer has is in no row.
             if trial["phase"] != "confirm" or trial["arm"] not in self.arms:
                 continue
             cell = self.cells.get((trial["arm"], trial["task"]))
@@ -133,6 +134,7 @@ class Report:
         found: set[str] = set()
         for row in self.trials or self.rows:
             if row["energy_source"] is not None:
+                # A run on several kinds of devices has several sources, joined by "+".
                 found.update(row["energy_source"].split("+"))
         return found
 
@@ -213,6 +215,7 @@ def read(
     Example:
         >>> report = suite.report.read("runs")  # doctest: +SKIP
     """
+    # MLflow takes seconds to import.
     from suite.tracking.store import open_store, resolve_uri
 
     if sort not in SORTS:

@@ -29,6 +29,7 @@ def figures(made: Content) -> Figures:
     for chart in (made.heat, made.phases, made.search):
         if chart is not None:
             found[chart.key] = [chart]
+    # All cells of a task share one file, and so one scale of scores.
     for task, charts in made.rates.items():
         found[f"learning-rates-{task}"] = [*charts, *made.lost.get(task, [])]
     for task in made.report.tasks:
@@ -102,6 +103,7 @@ def _figures(charts: Figures, pictures: dict[str, Path]) -> list[str]:
     lines = ["", "## Figures"]
     for name, path in pictures.items():
         lines += ["", f"![{_alternative(charts[name])}]({path.name})", ""]
+        # One text for many panels: that of each cell would be a page of its own.
         if len(charts[name]) > 2:
             lines.append(
                 f"{len(charts[name])} cells: validation score by learning rate. The searched range"

@@ -45,7 +45,7 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
     if len(charts) == 1:
         return single(charts[0])
     width = min(len(charts), columns)
-    height = -(-len(charts) // width)
+    height = -(-len(charts) // width)  # rounded up
     figure = make_subplots(
         height,
         width,
@@ -87,7 +87,7 @@ def single(chart: Chart) -> go.Figure:
         showlegend=chart.legend,
         barmode="stack",
         bargap=0.35,
-        hovermode="closest",
+        hovermode="closest",  # one point, not all points of the same x
         legend={
             "orientation": "h",
             "x": 0,
@@ -174,7 +174,7 @@ def _points(mark: Points) -> Any:
         hovertext=_plain(mark.details) or None,
         hoverinfo="text" if mark.details else None,
         showlegend=mark.legend,
-        cliponaxis=False,
+        cliponaxis=False,  # names of points at the edge may lie outside of the plot
         **_error_bars(mark, colour),
     )
 
@@ -216,6 +216,7 @@ def _bars(mark: Bars) -> Any:
         name=plain(mark.name),
         orientation="h",
         marker={"color": colour_of(mark.style), "pattern": pattern},
+        # `<extra>` would show the trace's name a second time.
         hovertemplate="%{y}<br>" + plain(mark.name) + ": %{x:.3g}<extra></extra>",
     )
 
@@ -233,6 +234,7 @@ def _heat(mark: Heat) -> Any:
         zmin=0.0,
         zmax=1.0,
         showscale=False,
+        # Gaps part neighbours of the same shade.
         xgap=2,
         ygap=2,
         hoverongaps=False,
@@ -262,7 +264,7 @@ def _axis(axis: Axis, *, vertical: bool = False) -> dict[str, Any]:
     }
     if axis.log:
         found["type"] = "log"
-        found["dtick"] = 1
+        found["dtick"] = 1  # one label per power of ten
         found["exponentformat"] = "power"
         found["minor"] = {"ticks": "outside"}
     if axis.whole:

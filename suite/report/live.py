@@ -53,6 +53,7 @@ class Source:
         """A digest that changes when a trial starts or ends, and when a leaderboard row does."""
         digest = hashlib.sha256()
         for folder in Home(self.home).trials():
+            # Reading thousands of records every three seconds would slow the sweep.
             stamps = [_stamp(folder.path / name) for name in WATCHED]
             # Failures are counted, not read: one may be half written, or of another version.
             failures = len(list(folder.path.glob("failure-*.json")))
@@ -77,6 +78,7 @@ class Source:
 
         The page holds its version. What cannot be read yet is said on the page.
         """
+        # One page is built at a time: a second reader waits, and gets the same page.
         with self._lock:
             version = self.version()
             try:
@@ -124,7 +126,7 @@ def make_server(source: Source, port: int = 0) -> ThreadingHTTPServer:
         raise ConfigError(
             f"--port {port}: {reason}; give another, or 0 for any that is free"
         ) from error
-    server.daemon_threads = True
+    server.daemon_threads = True  # Ctrl-C does not wait for open connections
     return server
 
 
@@ -156,7 +158,7 @@ def _handler(source: Source) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
+            self.send_header("Cache-Control", "no-store")  # the page changes under one address
             self.send_header("X-Content-Type-Options", "nosniff")
             self.end_headers()
             try:

@@ -53,6 +53,7 @@ class Names(NamedTuple):
 def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
     """The arms of a sweep's rows by key; those with test scores first, the best first."""
     first_rows: dict[str, Mapping[str, Any]] = {}
+    # The order decides the colours: the best arms get the plainest ones.
     for row in sorted(rows, key=_order):
         first_rows.setdefault(row["arm"], row)
     keys = list(first_rows)
@@ -64,6 +65,7 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
     chosen_names = [_names_of(first_rows[key]) for key in chosen]
     labels |= dict(zip(chosen, distinct(chosen_names, among=names), strict=True))
 
+    # Architectures of one method competed with each other.
     rivals = [" ".join(name[:3]) for name in names]
     settings = differing(rivals, [name.architecture for name in names])
     counts = Counter(labels.values())

@@ -42,6 +42,7 @@ def page(report: Report, *, live: str = "") -> str:
     made = content(report)
     rows = tables.shown_rows(report)
     columns = tables.leaderboard_columns(report)
+    # An arm's own part says both in its heading.
     arm_columns = [column for column in columns if column.head not in ("arm", "architecture")]
     tasks = values_of(rows, "task")
 
@@ -80,7 +81,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("suite.report"),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a typo in a template is an error, not an empty text
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -133,7 +134,7 @@ def _sort_key(value: float | str | None) -> str:
         return ""
     if isinstance(value, str):
         return clean(value)
-    return repr(float(value))
+    return repr(float(value))  # all digits, so that equal texts can still be sorted
 
 
 def _intervals(
@@ -152,6 +153,7 @@ def _intervals(
             if row["score_mean"] is not None:
                 scored.append(row)
                 ends += [row[key] for key in keys if row[key] is not None]
+        # A scale needs a length.
         if not ends or min(ends) == max(ends):
             continue
         low = min(ends)

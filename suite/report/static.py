@@ -51,7 +51,7 @@ BELOW = -12
 def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
     """One figure with a panel per chart, each under its title."""
     width = min(len(charts), columns)
-    height = -(-len(charts) // width)
+    height = -(-len(charts) // width)  # rounded up
     many = len(charts) > 2
     if many:
         size = (3.2 * width + 0.4, 2.6 * height + 0.3)
@@ -64,7 +64,7 @@ def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
         if place < len(charts):
             _panel(axis, charts[place], small=many)
         else:
-            axis.set_axis_off()
+            axis.set_axis_off()  # the last row may not be full
     return figure
 
 
@@ -95,7 +95,7 @@ def _panel(axes: Axes, chart: Chart, *, small: bool) -> None:
             frameon=False,
             fontsize="x-small",
             loc="upper center",
-            bbox_to_anchor=(0.5, -0.16),
+            bbox_to_anchor=(0.5, -0.16),  # below the axis and its title
             ncols=4,
         )
 
@@ -223,6 +223,7 @@ def _error_bars(
 def _bars(mark: Bars, axes: Axes, chart: Chart) -> None:
     """Draw bars behind the ends of the bars before them."""
     starts = [0.0] * len(mark.x)
+    # matplotlib does not stack by itself.
     for other in chart.marks:
         if other is mark:
             break
@@ -246,6 +247,7 @@ def _heat(mark: Heat, axes: Axes, chart: Chart) -> None:
     matrix = []
     for line in mark.shade:
         matrix.append([float("nan") if value is None else value for value in line])
+    # The ends of the map are left out: white would look empty.
     axes.imshow(matrix, vmin=-0.05, vmax=1.15, cmap=colormaps[COLOUR_MAP], aspect="auto")
     for row, texts in enumerate(mark.texts):
         for column, text in enumerate(texts):
