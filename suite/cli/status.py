@@ -130,7 +130,7 @@ def _show_studies(rows: list[dict[str, Any]]) -> None:
 
 def _show_pretrains(rows: list[dict[str, Any]]) -> None:
     """Print a line per pretrain run."""
-    seen = set()  # cells share their pretrain runs
+    seen: set[str] = set()  # cells share their pretrain runs
     for row in rows:
         run = row["pretrain"]
         if run is None or run["checkpoint"] in seen:
