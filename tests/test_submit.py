@@ -21,7 +21,7 @@ import yaml
 
 from suite.cli.submit import _variables
 from suite.cluster.jobs import HOME, SWEEP, JobClient, named_in
-from suite.cluster.package import check_size, files
+from suite.cluster.package import EXCLUDES, check_size, files
 from suite.errors import ClusterError, ConfigError
 from suite.record.folder import Home
 from tests.commands import Suite, suite  # noqa: F401
@@ -400,6 +400,28 @@ def test_a_folder_with_forgotten_data_is_refused_and_the_largest_files_are_named
         match=r"expected at most 0; .*\n +0\.0 MiB +big\.parquet\n +0\.0 MiB +sweep\.yaml",
     ):
         check_size(tmp_path, most_bytes=1000)
+
+
+def test_the_files_that_are_counted_are_those_that_ray_packs(tmp_path: Path) -> None:
+    """Ray's walk is private: if it goes or changes, the documentation of `working_dir` says what `files` is to do."""
+    from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+
+    for name, text in {
+        ".gitignore": "*.bin\n!keep.bin\ndata/\n/top\nsub/deep/*.txt\n",
+        "sub/.rayignore": "*.md\n!b.md\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    names = "a.bin keep.bin data/x datafile/data top x/top sub/deep/a.txt sub/b.md sub/c.md"
+    names += " sub/data/y runs/z x/runs/z a.egg-info/x x/.venv/a"
+    for name in names.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "dead").symlink_to(tmp_path / "nothing")
+    packed: list[Path] = []
+    excludes = [_get_excludes(tmp_path, list(EXCLUDES))]
+    _dir_travel(tmp_path, excludes, packed.append, include_gitignore=True)
+    assert set(files(tmp_path)) == {path for path in packed if path.is_file()}
 
 
 def test_a_driver_on_this_machine_is_stopped_by_the_name_of_its_sweep(
