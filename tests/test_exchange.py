@@ -12,18 +12,27 @@ import pytest
 
 from suite import __version__
 from suite.errors import TrackingError
+from suite.leaderboard.file import SCHEMA_VERSION
 from suite.record.folder import Home
 from suite.storage.identity import home_id
 from suite.tracking import leaderboard, open_store, sync, to_rows
 from suite.tracking.exchange import (
-    SCHEMA_VERSION,
     ImportReport,
     export_results,
     import_results,
     read_results,
 )
+from suite.tracking.sweep_runs import SweepRuns
 from tests.commands import Suite, suite
-from tests.records import RATES, make_home, make_result, make_spec, write_cell, write_trial
+from tests.records import (
+    RATES,
+    make_home,
+    make_result,
+    make_spec,
+    write_cell,
+    write_definition,
+    write_trial,
+)
 
 __all__ = ["suite"]
 
@@ -64,20 +73,20 @@ def test_an_imported_leaderboard_is_the_exported_one(
     assert {row["home"] for row in rows(merged)} == {home_id(cluster)}
 
 
-def test_the_file_says_what_it_is_and_reads_as_a_leaderboard(cluster: Home, tmp_path: Path) -> None:
+def test_the_file_says_what_it_is_and_reads_as_rows(cluster: Home, tmp_path: Path) -> None:
     for suffix in ("json", "parquet"):
         export_results(tmp_path / f"results.{suffix}", tracking_uri=cluster.tracking_uri)
     told = json.loads((tmp_path / "results.json").read_text())
     assert (told["format"], told["schema_version"], told["suite_version"]) == (
-        "suite-results",
+        "suite-rows",
         SCHEMA_VERSION,
         __version__,
     )
-    assert told["homes"] == [home_id(cluster)] and told["leaderboard"] == rows(cluster)
+    cells = [(row["arm"], row["task"], row["score_mean"]) for row in rows(cluster)]
+    expected = sorted(cell for cell in cells if cell[1] != "mean")
     table = pq.read_table(tmp_path / "results.parquet").to_pylist()
-    assert [(row["task"], row["score_mean"]) for row in table] == [
-        (row["task"], row["score_mean"]) for row in rows(cluster)
-    ]
+    for lines in (told["rows"], table):
+        assert sorted((row["arm"], row["task"], row["score_mean"]) for row in lines) == expected
 
 
 def test_an_import_done_twice_changes_nothing(cluster: Home, merged: Home, tmp_path: Path) -> None:
@@ -96,7 +105,7 @@ def test_sweeps_of_two_homes_stand_side_by_side_and_a_sync_leaves_the_other_alon
     cluster: Home, empty_db: Path, tmp_path: Path
 ) -> None:
     own = new_home(tmp_path / "own", empty_db)
-    write_cell(own, "lora", "agreement", trials=2, seeds=[1])
+    make_home(own.path, ["lora"], ["agreement"], trials=2, seeds=[1])
     export_results(tmp_path / "results.json", tracking_uri=cluster.tracking_uri)
     import_results(tmp_path / "results.json", tracking_uri=own.tracking_uri)
     sync(own, tracking_uri=own.tracking_uri, verify=True)
@@ -110,13 +119,15 @@ def test_sweeps_of_two_homes_stand_side_by_side_and_a_sync_leaves_the_other_alon
     export_results(
         tmp_path / "both.parquet", tracking_uri=own.tracking_uri
     )  # and on to a third place
-    assert read_results(tmp_path / "both.parquet").homes == sorted([home_id(own), home_id(cluster)])
+    homes = {row.home for row in read_results(tmp_path / "both.parquet")}
+    assert homes == {home_id(own), home_id(cluster)}
 
 
 def test_a_later_export_replaces_and_an_earlier_one_does_not(
     merged: Home, empty_db: Path, tmp_path: Path
 ) -> None:
     source = new_home(tmp_path / "source", empty_db)
+    write_definition(source, ["lora"], ["agreement"], trials=3, seeds=[1, 2, 3, 4])
     write_cell(source, "lora", trials=3, seeds=[1])
     sync(source, tracking_uri=source.tracking_uri)
     export_results(tmp_path / "early.json", tracking_uri=source.tracking_uri)
@@ -147,6 +158,7 @@ def test_a_database_that_was_rebuilt_does_not_make_its_cells_older(
     merged: Home, empty_db: Path, tmp_path: Path
 ) -> None:
     source = new_home(tmp_path / "source", empty_db)
+    write_definition(source, ["lora"], ["agreement"], trials=3, seeds=[1, 2, 3, 4])
     for seed in (1, 2, 3):  # three revisions
         write_cell(source, "lora", trials=3, seeds=[seed])
         sync(source, tracking_uri=source.tracking_uri)
@@ -164,21 +176,22 @@ def test_a_database_that_was_rebuilt_does_not_make_its_cells_older(
 
 
 def test_an_interrupted_import_is_completed_by_the_next(
-    cluster: Home, merged: Home, tmp_path: Path
+    cluster: Home, merged: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "results.json"
     export_results(path, tracking_uri=cluster.tracking_uri)
-    content = read_results(path)
-    store = open_store(merged.tracking_uri)
-    cell = next(run for run in content.runs if run.tags["suite.kind"] == "cell")
-    begun = {
-        key: value
-        for key, value in cell.tags.items()
-        if key not in ("suite.digest", "suite.written")
-    }
-    store.create_run(store.experiment("demo"), name="cut", start_s=1.0, tags=begun)
-    assert import_results(path, tracking_uri=merged.tracking_uri) == ImportReport(new=3, replaced=1)
+
+    def cut_off(*args: Any, **options: Any) -> None:
+        raise TrackingError("cut off")
+
+    monkeypatch.setattr(SweepRuns, "write_cell", cut_off)
+    with pytest.raises(TrackingError, match="cut off"):
+        import_results(path, tracking_uri=merged.tracking_uri)
+    monkeypatch.undo()
+    assert import_results(path, tracking_uri=merged.tracking_uri) == ImportReport(already=4)
     assert rows(merged) == rows(cluster)
+    store = open_store(merged.tracking_uri)
+    assert len(store.runs([store.experiment("demo")], {"suite.kind": "cell"})) == 4
 
 
 def test_one_sweep_can_be_taken_out_of_several(
@@ -186,7 +199,7 @@ def test_one_sweep_can_be_taken_out_of_several(
 ) -> None:
     both = new_home(tmp_path / "both", empty_db)
     for name in ("demo", "other"):
-        write_cell(both, trials=1, seeds=[1], sweep=name)
+        make_home(both.path, ["lora"], ["agreement"], trials=1, seeds=[1], sweep=name)
     sync(both, tracking_uri=both.tracking_uri)
     assert export_results(tmp_path / "one.json", tracking_uri=both.tracking_uri, sweep="other") == 1
     assert export_results(tmp_path / "all.json", tracking_uri=both.tracking_uri) == 2
@@ -204,42 +217,27 @@ def edited(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**content, **changes}
 
 
-def with_summary(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The last cell's summary with other values."""
-    *runs, last = [run for run in content["runs"] if run["tags"]["suite.kind"] == "cell"]
-    summary = json.loads(last["tags"]["suite.summary"]) | changes
-    return edited(
-        content,
-        runs=[*runs, {**last, "tags": {**last["tags"], "suite.summary": json.dumps(summary)}}],
-    )
-
-
-def without_tag(content: dict[str, Any], tag: str) -> dict[str, Any]:
-    first, *rest = content["runs"]
-    return edited(
-        content,
-        runs=[
-            *rest,
-            {**first, "tags": {key: value for key, value in first["tags"].items() if key != tag}},
-        ],
-    )
+def with_values(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The last row with other values."""
+    *rows, last = content["rows"]
+    return edited(content, rows=[*rows, {**last, **changes}])
 
 
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
         (
-            lambda c: edited(c, schema_version=SCHEMA_VERSION + 1),
-            r"schema version 2, written by suite .*expected 1",
+            lambda c: edited(c, schema_version="another"),
+            r"schema version another, written by suite .*expected",
         ),
         (lambda c: edited(c, format="other"), "not a file of suite export-results"),
         (lambda c: [1, 2], "not a file of suite export-results"),
-        (lambda c: edited(c, runs="none"), "not what suite export-results writes: runs"),
+        (lambda c: edited(c, rows="none"), "not what suite export-results writes: rows"),
         (lambda c: edited(c, extra=1), "extra"),
-        (lambda c: without_tag(c, "suite.home"), "lacks the tags suite.home"),
-        (lambda c: without_tag(c, "suite.kind"), "got a run of kind None"),
-        (lambda c: with_summary(c, score_mean="high"), "score_mean"),
-        (lambda c: without_tag(c, "suite.summary"), "cannot be read"),
+        (lambda c: with_values(c, home=""), "got nothing for home"),
+        (lambda c: with_values(c, home="a' or '"), "got the home"),
+        (lambda c: with_values(c, status="fine"), "got status 'fine'"),
+        (lambda c: with_values(c, score_mean="high"), "score_mean"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_as_a_whole(
@@ -259,7 +257,7 @@ def test_a_cut_file_is_refused(cluster: Home, merged: Home, tmp_path: Path, suff
     path = tmp_path / f"results.{suffix}"
     export_results(path, tracking_uri=cluster.tracking_uri)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(TrackingError, match=r"not whole (JSON|parquet).*was it cut"):
+    with pytest.raises(TrackingError, match=r"not (whole JSON.*was it cut|a whole file of rows)"):
         import_results(path, tracking_uri=merged.tracking_uri)
     assert open_store(merged.tracking_uri).experiments() == {}
 
@@ -271,7 +269,7 @@ def test_other_tables_other_suffixes_and_absent_files_are_refused(
 
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "other.parquet")
     for name, says in (
-        ("other.parquet", "not a file of suite"),
+        ("other.parquet", "no file of rows"),
         ("absent.json", "no such file"),
         ("results.csv", r"expected \.json or"),
     ):

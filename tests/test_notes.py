@@ -78,15 +78,6 @@ def test_what_somebody_wrote_in_mlflow_stays(home: Home) -> None:
     assert store.client.get_experiment_by_name("demo").tags[NOTE] == "ours"
 
 
-def test_runs_without_notes_are_left_as_an_earlier_version_wrote_them(home: Home) -> None:
-    store, trials = runs(home, "trial")
-    for run in trials:
-        store.client.delete_tag(run.id, NOTE)
-    report = sync(home, tracking_uri=home.tracking_uri, verify=True)
-    assert report.written == 0
-    assert all(NOTE not in run.tags for run in runs(home, "trial")[1])
-
-
 def test_the_report_is_attached_once_and_replaced_when_results_change(home: Home) -> None:
     built: list[str] = []
 

@@ -171,6 +171,9 @@ def _check_row(row: Row, *, where: str) -> None:
     empty = [name for name in NEEDED if not getattr(row, name)]
     if empty:
         raise TrackingError(f"{where}: got nothing for {', '.join(empty)}, expected a name")
+    # MLflow is searched by it, in a language of quotes.
+    if not row.home.isalnum():
+        raise TrackingError(f"{where}: got the home {row.home!r}, expected letters and digits")
     known = [status.value for status in CellStatus]
     if row.status not in known:
         raise TrackingError(f"{where}: got status {row.status!r}, expected {', '.join(known)}")
