@@ -25,6 +25,21 @@ SHOW: dict[str, Callable[[Any], str]] = {
 }
 # Units that stand behind the meaning of a column; the others are in its words.
 NAMED_UNITS = ("kWh", "bytes", "s", "1/s")
+
+
+def _leaderboard_meanings() -> dict[str, str]:
+    """What each column means: the fields of the leaderboard, with the arm's short name."""
+    meanings = {"rank": BY_NAME["rank"].meaning, "arm": BY_NAME["arm"].meaning}
+    meanings["label"] = "its short name"
+    for about in FIELDS:
+        if about.report:
+            meanings[about.name] = about.meaning
+            if about.unit in NAMED_UNITS:
+                meanings[about.name] += f", {about.unit}"
+    return meanings
+
+
+LEADERBOARD = _leaderboard_meanings()
 TRIALS = {
     "trial": "hash, name of its folder",
     "arm": "key of the arm",
@@ -60,19 +75,8 @@ FAILURES = {
 
 def leaderboard(report: Report) -> Table:
     """All rows of the leaderboard."""
-    columns = {"rank": BY_NAME["rank"].meaning, "arm": BY_NAME["arm"].meaning}
-    columns["label"] = "its short name"
-    for about in FIELDS:
-        if about.report:
-            columns[about.name] = about.meaning
-            if about.unit in NAMED_UNITS:
-                columns[about.name] += f", {about.unit}"
-    return Table(
-        "leaderboard",
-        "All rows, rejected ones and architectures that were not chosen included",
-        columns,
-        report.labelled(report.rows),
-    )
+    title = "All rows, rejected ones and architectures that were not chosen included"
+    return Table("leaderboard", title, LEADERBOARD, report.labelled(report.rows))
 
 
 def trials(report: Report) -> Table:
