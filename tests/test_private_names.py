@@ -29,10 +29,6 @@ KNOWN = {
         "ray._private.state.state",
         "ray._private.worker",
     ],
-    "doctor/mlflow.py": [
-        "mlflow.store.db.utils._get_latest_schema_revision",
-        "mlflow.store.db.utils._get_schema_version",
-    ],
     "meters/memory.py": [
         "torch.utils._python_dispatch.TorchDispatchMode",
     ],
@@ -40,14 +36,6 @@ KNOWN = {
         "sacrebleu.metrics:BLEU._extract_corpus_statistics",
     ],
     "profile/estimate.py": ["torch._subclasses.fake_tensor.FakeTensorMode"],
-    "tracking/schema.py": [
-        "mlflow.store.db.utils._get_latest_schema_revision",
-        "mlflow.store.db.utils._upgrade_db",
-        "mlflow.tracking._tracking_service.utils._tracking_store_registry",
-        "mlflow.tracking._tracking_service.registry:TrackingStoreRegistry"
-        "._get_store_with_resolved_uri",
-        "mlflow.store.tracking.sqlalchemy_store:SqlAlchemyStore._engine_map",
-    ],
     "train/pieces.py": [
         "deepspeed.utils.tensor_fragment:_hp_mapping",
         "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
