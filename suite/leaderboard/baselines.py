@@ -1,5 +1,4 @@
-"""PRR and PEoP of every row: its score beside multi-head and single-head attention's in the same
-sweep.
+"""PRR and PEoP of every row: its score beside multi-head and single-head attention's.
 
 A baseline is the row of the same home, sweep, backbone, method, architecture and task whose
 attention is `mha`, else `pretrained` (the backbone as it is, whatever its attention), or `sha`. On
@@ -19,9 +18,7 @@ SHA = ("sha",)
 
 
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
-    """The same rows, rejected ones last, with `prr` and `peop`, or with the reason why they have
-    none.
-    """
+    """The same rows, rejected ones last, with `prr` and `peop`, or with the reasons for none."""
     fit = [row for row in rows if row.admitted is not False]
     rejected = [row for row in rows if row.admitted is False]
     rivals: dict[tuple[str, ...], list[Row]] = defaultdict(list)

@@ -1,5 +1,4 @@
-"""The rows of a sweep, from the trial folders of its home; rows of before are taken as they are
-while nothing has changed.
+"""The rows of a sweep, from the trial folders of its home; those that still hold are kept.
 
 A row's digest is made of what its numbers can depend on: the part of the sweep's definition that is
 about the cell, and the names and times of its trials' files. So it is known whether a row still
@@ -37,16 +36,16 @@ DECIDING = {"search", "confirm", "training", "limit", "decoder_objective"}
 """Parts of a sweep that decide which trials count and when a cell is done."""
 
 _cell_of_folder: dict[str, tuple[str, str]] = {}
-"""Sweep and key of the cell by path of the trial folder. A folder's name is the hash of its
-specification, which so never changes; to read 100,000 of them again at every update would take 20
-s.
+"""Sweep and key of the cell by path of the trial folder.
+
+A folder's name is the hash of its specification, which so never changes. To read 100,000 of them
+again at every update would take 20 s.
 """
 _evidence: Known = {}
 
 
 def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row]:
-    """Every cell of a sweep that has a trial, in the plan's order, with everything that a row
-    stores.
+    """The rows of all cells of a sweep that have a trial, in the plan's order.
 
     Args:
         home: Its folders are only read.

@@ -1,5 +1,4 @@
-"""What it took to get there: the cost of the search behind a row, and the energy until it nearly
-equals full fine-tuning.
+"""The cost of the search behind a row, and the energy until it nearly equals full fine-tuning.
 
 Both compare rows, so they are computed when the leaderboard is read, for each home by itself.
 """
@@ -128,9 +127,7 @@ def _first_at(row: Row, seed: int, target: float) -> float | None:
 
 
 def mean_reason(rows: Iterable[Row]) -> str | None:
-    """Why a mean row has no energy to the target: the reason of the first of its tasks that has
-    none.
-    """
+    """Why a mean row has no energy to the target: the first reason of its tasks."""
     for row in rows:
         if row.energy_to_target_missing:
             return f"{row.task}: {row.energy_to_target_missing}"

@@ -1,6 +1,4 @@
-"""Curves that a row keeps beside its numbers, and how wide the top of the learning-rate curve
-is.
-"""
+"""Curves that a row keeps beside its numbers, and the width of the learning-rate curve's top."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ Curve = list[list[Any]]
 
 
 def learning_rate_curve(search: Sequence[Trial]) -> Curve:
-    """`[learning rate, best validation score or null, status]` of every ended search trial, by
-    number.
-    """
+    """`[learning rate, best validation score or null, status]` of every ended search trial."""
     curve: Curve = []
     for trial in search:
         if trial.result is not None:

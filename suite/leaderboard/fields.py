@@ -1,5 +1,4 @@
-"""The one table of what a row of the leaderboard holds; everything that lists columns is made from
-it.
+"""The one table of what a row of the leaderboard holds, from which every list of columns is made.
 
 `Row` declares one field a line: its type, its unit, its title, how it averages over the tasks of an
 arm, where it is shown, and what it means. From these lines come the frame with its column types,
@@ -592,9 +591,7 @@ def with_values(row: Row, **values: Any) -> Row:
 
 
 def row_of(values: dict[str, Any]) -> Row:
-    """A row of values for all its fields, without its constructor, which sets one after the
-    other.
-    """
+    """A row of values for all its fields, without its slow constructor."""
     row = object.__new__(Row)
     object.__setattr__(row, "__dict__", values)
     return row

@@ -62,9 +62,7 @@ def samples_per_s(run: TrialResult) -> float | None:
 
 
 def parameter_count(name: str) -> Measure:
-    """A number of `ParameterCount`, from the first result that has one: it is the same for all
-    trials.
-    """
+    """A number of `ParameterCount`, which is the same for all trials."""
 
     def measure(results: CellResults) -> int | None:
         for result in (*results.confirmed, *reversed(results.searched)):
@@ -96,9 +94,7 @@ def energy_source(results: CellResults) -> str | None:
 
 
 def peak_memory_bytes(results: CellResults) -> int | None:
-    """The largest rank of the largest confirm run, train phase; None where one run has no
-    number.
-    """
+    """The largest rank of the largest confirm run; None where one run has no number."""
     largest = 0
     for run in results.confirmed:
         train = run.phases.get("train")
@@ -114,9 +110,7 @@ def search_energy_kwh(results: CellResults) -> float | None:
 
 
 def search_s(results: CellResults) -> float | None:
-    """Duration of all phases of the search. A trial that failed before it measured anything adds
-    nothing.
-    """
+    """Duration of all phases of the search, as far as trials measured them."""
     return total(phase.seconds for phase in results.phases)
 
 

@@ -1,5 +1,4 @@
-"""Ranks of the arms of a backbone on a task, and on the mean over tasks: a computation over the
-rows of one sweep of one home.
+"""Ranks of the arms of a backbone on a task, or on the mean over tasks, in one sweep of one home.
 
 Ranks need the answers of all these arms at once, so they are stored in the rows, with a digest of
 the rows they compare, and computed again only when one of those has changed.
@@ -91,8 +90,7 @@ def why_not_ranked(row: Row) -> str:
 
 
 def with_ranks(rows: Sequence[Row], read: Read, known: Known | None = None) -> list[Row]:
-    """The same rows with their rank and that of their arm's mean row, or the reasons why they have
-    none.
+    """The same rows with their rank and that of their arm's mean row, or the reasons for none.
 
     Args:
         rows: All cells of one sweep of one home.
@@ -251,9 +249,7 @@ def _read_evidence(rows: Sequence[Row], read: Read) -> TaskEvidence:
 
 
 def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Ranking:
-    """Ranks of the arms that have answers to all tasks; of several tasks with the interval of their
-    mean.
-    """
+    """Ranks of the arms that have answers to all tasks, and intervals of means over tasks."""
     missing: dict[str, str] = {}
     for task in tasks:
         missing |= task.missing

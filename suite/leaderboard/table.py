@@ -1,6 +1,4 @@
-"""From rows to the leaderboard: what compares rows with one another, mean rows, order, filters, and
-the frame.
-"""
+"""From rows to the leaderboard: comparisons, mean rows, order, filters, and the frame."""
 
 from __future__ import annotations
 
@@ -239,9 +237,7 @@ def _stored_rank(mean_row: Row, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
-    """Rows by sweep and task (mean rows last), then by the sort key; equal rows keep their
-    order.
-    """
+    """Rows by sweep, task (mean rows last) and sort key; equal rows keep their order."""
 
     def place(row: Row) -> tuple[str, bool, str, bool, float]:
         value = getattr(row, SORTS[sort])

@@ -51,9 +51,7 @@ class Admission:
             self._answers.clear()
 
     def sort_key(self, workers: int) -> tuple[bool, int]:
-        """Sorts trials: those that the cluster holds before those it does not, then the largest
-        first.
-        """
+        """Sorts trials: first those that the cluster can hold, of these the largest."""
         return self._is_too_large(workers), -workers
 
     def _is_too_large(self, workers: int) -> bool:

@@ -1,6 +1,4 @@
-"""Where a cell stands: its trials, its study, what is left to run, and the one word for all
-that.
-"""
+"""Where a cell stands: its trials, its study, what is left to run, and the word for it."""
 
 from __future__ import annotations
 
@@ -81,9 +79,7 @@ class PretrainState:
         return self.result is None and not self.live and not self.given_up
 
     def claim(self) -> bool:
-        """Take the run for this process, unless it has ended or another sweep of the home runs
-        it.
-        """
+        """Take the run for this process, unless it has ended or another sweep runs it."""
         if self._lock is None:
             path = self.folder.path.with_suffix(".lock")
             self._lock = FileLock(path, thread_local=False)
@@ -144,9 +140,7 @@ class CellState:
 
     @property
     def study(self) -> Study:
-        """How far the study is: its range and budget with all extensions, and whether it has
-        ended.
-        """
+        """How far the study is: its range and budget, extensions included, and whether it ended."""
         if self._study is None:
             in_order = [self.search[number] for number in sorted(self.search)]
             handed_out = Cell(self.cell.arm, self.cell.task.name, search=in_order)
@@ -155,17 +149,13 @@ class CellState:
 
     @property
     def searched(self) -> list[Trial]:
-        """The search trials that count, by number; those beyond a budget that was lowered do
-        not.
-        """
+        """The search trials that count, by number: not those beyond a lowered budget."""
         budget = self.study.budget
         return [self.search[number] for number in sorted(self.search) if number < budget]
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials of the plan: search by number, then the confirm runs of the best learning
-        rate.
-        """
+        """All trials of the plan: the search, then the confirm runs of the best learning rate."""
         return self.searched + self._confirm_runs_so_far()
 
     @property
@@ -174,9 +164,7 @@ class CellState:
 
     @property
     def chosen(self) -> bool | None:
-        """Whether this architecture is confirmed: it won its contest, or has none. None while that
-        is open.
-        """
+        """Whether this architecture won its contest, or has none; None while that is open."""
         if self.contest is None:
             return True
         winner = self.contest.winner()
@@ -184,9 +172,7 @@ class CellState:
 
     @property
     def confirm_runs(self) -> int:
-        """Confirm runs of this cell; while its contest is open the first architecture counts
-        them.
-        """
+        """Confirm runs of this cell; of an open contest the first architecture counts them."""
         if self.chosen is None:
             return self.plan.confirm_runs(self.cell)
         if not self.chosen:
@@ -262,9 +248,7 @@ class CellState:
 
     @property
     def is_due(self) -> bool:
-        """Whether `next_spec` has a trial. Proposing one takes time, so this is asked where there
-        is no room.
-        """
+        """Whether `next_spec` has a trial; asked where there is no room to hand one out."""
         if not self._may_go_on:
             return False
         if self.handed_out() is not None or self._open_number() is not None:
@@ -325,9 +309,7 @@ class CellState:
         return None
 
     def _confirm_runs_so_far(self) -> list[Trial]:
-        """Confirm runs that exist, in the order of the sweep's seeds; none before the cell may have
-        any.
-        """
+        """Confirm runs that exist, in the order of the sweep's seeds."""
         if not self.search_done or not self.chosen:
             return []
         best = self.best()

@@ -51,9 +51,7 @@ class Contest:
 
 
 def quality(cells: Iterable[Studied]) -> tuple[int, float]:
-    """How good a choice is: tasks on which it has a score, then the mean of its best utilities
-    there.
-    """
+    """How good a choice is: tasks with a score, then the mean of its best utilities there."""
     utilities = []
     for cell in cells:
         best = cell.best()

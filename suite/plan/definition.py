@@ -1,6 +1,4 @@
-"""The definition a home holds for a sweep: what may change between two runs of it, and who is
-running it now.
-"""
+"""The definition a home holds for a sweep, and who is running it now."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ class StoredCell(Strict):
 
 
 class StoredCells(Strict):
-    """What a sweep's names stood for when it was last run: `sweeps/<name>.cells`, beside the sweep
-    as given.
-    """
+    """What a sweep's names stood for when it was last run: `sweeps/<name>.cells`."""
 
     world_size: int
     cells: list[StoredCell]

@@ -1,6 +1,4 @@
-"""What happens in a sweep, told to whoever listens: the live table, the MLflow writer. Called in
-the driver only.
-"""
+"""What happens in a sweep, for whoever listens: the live table, the MLflow writer."""
 
 from __future__ import annotations
 

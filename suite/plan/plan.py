@@ -1,6 +1,4 @@
-"""From a sweep to its cells and their trials; everything a person can get wrong is found here,
-before anything starts.
-"""
+"""From a sweep to its cells and their trials; what a person got wrong is found here."""
 
 from __future__ import annotations
 
@@ -72,15 +70,11 @@ class Plan:
         return _workers(self.config, cell.arm.backbone.name, self.world_size)
 
     def search_trials(self, cell: PlannedCell) -> int:
-        """The budget of a cell's study, before the edge guard adds to it or the stop rule saves of
-        it.
-        """
+        """The budget of a cell's study, before the edge guard and the stop rule change it."""
         return cell.learning_rate.trials(self.config.search.trials)
 
     def confirm_runs(self, cell: PlannedCell) -> int:
-        """Of a contest's architectures one is confirmed, which until then is counted as the
-        first.
-        """
+        """Confirm runs of a cell; of a contest's architectures the first counts them."""
         if cell.choice:
             return 0
         return len(self.config.confirm.seeds)

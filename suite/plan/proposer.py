@@ -1,5 +1,4 @@
-"""The next learning rate of a study, as a pure function of what was tried: nothing is kept between
-calls.
+"""The next learning rate of a study, as a pure function of what was tried.
 
 The sampler is made anew at every call from (seed, study, trial number), so that a killed and
 resumed sweep proposes what an uninterrupted one would have.

@@ -22,8 +22,7 @@ from suite.record.spec import Phase, TrialSpec
 
 
 class TrialQueue:
-    """Hands out trials, one cell at a time per slot; before them the pretrain runs that cells wait
-    for.
+    """Hands out trials, after the pretrain runs that their cells wait for.
 
     Args:
         plan: The sweep.
@@ -71,9 +70,7 @@ class TrialQueue:
         return any(pretrain.is_due for pretrain in self.pretrains.values())
 
     def next(self) -> TrialSpec | None:
-        """Hand out a trial: its specification is on disk when this returns. None = nothing for
-        now.
-        """
+        """Hand out a trial, whose specification is on disk by then; None = nothing for now."""
         admission = Admission(self.capacity, self._workers.values(), held_for=self.held_for)
         if self.live >= self.slots or not admission.admits(max(1, self.held_for)):
             return None

@@ -1,6 +1,4 @@
-"""The second objective of a search: what a trial cost, and which trials nothing beats in score and
-cost.
-"""
+"""The second objective of a search: what a trial cost, and which trials nothing beats."""
 
 from __future__ import annotations
 

@@ -260,9 +260,7 @@ def _failures(state: CellState) -> tuple[TrialFailure, ...]:
 
 
 def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
-    """Why a trial has no score: its own result says so, or else the last attempt that its machine
-    ended.
-    """
+    """Why a trial has no score, by its result or by the last attempt that its machine ended."""
     result = trial.result
     record: FailureRecord | None
     if result is None:

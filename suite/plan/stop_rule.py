@@ -1,6 +1,4 @@
-"""What a study may still gain, by Optuna's terminators: the stop rule compares it with its
-tolerance.
-"""
+"""What a study may still gain, which the stop rule compares with its tolerance."""
 
 from __future__ import annotations
 

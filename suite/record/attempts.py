@@ -1,6 +1,4 @@
-"""How often a trial was tried in vain: which of its failures count, and when it is given up. No Ray
-here.
-"""
+"""How often a trial was tried in vain: which failures count, and when it is given up."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ def asked_again() -> FailureRecord:
 
 
 def result_of(folder: TrialFolder, *, started_at: float) -> TrialResult | None:
-    """The result of a trial that is given up: out of memory where every attempt died of that; None
-    = it has none.
-    """
+    """The result of a given-up trial: out of memory if each attempt died of that, or None."""
     failures = counted(folder)
     if not failures or any(failure.type != OUT_OF_MEMORY for failure in failures):
         return None

@@ -1,6 +1,4 @@
-"""Cells and their studies, read from trial folders: what has been tried, what was best, what it
-cost.
-"""
+"""Cells and their studies, read from trial folders: what was tried, and what was best."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ class Cell:
         return f"{self.arm.key}/{self.task}"
 
     def best_search(self) -> Trial | None:
-        """The finished search trial with the best validation score; the lowest number wins a
-        tie.
-        """
+        """The search trial with the best validation score; the lowest number wins a tie."""
         best: Trial | None = None
         best_key = (-math.inf, 0)
         for trial in self.search:
@@ -89,9 +85,7 @@ class Cell:
         return best
 
     def edge(self, searched: LearningRateRange) -> End | None:
-        """The end of the range at which the best learning rate lies, None where it lies inside, is
-        fixed or not known.
-        """
+        """The end of the range at which the best rate lies; None inside, if fixed or not known."""
         best = self.best_search()
         if best is None:
             return None

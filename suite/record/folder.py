@@ -1,5 +1,4 @@
-"""The home of a sweep on disk: trial folders are the truth, everything else can be rebuilt from
-them.
+"""The home of a sweep on disk: trial folders are the truth, all else can be rebuilt from them.
 
 HOME/
   sweeps/<name>.json        the definition that was run

@@ -1,6 +1,4 @@
-"""Where a result comes from: versions, hardware, git revision. No host names, no environment, no
-secrets.
-"""
+"""Where a result comes from: versions and git revision; no host names and no secrets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Which printed number belongs to which cell, and whether a sweep's references belong to anything
-at all.
-"""
+"""Which printed number belongs to which cell, and whether each belongs to one at all."""
 
 from __future__ import annotations
 

@@ -51,9 +51,7 @@ class ParameterCount(Record):
 
 
 class StepTiming(Record):
-    """Seconds per optimizer step, scored steps only (the first three after a mode switch are left
-    out).
-    """
+    """Seconds per scored optimizer step; the first three after a mode switch are not scored."""
 
     p50_s: float | None
     p95_s: float | None
@@ -75,9 +73,7 @@ class EpochRecord(Record):
 
 
 class FailureRecord(Record):
-    """Why a trial has no score. Secrets that the error shows are left out, whoever makes the
-    record.
-    """
+    """Why a trial has no score. The record leaves out secrets that the error shows."""
 
     type: str
     message: str
