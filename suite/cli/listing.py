@@ -65,7 +65,7 @@ def _methods() -> list[Row]:
 def _attention() -> list[Row]:
     from suite.attention import variants
 
-    rows = []
+    rows: list[Row] = []
     for name in variants.names():
         variant = variants.get(name)
         row = _row(name, variant.description, variant.source, variant.families)
