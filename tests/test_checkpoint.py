@@ -115,9 +115,7 @@ def killed_everywhere(_number: int, folder: Path) -> dict[str, Any]:
         whole.mkdir()
         assert fork_group(save_and_die, whole, ranks - 1, -1, world_size=ranks) == [0] * ranks
         operations = int((whole / f"operations-{ranks - 1}").read_text())
-        # One rank is killed before each of its operations. Of two ranks a few stages are enough: it is the same code.
-        step = 1 if ranks == 1 else 4
-        stages = range(1, operations + 1, step)
+        stages = range(1, operations + 1, ranks)
         folders = {stage: folder / f"{ranks}-{stage}" for stage in stages}
         for stage, path in folders.items():
             path.mkdir()
