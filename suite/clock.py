@@ -1,4 +1,7 @@
-"""The time that deadlines, pauses and leases go by. Tests pass a clock of their own in and wait for nothing."""
+"""The time that deadlines, pauses and leases go by.
+
+Tests pass a clock of their own in and wait for nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every mistake a user can make, as one family of exceptions.
 
-A `SuiteError` is printed without a traceback; its text says where, what was got, what was expected and what to do.
-Anything else that escapes is a bug of ours and keeps its traceback.
+A `SuiteError` is printed without a traceback. Its text says where, what was got, what was expected
+and what to do. Anything else that escapes is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 
 class SuiteError(Exception):
-    """Base of all errors that are the user's to mend."""
+    """Base of all errors that the user can mend."""
 
 
 class ConfigError(SuiteError):
@@ -31,14 +31,17 @@ class UnknownNameError(ConfigError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
         names = sorted(known)
         near = get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
-        )
-        super().__init__(f"{where + ': ' if where else ''}unknown {kind} {name!r}; {hint}")
+        hint = f"known: {', '.join(names) or 'none'}"
+        if near:
+            hint = f"did you mean {' or '.join(near)}?"
+        place = ""
+        if where:
+            place = f"{where}: "
+        super().__init__(f"{place}unknown {kind} {name!r}; {hint}")
 
 
 class IncompatibleError(ConfigError):
-    """Two choices that exist but do not go together (a method and a family, a batch and a world size)."""
+    """Two choices that do not go together (a method and a family, a batch and a world size)."""
 
 
 class DataError(SuiteError):
@@ -50,7 +53,7 @@ class BackboneError(SuiteError):
 
 
 class HubUnreachableError(BackboneError):
-    """Files that the hub has, perhaps, and this machine cannot get."""
+    """Files that the hub may have, and that this machine cannot get."""
 
 
 class ResourceError(SuiteError):
@@ -62,11 +65,11 @@ class ClusterError(SuiteError):
 
 
 class SweepConflictError(SuiteError):
-    """A home that already holds another sweep of the same name, or one that is being written by another driver."""
+    """A home holds another sweep of the same name, or another driver is writing to it."""
 
 
 class StaleDriverError(SuiteError):
-    """A driver, or a worker of one, whose sweep another driver has taken over; it must not write any more."""
+    """Another driver has taken the sweep over: this one and its workers must not write any more."""
 
 
 class TrackingError(SuiteError):
@@ -74,7 +77,7 @@ class TrackingError(SuiteError):
 
 
 class StatisticsError(SuiteError):
-    """Stored answers that are absent, too few, or not to the same items: nothing can be inferred from them."""
+    """Stored answers that allow no inference: absent, too few, or not to the same items."""
 
 
 class CheckpointError(SuiteError):

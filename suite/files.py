@@ -21,12 +21,16 @@ LOCK_TIMEOUT_S = 3600.0
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file to write, which then replaces `path`: a reader, or a crash at any time, sees the old or the new one."""
+    """A temporary file to write, which then replaces `path`.
+
+    A reader sees the old file or the new one, and so does whoever comes after a crash.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
         yield Path(name)
+        # The bytes first, then the name: a power cut must not leave a name without its bytes.
         _fsync(Path(name))
         os.chmod(name, 0o644)
         os.replace(name, path)
@@ -67,10 +71,12 @@ def _fsync(path: Path) -> None:
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have `folder` made by `make(temporary)` unless it exists; others wait. A crash leaves nothing half made.
+    """Have `make(temporary)` make the folder unless it exists. Other processes wait for it.
+
+    A crash leaves nothing half made.
 
     Raises:
-        DataError: Another process has been at it for too long.
+        DataError: Another process has been making it for too long.
     """
     if folder.exists():
         return
@@ -82,12 +88,13 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
                 _make(folder, make)
     except Timeout:
         raise DataError(
-            f"{lock}: another process has been making {folder.name} for over {LOCK_TIMEOUT_S:.0f} s; is it alive?"
+            f"{lock}: another process has been making {folder.name} for over "
+            f"{LOCK_TIMEOUT_S:.0f} s; is it alive?"
         ) from None
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    """The caller holds the lock, so whatever lies beside the folder was left by a process that is gone."""
+    # The caller holds the lock, so a process that is gone has left what lies beside the folder.
     for stale in folder.parent.glob(f"{folder.name}.tmp-*"):
         shutil.rmtree(stale)
     temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")

@@ -1,8 +1,8 @@
 """Find plug-ins by scanning folders: one file, one class, one name.
 
-A file `suite/petl/lora.py` that defines one concrete subclass of `Method` *is* the method `lora`; nothing is
-registered by hand. Folders of the user's own come first (`SUITE_PATH`, see `user_folders`), so that adding a method,
-a variant, a task or a search space edits no existing file.
+A file `suite/petl/lora.py` that defines one concrete subclass of `Method` *is* the method `lora`.
+Nothing is registered by hand. The user's own folders come first (`SUITE_PATH`, see `user_folders`),
+so that adding a method, a variant, a task or a search space edits no existing file.
 """
 
 from __future__ import annotations
@@ -22,25 +22,30 @@ T = TypeVar("T")
 
 
 TASK_FOLDERS = "SUITE_TASKS"
-"""Environment variable: folders that hold files of tasks themselves, separated by `:`; what `--tasks DIR` sets."""
+"""Environment variable with folders of task files, separated by `:`. `--tasks DIR` sets it."""
 
 
 def user_folders(axis: str, *, code: bool = False) -> list[Path]:
-    """Folders of the user's own for one axis, searched before the shipped one.
+    """The user's own folders for one axis, which are searched before the shipped one.
 
     Args:
         axis: "petl", "attention", "generators", "tasks", "search_spaces" or "sweeps".
-        code: Only those from which Python is taken: never the working folder's own.
+        code: Only folders from which Python is taken, never the working folder.
 
     Returns:
-        `<root>/<axis>` for every root in the environment variable `SUITE_PATH` (separated by `:`) and, for YAML, the working
-        folder, as far as they exist; of tasks, first the folders in `SUITE_TASKS`.
+        The existing ones of these: for tasks the folders in `SUITE_TASKS`; `<root>/<axis>` for
+        every root in the environment variable `SUITE_PATH` (separated by `:`); for YAML, the
+        working folder's.
     """
-    direct = _folders(TASK_FOLDERS) if axis == "tasks" else []
+    candidates = []
+    if axis == "tasks":
+        candidates += _folders(TASK_FOLDERS)
     roots = _folders("SUITE_PATH")
+    # Python is never taken from wherever the command happens to run.
     if axis in ("tasks", "search_spaces", "sweeps") and not code:
         roots.append(Path.cwd())
-    return [folder for folder in (*direct, *(root / axis for root in roots)) if folder.is_dir()]
+    candidates += [root / axis for root in roots]
+    return [folder for folder in candidates if folder.is_dir()]
 
 
 def _folders(variable: str) -> list[Path]:
@@ -48,13 +53,17 @@ def _folders(variable: str) -> list[Path]:
 
 
 def shipped_folder(axis: str) -> Path:
-    """The folder of this axis that comes with the project: inside the wheel, or beside the package in a checkout."""
-    inside = Path(__file__).parent / "_shipped" / axis
-    return inside if inside.is_dir() else Path(__file__).parents[1] / axis
+    """The folder of this axis that comes with the project."""
+    in_wheel = Path(__file__).parent / "_shipped" / axis
+    if in_wheel.is_dir():
+        return in_wheel
+    # In a checkout it lies beside the package.
+    return Path(__file__).parents[1] / axis
 
 
 def yaml_names(axis: str) -> dict[str, Path]:
-    """Every YAML file of an axis by its stem; a user's file hides a shipped one of the same name."""
+    """Every YAML file of an axis by its stem; a user's file hides a shipped one of the same
+    name."""
     found: dict[str, Path] = {}
     for folder in (*user_folders(axis), shipped_folder(axis)):
         for path in sorted(folder.glob("*.yaml")):
@@ -67,13 +76,17 @@ class Registry(Generic[T]):
 
     Args:
         kind: Word used in errors ("method").
-        base: Class that every plug-in derives from; it carries `name` (defaults to the file's stem) and `aliases`.
+        base: Class that every plug-in derives from. It carries `name` (defaults to the file's stem)
+            and `aliases`.
         package: Dotted name of the folder to scan, e.g. "suite.petl".
         axis: Name of the sub-folder in the user's roots.
     """
 
     def __init__(self, kind: str, base: type[T], package: str, axis: str) -> None:
-        self.kind, self.base, self.package, self.axis = kind, base, package, axis
+        self.kind = kind
+        self.base = base
+        self.package = package
+        self.axis = axis
         self._classes: dict[str, type[T]] = {}
         self._scanned: tuple[Path, ...] | None = None
 
@@ -97,18 +110,23 @@ class Registry(Generic[T]):
 
     def _scan(self) -> dict[str, type[T]]:
         folders = tuple(user_folders(self.axis))
-        if self._scanned != folders:
-            shipped = Path(next(iter(importlib.import_module(self.package).__path__)))
-            found: dict[str, type[T]] = {}
-            for folder in (*folders, shipped):
-                for path in sorted(folder.glob("*.py")):
-                    if path.stem.startswith("_") or path.stem == "base":
-                        continue
-                    cls = self._class_in(self._load(path, shipped=folder == shipped))
-                    if cls is not None:
-                        found.setdefault(getattr(cls, "name", "") or stem_to_name(path.stem), cls)
-            self._classes, self._scanned = found, folders
-        return self._classes
+        # A changed SUITE_PATH is noticed; a changed file in a folder is not.
+        if self._scanned == folders:
+            return self._classes
+        shipped = Path(next(iter(importlib.import_module(self.package).__path__)))
+        found: dict[str, type[T]] = {}
+        for folder in (*folders, shipped):
+            for path in sorted(folder.glob("*.py")):
+                if path.stem.startswith("_") or path.stem == "base":
+                    continue
+                cls = self._class_in(self._load(path, shipped=folder == shipped))
+                if cls is not None:
+                    name = getattr(cls, "name", "") or stem_to_name(path.stem)
+                    # The user's folders come first and hide shipped classes of the same name.
+                    found.setdefault(name, cls)
+        self._classes = found
+        self._scanned = folders
+        return found
 
     def _load(self, path: Path, *, shipped: bool) -> ModuleType:
         if shipped:
@@ -120,26 +138,28 @@ class Registry(Generic[T]):
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # a user's file may raise anything; say which file
+        # A user's file may raise anything; the error says which file it was.
+        except Exception as error:
             raise ConfigError(
                 f"{path}: cannot be imported: {type(error).__name__}: {error}"
             ) from error
         return module
 
     def _class_in(self, module: ModuleType) -> type[T] | None:
-        """The one concrete subclass of `base` that this module defines; helper modules define none."""
-        classes = [
-            cls
-            for cls in vars(module).values()
-            if inspect.isclass(cls)
-            and issubclass(cls, self.base)
-            and cls.__module__ == module.__name__
-            and not inspect.isabstract(cls)
-        ]
+        """The one concrete subclass of `base` that this module defines; helper modules define
+        none."""
+        classes = []
+        for value in vars(module).values():
+            # Classes that the module imports are not its own.
+            if not inspect.isclass(value) or value.__module__ != module.__name__:
+                continue
+            if issubclass(value, self.base) and not inspect.isabstract(value):
+                classes.append(value)
         if len(classes) > 1:
             names = ", ".join(cls.__name__ for cls in classes)
             raise ConfigError(
-                f"{module.__file__}: defines {len(classes)} {self.kind} classes ({names}), expected one"
+                f"{module.__file__}: defines {len(classes)} {self.kind} classes ({names}), "
+                "expected one"
             )
         if not classes:
             return None

@@ -1,8 +1,8 @@
 """Keys and bytes below a URL: what homes, leases and exports need of a folder or a bucket.
 
-A storage must create a key only if nobody else has: by a hard link on files, by a conditional put on
-S3. A file system that cannot is refused, because two drivers could then both believe that a sweep is
-theirs.
+A storage must create a key only if nobody else has: by a hard link on files, by a conditional put
+on S3. A file system that cannot is refused, because two drivers could then both believe that a
+sweep is theirs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which driver a process works for, and whether that driver still owns its sweep: asked before anything is committed.
+"""Which driver a process works for, and whether that driver still owns its sweep.
 
-A claim is a key `leases/<sweep>/<epoch>` that is created once and never removed. Epochs are consecutive, so the claim of
-epoch n is the last one exactly while there is none of epoch n + 1. How claims are made: `suite.storage.lease`.
+Every rank asks before it commits anything. A claim is a key `leases/<sweep>/<epoch>` that is
+created once and never removed. Epochs are consecutive, so the claim of epoch n is the last one
+exactly while there is none of epoch n + 1. `suite.storage.lease` makes the claims.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from suite.storage.urls import open_storage
 
 
 def claims_key(sweep: str) -> str:
-    """Below which a sweep's claims lie."""
+    """The key below which a sweep's claims lie."""
     return f"leases/{sweep}"
 
 
@@ -28,7 +29,7 @@ class Fence:
     Attributes:
         root: Folder or URL below which the sweep's claims lie.
         sweep: Its name.
-        epoch: The driver's; a higher one has taken the sweep over.
+        epoch: Epoch of the driver's claim; a driver with a higher one has taken the sweep over.
     """
 
     root: str
@@ -36,14 +37,15 @@ class Fence:
     epoch: int
 
     def holds(self) -> bool:
-        """Whether no other driver has taken the sweep over. Asks by listing: of a single name NFS may remember that it is not there."""
-        return claim_key(self.sweep, self.epoch + 1) not in open_storage(self.root).keys(
-            claims_key(self.sweep)
-        )
+        """Whether no other driver has taken the sweep over."""
+        # By a listing: NFS may remember of a single name that it is not there.
+        claims = open_storage(self.root).keys(claims_key(self.sweep))
+        return claim_key(self.sweep, self.epoch + 1) not in claims
 
     def check(self) -> None:
-        """Raises StaleDriverError once another driver owns the sweep: whoever asks must not write any more."""
+        """Raise StaleDriverError once another driver owns the sweep: the caller must not write."""
         if not self.holds():
             raise StaleDriverError(
-                f"sweep {self.sweep!r}: another driver took it over (claim {self.epoch + 1} below {self.root}); nothing more is written"
+                f"sweep {self.sweep!r}: another driver took it over "
+                f"(claim {self.epoch + 1} below {self.root}); nothing more is written"
             )

@@ -1,4 +1,4 @@
-"""The name of a home: in stores that several homes write to, two may have run a sweep of the same name."""
+"""The name of a home: several homes that write to one store may have sweeps of the same name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def identity_path(home: Home) -> Path:
 
 
 def home_id(home: Home) -> str:
-    """Random, and made once, whoever asks at the same time."""
+    """A random name that is made once, even if several processes ask at the same time."""
     path = identity_path(home)
     if not path.exists():
         open_storage(home.path).create(path.name, uuid.uuid4().hex[:12].encode())

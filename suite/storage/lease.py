@@ -1,10 +1,10 @@
 """One live driver per sweep, on any number of machines.
 
 The highest claim `leases/<sweep>/<epoch>` owns the sweep, and its holder rewrites the file
-`<epoch>.beat` again and again. Who wants the sweep watches that file for three intervals. If it does
-not change, the newcomer creates the next claim, which only one process can. No clocks of two machines
-are compared. A holder that was frozen or cut off finds the next claim before it writes anything:
-here in the driver, by `suite.storage.fence` in its ranks.
+`<epoch>.beat` again and again. Who wants the sweep watches that file for three intervals. If it
+does not change, the newcomer creates the next claim, which only one process can. No clocks of two
+machines are compared. A holder that was frozen or cut off finds the next claim before it writes
+anything: here in the driver, by `suite.storage.fence` in its ranks.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Lease:
                 log.warning("sweep %s: no beat: %s", self.fence.sweep, error)
 
     def _send(self, *, released: bool = False) -> None:
-        """Write a beat. After a late one, give whoever is about to claim the sweep time to do so."""
+        """Write a beat. After a late one, leave whoever wants the sweep time to claim it."""
         began_s = self._clock.now_s()
         late = self._count > 0 and self._is_late(began_s)
         self._count += 1

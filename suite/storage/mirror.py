@@ -1,8 +1,10 @@
-"""A home's copy below a URL, for hosts that share no disk: each has a home of its own, and what all must know lies in the storage.
+"""A home's copy below a URL, for hosts that share no disk.
 
-Keys are paths below the home (`suite.record.folder`). A trial's result is created last, after everything that it speaks of, and never
-replaced; a checkpoint's marker is written last, after the files that it names. So a host that dies between two pushes leaves nothing
-that looks whole and is not. Without a storage every call does what one home needs, so that callers need not ask.
+Each host has a home of its own, and what all must know lies in the storage. Keys are paths below
+the home (`suite.record.folder`). A trial's result is created last, after everything that it speaks
+of, and never replaced. A checkpoint's marker is written last, after the files that it names. So a
+host that dies between two pushes leaves nothing that looks whole and is not. Without a storage
+every call does what one home needs, so that callers need not ask.
 """
 
 from __future__ import annotations
@@ -26,58 +28,70 @@ from suite.storage.workspace import Workspace
 T = TypeVar("T")
 TRANSFERS = 8
 """Files on their way at once."""
-RESULT, CURVE, EVALUATIONS, CHECKPOINT = "result.json", "epochs.jsonl", "lm-eval.json", "checkpoint"
+RESULT = "result.json"
+CURVE = "epochs.jsonl"
+EVALUATIONS = "lm-eval.json"
+CHECKPOINT = "checkpoint"
 DEFINITIONS = (".json", ".cells")
 RECORDS = (".json", ".jsonl", ".parquet")
-"""What tables are made of; all else in a trial's folder is weights and logs."""
+"""Tables are made of these; all else in a trial's folder is weights and logs."""
 
 
 class Mirror:
     """What one process fetches from the storage and puts there.
 
     Args:
-        home: This host's.
-        storage: None = every host sees this home.
-        fence: The claim of the driver that this process works for; None = nobody can take the sweep over.
+        home: The home of this host.
+        storage: The home's copy; None = every host sees this home.
+        fence: The claim of the driver that this process works for; None = no other driver can take
+            the sweep over.
     """
 
     def __init__(
         self, home: Home, storage: Storage | None = None, fence: Fence | None = None
     ) -> None:
-        self.home, self.storage, self.fence = home, storage, fence
+        self.home = home
+        self.storage = storage
+        self.fence = fence
+        # Modification time in ns, and size, of every file that this process has put.
         self._pushed: dict[Path, tuple[int, int]] = {}
 
     @classmethod
     def of(cls, workspace: Workspace) -> Mirror:
-        """That of a sweep: patient, but done with waiting before the other ranks are."""
-        url, patience_s = workspace.storage, workspace.collective_timeout_s / 2
-        return cls(
-            workspace.home,
-            None if url is None else open_storage(url, patience_s=patience_s),
-            workspace.fence,
-        )
+        """The mirror of a rank's home."""
+        storage: Storage | None = None
+        if workspace.storage is not None:
+            # Half of the ranks' deadline: this rank fails before the others stop waiting for it.
+            patience_s = workspace.collective_timeout_s / 2
+            storage = open_storage(workspace.storage, patience_s=patience_s)
+        return cls(workspace.home, storage, workspace.fence)
 
-    # ---- a trial's folder -----------------------------------------------------------------------------------------
+    # ---- a trial's folder ----
 
     def push(self, folder: TrialFolder) -> None:
-        """Put what the folder holds, but its logs and what has a way of its own: result, failures, checkpoints."""
+        """Put what the folder holds, without its logs, result, failures and checkpoints.
+
+        Results, failures and checkpoints have calls of their own.
+        """
         if self.storage is None or not folder.path.is_dir():
             return
-        files = [
-            p
-            for p in folder.path.iterdir()
-            if p.is_file() and not p.name.startswith((".", "failure-")) and p.suffix != ".log"
-        ]
-        self._push_all(p for p in files if p.name != RESULT)
+        files = []
+        for path in folder.path.iterdir():
+            has_own_call = path.name == RESULT or path.name.startswith((".", "failure-"))
+            if path.is_file() and not has_own_call and path.suffix != ".log":
+                files.append(path)
+        self._push_all(files)
 
     def push_log(self, path: Path) -> None:
-        """Put a log if that is possible at once: none is worth a trial."""
+        """Put a log if that is possible at once: no log is worth a trial."""
         if self.storage is not None and path.is_file():
             with contextlib.suppress(StorageError, OSError), self.storage.asked_once():
                 self.storage.push(path, self.key(path))
 
     def end(self, folder: TrialFolder, result: TrialResult) -> TrialResult:
-        """Put everything, then the result, then keep the result here; an earlier one stays and is returned.
+        """Put everything, then the result, then keep the result here.
+
+        An earlier result stays, and is returned.
 
         Raises:
             StaleDriverError: Another driver has taken the sweep over.
@@ -87,11 +101,14 @@ class Mirror:
         return self._end(folder, result)
 
     def settle(self, folder: TrialFolder) -> TrialResult | None:
-        """The result of a trial, as stored; one that only this host has is put there first. While it has none, its failures come."""
+        """The result of a trial, as stored. If the trial has none, its failures are fetched.
+
+        A result that only this host has is put into the storage first.
+        """
+        own = folder.result()
         if self.storage is None:
-            return folder.result()
-        key = self.key(folder.path / RESULT)
-        data, own = self.storage.read(key), folder.result()
+            return own
+        data = self.storage.read(self.key(folder.path / RESULT))
         if data is not None:
             _keep(folder.path / RESULT, data)
             return folder.result()
@@ -103,13 +120,15 @@ class Mirror:
     def add_failure(self, folder: TrialFolder, failure: FailureRecord) -> None:
         """Keep the record of an attempt, numbered after those of all hosts."""
         if self.storage is None:
-            return folder.add_failure(failure)
+            folder.add_failure(failure)
+            return
         self._fetch_failures(folder)
-        number, data = len(folder.failures()), (failure.model_dump_json(indent=1) + "\n").encode()
+        data = (failure.model_dump_json(indent=1) + "\n").encode()
+        number = len(folder.failures())
+        # Another host may have taken the number since.
         while not self.storage.create(self.key(folder.path / f"failure-{number}.json"), data):
             number += 1
         write_atomic(folder.path / f"failure-{number}.json", data)
-        return None
 
     def fetch(self, folder: TrialFolder) -> None:
         """Get what tables are made of, the result last: predictions, curve, failures."""
@@ -121,83 +140,86 @@ class Mirror:
 
     def fetch_begun(self, folder: TrialFolder) -> None:
         """Get what a trial that goes on from a checkpoint had kept by then, whatever lies here."""
-        if self.storage is not None:
-            names = {CURVE, folder.best.name, folder.predictions("validation").name}
-            self._pull_all(
-                key
-                for key in self.storage.keys(self.key(folder.path))
-                if key.rpartition("/")[2] in names
-            )
+        if self.storage is None:
+            return
+        names = {CURVE, folder.best.name, folder.predictions("validation").name}
+        stored = self.storage.keys(self.key(folder.path))
+        self._pull_all(key for key in stored if key.rpartition("/")[2] in names)
 
     def fetch_weights(self, folder: TrialFolder) -> None:
-        """Get a pretrain run's result and weights, unless this host has them as they were written."""
+        """Get a pretrain run's result and weights, unless this host has the same bytes."""
         if self.storage is None:
             return
         result = self.settle(folder)
-        if (
-            result is not None
-            and result.weights_sha256 is not None
-            and digest(folder.weights) != result.weights_sha256
-        ):
+        if result is None or result.weights_sha256 is None:
+            return
+        if digest(folder.weights) != result.weights_sha256:
             self.storage.pull(self.key(folder.weights), folder.weights)
 
     def fetch_file(self, path: Path) -> None:
-        """Get one file, if there is one; it replaces what lies here."""
+        """Get one file, if it is stored. It replaces what lies here."""
         if self.storage is not None and self.storage.exists(self.key(path)):
             self.storage.pull(self.key(path), path)
 
-    # ---- checkpoints ----------------------------------------------------------------------------------------------
+    # ---- checkpoints ----
 
     def push_file(self, path: Path) -> None:
-        """Put one file, if there is one; of a checkpoint, before its marker."""
+        """Put one file, if there is one. A checkpoint's files come before its marker."""
         if self.storage is not None and path.is_file():
             self.storage.push(path, self.key(path))
 
     def fetch_markers(self, checkpoints: Path, name: str) -> None:
         """Get the markers of all committed generations."""
-        if self.storage is not None:
-            self._pull_all(
-                key for key in self.storage.keys(self.key(checkpoints)) if key.endswith(f"/{name}")
-            )
+        if self.storage is None:
+            return
+        stored = self.storage.keys(self.key(checkpoints))
+        self._pull_all(key for key in stored if key.endswith(f"/{name}"))
 
     def fetch_files(self, generation: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-        """Get the files of a generation that this host lacks or has otherwise; one that the storage lacks stays missing.
+        """Get the files of a generation that this host lacks, or has with other bytes.
+
+        A file that the storage lacks stays missing.
 
         Args:
-            generation: Its folder.
+            generation: Folder of the generation.
             files: Name -> {"bytes": ..., "sha256": ...}, as its marker has them.
         """
         if self.storage is None:
             return
         stored = set(self.storage.keys(self.key(generation)))
-        lacking = [
-            generation / name
-            for name, expected in files.items()
-            if digest(generation / name) != expected["sha256"]
-        ]
-        self._pull_all(key for key in map(self.key, lacking) if key in stored)
+        lacking = []
+        for name, expected in files.items():
+            key = self.key(generation / name)
+            if key in stored and digest(generation / name) != expected["sha256"]:
+                lacking.append(key)
+        self._pull_all(lacking)
 
     def generations(self, checkpoints: Path) -> list[int]:
         """Epochs of which anything is stored."""
+        if self.storage is None:
+            return []
         prefix = f"{self.key(checkpoints)}/"
-        keys = [] if self.storage is None else self.storage.keys(prefix)
+        keys = self.storage.keys(prefix)
         return epochs_of({key.removeprefix(prefix).partition("/")[0] for key in keys})
 
     def drop(self, path: Path, marker: str) -> None:
-        """Remove checkpoints from the storage; markers first, so that no remains look whole."""
-        if self.storage is not None:
-            for key in self.storage.keys(self.key(path)):
-                if key.endswith(f"/{marker}"):
-                    self.storage.delete(key)
-            self.storage.delete(self.key(path))
+        """Remove checkpoints from the storage, markers first, so that no remains look whole."""
+        if self.storage is None:
+            return
+        for key in self.storage.keys(self.key(path)):
+            if key.endswith(f"/{marker}"):
+                self.storage.delete(key)
+        self.storage.delete(self.key(path))
 
-    # ---- the whole home -------------------------------------------------------------------------------------------
+    # ---- the whole home ----
 
     def fetch_home(self, *, weights: bool = False) -> int:
-        """Get the records of every sweep that this home lacks; the storage's definitions and identity replace those here.
+        """Get the records of every sweep that this home lacks.
+
+        The storage's definitions and identity replace those here.
 
         Args:
-            weights: Also what trained models and logs there are.
+            weights: Get trained models and logs too.
 
         Returns:
             Files that came.
@@ -206,16 +228,7 @@ class Mirror:
             return 0
         self._take_identity(self.storage)
         stored = self.storage.keys()
-        keys = [key for key in stored if self._is_wanted(key, weights=weights)]
-        results = [key for key in keys if key.endswith(f"/{RESULT}")]
-        ended = {key.removesuffix(RESULT) for key in results if (self.home.path / key).exists()}
-        lacking = [
-            key for key in keys if not key.endswith(f"/{RESULT}") and self._is_due(key, ended)
-        ]
-        came = self._pull_all(lacking)
-        return came + self._pull_all(
-            key for key in results if key.removesuffix(RESULT) not in ended
-        )
+        return self._pull_due(key for key in stored if self._is_wanted(key, weights=weights))
 
     def push_home(self) -> int:
         """Put what only this home has: trials that ended without a storage, or began without one.
@@ -225,13 +238,18 @@ class Mirror:
         """
         if self.storage is None:
             return 0
-        stored, count = self.storage.keys(), 0
-        begun, ended = (
-            {key.rpartition("/")[0] for key in stored},
-            {key.rpartition("/")[0] for key in stored if key.endswith(f"/{RESULT}")},
-        )
+        begun = set()
+        ended = set()
+        stored = self.storage.keys()
+        for key in stored:
+            parent, _, name = key.rpartition("/")
+            begun.add(parent)
+            if name == RESULT:
+                ended.add(parent)
+        count = 0
         for folder in (*self.home.trials(), *self._pretrained()):
-            key, result = self.key(folder.path), folder.result()
+            key = self.key(folder.path)
+            result = folder.result()
             if key not in ended and (result is not None or key not in begun):
                 count += 1
                 self._push_begun(folder)
@@ -241,25 +259,22 @@ class Mirror:
 
     def push_definition(self, sweep: str) -> None:
         """Put what was decided about a sweep: its definition."""
-        path = self.home.sweep_definition(sweep)
-        self._push_all(p for suffix in DEFINITIONS if (p := path.with_suffix(suffix)).is_file())
+        definition = self.home.sweep_definition(sweep)
+        paths = [definition.with_suffix(suffix) for suffix in DEFINITIONS]
+        self._push_all(path for path in paths if path.is_file())
 
     def push_tokenizers(self) -> None:
-        """Put those that were trained for this home: a model is loaded with the one that it had."""
-        self._push_all(
-            p
-            for p in (self.home.cache / "tokenizers").rglob("*")
-            if p.is_file() and not p.name.startswith(".")
-        )
+        """Put the tokenizers that were trained here: a model is loaded with the one that it had."""
+        self._push_all(_visible_files(self.home.cache / "tokenizers"))
 
     def key(self, path: Path) -> str:
         """The storage's name of a path of this home."""
         return path.relative_to(self.home.path).as_posix()
 
-    # ---- parts ----------------------------------------------------------------------------------------------------
+    # ---- parts ----
 
     def _take_identity(self, storage: Storage) -> None:
-        """All homes of a storage have one name: in MLflow and Optuna the runs of one host are those of the next."""
+        """Take the storage's name, so that all hosts are one home to MLflow and Optuna."""
         path = identity_path(self.home)
         named = storage.read(self.key(path))
         if named is None:
@@ -270,25 +285,18 @@ class Mirror:
 
     def _pretrained(self) -> Iterable[TrialFolder]:
         root = self.home.path / "pretrained"
-        return (
-            (TrialFolder(path) for path in sorted(root.iterdir()) if path.is_dir())
-            if root.is_dir()
-            else ()
-        )
+        if not root.is_dir():
+            return []
+        return [TrialFolder(path) for path in sorted(root.iterdir()) if path.is_dir()]
 
     def _push_begun(self, folder: TrialFolder) -> None:
-        """A trial that no other host knows, with its failures and checkpoints; markers follow what they name."""
-        assert self.storage is not None
+        """Put a trial that no other host knows, with its failures and checkpoints."""
         self.push(folder)
-        inside = [
-            p
-            for p in (folder.path / CHECKPOINT).rglob("*")
-            if p.is_file() and not p.name.startswith(".")
-        ]
-        self._push_all(
-            (*folder.path.glob("failure-*.json"), *(p for p in inside if p.suffix != ".json"))
-        )
-        self._push_all(p for p in inside if p.suffix == ".json")
+        checkpoints = _visible_files(folder.path / CHECKPOINT)
+        self._push_all(folder.path.glob("failure-*.json"))
+        # Markers follow what they name.
+        self._push_all(path for path in checkpoints if path.suffix != ".json")
+        self._push_all(path for path in checkpoints if path.suffix == ".json")
 
     def _end(self, folder: TrialFolder, result: TrialResult) -> TrialResult:
         if self.storage is None:
@@ -297,7 +305,9 @@ class Mirror:
                 folder.write_result(result)
             return known or result
         self.push(folder)
-        key, data = self.key(folder.path / RESULT), json_bytes(result.model_dump(mode="json"))
+        key = self.key(folder.path / RESULT)
+        data = json_bytes(result.model_dump(mode="json"))
+        # Another host was first: its result stays.
         if not self.storage.create(key, data):
             data = self.storage.read(key) or data
         _keep(folder.path / RESULT, data)
@@ -307,21 +317,32 @@ class Mirror:
         self._fetch_folder(folder, lambda name: name.startswith("failure-"))
 
     def _fetch_folder(self, folder: TrialFolder, wanted: Callable[[str], bool]) -> None:
-        """Files that lie in the folder itself: those that are lacking, and those that may have changed."""
+        """Get files that lie in the folder itself, if they are lacking or may have changed."""
         if self.storage is None:
             return
-        prefix, ended = f"{self.key(folder.path)}/", (folder.path / RESULT).exists()
-        keys = [
-            key
-            for key in self.storage.keys(prefix)
-            if "/" not in key.removeprefix(prefix) and wanted(key.removeprefix(prefix))
-        ]
-        self._pull_all(
-            key
-            for key in keys
-            if not key.endswith(f"/{RESULT}") and self._is_due(key, {prefix} if ended else set())
-        )
-        self._pull_all(key for key in keys if key.endswith(f"/{RESULT}") and not ended)
+        prefix = f"{self.key(folder.path)}/"
+        keys = []
+        for key in self.storage.keys(prefix):
+            name = key.removeprefix(prefix)
+            if "/" not in name and wanted(name):
+                keys.append(key)
+        self._pull_due(keys)
+
+    def _pull_due(self, keys: Iterable[str]) -> int:
+        """Get the files that are due, results last: a trial with a result is whole here."""
+        others = []
+        results = []
+        ended: set[str] = set()
+        for key in keys:
+            folder, _, name = key.rpartition("/")
+            if name != RESULT:
+                others.append(key)
+            elif (self.home.path / key).exists():
+                ended.add(folder)
+            else:
+                results.append(key)
+        came = self._pull_all(key for key in others if self._is_due(key, ended))
+        return came + self._pull_all(results)
 
     def _is_wanted(self, key: str, *, weights: bool) -> bool:
         """Whether other commands read it: not claims, locks, checkpoints."""
@@ -338,25 +359,31 @@ class Mirror:
         )
 
     def _is_due(self, key: str, ended: set[str]) -> bool:
-        """Whether to get it: lacking here, or of the kind that changes. Of a trial that has ended only lm-eval's record does."""
+        """Whether to get a file: it is lacking here, or of a kind that changes."""
         folder, _, name = key.rpartition("/")
         if not (self.home.path / key).exists() or folder == "sweeps":
             return True
-        if f"{folder}/" in ended:
+        # Of a trial that has ended only lm-eval's record changes.
+        if folder in ended:
             return name == EVALUATIONS
         return name in (CURVE, EVALUATIONS) or name.endswith(".parquet")
 
     def _push_all(self, paths: Iterable[Path]) -> None:
-        """Those that changed since this process put them, a few at a time; the first error is raised when none is on its way any more."""
+        """Put the files that changed since this process put them, a few at a time.
+
+        The first error is raised when no file is on its way any more.
+        """
         storage = self.storage
         if storage is None:
             return
 
         def push(path: Path) -> None:
+            # Looked at before the transfer: a change during it is put again the next time.
             stat = path.stat()
-            if self._pushed.get(path) != (stat.st_mtime_ns, stat.st_size):
+            version = (stat.st_mtime_ns, stat.st_size)
+            if self._pushed.get(path) != version:
                 storage.push(path, self.key(path))
-                self._pushed[path] = (stat.st_mtime_ns, stat.st_size)
+                self._pushed[path] = version
 
         _each(push, paths)
 
@@ -368,8 +395,21 @@ class Mirror:
 
 def epochs_of(names: Iterable[str]) -> list[int]:
     """The epochs of folders `epoch-<n>`, sorted; other names are left out."""
-    numbers = [name.removeprefix("epoch-") for name in names if name.startswith("epoch-")]
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    epochs = []
+    for name in names:
+        prefix, _, number = name.partition("-")
+        if prefix == "epoch" and number.isdecimal():
+            epochs.append(int(number))
+    return sorted(epochs)
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    """All files below a folder but hidden ones, which are still being written."""
+    files = []
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.name.startswith("."):
+            files.append(path)
+    return files
 
 
 def is_record(name: str) -> bool:
@@ -386,7 +426,7 @@ def digest(path: Path) -> str | None:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write where something else lies: an equal file keeps its time, by which others see that nothing changed."""
+    """Write unless an equal file lies there: it keeps its time, so that nothing looks changed."""
     if not path.is_file() or path.read_bytes() != data:
         write_atomic(path, data)
 

@@ -34,7 +34,7 @@ SETTINGS = (*ENDPOINTS, "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 
 
 class S3Storage(Storage):
-    """A bucket, or a prefix in one; credentials and endpoint from where the AWS tools take theirs."""
+    """A bucket, or a prefix in one. Credentials and endpoint are those of the AWS tools."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S, clock: Clock = CLOCK) -> None:
         super().__init__(url, patience_s=patience_s, clock=clock)

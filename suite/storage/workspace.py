@@ -17,9 +17,12 @@ class Workspace:
         home: The sweep's home.
         data_root: Local data root that replaces the hub, or None.
         collective_timeout_s: Deadline of every collective operation.
-        scratch: Shared by the ranks of a host, for files that no later process wants; whoever starts the ranks removes it.
-        storage: URL below which the home is mirrored, where hosts share no disk (`suite.storage.mirror`); None = they share the home.
-        fence: The claim of the driver that this process works for; None = nobody can take the sweep over.
+        scratch: Folder that the ranks of a host share, for files that no later process wants.
+            Whoever starts the ranks removes it.
+        storage: URL below which the home is mirrored if hosts share no disk
+            (`suite.storage.mirror`); None = they share the home.
+        fence: The claim of the driver that this process works for; None = no other driver can take
+            the sweep over.
     """
 
     home: Home
@@ -32,4 +35,5 @@ class Workspace:
     @property
     def engines(self) -> Path:
         """Where warm engines keep their step 0."""
-        return (self.scratch or self.home.path / ".tune") / "engines"
+        scratch = self.scratch or self.home.path / ".tune"
+        return scratch / "engines"

@@ -1,4 +1,4 @@
-"""The model of a trial as it is before its first step: the same for the trial, and for whoever takes it up again."""
+"""The model of a trial before its first step, for the trial and for whoever takes it up again."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def build_model(
     weights: Path | None,
     meta: bool = False,
 ) -> tuple[nn.Module, Method[Any]]:
-    """Load, convert, attach and initialise the arm of a trial, whole and on the CPU; what it draws depends on the trial's seed alone.
+    """Load, convert, attach and initialise the arm of a trial, whole and on the CPU.
+
+    What it draws depends on the trial's seed alone.
 
     Args:
-        weights: Of the pretrain run that the arm names; None where it names none.
-        meta: Shapes only; the random generator stays as it is.
+        weights: File of the pretrain run that the arm names; None if it names none.
+        meta: Make shapes only, and leave the random generator as it is.
 
     Raises:
         As `build_arm`.

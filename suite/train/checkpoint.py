@@ -1,8 +1,10 @@
-"""Committed checkpoints of a running trial: written by all ranks, valid only with a commit marker that was written last.
+"""Committed checkpoints of a running trial.
 
-A crash leaves files that look whole, a disk returns other bytes than it was given, and a rank that fails to load is not noticed by the
-others. Hence: two generations, a marker with size and SHA-256 of every file and of itself, a look by every host at what it sees, and a
-vote before training goes on. The files hold what any number of ranks can read (`suite.train.shards`).
+All ranks write one, and it is valid only with a commit marker, which is written last. A crash
+leaves files that look whole, a disk returns other bytes than it was given, and the other ranks do
+not notice one that fails to load. Hence two generations, a marker with size and SHA-256 of every
+file and of itself, a look by every host at what it sees, and a vote before training goes on. The
+files hold what any number of ranks can read (`suite.train.shards`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Checkpoints:
     mirror: Mirror | None = None
 
     def save(self, engine: Engine, epoch: int, state: dict[str, Any]) -> int:
-        """Write and commit the end of an epoch, then drop older generations. Collective.
+        """Write and commit an epoch, then drop older generations. Collective.
 
         Args:
             epoch: 1-based.
@@ -60,7 +62,8 @@ class Checkpoints:
         """
         target = self.folder / f"epoch-{epoch}"
         self._check_fence()
-        if _first_of_host():  # the remains of an attempt that was cut off here
+        # An attempt that was cut off here may have left remains.
+        if _first_of_host():
             shutil.rmtree(target, ignore_errors=True)
         if dist.get_rank() == 0 and self.mirror is not None:
             self.mirror.drop(target, MARKER)
@@ -68,43 +71,48 @@ class Checkpoints:
         path = engine.save(target)
         if self.mirror is not None:
             self.mirror.push_file(path)
-        files = dict(
-            gather_objects((path.name, {"bytes": path.stat().st_size, "sha256": sha256(path)}))
-        )
+        about = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        files = dict(gather_objects((path.name, about)))
         frozen = engine.frozen_fingerprint
         if dist.get_rank() == 0:
-            about = {
+            marker = {
                 "format": FORMAT,
                 "epoch": epoch,
                 "world_size": engine.world_size,
                 "frozen": frozen,
+                "files": files,
+                "state": state,
             }
             self._check_fence()
-            write_json(target / MARKER, sealed({**about, "files": files, "state": state}))
+            write_json(target / MARKER, sealed(marker))
             if self.mirror is not None:
                 self.mirror.push_file(target / MARKER)
-        dist.barrier()  # an older generation goes when this one is committed, not before
+        # An older generation goes when this one is committed, not before.
+        dist.barrier()
         if _first_of_host():
-            epochs = self._epochs()
-            for old in set(epochs) - set(
-                [e for e in epochs if e <= epoch][-GENERATIONS:]
-            ):  # later ones were left out when we loaded
+            for old in _outdated(self._epochs(), epoch):
                 shutil.rmtree(self.folder / f"epoch-{old}", ignore_errors=True)
         if dist.get_rank() == 0 and self.mirror is not None:
-            self._prune_stored(self.mirror, epoch)
+            for old in _outdated(self.mirror.generations(self.folder), epoch):
+                self.mirror.drop(self.folder / f"epoch-{old}", MARKER)
         return sum(int(file["bytes"]) for file in files.values())
 
     def load(self, engine: Engine) -> dict[str, Any] | None:
-        """Load the newest committed epoch that is whole on every host, whatever number of ranks wrote it. Collective.
+        """Load the newest committed epoch that is whole on every host. Collective.
+
+        Any number of ranks may have written it.
 
         Returns:
-            The loop's state, or None where there is nothing to go on from: the trial starts at its beginning.
+            The loop's state, or None if there is nothing to go on from: the trial starts at its
+            beginning.
 
         Raises:
-            CheckpointError: A verified checkpoint could not be loaded on every rank, or belongs to other frozen weights.
+            CheckpointError: A verified checkpoint could not be loaded on every rank, or belongs to
+                other frozen weights.
         """
         if dist.get_rank() == 0 and self.mirror is not None:
             self.mirror.fetch_markers(self.folder, MARKER)
+        # Rank 0's list, so that all ranks walk through the same epochs.
         for epoch in gather_objects(self._epochs())[0][::-1]:
             marker = self._agreed(epoch)
             if marker is not None:
@@ -115,26 +123,23 @@ class Checkpoints:
         return None
 
     def _check_fence(self) -> None:
-        """What lies here may be another driver's by now."""
+        """Raise StaleDriverError if what lies here is another driver's by now."""
         if self.fence is not None and dist.get_rank() == 0:
             self.fence.check()
 
     def clear(self) -> None:
-        """Remove everything that this host has, and on rank 0 what is stored: the trial has ended."""
+        """Remove what this host has and, on rank 0, what is stored: the trial has ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if dist.get_rank() == 0 and self.mirror is not None:
-            with contextlib.suppress(StorageError):  # what stays is in nobody's way
+            # What stays is in nobody's way.
+            with contextlib.suppress(StorageError):
                 self.mirror.drop(self.folder, MARKER)
 
-    def _prune_stored(self, mirror: Mirror, epoch: int) -> None:
-        """Leave in the storage what this class leaves on a disk."""
-        stored = mirror.generations(self.folder)
-        for old in set(stored) - set([e for e in stored if e <= epoch][-GENERATIONS:]):
-            mirror.drop(self.folder / f"epoch-{old}", MARKER)
-
     def _agreed(self, epoch: int) -> dict[str, Any] | None:
-        """Rank 0's marker of a generation, where every host sees all the files that it names; each host looks once."""
-        folder, marker, problem = self.folder / f"epoch-{epoch}", None, ""
+        """Rank 0's marker of a generation, if every host sees all the files that it names."""
+        folder = self.folder / f"epoch-{epoch}"
+        marker: dict[str, Any] | None = None
+        problem = ""
         if dist.get_rank() == 0:
             try:
                 marker = read_marker(folder, epoch)
@@ -151,37 +156,52 @@ class Checkpoints:
             except UnusableError as error:
                 problem = f"{error} (seen by rank {dist.get_rank()})"
         problems = [text for text in gather_objects(problem) if text]
-        if problems and dist.get_rank() == 0:
+        if not problems:
+            return marker
+        if dist.get_rank() == 0:
             log.warning("%s is left out: %s", folder, "; ".join(problems))
-        return None if problems else marker
+        return None
 
     def _check_frozen(self, engine: Engine, marker: dict[str, Any]) -> None:
         if not all_agree(engine.fingerprint(trained=False) == marker["frozen"]):
             raise CheckpointError(
-                f"{self.folder}/epoch-{marker['epoch']}: the frozen weights are not those that this trial began with: the backbone's files "
-                "were changed or are damaged, or its random weights are drawn otherwise by this version; bring them back, or remove the "
-                f"folder {self.folder} to train the trial anew"
+                f"{self.folder}/epoch-{marker['epoch']}: the frozen weights are not those that "
+                "this trial began with: the backbone's files were changed or are damaged, or its "
+                "random weights are drawn otherwise by this version; bring them back, or remove "
+                f"the folder {self.folder} to train the trial anew"
             )
 
     def _epochs(self) -> list[int]:
-        return epochs_of(p.name for p in self.folder.iterdir()) if self.folder.is_dir() else []
+        if not self.folder.is_dir():
+            return []
+        return epochs_of(path.name for path in self.folder.iterdir())
+
+
+def _outdated(epochs: list[int], newest: int) -> set[int]:
+    """Generations to drop: all but the last ones up to `newest`.
+
+    Later ones were left out when this attempt loaded.
+    """
+    kept = [epoch for epoch in epochs if epoch <= newest][-GENERATIONS:]
+    return set(epochs).difference(kept)
 
 
 def _first_of_host() -> bool:
-    """One rank of every host: the others see the same disk."""
+    """Whether this is the one rank of its host that looks after the disk."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """With a checksum over itself."""
-    return {**content, "seal": hashlib.sha256(canonical_json(content).encode()).hexdigest()}
+    """The content with a checksum over itself."""
+    seal = hashlib.sha256(canonical_json(content).encode()).hexdigest()
+    return {**content, "seal": seal}
 
 
 def read_marker(folder: Path, epoch: int) -> dict[str, Any]:
     """The commit marker of a generation.
 
     Raises:
-        UnusableError: There is none, or it is not one that was written here, whole, for this epoch.
+        UnusableError: There is none, or it was not written here, whole, for this epoch.
     """
     try:
         marker = json.loads((folder / MARKER).read_bytes())
@@ -193,7 +213,9 @@ def read_marker(folder: Path, epoch: int) -> dict[str, Any]:
         raise UnusableError(
             f"{MARKER} is not of the format {FORMAT} (another version of the suite wrote it)"
         )
-    if sealed({key: value for key, value in marker.items() if key != "seal"}) != marker:
+    content = dict(marker)
+    content.pop("seal", None)
+    if sealed(content) != marker:
         raise UnusableError(f"{MARKER} was changed since it was written")
     if marker["epoch"] != epoch:
         raise UnusableError(f"{MARKER} is that of epoch {marker['epoch']}")
@@ -201,13 +223,16 @@ def read_marker(folder: Path, epoch: int) -> dict[str, Any]:
 
 
 def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """The files of a generation are those that were committed. Nothing else of them is read before this holds.
+    """Check that the files of a generation are those that were committed.
+
+    Nothing reads them before this holds.
 
     Raises:
-        UnusableError: Which is not, and why.
+        UnusableError: Names the file that is another, and says why.
     """
     for name, expected in files.items():
         path = folder / name
+        # A marker that was tampered with must not make us read files elsewhere.
         if Path(name).name != name or path.is_symlink() or folder.is_symlink():
             raise UnusableError(f"{name} leads out of the folder")
         try:

@@ -1,7 +1,8 @@
-"""The DeepSpeed ZeRO engine: the only module that imports deepspeed.
+"""The DeepSpeed ZeRO engine: with `suite.train.process_group` all that imports deepspeed.
 
-It hides what ZeRO changes about a model (partitioned parameters, collective access, engines that are never freed) behind
-whole tensors by name. Every method marked *collective* must be called on all ranks.
+It hides what ZeRO changes about a model (partitioned parameters, collective access, engines that
+are never freed) behind whole tensors by name. Every method marked *collective* must be called on
+all ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Engine:
     """One model under ZeRO, reusable for trial after trial of the same arm.
 
     Args:
-        model: A whole model on the CPU with its `requires_grad` mask final; partitioned in place, never used again elsewhere.
+        model: A whole model on the CPU with its `requires_grad` mask final. It is partitioned in
+            place and must not be used elsewhere any more.
         training: Batch, clipping, precision and ZeRO settings.
         world_size: Ranks of the initialised process group.
         device: "cuda" or "cpu".
@@ -52,16 +54,19 @@ class Engine:
     ) -> None:
         import deepspeed
 
-        self.training, self.world_size, self.device = training, world_size, device
+        self.training = training
+        self.world_size = world_size
+        self.device = device
         self.config = engine_config(training, world_size=world_size, device=device)
         self.trained_names = [name for name, p in model.named_parameters() if p.requires_grad]
         trained = [p for p in model.parameters() if p.requires_grad]
-        betas = (training.adam_beta1, training.adam_beta2)
-        optimizer = _adamw(
-            trained, training, betas, offloaded=device == "cuda" and training.offload != "none"
-        )
-        # before ZeRO copies the parameters: its flat buffers take their dtype from them
-        model.to(torch.bfloat16 if uses_bf16(training, device) else torch.float32)
+        offloaded = device == "cuda" and training.offload != "none"
+        optimizer = _adamw(trained, training, offloaded=offloaded)
+        # Before ZeRO copies the parameters: its flat buffers take their dtype from them.
+        dtype = torch.float32
+        if uses_bf16(training, device):
+            dtype = torch.bfloat16
+        model.to(dtype)
         self._linear = torch.nn.functional.linear
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
@@ -86,9 +91,10 @@ class Engine:
         """One optimizer step over this rank's micro-batches. Collective.
 
         Args:
-            batches: Model inputs with their weight: the loss of the step is the mean of weight x loss over micro-batches
-                and ranks, so that unequal parts (tokens) still give the gradient of the whole batch's mean.
-            learning_rate: For this step.
+            batches: Model inputs with their weight. The loss of the step is the mean of weight x
+                loss over micro-batches and ranks, so that unequal parts (tokens) still give the
+                gradient of the whole batch's mean.
+            learning_rate: Learning rate of this step.
             mark: Called after each part of a micro-batch: forward, backward, update.
 
         Returns:
@@ -110,59 +116,71 @@ class Engine:
         return total / len(batches)
 
     def save(self, folder: Path, *, alone: bool = False) -> Path:
-        """Write this rank's share of the trained parameters and of the optimizer's state; frozen weights are never written.
+        """Write this rank's share of the trained parameters and of the optimizer's state.
+
+        Frozen weights are never written.
 
         Args:
-            alone: Write all that this rank holds, also what others hold as well: it will read this file and no other.
+            alone: Write all that this rank holds, even if other ranks hold it too: it will read
+                this file and no other.
 
         Returns:
             The file, in `folder`.
         """
-        rank, optimizer = dist.get_rank(), self._engine.optimizer
-        adam, pieces = adam_of(optimizer), pieces_of(self.module, optimizer, rank=rank)
-        if not alone:
-            pieces = [
-                piece.share(rank, self.world_size) if piece.everywhere else piece
-                for piece in pieces
-            ]
+        rank = dist.get_rank()
+        optimizer = self._engine.optimizer
+        adam = adam_of(optimizer)
+        pieces = []
+        for piece in pieces_of(self.module, optimizer, rank=rank):
+            own = piece
+            if piece.everywhere and not alone:
+                own = piece.share(rank, self.world_size)
+            if own.length > 0:
+                pieces.append(own)
+        buffers = {}
+        # Buffers are the same on all ranks.
+        if alone or rank == 0:
+            buffers = self._buffers()
         path = folder / shard_name(rank)
-        buffers = self._buffers() if alone or rank == 0 else {}
-        about = {"rank": rank, "world_size": self.world_size, "buffers": buffers}
         write_shard(
             path,
-            [piece for piece in pieces if piece.length > 0],
+            pieces,
             adam.state,
             steps=steps_of(adam),
-            **about,
+            rank=rank,
+            world_size=self.world_size,
+            buffers=buffers,
         )
         return path
 
     def load(self, folder: Path, *, written_by: int | None = None, alone: bool = False) -> None:
-        """Bring back everything that `save` wrote, on as many ranks as it may be now. Collective.
+        """Bring back everything that `save` wrote, on any number of ranks. Collective.
 
         Args:
             folder: Holds the files of all ranks that wrote.
-            written_by: How many these were; None = as many as now.
-            alone: Read this rank's own file only, of a group of this size.
+            written_by: Number of ranks that wrote; None = as many as now.
+            alone: Read only the file that this rank wrote, in a group of this size.
 
         Raises:
             CheckpointError: Not every rank could load; the engine is of no use any more.
         """
-        ranks = [dist.get_rank()] if alone else range(written_by or self.world_size)
+        names = [shard_name(rank) for rank in range(written_by or self.world_size)]
+        if alone:
+            names = [shard_name(dist.get_rank())]
         cause: BaseException | None = None
         try:
-            with Shards([folder / shard_name(rank) for rank in ranks]) as shards:
+            with Shards([folder / name for name in names]) as shards:
                 if not alone:
-                    shards.check(
-                        {name: whole_numel(parameter) for name, parameter in self._trained()}
-                    )
+                    shards.check({name: whole_numel(p) for name, p in self._trained()})
                 self._take(shards)
         except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
             cause = error
         if not all_agree(cause is None):
-            raise CheckpointError(
-                f"{folder}: could not be loaded on every rank" + (f": {cause}" if cause else "")
-            ) from cause
+            # Another rank may have failed, and knows why.
+            why = ""
+            if cause is not None:
+                why = f": {cause}"
+            raise CheckpointError(f"{folder}: could not be loaded on every rank{why}") from cause
         publish(self._engine.optimizer)
         self._leave_partitioned(False)
 
@@ -177,17 +195,25 @@ class Engine:
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """What the model keeps beside its parameters and stores with them."""
+        # Non-persistent buffers are not in a state dict.
         stored = self.module.state_dict(keep_vars=True).keys()
         return {name: buffer for name, buffer in self.module.named_buffers() if name in stored}
 
     def _leave_partitioned(self, begin: bool) -> None:
-        """ZeRO-3 keeps some parameters gathered: these are given back before the weights change, and fetched again after."""
+        """Give back the parameters that ZeRO-3 keeps gathered, or fetch them again.
+
+        They are given back before the weights change and fetched after.
+        """
         optimizer: Any = self._engine.optimizer
-        if self.training.zero_stage == 3:
-            optimizer.checkpoint_event_prologue() if begin else optimizer.checkpoint_event_epilogue()
+        if self.training.zero_stage < 3:
+            return
+        if begin:
+            optimizer.checkpoint_event_prologue()
+        else:
+            optimizer.checkpoint_event_epilogue()
 
     def trained_state(self) -> dict[str, torch.Tensor]:
-        """Trained tensors by name, whole, fp32 on the CPU; empty on other ranks than 0. Collective."""
+        """Trained tensors by name, whole, fp32 on the CPU; empty except on rank 0. Collective."""
         state: dict[str, torch.Tensor] = {}
         for name, parameter in self._trained():
             with self._gathered([parameter]):
@@ -196,7 +222,9 @@ class Engine:
         return state
 
     def load_trained(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Write whole trained tensors into the forward weights (for evaluation, not for further training). Collective.
+        """Write whole trained tensors into the forward weights. Collective.
+
+        This is for evaluation, not for further training: the optimizer's copies stay as they are.
 
         Args:
             state: As `trained_state` returns it; only rank 0's is read.
@@ -209,7 +237,10 @@ class Engine:
                     dist.broadcast(parameter.data, src=0)
 
     def digest(self, *, trained: bool) -> str:
-        """SHA-256 over the trained or the frozen weights as they lie on the ranks, without gathering them. Collective."""
+        """SHA-256 over the trained or the frozen weights as the ranks hold them. Collective.
+
+        Gathers no weights, so another number of ranks gives another digest.
+        """
         sha = hashlib.sha256()
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad == trained:
@@ -219,20 +250,28 @@ class Engine:
         return hashlib.sha256("".join(gather_objects(sha.hexdigest())).encode()).hexdigest()
 
     def fingerprint(self, *, trained: bool) -> str:
-        """Of the trained or the frozen forward weights, the same on any number of ranks (`suite.train.fingerprint`). Collective."""
-        chosen = {
-            name: p for name, p in self.module.named_parameters() if p.requires_grad == trained
-        }
+        """Fingerprint of the trained or the frozen forward weights. Collective.
+
+        It is the same on any number of ranks (`suite.train.fingerprint`).
+        """
         sums: dict[str, int] = {}
-        for name, parameter in chosen.items():
+        sizes: dict[str, int] = {}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad != trained:
+                continue
+            sizes[name] = whole_numel(parameter)
             local, start = _local_run(parameter)
+            # A run from 0 on may be the whole, which every rank holds; only rank 0 counts it.
             if len(local) and (start or dist.get_rank() == 0):
                 sums[name] = place_sum(local, start)
-        return together(gather_objects(sums), {name: whole_numel(p) for name, p in chosen.items()})
+        return together(gather_objects(sums), sizes)
 
     @property
     def frozen_fingerprint(self) -> str:
-        """`fingerprint` of the frozen weights, taken once: no training changes them, which the end of every trial checks. Collective."""
+        """`fingerprint` of the frozen weights. Collective.
+
+        It is taken once: no training changes them, which the end of every trial checks.
+        """
         if self._frozen is None:
             self._frozen = self.fingerprint(trained=False)
         return self._frozen
@@ -244,34 +283,41 @@ class Engine:
         )
 
     def held_bytes(self) -> tuple[int, int]:
-        """What this rank holds between two steps: forward weights, whole or its share of them; and Adam's moments and fp32 copies."""
+        """Bytes that this rank holds between two steps, as `pieces.held_bytes` counts them."""
         return held_bytes(self.module, self._engine.optimizer)
 
     def check_mask(self) -> None:
-        """`requires_grad` is what it was at the start: what is unfrozen later would never train, silently."""
+        """Check that `requires_grad` is what it was at the start.
+
+        What is unfrozen later would never train, silently.
+        """
         now = [name for name, p in self.module.named_parameters() if p.requires_grad]
         if now != self.trained_names:
             changed = sorted(set(now) ^ set(self.trained_names))
             raise AssertionError(f"requires_grad changed after the engine was built: {changed[:5]}")
 
     def release(self) -> None:
-        """Free the engine. `destroy()` alone leaks every ZeRO-3 engine through two of DeepSpeed's globals."""
+        """Free the engine.
+
+        `destroy()` alone leaks every ZeRO-3 engine through two of DeepSpeed's globals.
+        """
         from deepspeed.runtime.zero import parameter_offload
         from deepspeed.runtime.zero.partitioned_param_coordinator import (
             PartitionedParameterCoordinator,
         )
 
         self._engine.destroy()
-        torch.nn.functional.linear = (
-            self._linear
-        )  # ZeRO-3 leaves its own there, for the whole process
+        # ZeRO-3 leaves its own function there, for the whole process.
+        torch.nn.functional.linear = self._linear
         parameter_offload.FWD_MODULE_STACK.clear()
         _clear_caches(PartitionedParameterCoordinator)
         del self._engine
         gc.collect()
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter
 
     @contextmanager
     def _gathered(
@@ -295,7 +341,10 @@ def whole_numel(parameter: torch.Tensor) -> int:
 
 
 def _local_run(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """What this rank holds of a parameter, flat and without what fills it up, and where that begins in the whole."""
+    """What this rank holds of a parameter, flat, and where that begins in the whole.
+
+    Elements that only fill up the last slice are left out.
+    """
     local = getattr(parameter, "ds_tensor", None)
     if local is None:
         return parameter.detach().reshape(-1), 0
@@ -304,16 +353,16 @@ def _local_run(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _adamw(
-    parameters: list[nn.Parameter],
-    training: TrainingConfig,
-    betas: tuple[float, float],
-    *,
-    offloaded: bool,
-) -> Any:
-    """AdamW, fused (one pass over each tensor); with the optimizer on the CPU beside a GPU, DeepSpeed's own vectorised one."""
+    parameters: list[nn.Parameter], training: TrainingConfig, *, offloaded: bool
+) -> torch.optim.Optimizer:
+    """AdamW. It is torch's fused one (one pass over each tensor), or DeepSpeed's for the CPU.
+
+    DeepSpeed's own, vectorised, serves an optimizer that lies on the CPU beside a GPU.
+    """
     options: dict[str, Any] = {
+        # Every step sets its own.
         "lr": 1.0,
-        "betas": betas,
+        "betas": (training.adam_beta1, training.adam_beta2),
         "eps": training.adam_eps,
         "weight_decay": training.weight_decay,
     }
@@ -325,11 +374,11 @@ def _adamw(
 
 
 def _clear_caches(cls: type) -> None:
-    """Empty every `lru_cache` of a class, also one hidden in a decorator's closure."""
+    """Empty every `lru_cache` of a class, even one hidden in a decorator's closure."""
     for function in vars(cls).values():
-        for candidate in (
-            function,
-            *(cell.cell_contents for cell in getattr(function, "__closure__", None) or ()),
-        ):
+        candidates = [function]
+        for cell in getattr(function, "__closure__", None) or ():
+            candidates.append(cell.cell_contents)
+        for candidate in candidates:
             if hasattr(candidate, "cache_clear"):
                 candidate.cache_clear()

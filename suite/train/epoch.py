@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from suite.record.attempts import PreemptedError
 from suite.train.midway import Midway, Pace
-from suite.train.process_group import gather_objects
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 
 
@@ -21,59 +20,61 @@ def train_epoch(
     number: int,
     *,
     midway: Midway | None,
-    spent: tuple[float, float | None],
+    before_s: float,
+    before_kwh: float | None,
     leaving: Callable[[], bool],
 ) -> float | None:
     """Train one epoch, or the rest of one. Collective.
 
     Args:
-        number: From 1.
-        midway: Where an earlier attempt left it.
-        spent: Seconds and kWh of training before it.
+        number: Of the epoch, from 1.
+        midway: Where an earlier attempt left the epoch.
+        before_s, before_kwh: What training had cost before the epoch.
         leaving: Whether this rank was told to leave.
 
     Returns:
-        Mean loss over steps and ranks, or None as soon as it is not finite anywhere.
+        Mean loss over steps and ranks, or None as soon as it is not finite on any rank.
 
     Raises:
         PreemptedError: A rank is to leave, and a checkpoint is committed.
     """
-    engine, batches = run.warm.engine, run.batches
+    engine = run.warm.engine
+    batches = run.batches
     engine.check_mask()
     engine.module.train()
-    first, sums = (
-        (0, (0.0, 0.0))
-        if midway is None
-        else (midway.step, midway.sums(dist.get_rank(), engine.world_size))
-    )
-    total, half = (torch.tensor(value, device=engine.device) for value in sums)
-    step, half_steps = (number - 1) * len(batches), len(batches) // 2
+    first = 0
+    total_so_far = 0.0
+    half_so_far = 0.0
+    if midway is not None:
+        first = midway.step
+        total_so_far, half_so_far = midway.sums(dist.get_rank(), engine.world_size)
+    total = torch.tensor(total_so_far, device=engine.device)
+    half = torch.tensor(half_so_far, device=engine.device)
+    done_before = (number - 1) * len(batches)
+    half_steps = len(batches) // 2
+    # Last of all: what comes before may draw from the streams.
     if midway is not None:
         midway.resume_streams(dist.get_rank(), engine.world_size)
     pace = Pace(first)
-    for i, (parts, lengths) in enumerate(
-        batches.epoch(number, partial(run.spec.stream, "order"), first=first), first
-    ):
+    seed = partial(run.spec.stream, "order")
+    for i, (parts, lengths) in enumerate(batches.epoch(number, seed, first=first), first):
         if pace.is_due(i):
             finite, stay = pace.vote(i, finite=bool(torch.isfinite(total)), stay=not leaving())
             if not finite:
                 return None
             if not stay:
-                _leave(
-                    run,
-                    number,
-                    Midway.gather(i, total, half, before_s=spent[0], before_kwh=spent[1]),
-                    new=i > first,
-                )
+                left = Midway.gather(i, total, half, before_s=before_s, before_kwh=before_kwh)
+                _leave(run, number, left, new=i > first)
         began = _now(engine.device)
-        inputs = [
-            ({name: t.to(engine.device, non_blocking=True) for name, t in part.items()}, weight)
-            for part, weight in parts
-        ]
+        inputs = []
+        for part, weight in parts:
+            moved = {name: t.to(engine.device, non_blocking=True) for name, t in part.items()}
+            inputs.append((moved, weight))
         with run.meter.probe(int(lengths.max())) as watched:
-            total += engine.step(inputs, run.learning_rate(step + i))
+            total += engine.step(inputs, run.learning_rate(done_before + i))
         if i + 1 == half_steps:
             half = total.clone()
+        # A step that the meter watches is slower than the others.
         if i - first >= UNSCORED_STEPS and not watched:
             run.progress.step_s.append(_now(engine.device) - began)
             run.progress.step_tokens += int(lengths.sum())
@@ -83,25 +84,30 @@ def train_epoch(
 def _mean(
     run: RunningTrial, number: int, total: torch.Tensor, half: torch.Tensor, half_steps: int
 ) -> float | None:
-    """The epoch's mean loss; that of the first epoch's first half is noted."""
+    """The epoch's mean loss. Notes that of the first epoch's first half."""
     world_size = run.warm.engine.world_size
     if number == 1 and half_steps:
         dist.all_reduce(half)
         run.progress.first_half_loss = float(half) / half_steps / world_size
     dist.all_reduce(total)
     mean = float(total) / len(run.batches) / world_size
-    return mean if math.isfinite(mean) else None
+    if not math.isfinite(mean):
+        return None
+    return mean
 
 
 def _leave(run: RunningTrial, number: int, midway: Midway, *, new: bool) -> None:
-    """Leave an epoch, with a checkpoint in the epoch's own place if anything is `new` since the last one. Collective."""
+    """Leave an epoch. Collective.
+
+    A checkpoint takes the epoch's own place, if anything is `new` since the last one.
+    """
     if new:
-        progress, states = run.progress, gather_objects(run.meter.state())
-        progress.meters |= {str(rank): state for rank, state in enumerate(states)}
-        progress.midway = midway.to_json()
-        run.checkpoints.save(run.warm.engine, number, progress.to_json())
+        run.note_meters()
+        run.progress.midway = midway.to_json()
+        run.checkpoints.save(run.warm.engine, number, run.progress.to_json())
     raise PreemptedError(
-        f"left after step {midway.step} of {len(run.batches)} of epoch {number}, as asked; a checkpoint is committed"
+        f"left after step {midway.step} of {len(run.batches)} of epoch {number}, as asked; "
+        "a checkpoint is committed"
     )
 
 

@@ -24,10 +24,12 @@ class Evaluation:
 
     Attributes:
         index: Names of the items.
-        gold: Classes, numbers, texts or lists of accepted texts; of running text, how many tokens of the item are scored.
-        prediction: What the model answers; of running text, the negative log-likelihood of these tokens.
-        group: What each item is a part of; None where the task has no groups.
-        columns: What the two are called in the file.
+        gold: Classes, numbers, texts or lists of accepted texts; for running text, how many tokens
+            of the item are scored.
+        prediction: What the model answers; for running text, the negative log-likelihood of these
+            tokens.
+        group: What each item is a part of; None if the task has no groups.
+        columns: Names of gold and prediction in the file.
         scores: Every metric of the task.
         score: The task's one number.
     """
@@ -41,15 +43,20 @@ class Evaluation:
     score: float
 
     def to_parquet(self) -> bytes:
-        """One row per item: `index`, `gold`, `prediction` (running text: `tokens`, `nll`), `group`; the input of paired tests."""
-        buffer = io.BytesIO()
+        """One row per item: `index`, `gold`, `prediction` (running text: `tokens`, `nll`), `group`.
+
+        Paired tests read these files.
+        """
+        gold_name, prediction_name = self.columns
         columns = {
             "index": self.index,
-            **dict(zip(self.columns, (self.gold, self.prediction), strict=True)),
+            gold_name: self.gold,
+            prediction_name: self.prediction,
         }
-        pq.write_table(
-            pa.table(columns if self.group is None else {**columns, "group": self.group}), buffer
-        )
+        if self.group is not None:
+            columns["group"] = self.group
+        buffer = io.BytesIO()
+        pq.write_table(pa.table(columns), buffer)
         return buffer.getvalue()
 
 
@@ -64,8 +71,9 @@ def evaluate(
     batch_size: int,
 ) -> Evaluation:
     """Predict every row of `data` once. Collective: every rank runs the same number of batches."""
-    model, mine = engine.module, dict[int, Any]()
-    model.eval()
+    model = engine.module.eval()
+    mine: dict[int, Any] = {}
+    # Under ZeRO-3 generation must go on until the last rank is done: parameters are gathered.
     synced = world_size > 1 and engine.training.zero_stage == 3
     with torch.no_grad():
         for batch, rows in eval_batches(
@@ -74,10 +82,13 @@ def evaluate(
             inputs = {name: tensor.to(engine.device) for name, tensor in batch.items()}
             with meter.probe(inputs["input_ids"].numel()):
                 predictions = objective.predict(model, inputs, synced=synced)
-            mine.update(
-                {row: p for row, p in zip(rows, predictions, strict=True) if row is not None}
-            )
-    merged = {row: p for part in gather_objects(mine) for row, p in part.items()}
+            for row, prediction in zip(rows, predictions, strict=True):
+                # Row None only fills up a batch.
+                if row is not None:
+                    mine[row] = prediction
+    merged: dict[int, Any] = {}
+    for part in gather_objects(mine):
+        merged |= part
     found = objective.merge(data, [merged[row] for row in range(len(data))])
     scores = objective.scores(found.predictions, found.golds, found.groups)
     return Evaluation(

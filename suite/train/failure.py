@@ -14,7 +14,18 @@ from suite.record.folder import TrialFolder
 from suite.record.result import FailureRecord, Status, TrialResult
 from suite.redact import redact
 
-_NETWORK = (
+_INFRASTRUCTURE = (
+    OSError,
+    StaleDriverError,
+    StorageError,
+    CheckpointError,
+    PreemptedError,
+    dist.DistBackendError,
+    dist.DistNetworkError,
+    dist.DistStoreError,
+)
+_SIGNS = (
+    # of a network
     "connection reset",
     "connection closed",
     "connection refused",
@@ -23,8 +34,7 @@ _NETWORK = (
     "broken pipe",
     "nccl",
     "gloo",
-)
-_CUDA_LOST = (
+    # of a lost GPU
     "device-side assert",
     "unspecified launch failure",
     "ecc error",
@@ -34,33 +44,29 @@ _CUDA_LOST = (
 
 
 def is_infrastructure(error: BaseException) -> bool:
-    """Whether another attempt on other machines may succeed: network, disk, lost device, another driver. Everything else is the trial's."""
-    if isinstance(
-        error, (OSError, StaleDriverError, StorageError, CheckpointError, PreemptedError)
-    ):
+    """Whether another attempt on other machines may succeed.
+
+    Network, disk, a lost device and another driver are the machine's. All else is the trial's.
+    """
+    if isinstance(error, _INFRASTRUCTURE):
         return True
-    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
-        return True
+    # torch raises plain RuntimeErrors for most of what goes wrong in a collective or on a device.
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        sign in text for sign in (*_NETWORK, *_CUDA_LOST)
-    )
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS)
 
 
 def status_of(error: BaseException) -> Status:
-    """OOM or failed: how a trial's own exception ends it."""
-    return (
-        Status.OOM
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or "out of memory" in str(error).lower()
-        else Status.FAILED
-    )
+    """How a trial's own exception ends it: OOM or failed."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return Status.OOM
+    if "out of memory" in str(error).lower():
+        return Status.OOM
+    return Status.FAILED
 
 
 def failure_record(error: BaseException, *, log_path: str = "") -> FailureRecord:
-    text = redact(
-        "".join(traceback.format_exception(error))
-    )  # before it is cut: half a secret is not found
+    # Redacted before it is cut: half a secret is not found.
+    text = redact("".join(traceback.format_exception(error)))
     return FailureRecord(
         type=type(error).__name__,
         message=redact(error)[:2000],

@@ -1,8 +1,9 @@
-"""A fingerprint of weights that does not depend on how many ranks hold them, and gathers none of them.
+"""A fingerprint of weights that does not depend on how many ranks hold them, and gathers none.
 
-It is a sum, so that ranks add up what they hold: sum over i of bits[i] x weight[i] modulo 2^64, with a fixed pseudo-random odd weight for
-every place. One changed element always changes it; several, but for a chance of about 2^-60. It finds what broke or was mixed up; against
-an adversary there are the SHA-256 of the files.
+It is a sum, so that the ranks add up what they hold: sum over i of bits[i] x weight[i] modulo 2^64,
+with a fixed pseudo-random odd weight for every place. One changed element always changes it.
+Several do, but for a chance of about 2^-60. It finds what broke or was mixed up. Against an
+adversary there are the SHA-256 of the files.
 """
 
 from __future__ import annotations
@@ -26,32 +27,39 @@ def place_sum(values: torch.Tensor, start: int) -> int:
         values: Elements `start`, `start + 1`, ... of the flattened whole; (n,), any dtype.
     """
     bits = values.detach().contiguous().view(_BITS[values.element_size()])
-    total, at, end = 0, start, start + len(bits)
+    total = 0
+    at = start
+    end = start + len(bits)
     while at < end:
+        # The table of weights covers one block. A factor of its own tells blocks apart.
         block, place = divmod(at, BLOCK)
         size = min(BLOCK - place, end - at)
         weights = _weights(str(bits.device))[place : place + size]
-        total += int((bits[at - start : at - start + size].to(torch.int64) * weights).sum()) * (
-            _mixed(block) | 1
-        )
+        run = bits[at - start : at - start + size].to(torch.int64)
+        total += int((run * weights).sum()) * (_mixed(block) | 1)
         at += size
     return total % _MODULUS
 
 
 def together(parts: list[dict[str, int]], sizes: Mapping[str, int]) -> str:
-    """The fingerprint of all: the ranks' sums by name, added up."""
-    sums = {name: sum(part.get(name, 0) for part in parts) % _MODULUS for name in sizes}
-    return hashlib.sha256(
-        json.dumps([[name, sizes[name], sums[name]] for name in sizes]).encode()
-    ).hexdigest()
+    """The fingerprint of the whole: the ranks' sums by name, added up."""
+    entries = []
+    for name, size in sizes.items():
+        total = sum(part.get(name, 0) for part in parts) % _MODULUS
+        entries.append([name, size, total])
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 @functools.cache
 def _weights(device: str) -> torch.Tensor:
-    odd = [_mixed(-1 - i) | 1 for i in range(BLOCK)]
-    return torch.tensor(
-        [w - _MODULUS if w >= _MODULUS // 2 else w for w in odd], dtype=torch.int64, device=device
-    )
+    weights = []
+    for i in range(BLOCK):
+        weight = _mixed(-1 - i) | 1
+        # torch has no unsigned 64-bit products: the upper half of the range becomes negative.
+        if weight >= _MODULUS // 2:
+            weight -= _MODULUS
+        weights.append(weight)
+    return torch.tensor(weights, dtype=torch.int64, device=device)
 
 
 def _mixed(number: int) -> int:

@@ -16,11 +16,11 @@ from suite.train.process_group import free_port
 
 
 def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
-    """Run a trial to its end, or go on with one that was cut off; a finished one is returned as it is.
+    """Run a trial to its end, or go on with one that was cut off. A finished one is returned.
 
     Args:
-        spec: `world_size` says how many ranks; more than one are started as processes here, each with its share of the
-            CPUs or its own GPU.
+        spec: `world_size` says how many ranks. More than one are started as processes here, each
+            with its share of the CPUs or a GPU of its own.
 
     Raises:
         ResourceError: Fewer GPUs than ranks.
@@ -29,7 +29,9 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
     done = folder.result()
     if done is not None:
         return done
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
     if device == "cuda" and torch.cuda.device_count() < spec.world_size:
         raise ResourceError(
             f"--ranks {spec.world_size}: this machine has {torch.cuda.device_count()} GPUs"
@@ -43,6 +45,7 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
         try:
             mp.spawn(_rank, args=(spec, workspace, port, device), nprocs=spec.world_size)
         except mp.ProcessRaisedException:
+            # A trial that ended without a score has said so in its result.
             if folder.result() is None:
                 raise
     result = folder.result()

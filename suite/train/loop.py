@@ -1,4 +1,6 @@
-"""The training loop of one trial on one rank. It knows nothing of Ray, Optuna or MLflow, and names no method or task.
+"""The training loop of one trial on one rank.
+
+It knows nothing of Ray, Optuna or MLflow, and names no method or task.
 
 trainer = Trainer(workspace, rank=0, world_size=1, ...)
 trainer.start(spec)
@@ -62,10 +64,10 @@ class TrialEndedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """What an epoch brought, the same on every rank.
+    """How an epoch ended, the same on every rank.
 
     Attributes:
-        record: The epoch on the training curve; None where it diverged.
+        record: The epoch's point on the training curve; None if the trial diverged in it.
         done: No further epoch follows.
         status: Set when the trial has no score.
     """
@@ -96,12 +98,10 @@ class Trainer:
         master_port: int,
         device: str = "cpu",
     ) -> None:
-        self.workspace, self.rank, self.world_size, self.device = (
-            workspace,
-            rank,
-            world_size,
-            device,
-        )
+        self.workspace = workspace
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
         if device == "cuda":
             torch.cuda.set_device(local_rank)
         init_process_group(
@@ -113,18 +113,21 @@ class Trainer:
             device=device,
             timeout_s=workspace.collective_timeout_s,
         )
-        self._mirror, self._leads = Mirror.of(workspace), local_rank == 0
+        self._mirror = Mirror.of(workspace)
+        # One rank of every host looks after the files that its host keeps.
+        self._leads = local_rank == 0
         self._warm: Warm | None = None
         self._run: RunningTrial | None = None
         self._leaving = False
-        # the half a million objects of the imported libraries stay: no later collection need walk over them
+        # The half a million objects of the imported libraries stay, so that no later collection
+        # need walk over them.
         gc.collect()
         gc.freeze()
 
-    # ---- the three calls of a trial -------------------------------------------------------------------------------
+    # ---- the three calls of a trial ----
 
     def start(self, spec: TrialSpec) -> int:
-        """Make the engine ready for a trial: built or reset, and taken up at the last committed epoch. Collective.
+        """Make the engine ready for a trial, at its last committed epoch. Collective.
 
         Returns:
             Epochs already done.
@@ -138,23 +141,18 @@ class Trainer:
             if spec.training.threads_per_worker is not None:
                 torch.set_num_threads(spec.training.threads_per_worker)
             meter = PhaseMeter(torch.device(self.device))
+            checkpoints = Checkpoints(folder.checkpoint, self.workspace.fence, self._mirror)
             with meter.phase("load"):
                 warm = self._warm_for(spec)
-                checkpoints = Checkpoints(folder.checkpoint, self.workspace.fence, self._mirror)
-                state = checkpoints.load(warm.engine)
-                if state is None:
-                    warm.reset()
-                elif self.rank == 0:
-                    self._mirror.fetch_begun(folder)
-                warm.pristine = False
+                state = self._load_or_reset(warm, checkpoints, folder)
             progress = self._progress(state, meter)
             progress.started_at = min(progress.started_at, started_at)
             progress.world_sizes.append(self.world_size)
-            self._run = RunningTrial(
-                spec, folder, warm, self._train_batches(spec, warm), meter, checkpoints, progress
-            )
+            batches = self._train_batches(spec, warm)
+            self._run = RunningTrial(spec, folder, warm, batches, meter, checkpoints, progress)
             self._log(
-                f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, seed {spec.seed}, {spec.phase}, pid {os.getpid()}"
+                f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, "
+                f"seed {spec.seed}, {spec.phase}, pid {os.getpid()}"
             )
             return progress.epoch
         raise AssertionError("unreachable: the boundary raises")
@@ -166,17 +164,16 @@ class Trainer:
             if run.done:
                 return EpochReport(None, True, run.status)
             number = run.progress.epoch + 1
-            midway = None if run.progress.midway is None else Midway(**run.progress.midway)
-            spent = (
-                (run.meter.seconds("train"), self._train_energy_kwh(run))
-                if midway is None
-                else (midway.before_s, midway.before_kwh)
-            )
-            before_s, before_kwh = spent
+            midway, before_s, before_kwh = self._epoch_start(run)
             self._seed(run.spec, epoch=number)
             with run.meter.phase("train"):
                 loss = train_epoch(
-                    run, number, midway=midway, spent=spent, leaving=lambda: self._leaving
+                    run,
+                    number,
+                    midway=midway,
+                    before_s=before_s,
+                    before_kwh=before_kwh,
+                    leaving=lambda: self._leaving,
                 )
             if loss is None:
                 return self._diverged(run, f"epoch {number}: loss is not finite")
@@ -185,6 +182,8 @@ class Trainer:
             if not math.isfinite(evaluation.score):
                 return self._diverged(run, f"epoch {number}: the validation score is not finite")
             energy_kwh = self._train_energy_kwh(run)
+            if energy_kwh is not None:
+                energy_kwh -= before_kwh or 0.0
             record = EpochRecord(
                 epoch=number,
                 step=number * len(run.batches),
@@ -193,7 +192,7 @@ class Trainer:
                 validation_scores=evaluation.scores,
                 learning_rate=run.learning_rate(number * len(run.batches) - 1),
                 seconds=run.meter.seconds("train") - before_s,
-                energy_kwh=None if energy_kwh is None else energy_kwh - (before_kwh or 0.0),
+                energy_kwh=energy_kwh,
             )
             with run.meter.phase("checkpoint"):
                 self._keep(run, record, evaluation)
@@ -201,26 +200,30 @@ class Trainer:
         raise AssertionError("unreachable: the boundary raises")
 
     def finish(self, *, pruned: bool = False) -> TrialResult:
-        """Test (confirm phase only) with the best epoch's weights, measure, and write the result. Collective.
+        """Test the best epoch's weights (confirm phase only) and write the result. Collective.
 
         Args:
-            pruned: The trial is ended here because others of its study do better: it has no score.
+            pruned: The trial ends here because others of its study do better. It has no score.
         """
         run = self._running()
         with self._boundary(run.folder, run.progress.started_at):
             if pruned:
                 run.status = Status.PRUNED
-            test = (
-                self._test(run) if run.spec.phase is Phase.CONFIRM and run.status is None else None
-            )
-            if test is not None and not math.isfinite(test.score):
-                self._diverged(run, "the test score is not finite")
+            test: Evaluation | None = None
+            if run.spec.phase is Phase.CONFIRM and run.status is None:
+                test = self._test(run)
+                if not math.isfinite(test.score):
+                    self._diverged(run, "the test score is not finite")
             if run.spec.phase is Phase.PRETRAIN and run.status is None:
                 run.weights_sha256 = self._save_tensors(run, run.folder.weights)
-            result = build_result(run, test, self._validity(run) if run.status is None else None)
+            validity: ValidityRecord | None = None
+            if run.status is None:
+                validity = self._validity(run)
+            result = build_result(run, test, validity)
             if self.rank == 0:
                 self._mirror.end(run.folder, result)
                 self._log(f"{result.status}: score {result.score}")
+            # Checkpoints go when the result is there, not before.
             dist.barrier()
             if self._leads:
                 run.checkpoints.clear()
@@ -230,11 +233,14 @@ class Trainer:
         raise AssertionError("unreachable: the boundary raises")
 
     def leave(self) -> None:
-        """Notice was given: at its next step the epoch ends with a checkpoint and `PreemptedError`, on all ranks. From a signal handler."""
+        """End the epoch at its next step, with a checkpoint and `PreemptedError` on all ranks.
+
+        A signal handler calls this when the machine gives notice.
+        """
         self._leaving = True
 
     def baseline_bytes(self) -> int:
-        """What this process holds now, to notice a group whose memory grows from trial to trial."""
+        """Memory that this process holds now: shows a group that grows from trial to trial."""
         return baseline_bytes(torch.device(self.device))
 
     def close(self) -> None:
@@ -244,12 +250,19 @@ class Trainer:
             self._warm = None
         close_process_group()
 
-    # ---- parts ----------------------------------------------------------------------------------------------------
+    # ---- parts ----
 
     def _diverged(self, run: RunningTrial, why: str) -> EpochReport:
         run.status = Status.DIVERGED
         self._log(why)
         return EpochReport(None, True, run.status)
+
+    def _epoch_start(self, run: RunningTrial) -> tuple[Midway | None, float, float | None]:
+        """Where the epoch was left, if it was, and the seconds and kWh of training before it."""
+        if run.progress.midway is None:
+            return None, run.meter.seconds("train"), self._train_energy_kwh(run)
+        midway = Midway(**run.progress.midway)
+        return midway, midway.before_s, midway.before_kwh
 
     def _running(self) -> RunningTrial:
         if self._run is None:
@@ -265,6 +278,18 @@ class Trainer:
             self._warm = build_warm(spec, self.workspace, device=self.device)
         return self._warm
 
+    def _load_or_reset(
+        self, warm: Warm, checkpoints: Checkpoints, folder: TrialFolder
+    ) -> dict[str, Any] | None:
+        """Take up the last committed epoch, or go back to step 0. Collective."""
+        state = checkpoints.load(warm.engine)
+        if state is None:
+            warm.reset()
+        elif self.rank == 0:
+            self._mirror.fetch_begun(folder)
+        warm.pristine = False
+        return state
+
     def _fetch_pretrained(self, spec: TrialSpec) -> None:
         """Every host needs the weights that the arm starts from. Collective."""
         if spec.arm.pretrain is not None and self.workspace.storage is not None:
@@ -277,10 +302,8 @@ class Trainer:
             return TrialProgress()
         progress = TrialProgress.from_json(state)
         attempt = len(progress.world_sizes)
-        progress.meters = {
-            rank: name_devices_by_attempt(accounts, attempt)
-            for rank, accounts in progress.meters.items()
-        }
+        for rank, accounts in progress.meters.items():
+            progress.meters[rank] = name_devices_by_attempt(accounts, attempt)
         meter.load_state(progress.meters.get(str(self.rank), {}))
         progress.resumed_from.append(progress.epoch)
         return progress
@@ -300,62 +323,66 @@ class Trainer:
     def _train_energy_kwh(self, run: RunningTrial) -> float | None:
         """Energy of the trial's training so far, every device once. Collective."""
         train = run.accounts()[0].get("train")
-        return None if train is None else train.energy_kwh
+        if train is None:
+            return None
+        return train.energy_kwh
 
     def _evaluate(self, run: RunningTrial, split: Any) -> Evaluation:
-        spec, warm = run.spec, run.warm
-        data = warm.data.split(split, confirm=spec.phase is Phase.CONFIRM)
-        size = spec.training.eval_batch_size
         return evaluate(
-            warm.engine,
-            warm.objective,
-            data,
+            run.warm.engine,
+            run.warm.objective,
+            run.warm.data.split(split, confirm=run.spec.phase is Phase.CONFIRM),
             run.meter,
             rank=self.rank,
             world_size=self.world_size,
-            batch_size=size,
+            batch_size=run.spec.training.eval_batch_size,
         )
 
     def _keep(self, run: RunningTrial, record: EpochRecord, evaluation: Evaluation) -> None:
-        """Note the epoch; keep the best weights for the test; commit a checkpoint unless the trial ends here."""
+        """Note the epoch and keep the best weights; commit a checkpoint unless the trial ends."""
         if self.rank == 0:
             self._check_fence()
         progress = run.progress
         progress.midway = None
         progress.epochs.append(record.model_dump(mode="json"))
         if run.improves(record.validation_score):
-            progress.best_epoch, progress.best_score, progress.best = (
-                record.epoch,
-                record.validation_score,
-                evaluation.scores,
-            )
-            if self.rank == 0:
-                write_atomic(run.folder.predictions("validation"), evaluation.to_parquet())
-            if run.spec.phase is Phase.CONFIRM:
-                progress.best_sha256 = self._save_tensors(run, run.folder.best)
+            self._keep_best(run, record, evaluation)
         if self.rank == 0:
             with (run.folder.path / "epochs.jsonl").open("a") as file:
                 file.write(json.dumps(progress.epochs[-1]) + "\n")
         self._log(
-            f"epoch {record.epoch}: loss {record.train_loss:.4f}, validation {record.validation_score:.2f}"
+            f"epoch {record.epoch}: loss {record.train_loss:.4f}, "
+            f"validation {record.validation_score:.2f}"
         )
         if not run.done:
             if self.rank == 0:
                 self._mirror.push(run.folder)
-            states = gather_objects(run.meter.state())
-            progress.meters |= {str(rank): state for rank, state in enumerate(states)}
+            run.note_meters()
             progress.checkpoint_bytes = run.checkpoints.save(
                 run.warm.engine, record.epoch, progress.to_json()
             )
 
+    def _keep_best(self, run: RunningTrial, record: EpochRecord, evaluation: Evaluation) -> None:
+        progress = run.progress
+        progress.best_epoch = record.epoch
+        progress.best_score = record.validation_score
+        progress.best = evaluation.scores
+        if self.rank == 0:
+            write_atomic(run.folder.predictions("validation"), evaluation.to_parquet())
+        # Only a confirm run is tested with its best weights.
+        if run.spec.phase is Phase.CONFIRM:
+            progress.best_sha256 = self._save_tensors(run, run.folder.best)
+
     def _save_tensors(self, run: RunningTrial, path: Path) -> str:
-        """Write the trained tensors, whole; returns the file's SHA-256 on every rank. Collective."""
+        """Write the trained tensors whole; return the file's SHA-256 on every rank. Collective."""
         state = run.warm.engine.trained_state()
+        written = ""
         if self.rank == 0:
             self._check_fence()
             write_tensors(path, state)
-        digest: str = gather_objects(sha256(path) if self.rank == 0 else "")[0]
-        return digest
+            written = sha256(path)
+        of_rank_0: str = gather_objects(written)[0]
+        return of_rank_0
 
     def _test(self, run: RunningTrial) -> Evaluation:
         if run.progress.best_epoch != run.progress.epoch:
@@ -372,32 +399,40 @@ class Trainer:
         """Bring back the best epoch's weights. Collective.
 
         Raises:
-            CheckpointError: The file is not the one that was written then: damaged, or of an epoch that was lost in a cut and came out
-                otherwise the second time. The next attempt begins anew.
+            CheckpointError: The file is not the one that was written then. It is damaged, or its
+                epoch was lost in a cut and came out otherwise the second time. The next attempt
+                begins anew.
         """
         best = run.folder.best
         if not all_agree(self.rank != 0 or digest(best) == run.progress.best_sha256):
             if self._leads:
                 run.checkpoints.clear()
             raise CheckpointError(
-                f"{best}: not the weights of epoch {run.progress.best_epoch}; the trial is trained anew"
+                f"{best}: not the weights of epoch {run.progress.best_epoch}; "
+                "the trial is trained anew"
             )
-        run.warm.engine.load_trained(load_file(best) if self.rank == 0 else {})
+        state: dict[str, torch.Tensor] = {}
+        if self.rank == 0:
+            state = load_file(best)
+        run.warm.engine.load_trained(state)
 
     def _validity(self, run: RunningTrial) -> ValidityRecord:
-        """Asked of the weights that were scored, or of the last ones where only validation was. Collective."""
+        """Check the weights that were scored, or the last ones if there was no test. Collective."""
         with run.meter.phase("eval"):
             return validity_of(run, probe(run.warm.engine, run.warm.objective, run.batches.data))
 
     def _seed(self, spec: TrialSpec, *, epoch: int) -> None:
-        """Reseed every stream at every epoch, so that a resumed or warm trial draws what a cold one draws."""
+        """Reseed every stream, so that a resumed or warm trial draws what a cold one draws."""
         seed = spec.stream("dropout", epoch, self.rank)
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
 
     def _check_fence(self) -> None:
-        """Before anything that counts is written. Raises StaleDriverError where another driver has taken the sweep over."""
+        """Raise StaleDriverError if another driver has taken the sweep over.
+
+        This comes before everything that counts is written.
+        """
         if self.workspace.fence is not None:
             self.workspace.fence.check()
 
@@ -408,7 +443,9 @@ class Trainer:
 
     @contextmanager
     def _boundary(self, folder: TrialFolder, started_at: float) -> Iterator[None]:
-        """The one place where a trial's exception becomes its status; the machine's failures pass through.
+        """The one place where a trial's exception becomes its status.
+
+        The machine's failures pass through, because another attempt may succeed.
 
         A rank that fails alone writes the result and raises; the group then ends the others.
         """

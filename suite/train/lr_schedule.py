@@ -8,15 +8,17 @@ from suite.config.training import TrainingConfig
 
 
 def lr_multiplier(training: TrainingConfig, step: int, total_steps: int) -> float:
-    """Factor on the learning rate at a 0-based step: linear warm-up from 0, then the schedule down to 0 at `total_steps`."""
+    """Factor on the learning rate at a 0-based step.
+
+    It rises linearly from 0 during the warm-up. Then the schedule takes it down to 0 at
+    `total_steps`.
+    """
     warmup = math.ceil(training.warmup_frac * total_steps)
     if step < warmup:
         return step / warmup
     if training.schedule == "constant":
         return 1.0
     progress = (step - warmup) / max(1, total_steps - warmup)
-    return (
-        0.5 * (1.0 + math.cos(math.pi * progress))
-        if training.schedule == "cosine"
-        else 1.0 - progress
-    )
+    if training.schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0 - progress

@@ -1,7 +1,8 @@
-"""An epoch that was left in the middle, because notice was given: what it takes to go on as if nothing had happened.
+"""What it takes to go on with an epoch that was left in the middle as if nothing had happened.
 
-Beside the weights and Adam's moments these are the steps done, the losses added up so far, and the state of every random stream of
-every rank. On the same number of ranks the rest of the epoch is then the same bit for bit; on another, dropout draws anew.
+Beside the weights and Adam's moments these are the steps done, the losses added up so far, and the
+state of every random stream of every rank. On the same number of ranks the rest of the epoch is
+then the same bit for bit. On another number dropout draws anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 
 from suite.train.process_group import gather_objects, lowest
 
-MOST_STEPS, VOTE_EVERY_S = 10, 2.0
+MOST_STEPS = 10
+VOTE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Midway:
 
     Attributes:
         step: Steps of the epoch that are done.
-        totals, halves: The losses added up by then, and those of the epoch's first half once it was over; by rank.
+        totals: Sum of the losses of these steps, by rank.
+        halves: Sum of the losses of the epoch's first half, by rank; 0 until it is over.
         streams: States of the random streams, by rank.
         before_s, before_kwh: What training had cost before the epoch.
     """
@@ -48,22 +51,32 @@ class Midway:
         before_s: float,
         before_kwh: float | None,
     ) -> Midway:
-        """As things stand on all ranks. Collective."""
-        found = gather_objects((float(total), float(half), streams()))
-        totals, halves, states = map(list, zip(*found, strict=True))
+        """How things stand on all ranks. Collective."""
+        totals = []
+        halves = []
+        states = []
+        for rank_total, rank_half, rank_streams in gather_objects(
+            (float(total), float(half), streams())
+        ):
+            totals.append(rank_total)
+            halves.append(rank_half)
+            states.append(rank_streams)
         return cls(step, totals, halves, states, before_s, before_kwh)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def sums(self, rank: int, world_size: int) -> tuple[float, float]:
-        """A rank's part of the losses so far: its own, or an equal share where there were more or fewer ranks."""
+        """A rank's part of the sums: its own, or an equal share if the number of ranks changed."""
         if world_size == len(self.totals):
             return self.totals[rank], self.halves[rank]
         return sum(self.totals) / len(self.totals), sum(self.halves) / len(self.halves)
 
     def resume_streams(self, rank: int, world_size: int) -> None:
-        """Set this rank's random streams to where they were; of another group they stay as they were seeded."""
+        """Set this rank's random streams to where they were.
+
+        If the number of ranks changed, they stay as they were seeded.
+        """
         if world_size == len(self.streams):
             set_streams(self.streams[rank])
 
@@ -72,16 +85,15 @@ def streams() -> dict[str, Any]:
     """The state of this process's random streams, JSON-able."""
     version, numbers, gauss = random.getstate()
     legacy: Any = np.random.get_state()
-    cuda = (
-        torch.cuda.get_rng_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized()
-        else None
-    )
+    cuda: str | None = None
+    # Asking a GPU that nothing uses yet would set up its context.
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        cuda = _text(torch.cuda.get_rng_state())
     return {
         "python": [version, list(numbers), gauss],
         "numpy": [legacy[0], legacy[1].tolist(), *legacy[2:]],
         "torch": _text(torch.get_rng_state()),
-        "cuda": None if cuda is None else _text(cuda),
+        "cuda": cuda,
     }
 
 
@@ -97,24 +109,30 @@ def set_streams(state: dict[str, Any]) -> None:
 
 
 class Pace:
-    """When the ranks next ask each other whether all is well: every `VOTE_EVERY_S` or so, at least every `MOST_STEPS` steps.
+    """When the ranks next ask each other whether all is well.
 
-    What is decided in the ranks' own time would be decided differently on each; so the interval follows the slowest rank, for all.
+    They do so every `VOTE_EVERY_S` or so, and at least every `MOST_STEPS` steps. Each rank's own
+    watch would tell another step, so the interval follows the slowest rank, for all of them.
     """
 
     def __init__(self, step: int) -> None:
-        self._at, self._steps, self._since = step, 1, time.perf_counter()
+        self._at = step
+        self._steps = 1
+        self._since = time.perf_counter()
 
     def is_due(self, step: int) -> bool:
         return step >= self._at
 
     def vote(self, step: int, *, finite: bool, stay: bool) -> tuple[bool, bool]:
-        """Whether the loss is finite on all ranks, and whether nobody wants to leave. Collective."""
+        """Whether the loss is finite on all ranks, and whether nobody wants to leave.
+        Collective."""
         elapsed_s = time.perf_counter() - self._since
         all_finite, all_stay, slowest = lowest(float(finite), float(stay), -elapsed_s)
+        # The lowest of the negative times is the longest time.
         if slowest < 0:
             self._steps = max(1, min(MOST_STEPS, int(self._steps * VOTE_EVERY_S / -slowest)))
-        self._at, self._since = step + self._steps, time.perf_counter()
+        self._at = step + self._steps
+        self._since = time.perf_counter()
         return bool(all_finite), bool(all_stay)
 
 

@@ -1,7 +1,8 @@
-"""What a rank holds of every trained parameter, whatever ZeRO made of it: views on the fp32 weights and on Adam's moments.
+"""What a rank holds of every trained parameter: views on the fp32 weights and on Adam's moments.
 
-ZeRO 3 cuts every parameter into one slice per rank, ZeRO 1 and 2 cut the flattened whole of them, ZeRO 0 leaves all of it on every
-rank (under bf16 beside an fp32 copy). A piece says which elements of the whole parameter a rank's tensors are.
+ZeRO 3 cuts every parameter into one slice per rank, ZeRO 1 and 2 cut the flattened whole of them,
+and ZeRO 0 leaves all of it on every rank (under bf16 beside an fp32 copy). A piece says which
+elements of the whole parameter a rank's tensors are.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ class Piece:
     """A run of elements of one trained parameter.
 
     Attributes:
-        name: Of the parameter.
+        name: Name of the parameter.
         start, length: Elements of the flattened parameter that it covers.
         whole: Elements of the parameter.
-        master: The tensor in which the optimizer keeps fp32 weights, several pieces perhaps; the key of its state.
-        offset: Where the piece begins in it.
+        master: The tensor in which the optimizer keeps fp32 weights, perhaps of several pieces. It
+            is the key of the optimizer's state.
+        offset: Where the piece begins in `master`.
         everywhere: Whether every rank holds the same.
     """
 
@@ -38,11 +40,11 @@ class Piece:
     everywhere: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The piece's view of a tensor that lies as `master` does: (length,)."""
+        """The piece's view of a tensor that is laid out as `master` is: (length,)."""
         return tensor.detach().reshape(-1).narrow(0, self.offset, self.length)
 
     def share(self, rank: int, world_size: int) -> Piece:
-        """What a rank is to write of a piece that all ranks hold."""
+        """The part that one rank writes of a piece that all ranks hold."""
         part = -(-self.length // world_size)
         first = min(rank * part, self.length)
         return replace(
@@ -59,9 +61,10 @@ def pieces_of(module: nn.Module, optimizer: Any, *, rank: int) -> list[Piece]:
     Args:
         module: Under ZeRO.
         optimizer: DeepSpeed's, or the plain one.
-        rank: In the group that shares the parameters.
+        rank: Rank in the group that shares the parameters.
     """
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    # DeepSpeed has no public name for its kinds of optimizers; their attributes tell them apart.
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         found = _slices(trained, optimizer, rank)
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):
@@ -72,23 +75,20 @@ def pieces_of(module: nn.Module, optimizer: Any, *, rank: int) -> list[Piece]:
 
 
 def _slices(trained: list[tuple[str, nn.Parameter]], optimizer: Any, rank: int) -> Iterator[Piece]:
-    """ZeRO 3: rank r holds the r-th slice of each, the last ones filled up."""
+    """ZeRO 3: rank r holds the r-th slice of each parameter; the last slices are filled up."""
     for name, parameter in trained:
         group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
-        whole, start = int(parameter.ds_numel), rank * size  # type: ignore[attr-defined]
-        yield Piece(
-            name,
-            start,
-            min(size, whole - start),
-            whole,
-            optimizer.fp32_partitioned_groups_flat[group],
-            offset,
-        )
+        whole = int(parameter.ds_numel)  # type: ignore[attr-defined]
+        start = rank * size
+        master = optimizer.fp32_partitioned_groups_flat[group]
+        yield Piece(name, start, min(size, whole - start), whole, master, offset)
 
 
 def _fragments(trained: list[tuple[str, nn.Parameter]], optimizer: Any) -> Iterator[Piece]:
-    """ZeRO 1 and 2: rank r holds the r-th part of all of them laid end to end."""
+    """ZeRO 1 and 2: rank r holds the r-th part of all parameters laid end to end."""
     for name, parameter in trained:
+        # Private, but DeepSpeed's public calls return copies of whole tensors, never where a rank's
+        # fragment begins. None: this rank holds nothing of the parameter.
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         if mapping is not None:
             master = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
@@ -98,43 +98,37 @@ def _fragments(trained: list[tuple[str, nn.Parameter]], optimizer: Any) -> Itera
 
 def _wholes(trained: list[tuple[str, nn.Parameter]], optimizer: Any) -> Iterator[Piece]:
     """ZeRO 0: the parameter itself, or its fp32 copy."""
-    groups = zip(
-        getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ()), strict=True
-    )
-    copies = {
-        id(low): high for lows, highs in groups for low, high in zip(lows, highs, strict=True)
-    }
+    copies = {id(low): high for low, high in _half_and_full(optimizer)}
     for name, parameter in trained:
-        yield Piece(
-            name,
-            0,
-            parameter.numel(),
-            parameter.numel(),
-            copies.get(id(parameter), parameter),
-            0,
-            everywhere=True,
-        )
+        master = copies.get(id(parameter), parameter)
+        size = parameter.numel()
+        yield Piece(name, 0, size, size, master, 0, everywhere=True)
+
+
+def _half_and_full(optimizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Under ZeRO 0 and bf16, each forward weight with its fp32 copy; else nothing."""
+    halves = getattr(optimizer, "fp16_groups", ())
+    fulls = getattr(optimizer, "fp32_groups", ())
+    for lows, highs in zip(halves, fulls, strict=True):
+        yield from zip(lows, highs, strict=True)
 
 
 def publish(optimizer: Any) -> None:
     """Bring the forward weights up to the fp32 ones after these were written. Collective."""
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        # Private, but what ZeRO 3's own `step` ends with; its public way is to load a whole
+        # checkpoint of DeepSpeed's.
         for group in range(len(optimizer.fp32_partitioned_groups_flat)):
             optimizer._reassign_or_swap_out_partitioned_parameters(group)
     elif hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer.update_lp_params()
     else:
-        for lows, highs in zip(
-            getattr(optimizer, "fp16_groups", ()),
-            getattr(optimizer, "fp32_groups", ()),
-            strict=True,
-        ):
-            for low, high in zip(lows, highs, strict=True):
-                low.data.copy_(high.data)
+        for low, high in _half_and_full(optimizer):
+            low.data.copy_(high.data)
 
 
 def masters_of(module: nn.Module, optimizer: Any) -> list[torch.Tensor]:
-    """The tensors that Adam steps on this rank, also those that only fill up."""
+    """The tensors that Adam steps on this rank, with those that only fill up."""
     for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):
         if hasattr(optimizer, name):
             return list(getattr(optimizer, name))
@@ -149,20 +143,21 @@ def adam_of(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def held_bytes(module: nn.Module, optimizer: Any) -> tuple[int, int]:
-    """Bytes on this rank of the forward weights, whole or its share, and of Adam's moments with the fp32 copies; shared memory once."""
-    weights = {
-        _storage(tensor)
-        for p in module.parameters()
-        for tensor in (p.data, getattr(p, "ds_tensor", p.data))
-    }
-    moments = [
-        tensor
-        for state in adam_of(optimizer).state.values()
-        for tensor in state.values()
-        if torch.is_tensor(tensor)
-    ]
-    copies = {_storage(tensor) for tensor in (*moments, *masters_of(module, optimizer))} - weights
-    return sum(size for _, size in weights), sum(size for _, size in copies)
+    """Bytes on this rank of the forward weights, and of Adam's moments with the fp32 copies.
+
+    The forward weights are whole, or this rank's share. Shared memory counts once.
+    """
+    weights = set()
+    for parameter in module.parameters():
+        weights.add(_storage(parameter.data))
+        weights.add(_storage(getattr(parameter, "ds_tensor", parameter.data)))
+    copies = {_storage(tensor) for tensor in masters_of(module, optimizer)}
+    for state in adam_of(optimizer).state.values():
+        for value in state.values():
+            if torch.is_tensor(value):
+                copies.add(_storage(value))
+    weight_bytes = sum(size for _, size in weights)
+    return weight_bytes, sum(size for _, size in copies - weights)
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
@@ -174,10 +169,8 @@ def _storage(tensor: torch.Tensor) -> tuple[int, int]:
 def steps_of(adam: torch.optim.Optimizer) -> int:
     """Adam's step count; 0 before the first step, when it has no state."""
     counts = {int(state["step"]) for state in adam.state.values() if "step" in state}
-    assert len(counts) <= 1, (
-        f"Adam counts its steps differently for different parameters: {sorted(counts)}"
-    )
-    return counts.pop() if counts else 0
+    assert len(counts) <= 1, f"Adam's step counts differ between parameters: {sorted(counts)}"
+    return max(counts, default=0)
 
 
 def set_steps(adam: torch.optim.Optimizer, masters: list[torch.Tensor], steps: int) -> None:
@@ -190,9 +183,7 @@ def set_steps(adam: torch.optim.Optimizer, masters: list[torch.Tensor], steps: i
         for key in MOMENTS:
             if key not in state:
                 state[key] = torch.zeros_like(master, requires_grad=False)
-        plain = not isinstance(adam, torch.optim.AdamW)  # DeepSpeed's CPU Adam counts in Python
-        state["step"] = (
-            steps
-            if plain
-            else torch.tensor(float(steps), dtype=torch.float32, device=master.device)
-        )
+        # torch's AdamW counts in a tensor, DeepSpeed's CPU Adam in a Python number.
+        state["step"] = steps
+        if isinstance(adam, torch.optim.AdamW):
+            state["step"] = torch.tensor(float(steps), dtype=torch.float32, device=master.device)

@@ -1,4 +1,7 @@
-"""What the model of a trial answers, and which of its parameters train: asked before the first step, and held against later."""
+"""What the model of a trial answers, and which of its parameters train.
+
+Both are asked before the first step. The end of the trial is compared with them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch import nn
 
 from suite.backbones.heads import Head
 from suite.backbones.loading import ResolvedBackbone, weights_folder
@@ -36,29 +40,30 @@ class Probe:
 
 
 def probe(engine: Engine, objective: Objective, data: Dataset) -> Probe:
-    """One forward pass in evaluation mode over `PROBE_ROWS` training rows, the same on every rank. Collective.
+    """One forward pass in evaluation mode over `PROBE_ROWS` training rows. Collective.
 
-    Training rows, because only theirs are sure to have labels; random streams stay as they are.
+    The rows are training rows, because only these are sure to have labels. They are the same on
+    every rank. Random streams stay as they are.
 
     Returns:
-        Rank 0's, on every rank.
+        Rank 0's probe, on every rank.
     """
     batch = objective.collate([data[i] for i in range(min(PROBE_ROWS, len(data)))])
+    inputs = {name: tensor.to(engine.device) for name, tensor in batch.items()}
+    devices = []
+    if engine.device == "cuda":
+        devices.append(torch.cuda.current_device())
     model = engine.module.eval()
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(
-            devices=[torch.cuda.current_device()] if engine.device == "cuda" else []
-        ),
-    ):
-        output = model(**{name: tensor.to(engine.device) for name, tensor in batch.items()})
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        output = model(**inputs)
     found: Probe = gather_objects(digest_of(output))[0]
     return found
 
 
 def digest_of(output: Mapping[str, Any]) -> Probe:
-    """The tensors of a forward's output, without caches and layers' states."""
-    sha, finite = hashlib.sha256(), True
+    """Digest of the tensors in a forward's output, without caches and layers' states."""
+    sha = hashlib.sha256()
+    finite = True
     for name, tensor in output.items():
         if isinstance(tensor, torch.Tensor):
             values = tensor.detach().float().cpu().contiguous()
@@ -71,16 +76,24 @@ def digest_of(output: Mapping[str, Any]) -> Probe:
 def strays(
     engine: Engine, spec: TrialSpec, resolved: ResolvedBackbone, head: Head, *, weights: Path | None
 ) -> list[str]:
-    """Parameters that train on the engine and not in a fresh build of the arm in shapes, or the other way round, or of another size."""
-    if (
-        resolved.origin == "hub"
-    ):  # in shapes only, a checkpoint of the hub is not looked at: a pooler that it lacks is part of the head
+    """Names of parameters that train, or have a size, other than in a fresh build of the arm.
+
+    The fresh build has shapes only.
+    """
+    # In shapes only, nobody looks into a checkpoint of the hub. But a pooler that the checkpoint
+    # lacks is part of the head, so the files must be looked at.
+    if resolved.origin == "hub":
         resolved = replace(resolved, origin="folder", path=str(weights_folder(resolved)))
     shapes, _ = build_model(spec, resolved, head, weights=weights, meta=True)
-    wanted = {name: p.numel() for name, p in shapes.named_parameters() if p.requires_grad}
-    trained = {
-        name: whole_numel(p) for name, p in engine.module.named_parameters() if p.requires_grad
-    }
-    return sorted(
-        name for name in wanted.keys() | trained.keys() if wanted.get(name) != trained.get(name)
-    )
+    wanted = _trained_sizes(shapes)
+    trained = _trained_sizes(engine.module)
+    names = wanted.keys() | trained.keys()
+    return sorted(name for name in names if wanted.get(name) != trained.get(name))
+
+
+def _trained_sizes(model: nn.Module) -> dict[str, int]:
+    sizes = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            sizes[name] = whole_numel(parameter)
+    return sizes

@@ -1,4 +1,4 @@
-"""The process group of one trial's ranks: how they join and leave it, and what they tell each other.
+"""The process group of one trial's ranks: how they join it, leave it and talk to each other.
 
 Every function marked *collective* must be called on all ranks.
 """
@@ -65,8 +65,8 @@ def _rendezvous(address: str, port: int, *, rank: int, world_size: int, timeout:
 def adopt_process_group(backend: str, *, timeout_s: float) -> None:
     """Let DeepSpeed use the process group that this process has joined.
 
-    DeepSpeed's shared-memory all-reduce for CPUs is left out: it wants a compiler at run time, waits
-    without a deadline and leaves 66 MiB of /dev/shm behind when a rank is killed. Training's
+    DeepSpeed's shared-memory all-reduce for CPUs is left out: it wants a compiler at run time,
+    waits without a deadline and leaves 66 MiB of /dev/shm behind when a rank is killed. Training's
     collectives go through gloo in any case.
     """
     import deepspeed

@@ -1,4 +1,4 @@
-"""Put the record of an ended trial together: scores, cost, size, timing and where all of it comes from."""
+"""Put the record of an ended trial together: scores, cost, size, timing and provenance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def build_result(
     """The result of a trial that has ended. Collective.
 
     Args:
-        test: What the best epoch's weights score on test; None in the search phase and without a score.
+        test: What the best epoch's weights score on test; None in the search phase, and where
+            the trial has no score.
         validity: What the trial checked about itself; None without a score.
 
     Raises:
@@ -73,29 +74,34 @@ def build_result(
 
 
 def why_no_score(status: Status, epochs: int) -> str:
-    """Of a trial that was ended without one and without an error."""
+    """Why a trial has no score although it met no error."""
     if status is Status.PRUNED:
         return f"pruned after epoch {epochs}; validation_score is that of its best epoch"
     return "the loss, or the score itself, became NaN or infinite"
 
 
 def _scores(run: RunningTrial, test: Evaluation | None) -> dict[str, Any]:
-    """The headline is the test score where there is one, else the best validation score; a diverged trial has none."""
-    if run.status is not None:
-        return {
-            "score": None,
-            "validation_score": run.progress.best_score if run.status is Status.PRUNED else None,
-        }
+    """The scores of a result: `score` is the test score, or else the best validation score.
+
+    A pruned trial has only a validation score; one that failed or diverged has none.
+    """
     progress = run.progress
-    shown = (
-        (progress.best_score, dict(progress.best)) if test is None else (test.score, test.scores)
-    )
-    test_score = None if test is None else test.score
+    if run.status is Status.PRUNED:
+        return {"score": None, "validation_score": progress.best_score}
+    if run.status is not None:
+        return {"score": None, "validation_score": None}
+    if test is None:
+        return {
+            "score": progress.best_score,
+            "scores": dict(progress.best),
+            "validation_score": progress.best_score,
+            "test_score": None,
+        }
     return {
-        "score": shown[0],
-        "scores": shown[1],
+        "score": test.score,
+        "scores": test.scores,
         "validation_score": progress.best_score,
-        "test_score": test_score,
+        "test_score": test.score,
     }
 
 

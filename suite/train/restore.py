@@ -1,7 +1,9 @@
-"""A trained model, taken up again from its trial's folder: what `suite export`, `suite lm-eval` and `suite analyze` start from.
+"""A trained model, taken up again from its trial's folder.
 
-No data are read: whatever a method prepared on them is part of what it trained. Whether the frozen weights are those of the trial
-is checked by their hash, as they may come from random draws or from a name whose files were changed.
+`suite export`, `suite lm-eval` and `suite analyze` start from here. No data are read: whatever a
+method prepared on them is part of what it trained. A hash tells whether the frozen weights are
+those of the trial, because they may come from random draws, or from a name whose files were
+changed.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Restored:
     """A trained arm, whole, in evaluation mode, in the precision that the trial computed in.
 
     Attributes:
-        start: Head weights and whatever else was asked for by name, as they were before the first step.
+        start: The tensors that were asked for by name, as they were before the first step.
     """
 
     folder: TrialFolder
@@ -63,15 +65,16 @@ def restore(
     """The model of a confirm trial's best epoch, or of a pretrain run's end.
 
     Args:
-        folder: Of the trial.
-        home: Which holds it, for pretrained weights and trained tokenizers.
+        folder: The trial's folder.
+        home: The home that holds it, with pretrained weights and trained tokenizers.
         device: Where the model is put.
-        start_of: End of the names of the tensors whose start is kept.
+        start_of: End of the names of the tensors whose start is kept; None = of no tensor.
 
     Raises:
         ConfigError: There is no such finished trial.
         BackboneError: The backbone cannot be found or read.
-        CheckpointError: Its weights, or the frozen ones beside them, are not those that the trial had.
+        CheckpointError: Its weights, or the frozen ones beside them, are not those that the trial
+            had.
     """
     spec, result, tensors = _ended(folder)
     resolved, tokenizer = open_trained(spec, result, home)
@@ -82,16 +85,14 @@ def restore(
         training=spec.training,
         decoder_objective=spec.decoder_objective,
     )
-    model, method = build_model(
-        spec, resolved, objective.head, weights=pretrained_weights(spec, home)
-    )
+    pretrained = pretrained_weights(spec, home)
+    model, method = build_model(spec, resolved, objective.head, weights=pretrained)
     if uses_bf16(spec.training, result.provenance.get("device", "cpu")):
         model.to(torch.bfloat16)
-    start = {
-        n: p.detach().clone()
-        for n, p in model.named_parameters()
-        if start_of is not None and n.endswith(start_of)
-    }
+    start = {}
+    for name, parameter in model.named_parameters():
+        if start_of is not None and name.endswith(start_of):
+            start[name] = parameter.detach().clone()
     _check_frozen(model, spec, result, folder)
     try:
         load_trained_state(model, load_file(tensors))
@@ -99,9 +100,8 @@ def restore(
         raise CheckpointError(
             f"{tensors}: not the trained tensors of this trial: {error}"
         ) from error
-    return Restored(
-        folder, spec, result, resolved, objective, model.to(device).eval(), method, start
-    )
+    model = model.to(device).eval()
+    return Restored(folder, spec, result, resolved, objective, model, method, start)
 
 
 def pretrained_weights(spec: TrialSpec, home: Home) -> Path | None:
@@ -120,48 +120,61 @@ def pretrained_weights(spec: TrialSpec, home: Home) -> Path | None:
 def open_trained(
     spec: TrialSpec, result: TrialResult, home: Home
 ) -> tuple[ResolvedBackbone, PreTrainedTokenizerBase]:
-    """The backbone and the tokenizer that a trial had; a tokenizer trained for it is found in the home's cache.
+    """The backbone and the tokenizer that a trial had.
+
+    A tokenizer that was trained for the trial lies in the home's cache.
 
     Raises:
-        CheckpointError: The tokenizer is not there, or another one now.
+        CheckpointError: The tokenizer is not there, or is another one now.
     """
-    choice, wanted = spec.arm.backbone, result.provenance.get("tokenizer_sha256")
+    choice = spec.arm.backbone
+    wanted = result.provenance.get("tokenizer_sha256")
     bpe = parse_bpe(choice.tokenizer)
-    folders = (
-        [None]
-        if bpe is None
-        else sorted((home.cache / "tokenizers").glob(f"bpe-{bpe.size}-{bpe.task}-*"))
-    )
+    folders: list[Path | None] = [None]
+    searched = "its files"
+    if bpe is not None:
+        searched = str(home.cache / "tokenizers")
+        # Several of one size and task differ in the data that they were trained on.
+        folders = [*sorted(Path(searched).glob(f"bpe-{bpe.size}-{bpe.task}-*"))]
     for folder in folders:
         resolved = resolve(choice, tokenizer=folder)
         tokenizer = load_tokenizer(resolved)
         if wanted is None or tokenizer_fingerprint(tokenizer) == wanted:
             return resolved, tokenizer
-    what = f"tokenizer {choice.tokenizer or 'of ' + choice.name}"
+    tokenizer_name = choice.tokenizer or f"of {choice.name}"
     raise CheckpointError(
-        f"{what} is not the one that trial {result.trial} had (looked in {home.cache / 'tokenizers' if bpe else 'its files'})"
+        f"tokenizer {tokenizer_name} is not the one that trial {result.trial} had "
+        f"(looked in {searched})"
     )
 
 
 def _ended(folder: TrialFolder) -> tuple[TrialSpec, TrialResult, Path]:
     """Specification, result and trained tensors of a trial that kept them."""
     spec, result = folder.spec(), folder.result()
-    tensors = folder.weights if spec is not None and spec.phase is Phase.PRETRAIN else folder.best
+    tensors = folder.best
+    if spec is not None and spec.phase is Phase.PRETRAIN:
+        tensors = folder.weights
     if spec is None or result is None or not result.status.has_score or not tensors.exists():
         raise ConfigError(
-            f"{folder.path}: got {_lacks(spec, result)}, expected a finished trial of the confirm phase (spec.json, result.json with a "
-            f"score, and {tensors.name}); search trials keep no weights: run the sweep to its end, or `suite trial --test`"
+            f"{folder.path}: got {_lacks(spec, result)}, expected a finished trial of the confirm "
+            f"phase (spec.json, result.json with a score, and {tensors.name}); search trials keep "
+            "no weights: run the sweep to its end, or `suite trial --test`"
         )
     _check_unchanged(tensors, result)
     return spec, result, tensors
 
 
 def _check_unchanged(tensors: Path, result: TrialResult) -> None:
-    """One flipped bit still loads, and gives another model."""
-    if result.weights_sha256 is not None and (found := sha256(tensors)) != result.weights_sha256:
+    """Raise CheckpointError unless the file is the recorded one: a flipped bit would still load."""
+    expected = result.weights_sha256
+    if expected is None:
+        return
+    found = sha256(tensors)
+    if found != expected:
         raise CheckpointError(
-            f"{tensors}: not the trained tensors of this trial: got SHA-256 {found[:16]}..., expected {result.weights_sha256[:16]}..., "
-            f"which its result records: damaged or changed since; use a copy, or remove {tensors.parent} and run the sweep again"
+            f"{tensors}: not the trained tensors of this trial: got SHA-256 {found[:16]}..., "
+            f"expected {expected[:16]}..., which its result records: damaged or changed since; "
+            f"use a copy, or remove {tensors.parent} and run the sweep again"
         )
 
 
@@ -170,38 +183,48 @@ def _lacks(spec: TrialSpec | None, result: TrialResult | None) -> str:
         return "no trial"
     if result is None:
         return f"a {spec.phase} trial that has not ended"
-    return (
-        f"a {spec.phase} trial without weights"
-        if result.status.has_score
-        else f"a trial that ended {result.status}"
-    )
+    if result.status.has_score:
+        return f"a {spec.phase} trial without weights"
+    return f"a trial that ended {result.status}"
 
 
 def _check_frozen(
     model: nn.Module, spec: TrialSpec, result: TrialResult, folder: TrialFolder
 ) -> None:
-    ranks = result.provenance.get("world_size", spec.world_size)  # of the last attempt
-    found = frozen_digest(model, parts=ranks if spec.training.zero_stage == 3 else 1, ranks=ranks)
+    # The ranks of the last attempt, which wrote the result.
+    ranks = result.provenance.get("world_size", spec.world_size)
+    parts = 1
+    if spec.training.zero_stage == 3:
+        parts = ranks
+    found = frozen_digest(model, parts=parts, ranks=ranks)
     if result.frozen_sha256 is None or found is None or found == result.frozen_sha256:
         return
-    then = result.provenance.get("versions", {})
+    then = result.provenance.get("versions", {}).get("torch")
     raise CheckpointError(
-        f"{folder.path}: the frozen weights of {spec.arm.backbone.name} are not those that the trial had: its files were changed, or its "
-        f"random weights were drawn by another version (torch then {then.get('torch')}, now {torch.__version__}); train the cell again"
+        f"{folder.path}: the frozen weights of {spec.arm.backbone.name} are not those that the "
+        "trial had: its files were changed, or its random weights were drawn by another version "
+        f"(torch then {then}, now {torch.__version__}); train the cell again"
     )
 
 
 def frozen_digest(model: nn.Module, *, parts: int, ranks: int) -> str | None:
-    """What `Engine.digest(trained=False)` gives for a model that lies in `parts` on `ranks`; None where parts are filled up.
+    """What `Engine.digest(trained=False)` gives for a model that lies in `parts` on `ranks`.
 
     Args:
         model: Whole, in the precision of the engine.
         parts: Pieces that every parameter is cut in: the ranks under ZeRO-3, else 1.
-        ranks: Whose hashes are put together.
+        ranks: Ranks whose hashes are put together.
+
+    Returns:
+        None if a parameter does not divide into equal parts: ZeRO fills up the last one then.
     """
-    if any(p.numel() % parts for p in model.parameters() if not p.requires_grad):
-        return None
-    hashes = [_part_digest(model, part if parts > 1 else 0, parts) for part in range(ranks)]
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.numel() % parts:
+            return None
+    hashes = []
+    for rank in range(ranks):
+        # With one part every rank holds the whole.
+        hashes.append(_part_digest(model, rank % parts, parts))
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
@@ -209,16 +232,14 @@ def _part_digest(model: nn.Module, part: int, parts: int) -> str:
     sha = hashlib.sha256()
     for name, flat in _frozen(model):
         size = len(flat) // parts
+        own = flat[part * size : (part + 1) * size]
         sha.update(name.encode())
-        sha.update(
-            flat[part * size : (part + 1) * size].contiguous().view(torch.uint8).numpy().tobytes()
-        )
+        # Seen as bytes, because numpy has no bfloat16.
+        sha.update(own.contiguous().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
 
 def _frozen(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    return (
-        (name, p.detach().cpu().reshape(-1))
-        for name, p in model.named_parameters()
-        if not p.requires_grad
-    )
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            yield name, parameter.detach().cpu().reshape(-1)

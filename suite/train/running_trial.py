@@ -17,7 +17,10 @@ from suite.train.process_group import gather_objects
 from suite.train.warm import Warm
 
 UNSCORED_STEPS = 3
-"""Steps after a switch from evaluation to training that are not timed: caches and ZeRO's prefetch trace are cold."""
+"""Steps after a switch from evaluation to training that are not timed.
+
+Caches and ZeRO's prefetch trace are cold then.
+"""
 
 
 @dataclass(slots=True)
@@ -25,9 +28,9 @@ class TrialProgress:
     """What must survive a cut: stored with every committed epoch.
 
     Attributes:
-        best_sha256: Of the file that holds the best epoch's weights (confirm phase).
-        meters: Accounts by rank; also of ranks that an earlier, larger attempt had.
-        world_sizes: Ranks by attempt, of those attempts that the trial goes on from.
+        best_sha256: SHA-256 of the file with the best epoch's weights (confirm phase).
+        meters: Accounts by rank, with those of ranks that only an earlier, larger attempt had.
+        world_sizes: Ranks of each attempt that the trial goes on from.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -54,8 +57,11 @@ class TrialProgress:
 
     def retired(self, world_size: int) -> list[dict[str, LocalPhase]]:
         """Accounts of the ranks that this attempt does not have."""
-        states = [state for rank, state in self.meters.items() if int(rank) >= world_size]
-        return [{name: LocalPhase(**phase) for name, phase in state.items()} for state in states]
+        accounts = []
+        for rank, state in self.meters.items():
+            if int(rank) >= world_size:
+                accounts.append({name: LocalPhase(**phase) for name, phase in state.items()})
+        return accounts
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> TrialProgress:
@@ -77,30 +83,33 @@ class RunningTrial:
     weights_sha256: str | None = None
 
     def accounts(self) -> tuple[dict[str, PhaseRecord], dict[str, str]]:
-        """What the trial has cost so far, as `combine`: on these ranks, and on those that only earlier attempts had. Collective."""
-        return combine(
-            [
-                *gather_objects(self.meter.local()),
-                *self.progress.retired(self.warm.engine.world_size),
-            ]
-        )
+        """What the trial has cost so far, as `combine` gives it. Collective.
+
+        Counts these ranks, and those that only earlier attempts had.
+        """
+        present = gather_objects(self.meter.local())
+        return combine(present + self.progress.retired(self.warm.engine.world_size))
+
+    def note_meters(self) -> None:
+        """Put the accounts of all ranks into what a checkpoint keeps. Collective."""
+        for rank, state in enumerate(gather_objects(self.meter.state())):
+            self.progress.meters[str(rank)] = state
 
     @property
     def total_steps(self) -> int:
         return len(self.batches) * self.spec.training.epochs
 
     def learning_rate(self, step: int) -> float:
-        """At a 0-based step of the trial."""
+        """The learning rate at a 0-based step of the trial."""
         return self.spec.learning_rate * lr_multiplier(self.spec.training, step, self.total_steps)
 
     def improves(self, score: float) -> bool:
-        """Whether a validation score is better than all before it; of a pretrain run the last weights count."""
-        best, task = self.progress.best_score, self.spec.task
-        return (
-            self.spec.phase is Phase.PRETRAIN
-            or best is None
-            or task.utility(score) > task.utility(best)
-        )
+        """Whether a validation score is better than all before it."""
+        best = self.progress.best_score
+        # A pretrain run keeps its last weights, whatever they score.
+        if self.spec.phase is Phase.PRETRAIN or best is None:
+            return True
+        return self.spec.task.utility(score) > self.spec.task.utility(best)
 
     @property
     def out_of_patience(self) -> bool:

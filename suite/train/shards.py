@@ -1,8 +1,9 @@
-"""The state of an engine in files that any number of ranks can read: safetensors, one per rank, every tensor by its parameter's name.
+"""The state of an engine in files that any number of ranks can read: safetensors, one per rank.
 
-A file holds runs of the flattened parameters (`weight/<name>`, and after the first step `exp_avg/<name>`, `exp_avg_sq/<name>`), and
-says in its metadata which elements these are. A rank of another group reads from all files what it needs. Nothing is gathered, so that
-a model too large for one rank's memory is written too; nothing is pickled.
+A file holds runs of the flattened parameters (`weight/<name>`, and after the first step
+`exp_avg/<name>`, `exp_avg_sq/<name>`), and its metadata say which elements these are. A rank of
+another group reads from all files what it needs. Nothing is gathered, so that a model too large for
+one rank's memory can be written. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -46,21 +47,19 @@ def write_shard(
         steps: Adam's step count; at 0 there are no moments.
         about: `rank`, `world_size`; `buffers`: name -> tensor.
     """
-    tensors = {
-        BUFFER + name: tensor.detach().cpu().contiguous()
-        for name, tensor in about.pop("buffers", {}).items()
-    }
+    tensors = {}
+    for name, tensor in about.pop("buffers", {}).items():
+        tensors[BUFFER + name] = tensor.detach().cpu().contiguous()
+    runs = {}
     for piece in pieces:
+        runs[piece.name] = [piece.start, piece.length, piece.whole]
         tensors[f"{WEIGHT}/{piece.name}"] = piece.of(piece.master)
-        for key in MOMENTS if steps else ():
-            tensors[f"{key}/{piece.name}"] = piece.of(state[piece.master][key])
-    runs = {piece.name: [piece.start, piece.length, piece.whole] for piece in pieces}
-    metadata = {
-        "format": FORMAT,
-        "steps": str(steps),
-        "runs": json.dumps(runs),
-        **{key: str(value) for key, value in about.items()},
-    }
+        if steps:
+            for key in MOMENTS:
+                tensors[f"{key}/{piece.name}"] = piece.of(state[piece.master][key])
+    metadata = {"format": FORMAT, "steps": str(steps), "runs": json.dumps(runs)}
+    for key, value in about.items():
+        metadata[key] = str(value)
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata)
 
@@ -106,11 +105,10 @@ class Shards:
             raise ValueError(f"{path}: format {metadata.get('format')!r}, expected {FORMAT}")
         for name, (start, length, whole) in json.loads(metadata["runs"]).items():
             self.runs.setdefault(name, []).append(_Run(file, start, length, whole))
-        self.buffers |= {
-            key.removeprefix(BUFFER): file.get_tensor(key)
-            for key in file.keys()  # noqa: SIM118
-            if key.startswith(BUFFER)
-        }
+        # The file has keys() and cannot be iterated over.
+        for key in file.keys():  # noqa: SIM118
+            if key.startswith(BUFFER):
+                self.buffers[key.removeprefix(BUFFER)] = file.get_tensor(key)
         return int(metadata["steps"])
 
     def __enter__(self) -> Shards:
@@ -129,44 +127,46 @@ class Shards:
             ValueError: What they hold instead.
         """
         if self.runs.keys() != wholes.keys():
-            raise ValueError(
-                f"other parameters than those that train: {sorted(self.runs.keys() ^ wholes.keys())[:5]}"
-            )
+            strange = sorted(self.runs.keys() ^ wholes.keys())
+            raise ValueError(f"other parameters than those that train: {strange[:5]}")
         for name, runs in self.runs.items():
+            whole = wholes[name]
             ends = sorted((run.start, run.start + run.length) for run in runs)
-            covered = all(
-                left[1] == right[0]
-                for left, right in zip([(0, 0), *ends], [*ends, (wholes[name], 0)], strict=True)
-            )
-            if not covered or any(run.whole != wholes[name] for run in runs):
+            covered = 0
+            fits = all(run.whole == whole for run in runs)
+            for start, end in ends:
+                fits = fits and start == covered
+                covered = end
+            if not fits or covered != whole:
                 raise ValueError(
-                    f"{name}: {runs[0].whole} elements in runs {ends}, expected {wholes[name]} without a gap"
+                    f"{name}: {runs[0].whole} elements in runs {ends}, "
+                    f"expected {whole} without a gap"
                 )
 
     def read(
         self, pieces: Iterable[Piece], state: Mapping[torch.Tensor, Mapping[str, Any]]
     ) -> None:
-        """Copy what the pieces cover into the fp32 weights and, after step 0, into the optimizer's moments.
+        """Copy what the pieces cover into the fp32 weights and the optimizer's moments.
+
+        At step 0 there are no moments.
 
         Raises:
             ValueError: The files do not hold all of a piece.
         """
         for piece in pieces:
             self._fill(piece, WEIGHT, piece.of(piece.master))
-            for key in MOMENTS if self.steps else ():
-                self._fill(piece, key, piece.of(state[piece.master][key]))
+            if self.steps:
+                for key in MOMENTS:
+                    self._fill(piece, key, piece.of(state[piece.master][key]))
 
     def _fill(self, piece: Piece, key: str, target: torch.Tensor) -> None:
         filled = 0
         for run in self.runs.get(piece.name, ()):
-            low, high = (
-                max(piece.start, run.start),
-                min(piece.start + piece.length, run.start + run.length),
-            )
+            low = max(piece.start, run.start)
+            high = min(piece.start + piece.length, run.start + run.length)
             if low < high:
-                values = run.file.get_slice(f"{key}/{piece.name}")[
-                    low - run.start : high - run.start
-                ]
+                stored = run.file.get_slice(f"{key}/{piece.name}")
+                values = stored[low - run.start : high - run.start]
                 target[low - piece.start : high - piece.start].copy_(values)
                 filled += high - low
         if filled != piece.length:

@@ -37,11 +37,11 @@ class Warm:
     """An engine with all that belongs to its arm and task.
 
     Attributes:
-        attention: How large the converted backbone's attention is, before the method.
-        pretrain: Where the backbone's weights come from; None = from its own checkpoint, or they are random.
+        attention: Parameters and cache of the converted backbone's attention, before the method.
+        pretrain: Where the backbone's weights come from; None = its own checkpoint, or chance.
         initial: Folder of step 0, in which each rank reads what it wrote.
-        initial_digest: Of the trained weights at step 0; a reset must reproduce it.
-        frozen_digest: Of the frozen weights; no trial may change it.
+        initial_digest: Fingerprint of the trained weights at step 0; a reset must reproduce it.
+        frozen_digest: Digest of the frozen weights; no trial may change it.
         start_output: What the model answers at step 0; training must change it.
         strays: Parameters that train and should not, or the other way round.
         pristine: Whether the engine still is at step 0.
@@ -100,18 +100,22 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         data_root=workspace.data_root,
         cache=workspace.home.cache,
     )
-    arm = spec.arm
-    attention = count_attention(resolved, objective.head, arm.attention)
-    pretrain = (
-        None if arm.pretrain is None else read_pretrain(workspace.home.pretrained(arm.pretrain))
-    )
-    weights = None if arm.pretrain is None else workspace.home.pretrained(arm.pretrain).weights
+    attention = count_attention(resolved, objective.head, spec.arm.attention)
+    pretrain: PretrainRecord | None = None
+    weights: Path | None = None
+    if spec.arm.pretrain is not None:
+        folder = workspace.home.pretrained(spec.arm.pretrain)
+        pretrain = read_pretrain(folder)
+        weights = folder.weights
     model, method = build_model(spec, resolved, objective.head, weights=weights)
     if method.needs_preparation:
         model.to(device)
         method.prepare(model, resolved.family, _single_rows(data, objective, spec, device), _loss)
     if spec.training.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+        # Re-entrant checkpointing wants inputs that need a gradient; a frozen embedding's do not.
+        model.gradient_checkpointing_enable(  # type: ignore[operator]
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     head_parameters = sum(p.numel() for p in task_head(model, resolved))
     engine = Engine(model, spec.training, world_size=dist.get_world_size(), device=device)
     initial = workspace.engines / gather_objects(uuid.uuid4().hex)[0] / "step-0"
@@ -134,7 +138,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
 
 
 def read_pretrain(folder: TrialFolder) -> PretrainRecord:
-    """What a finished pretrain run says about itself; its weights are verified.
+    """What a finished pretrain run says about itself. Its weights are verified.
 
     Raises:
         CheckpointError: It has not finished, or its weights are not those that it wrote.
@@ -142,11 +146,13 @@ def read_pretrain(folder: TrialFolder) -> PretrainRecord:
     result = folder.result()
     if result is None or result.weights_sha256 is None:
         raise CheckpointError(
-            f"{folder.path}: this pretrain run has no weights; suite run trains them before its cells"
+            f"{folder.path}: this pretrain run has no weights; "
+            "suite run trains them before its cells"
         )
     if not folder.weights.is_file() or sha256(folder.weights) != result.weights_sha256:
         raise CheckpointError(
-            f"{folder.weights}: lost or changed since it was written; remove {folder.path} to train it again"
+            f"{folder.weights}: lost or changed since it was written; "
+            f"remove {folder.path} to train it again"
         )
     train = result.phases["train"]
     return PretrainRecord(
@@ -162,11 +168,13 @@ def read_pretrain(folder: TrialFolder) -> PretrainRecord:
 def _single_rows(
     data: Prepared, objective: Objective, spec: TrialSpec, device: str
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Training examples one by one in a seeded order, the same on every rank (Fisher importance is per example)."""
+    """Training examples one by one in a seeded order, the same on every rank.
+
+    One by one, because Fisher importance is per example.
+    """
     rows = data.split("train", confirm=False)
-    order = torch.randperm(
-        len(rows), generator=torch.Generator().manual_seed(spec.stream("preparation"))
-    )
+    generator = torch.Generator().manual_seed(spec.stream("preparation"))
+    order = torch.randperm(len(rows), generator=generator)
     for index in order.tolist():
         yield {name: tensor.to(device) for name, tensor in objective.collate([rows[index]]).items()}
 
