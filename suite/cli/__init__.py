@@ -1,4 +1,4 @@
-"""The command line `suite`: one thin file per command, which imports what it needs only when it runs."""
+"""The command line `suite`: one thin file per command, which imports what it needs when it runs."""
 
 from __future__ import annotations
 

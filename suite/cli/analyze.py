@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from suite.data.prepare import Prepared
     from suite.metrics.attention_maps import MapStatistics
 
+# The maps of all layers and heads of a batch are in memory at once: few rows are enough.
 BATCH_ROWS = 4
+# New weights, as of a head that the checkpoint lacks, are drawn with it.
 SEED = 0
 GROUPS = ("backbone", "attention", "training")
 MAP_KEYS = (
@@ -94,6 +96,7 @@ def attention(
         )
         folder = out or Path("analysis") / f"{Path(backbone).name}-{variant}-{task}"
         write_analysis(found, facts, folder)
+    # On stderr, so that a pipe gets the table alone.
     typer.echo(f"written to {folder}", err=True)
     table: list[dict[str, Any]] = []
     for site, statistics in found.items():
@@ -118,6 +121,7 @@ def weights(
     independent draws, so the test describes and proves nothing.
     """
     changes = [asdict(change) for change in trained_changes(trial)]
+    # A table has no room for a list per row; JSON and CSV have it.
     keys = (*WEIGHT_KEYS, "mean_abs_difference_by_head")
     render(changes, _columns(WEIGHT_KEYS, names=3), fmt, keys=keys)
 
@@ -145,6 +149,7 @@ def measure(
         ConfigError: The choices cannot be used, or the variant has no attention probabilities.
         DataError: The data cannot be read.
     """
+    # Imported here: torch takes seconds, and `--help` must not wait for it.
     import tempfile
 
     import torch
@@ -156,6 +161,7 @@ def measure(
     from suite.petl.arm import build_arm
 
     arm, config, training = _chosen(backbone, task, variant, overrides)
+    # A few rows are tokenized in a moment: no home has to keep them.
     with tempfile.TemporaryDirectory() as cache:
         resolved = open_backbone(
             arm.backbone, data_root=data_root, cache=Path(cache), where="--backbone"
@@ -166,10 +172,12 @@ def measure(
         data = prepare(
             config,
             objective,
+            # The training rows are not used: the limit keeps their preparation short.
             limit=LimitConfig(train=rows, validation=rows),
             data_root=data_root,
             cache=Path(cache),
         )
+        # Dropout would make every run show other maps.
         found = observed(model.eval(), resolved.family, batches(data, objective))
     return found, {
         "backbone": identity(resolved),
@@ -193,6 +201,7 @@ def _chosen(
 
     given = read_overrides({}, overrides, method="full", groups=GROUPS)
     training = validate(TrainingConfig, given.pop("training", {}), where="--set training")
+    # `full` adds nothing to the model: what is seen is the attention alone.
     return make_arm(backbone, "full", variant, given), load_task(task, where="--task"), training
 
 
@@ -203,7 +212,12 @@ def _objective(resolved: ResolvedBackbone, task: TaskConfig, training: TrainingC
     kind = resolved.family.kind
     tokenizer = load_tokenizer(resolved)
     return make_objective(
-        task, kind=kind, tokenizer=tokenizer, training=training, decoder_objective="head"
+        # A decoder reads the whole input either way; a head saves it from writing an answer.
+        task,
+        kind=kind,
+        tokenizer=tokenizer,
+        training=training,
+        decoder_objective="head",
     )
 
 
@@ -225,6 +239,7 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
     sites = self_attentions(model, family)
     taken = {}
     for name, of_stack in sites.items():
+        # Only a decoder's maps are triangular; uniform attention there has fewer positions.
         taken[name] = AttentionMaps(causal=of_stack[0].role == "decoder")
     with torch.no_grad(), watched(sites) as seen:
         for batch in inputs:
@@ -235,6 +250,7 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
                 if family.kind == "encoder-decoder" and name == "decoder-self":
                     valid = batch["labels"] != -100
                 taken[name].add(maps, valid)
+                # One batch at a time: the maps of all inputs would fill the memory.
                 maps.clear()
     return {name: maps.statistics() for name, maps in taken.items()}
 
@@ -250,6 +266,7 @@ def trained_changes(path: Path) -> list[WeightChange]:
     from suite.record.folder import Home, TrialFolder
     from suite.train.restore import restore
 
+    # `start_of` keeps the head weights as they were before training, to compare with.
     trained = restore(TrialFolder(path), Home(path.resolve().parents[1]), start_of="head_weight")
     changes = weight_changes(trained.model, trained.resolved.family, trained.start)  # type: ignore[arg-type]  # families look inside wrappers
     if not changes:
@@ -269,6 +286,7 @@ def layer_rows(site: str, statistics: MapStatistics) -> Iterator[dict[str, Any]]
             # The last layer has no next one.
             is_last = layer + 1 == depth
             row[f"{name}_next"] = None if is_last else float(matrix[layer, layer + 1])
+        # The mean over heads; variance.parquet has each of them.
         row["variance"] = float(statistics.variance[layer].mean())
         row["downstream_sum"] = float(statistics.downstream_sum[layer])
         row["downstream_mean"] = float(statistics.downstream_mean[layer])
@@ -316,6 +334,7 @@ def write_analysis(found: dict[str, MapStatistics], facts: dict[str, Any], folde
         sites[site] = {"inputs": statistics.inputs, "layers": layers}
     pq.write_table(pa.Table.from_pylist(similarity), folder / "similarity.parquet")
     pq.write_table(pa.Table.from_pylist(variance), folder / "variance.parquet")
+    # NaN is no JSON; other programs could not read the file.
     text = json.dumps({**facts, "sites": sites}, indent=1, allow_nan=False)
     (folder / "analysis.json").write_text(text + "\n", encoding="utf-8")
     arm = facts["arm"]

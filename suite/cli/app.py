@@ -108,6 +108,7 @@ app = typer.Typer(
     "same data, same loop.",
     epilog="Example: suite run sweeps/quickstart.yaml",
     no_args_is_help=True,
+    # typer's own tracebacks print local variables, and those may hold a password.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -116,6 +117,7 @@ _analyses = typer.Typer(
     help="Look into attention: how alike layers are, how they vary, what learned weights became.",
     no_args_is_help=True,
 )
+# `epilog` stands last in --help, where people look for an example.
 for _group, _commands in ((app, COMMANDS), (_tasks, TASKS), (_analyses, ANALYSES)):
     for _name, (_command, _example) in _commands.items():
         _group.command(_name, epilog=f"Example: {_example}")(_command)
@@ -140,9 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: What follows `suite`; None = the process's own arguments.
     """
+    # Here and nowhere else: below this border every mistake is an exception with a message.
     try:
         app(args=arguments, prog_name="suite")
     except SuiteError as error:
+        # Errors of stores quote URLs, which may hold a password.
         print(f"error: {redact(error)}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
@@ -157,4 +161,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "what had ended is kept",
             file=sys.stderr,
         )
+        # Not 2: nothing was wrong with the command.
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""An arm as it is typed on the command line: `--backbone B --method M [--attention V] [--set rank=4 ...]`."""
+"""Makes an arm of what is typed: `--backbone B --method M [--attention V] [--set rank=4 ...]`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def read_overrides(
     Raises:
         UnknownNameError: A key is neither a setting nor a group.
     """
+    # Their names come from the method's own class: a new method needs no line here.
     settings = list(get_method(method, where="--method").Config.model_fields)
     items = []
     for item in overrides:
@@ -61,7 +62,9 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
     Raises:
         ConfigError: A name, key or value cannot be used.
     """
+    # Trust needs a commit and --trust-remote-code: no other option may grant it.
     refuse_trust(changes.get("backbone"), where="--set backbone")
+    # Complete, with every default written out: an arm's key is the hash of what stands here.
     data = {
         "backbone": {"name": backbone, **changes.get("backbone", {})},
         "attention": {"name": attention, **changes.get("attention", {})},
@@ -69,6 +72,7 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
         "architecture": full_architecture(method, changes.get("architecture", {})),
     }
     arm = validate(Arm, data, where="--set")
+    # A trusted name that nothing uses is a typing error: say so.
     check_named([backbone], where="--backbone")
     return arm.model_copy(update={"backbone": with_trust(arm.backbone, where="--backbone")})
 
@@ -79,6 +83,7 @@ def head_for(resolved: ResolvedBackbone, task: TaskConfig | None, *, num_labels:
     Encoder-decoders answer with text, and so does every backbone on a task of text.
     """
     kind = resolved.family.kind
+    # A decoder has heads for classes and for choices; it answers questions with text.
     if kind != "encoder-decoder" and isinstance(task, MultipleChoiceTask):
         return Head("choice")
     if kind == "encoder" and isinstance(task, QuestionAnsweringTask):

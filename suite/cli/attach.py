@@ -1,4 +1,4 @@
-"""The report of a sweep that has ended, put among the artifacts of its run in MLflow: after `suite run` and `suite sync`."""
+"""Puts the report of an ended sweep into MLflow, after `suite run` and `suite sync`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def attach(
     home: Home, tracking_uri: str | None, sweep: str | None = None, *, unless: Collection[str] = ()
 ) -> None:
-    """Attach what is new; a report that cannot be made or stored is said and ends nothing.
+    """Attach new reports; one that cannot be made or stored costs a line on stderr and no more.
 
     Args:
-        home: Whose sweeps are meant.
-        tracking_uri: As `resolve_uri` takes it.
-        sweep: Only this one; None = all of the home.
-        unless: Sweeps that go on.
+        home: The home that holds the sweeps.
+        tracking_uri: The MLflow store, as `resolve_uri` takes it.
+        sweep: The only sweep to attach; None = all of the home.
+        unless: Sweeps that still run, and get their report when they end.
     """
     try:
         for name in _attach(home, tracking_uri, sweep, unless):
@@ -30,7 +30,9 @@ def attach(
                 f"the report of {name} is an artifact of its run `report` in MLflow",
                 file=sys.stderr,
             )
-    except Exception as error:  # noqa: BLE001 - the trials are done and in MLflow: whatever a report lacks, the command goes on
+    except Exception as error:  # noqa: BLE001
+        # The trials are done and in MLflow: a report that fails must not fail the command.
+        # The text may hold the store's password and, from SQL, a whole page.
         reason = " ".join(redact(error).split())[:500]
         print(f"no report in MLflow: {type(error).__name__}: {reason}", file=sys.stderr)
 
@@ -38,6 +40,7 @@ def attach(
 def _attach(
     home: Home, tracking_uri: str | None, sweep: str | None, unless: Collection[str]
 ) -> list[str]:
+    # MLflow and plotly take seconds to import; a sweep that failed never gets here.
     from suite.report import build
     from suite.tracking.attach import attach_reports
     from suite.tracking.store import resolve_uri

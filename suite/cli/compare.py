@@ -55,7 +55,8 @@ def compare(
         ),
     ] = None,
     second: Annotated[
-        str | None, typer.Argument(metavar="ARM_B]", help="The same of the arm to compare it with.")
+        str | None,
+        typer.Argument(metavar="ARM_B]", help="The arm to compare it with, named the same way."),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     sweep: Annotated[
@@ -79,11 +80,16 @@ def compare(
 
     Holm's correction covers everything that is printed.
     """
+    # What a command computes with is imported when it runs: `--help` must not wait.
     from suite.cli.select import read_arms
     from suite.record.folder import Home
 
     place = Home(existing_home(home))
-    given = [name for name in (first, second) if name is not None]
+    # Both arguments are optional for typer, because --all-pairs takes none.
+    given = []
+    for name in (first, second):
+        if name is not None:
+            given.append(name)
     wanted = 0 if all_pairs else 2
     if len(given) != wanted:
         got = " and ".join(given) or "no arm"
@@ -100,10 +106,12 @@ def compare(
                 pairs.append(pair)
     if task is not None:
         _check_task(task, pairs)
+    # One comparer for all pairs: reading the answers is the slow part.
     comparer = _Comparer(arms)
     rows: list[dict[str, Any]] = []
     for a, b in pairs:
         rows += comparer.rows(a, b, task)
+    # After all rows are there: Holm's correction depends on how many there are.
     _adjust(rows)
     if not rows:
         raise StatisticsError(f"{home}: no two arms of one sweep and backbone have been confirmed")
@@ -136,11 +144,16 @@ def _comparable(a: Sequence[Cell], b: Sequence[Cell]) -> bool:
     """Whether `--all-pairs` compares two arms: one sweep, one backbone, both confirmed."""
     if _sweep(a) != _sweep(b) or a[0].arm.backbone.name != b[0].arm.backbone.name:
         return False
-    return any(cell.confirmed() for cell in a) and any(cell.confirmed() for cell in b)
+    return _is_confirmed(a) and _is_confirmed(b)
+
+
+def _is_confirmed(cells: Sequence[Cell]) -> bool:
+    return any(cell.confirmed() for cell in cells)
 
 
 def _sweep(cells: Sequence[Cell]) -> str:
     """The sweep of an arm's cells; every cell has a trial."""
+    # A cell may have no search trials, where the learning rate is fixed.
     first = cells[0]
     return (first.search or first.confirm)[0].spec.sweep
 
@@ -170,10 +183,15 @@ class _Comparer:
                 evidence[task] = self._evidence(left[task], right[task])
                 noise = self._noise((a, b), [task], evidence[task].seeds)
                 row |= _difference(evidence[task], noise, _task(left[task]).higher_is_better)
+            # A task that cannot be compared keeps its row, which says why.
             except SuiteError as reason:
                 row["missing"] = str(reason)
             rows.append(row)
-        directions = {row["higher_is_better"] for row in rows if row["missing"] is None}
+        directions = set()
+        for row in rows:
+            if row["missing"] is None:
+                directions.add(row["higher_is_better"])
+        # A mean over accuracies and perplexities together would mean nothing.
         if len(evidence) > 1 and len(directions) == 1:
             rows.append(_blank(MEAN, a, b) | self._mean((a, b), evidence, directions.pop()))
         return rows
@@ -209,8 +227,11 @@ class _Comparer:
         """
         import numpy as np
 
-        kin = {(_sweep(cells), cells[0].arm.backbone.name) for cells in pair}
-        own = [(_sweep(cells), cells[0].arm.key) for cells in pair]
+        kin = set()
+        own = set()
+        for cells in pair:
+            kin.add((_sweep(cells), cells[0].arm.backbone.name))
+            own.add((_sweep(cells), cells[0].arm.key))
         means = []
         for key, cells in self.arms.items():
             if (key[0], cells[0].arm.backbone.name) not in kin:
@@ -220,6 +241,7 @@ class _Comparer:
             for cell in cells:
                 if cell.task in tasks:
                     table.append(_scores(cell, seeds, trusted=key in own))
+            # An arm without all scores is left out: its mean would be over other tasks.
             if len(table) == len(tasks) and all(table):
                 means.append(np.mean(table, axis=0))
         return np.array(means)
@@ -267,17 +289,23 @@ def _difference(evidence: Evidence, noise: Values | None, higher_is_better: bool
 
 
 def _adjust(rows: Sequence[dict[str, Any]]) -> None:
-    """Add Holm's p-values, over all tasks and pairs; the means are a question of their own."""
+    """Add Holm's p-values: one family of all tasks and pairs, and another of the means."""
     import numpy as np
 
     from suite.stats.significance import LEVEL, holm
 
     for of_means in (False, True):
-        family = [row for row in rows if (row["task"] == MEAN) == of_means and row["p"] is not None]
-        adjusted = holm(np.array([row["p"] for row in family]))
+        family = []
+        p_values = []
+        for row in rows:
+            if (row["task"] == MEAN) == of_means and row["p"] is not None:
+                family.append(row)
+                p_values.append(row["p"])
+        adjusted = holm(np.array(p_values))
         for row, p in zip(family, adjusted, strict=True):
             row["p_holm"] = float(p)
             if p < 1 - LEVEL:
+                # A lower perplexity wins: the sign alone does not tell who is better.
                 a_wins = (row["difference"] > 0) == row["higher_is_better"]
                 row["better"] = "a" if a_wins else "b"
 
@@ -337,6 +365,7 @@ def _p(value: float | None) -> str:
 def _verdict(row: Row) -> str:
     if row["missing"]:
         return str(row["missing"])
+    # Not `equal`: with few seeds a real difference may stay hidden.
     return {"a": "A is better", "b": "B is better"}.get(row["better"], "cannot be told apart")
 
 

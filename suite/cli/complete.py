@@ -32,6 +32,7 @@ def tasks(incomplete: str) -> list[str]:
     names = []
     for folder in [*user_folders("tasks"), shipped_folder("tasks")]:
         for path in folder.iterdir():
+            # Files that start so are helpers of tasks, as in any Python package.
             if path.stem[0] in "_.":
                 continue
             if path.suffix == ".yaml":
@@ -43,6 +44,7 @@ def tasks(incomplete: str) -> list[str]:
 
 def backbones(incomplete: str) -> list[str]:
     names = []
+    # Importing the module would import transformers, which takes seconds.
     tree = ast.parse((PACKAGE / "backbones" / "presets.py").read_text())
     for node in tree.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.value, ast.Dict):
@@ -62,6 +64,7 @@ def sweeps(incomplete: str) -> list[str]:
 
 def sweeps_of_home(context: typer.Context, incomplete: str) -> list[str]:
     """Sweeps that were run in the home that the command line names."""
+    # Options behind the cursor are not parsed yet: then it is the usual home.
     home = Path(context.params.get("home") or "runs")
     return _matching([path.stem for path in (home / "sweeps").glob("*.json")], incomplete)
 
@@ -70,6 +73,7 @@ def listed(names: Completer) -> Completer:
     """A completer for a list with commas between the names: it completes the last one."""
 
     def complete(incomplete: str) -> list[str]:
+        # The shell sees one word: the names before the last comma must come back too.
         *before, last = incomplete.split(",")
         found = []
         for name in names(last):
@@ -81,6 +85,7 @@ def listed(names: Completer) -> Completer:
 
 
 def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    # A user's file may hide a shipped one of the same name: it is offered once.
     return sorted({name for name in names if name.startswith(incomplete)})
 
 
@@ -90,6 +95,7 @@ def _plug_ins(axis: str) -> list[str]:
         for path in folder.glob("*.py"):
             if path.stem.startswith("_") or path.stem == "base":
                 continue
+            # A file that is no UTF-8 must not break the shell's completion.
             if PLUG_IN.search(path.read_text(errors="replace")):
                 names.append(stem_to_name(path.stem))
     return names

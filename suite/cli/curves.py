@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ from suite.cli.options import (
     FormatOption,
     HomeOption,
     TrackingOption,
-    existing_home,
+    home_to_read,
 )
 from suite.cli.render import Column, column
 from suite.cli.select import short_names
@@ -31,7 +30,8 @@ def curves(
         str | None,
         typer.Argument(
             metavar="[CELL]",
-            help="ARM or ARM/TASK: METHOD, ATTENTION, ATTENTION/METHOD, BACKBONE/ATTENTION/METHOD, or a key.",
+            help="ARM or ARM/TASK; an arm is METHOD, ATTENTION, ATTENTION/METHOD, "
+            "BACKBONE/ATTENTION/METHOD, or a key.",
         ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
@@ -42,20 +42,26 @@ def curves(
             metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
         ),
     ] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw them.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the curves too.")
+    ] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """The learning-rate curve of every cell: validation score by learning rate, as far as it was searched."""
+    """Show every learning rate that a cell's search tried, with its validation score."""
+    # MLflow takes seconds to import, and `--help` must not wait for it.
     from suite.record.folder import Home
     from suite.tracking.rows import read_rows
     from suite.tracking.store import open_store, resolve_uri
 
+    # Checked before the store is read: that may take a while.
     if figure is not None and figure.suffix != ".png":
         raise ConfigError(f"--figure {figure}: expected a name that ends in .png")
-    elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    uri = resolve_uri(Home(home if elsewhere else existing_home(home)), tracking_uri)
+    uri = resolve_uri(Home(home_to_read(home, tracking_uri)), tracking_uri)
     cells = chosen(read_rows(open_store(uri, create=False), sweep), cell)
-    render.render([point for c in cells for point in points(c)], columns(cells), fmt)
+    rows = []
+    for one in cells:
+        rows += points(one)
+    render.render(rows, columns(cells), fmt)
     if figure is not None:
         from suite.report import static
         from suite.report.curves import of_cells
@@ -64,66 +70,73 @@ def curves(
 
 
 def chosen(cells: Sequence[Row], given: str | None) -> list[Row]:
-    """The cells that a name means; all without one.
+    """The cells that a name means; all cells if there is no name.
 
     Raises:
-        UnknownNameError: None.
+        UnknownNameError: No cell has this name.
     """
-    found = [
-        c
-        for c in cells
-        if given is None or given in names(c) or (given and f"{c.arm}/{c.task}".startswith(given))
-    ]
+    found = []
+    known: set[str] = set()
+    for cell in cells:
+        known |= names(cell)
+        if given is None or _is_called(cell, given):
+            found.append(cell)
     if not found:
-        raise UnknownNameError(
-            "cell", str(given), {name for c in cells for name in names(c)}, where="CELL"
-        )
+        raise UnknownNameError("cell", str(given), known, where="CELL")
     return found
 
 
+def _is_called(cell: Row, given: str) -> bool:
+    # The start of a key is enough; an empty text is the start of every key and means none.
+    is_start = given != "" and f"{cell.arm}/{cell.task}".startswith(given)
+    return is_start or given in names(cell)
+
+
 def names(cell: Row) -> set[str]:
-    """What a person may call a cell, or the arm that it is of."""
-    arms = (*short_names(cell.backbone, cell.attention, cell.method), cell.arm)
-    return {name for arm in arms for name in (arm, f"{arm}/{cell.task}")}
+    """What a person may call a cell, or the arm that it belongs to."""
+    found = set()
+    for arm in (*short_names(cell.backbone, cell.attention, cell.method), cell.arm):
+        found.add(arm)
+        found.add(f"{arm}/{cell.task}")
+    return found
 
 
 def points(cell: Row) -> list[dict[str, Any]]:
-    """One row per ended search trial, by learning rate."""
-    common = {
-        key: getattr(cell, key)
-        for key in (
-            "sweep",
-            "backbone",
-            "attention",
-            "attention_options",
-            "method",
-            "architecture",
-            "task",
+    """One row per ended search trial, in the order of the learning rates."""
+    rows = []
+    for rate, score, status in cell.curve:
+        rows.append(
+            {
+                "sweep": cell.sweep,
+                "backbone": cell.backbone,
+                "attention": cell.attention,
+                "attention_options": cell.attention_options,
+                "method": cell.method,
+                "architecture": cell.architecture,
+                "task": cell.task,
+                "learning_rate": rate,
+                "validation_score": score,
+                "status": status,
+                # Equal bit for bit: the cell's rate is copied from the trial that won.
+                "chosen": rate == cell.learning_rate,
+                "learning_rate_low": cell.learning_rate_low,
+                "learning_rate_high": cell.learning_rate_high,
+                "edge": cell.edge,
+                "lr_sensitivity_decades": cell.lr_sensitivity_decades,
+            }
         )
-    }
-    study = {
-        key: getattr(cell, key)
-        for key in ("learning_rate_low", "learning_rate_high", "edge", "lr_sensitivity_decades")
-    }
-    rows = [
-        {
-            **common,
-            "learning_rate": rate,
-            "validation_score": score,
-            "status": status,
-            "chosen": rate == cell.learning_rate,
-            **study,
-        }
-        for rate, score, status in cell.curve
-    ]
-    return sorted(rows, key=lambda row: float(row["learning_rate"]))
+    rows.sort(key=lambda row: float(row["learning_rate"]))
+    return rows
 
 
 def columns(cells: Sequence[Row]) -> list[Column]:
-    """What is the same everywhere is left out."""
-    varying = [key for key in ("sweep", "backbone") if len({getattr(c, key) for c in cells}) > 1]
+    """Columns of the table; a sweep or backbone that all cells share is left out."""
+    varying = []
+    for key in ("sweep", "backbone"):
+        if len({getattr(cell, key) for cell in cells}) > 1:
+            varying.append(column(key))
     return [
-        *(column(key) for key in varying),
+        *varying,
         Column("attention", render.attention),
         column("method"),
         column("architecture", show=render.settings, rank=1),
@@ -138,6 +151,7 @@ def columns(cells: Sequence[Row]) -> list[Column]:
 def _mark(row: render.Row) -> str:
     if not row["chosen"]:
         return ""
+    # The best rate lies at the end of its range: a better one may lie beyond.
     if row["edge"]:
         return "chosen (edge)"
     return "chosen"

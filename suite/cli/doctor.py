@@ -1,4 +1,4 @@
-"""`suite doctor`: what this machine or cluster can do and measure, line by line, with the remedy."""
+"""`suite doctor`: what this machine or cluster can do and measure, with remedies."""
 
 from __future__ import annotations
 
@@ -45,18 +45,22 @@ def doctor(
 
     The exit code is 1 if anything fails.
     """
+    # Ray and torch print while they are probed; stdout is for the table alone.
     with render.stdout_for_result():
         found = list(findings(address, home.resolve(), storage, tracking_uri, optuna))
     rows: list[Row] = []
     for finding in found:
+        # Errors of MLflow and Optuna may quote a URL with its password.
         rows.append({key: redact(value) for key, value in asdict(finding).items()})
-    levels = [row["level"] for row in rows]
-    counts = {level: levels.count(level) for level in ("ok", "warn", "fail")}
+    counts = {"ok": 0, "warn": 0, "fail": 0}
+    for row in rows:
+        counts[row["level"]] += 1
     where = "this machine"
     if address is not None:
         where = f"cluster {address}"
     totals = ", ".join(f"{number} {level}" for level, number in counts.items())
     render.render(rows, COLUMNS, fmt, title=f"{where}: {totals}")
+    # The table is out by then: a script reads the code, a person the table.
     if counts["fail"]:
         raise typer.Exit(1)
 
@@ -69,6 +73,7 @@ def findings(
     optuna: str | None,
 ) -> Iterable[Finding]:
     """Findings of this machine; then, where Ray can be imported, of the cluster; then of stores."""
+    # The checks import Ray, torch and MLflow; `--help` must not wait seconds for them.
     from suite.doctor import Level, run_checks
     from suite.doctor.install import install_checks
     from suite.doctor.machine import machine_checks
@@ -79,11 +84,14 @@ def findings(
     from suite.tracking.store import resolve_uri
 
     installed = run_checks(install_checks())
+    # First, because the installation decides which of the others can run at all.
     yield from installed
+    # With --address the cluster's nodes are what counts, not the machine that asks.
     if address is None:
         yield from run_checks([*machine_checks(home), ("home", lambda: home_writable(home))])
     if storage is not None:
         yield from run_checks([("storage", lambda: check_storage(storage))])
+    # Ray imports amdsmi where it finds it; with a broken one Ray cannot be imported.
     if not any(f.check in ("ray", "amdsmi") and f.level is Level.FAIL for f in installed):
         from suite.doctor.cluster import check_cluster
 

@@ -1,4 +1,4 @@
-"""`suite run --dry-run`: what a sweep would do and cost, from its definition and its ended trials."""
+"""`suite run --dry-run`: what a sweep would do and cost, from its file and its ended trials."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def show_plan(
         column("steps_at_most", "steps a trial", render.count),
     ]
     render.render(cells, columns, fmt)
+    # CSV is one table: the lines below would break it for a program.
     if fmt in (Format.TABLE, Format.MD):
         print()
         for row in pretrains:
@@ -78,6 +79,7 @@ def _rates_text(row: Mapping[str, Any]) -> str:
 
 def local_layout(config: SweepConfig) -> tuple[Layout | None, str]:
     """What one trial would get on this machine; None and the reason where it never fits."""
+    # To count GPUs; takes seconds, so only a dry run pays for it.
     import torch
 
     from suite.plan.resources import lay_out, local_cpus
@@ -85,6 +87,7 @@ def local_layout(config: SweepConfig) -> tuple[Layout | None, str]:
     node = {"CPU": float(local_cpus()), "GPU": float(torch.cuda.device_count())}
     try:
         return lay_out(config.resources, [node]), ""
+    # A sweep for a cluster is often planned on a laptop: that is no error.
     except ResourceError as error:
         return None, f"not on this machine: {error}"
 
@@ -161,32 +164,51 @@ def estimate(plan: Plan, home: Home, layout: Layout | None, *, where: str) -> di
     from suite.plan.status import cell_status
 
     states = read_states(plan, home)
-    cells = [cell_status(state) for state in states.values()]
-    trials = {key: state.trials for key, state in states.items()}
+    done = 0
+    left = 0
+    trials = {}
+    for key, state in states.items():
+        cell = cell_status(state)
+        done += cell.done
+        # A running trial counts as a whole one: how far it is changes by the minute.
+        left += cell.left + cell.running
+        trials[key] = state.trials
     resources = plan.config.resources
     if layout is None:
+        # Nothing is known of the machines: an unset gpus_per_worker is taken for a GPU.
         on_gpus = resources.gpus_per_worker != 0
         slots = resources.concurrent_trials
     else:
         on_gpus = layout.device == "cuda"
         slots = layout.slots
-    left = sum(cell.left + cell.running for cell in cells)
     trial_s = _mean_trial_s(trials.values())
     left_s = None
+    # Trials that run side by side share the time; slots are unknown on another cluster.
     if trial_s is not None and slots:
         left_s = trial_s * left / slots
-    contests = {cell.contest for cell in plan.cells if cell.contest is not None}
-    most = [plan.config.search.most_trials(cell.learning_rate) for cell in plan.cells]
+    contests = set()
+    workers = {}
+    search_trials = 0
+    search_trials_at_most = 0
+    confirm_runs = 0
+    for planned in plan.cells:
+        if planned.contest is not None:
+            contests.add(planned.contest)
+        workers[planned.arm.backbone.name] = plan.workers(planned)
+        search_trials += plan.search_trials(planned)
+        # The edge guard may extend a search whose best rate lies at the end of its range.
+        search_trials_at_most += plan.config.search.most_trials(planned.learning_rate)
+        confirm_runs += plan.confirm_runs(planned)
     return {
         "cells": len(plan.cells),
-        "search_trials": sum(plan.search_trials(cell) for cell in plan.cells),
-        "confirm_runs": sum(plan.confirm_runs(cell) for cell in plan.cells),
-        "search_trials_at_most": sum(most),
+        "search_trials": search_trials,
+        "confirm_runs": confirm_runs,
+        "search_trials_at_most": search_trials_at_most,
         "contests": len(contests),
-        "trials_done": sum(cell.done for cell in cells),
+        "trials_done": done,
         "trials_left": left,
         "workers_per_trial": plan.world_size,
-        "workers_by_backbone": {cell.arm.backbone.name: plan.workers(cell) for cell in plan.cells},
+        "workers_by_backbone": workers,
         "trials_at_a_time": slots,
         "optimizer_steps_at_most": _optimizer_steps(plan),
         "mean_trial_s": trial_s,
@@ -223,6 +245,7 @@ def _lines(cost: dict[str, Any], elsewhere: str) -> list[str]:
     slots = elsewhere or f"{cost['trials_at_a_time']} at a time"
     at_most = cost["optimizer_steps_at_most"]
     steps = "unknown before the data are read"
+    # A public data set of unknown size leaves the whole sum unknown.
     if at_most:
         steps = f"{render.count(at_most)} optimizer steps at most"
     return [
@@ -238,6 +261,7 @@ def _lines(cost: dict[str, Any], elsewhere: str) -> list[str]:
 
 def _workers(cost: dict[str, Any]) -> str:
     sizes = cost["workers_by_backbone"]
+    # A large backbone may need more workers than a small one in the same sweep.
     if len(set(sizes.values())) > 1:
         each = [f"{workers} for {name}" for name, workers in sizes.items()]
         return "workers a trial: " + ", ".join(each)
@@ -259,6 +283,7 @@ def _computing(cost: dict[str, Any]) -> str:
 
 
 def _hours(value: float) -> str:
+    # Three digits either way: more would claim a precision that an estimate lacks.
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -269,6 +294,7 @@ def _rules(cost: dict[str, Any]) -> list[str]:
     lines = []
     if cost["contests"]:
         lines.append(f"contests   {cost['contests']}; the best architecture of each is confirmed")
+    # Without the edge guard the number of trials is certain.
     extra = cost["search_trials_at_most"] - cost["search_trials"]
     if extra:
         lines.append(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from suite.export.card import Facts
     from suite.record.cells import Cell, Trial
 
+# Seconds until a silent storage counts as out of reach: somebody waits.
 PATIENCE_S = 5.0
 
 
@@ -52,6 +53,7 @@ def export(
     `suite.load(DIR)`, which loads all of them. What was written is loaded and compared before it
     gets its name.
     """
+    # Imported here: torch takes seconds, and `--help` must not wait for it.
     from suite.cli.select import find_cell
     from suite.record.folder import Home
 
@@ -59,6 +61,7 @@ def export(
     at = Home(existing_home(home))
     found = find_cell(at, cell, sweep=sweep)
     trial = chosen_trial(found, seed)
+    # transformers and peft print while they load and save.
     with stdout_for_result():
         from suite.export import export as write
         from suite.train.restore import restore
@@ -66,6 +69,7 @@ def export(
         facts = facts_of(found)
         with _folder_for(out) as folder:
             written = write(restore(trial.folder, at), folder, facts)
+    # The model is written all the same: it may be wanted to find out why.
     if facts.admitted is False:
         typer.echo(
             f"this row is rejected: {'; '.join(facts.rejected)}; the model card says so", err=True
@@ -84,6 +88,7 @@ def _check_new(out: str) -> None:
         folder = Path(open_storage(out).url)
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     else:
+        # A storage has no folders: any key below the prefix counts as one.
         taken = bool(open_storage(out, patience_s=PATIENCE_S).keys())
     if taken:
         raise ConfigError(f"{out}: exists and is not empty; give a new folder")
@@ -117,6 +122,7 @@ def chosen_trial(cell: Cell, seed: int | None) -> Trial:
     """
     runs = confirmed(cell)
     if not runs:
+        # The message tells a sweep that has not ended from one whose weights are gone.
         ended = sum(trial.result is not None for trial in cell.confirm)
         raise ConfigError(
             f"{cell.key}: no confirmed run to export; it has {len(cell.search)} search trials and "
@@ -124,6 +130,7 @@ def chosen_trial(cell: Cell, seed: int | None) -> Trial:
             "Run the sweep to its end: suite run SWEEP"
         )
     if seed is None:
+        # By validation, because a choice by test score would make that score too good.
         return max(runs, key=_validation)
     for trial in runs:
         if trial.spec.seed == seed:
@@ -150,6 +157,7 @@ def _validation(trial: Trial) -> tuple[float, int]:
     utility = float("-inf")
     if trial.result is not None and trial.result.validation_score is not None:
         utility = trial.spec.task.utility(trial.result.validation_score)
+    # The utility turns the sign where less is better, as with perplexity.
     return utility, -trial.spec.seed
 
 

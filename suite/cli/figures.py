@@ -11,6 +11,7 @@ from torch import Tensor
 
 from suite.metrics.attention_maps import MEASURES, MapStatistics
 
+# Sharp enough for a page, and small enough to send.
 DPI = 120
 TITLES = {
     "padded": "zero-padded, averaged over data",
@@ -40,6 +41,7 @@ def similarity_figure(statistics: MapStatistics, path: Path, *, title: str) -> N
 def heads_figure(statistics: MapStatistics, path: Path, *, title: str) -> None:
     """Similarity of every two layers for each head, on valid pairs."""
     maps = statistics.by_head["valid"]  # (H, L, L)
+    # Four fit on a page side by side.
     columns = min(len(maps), 4)
     rows = math.ceil(len(maps) / columns)
     figure = Figure(figsize=(2.4 * columns + 0.8, 2.4 * rows + 0.4), layout="constrained")
@@ -48,6 +50,7 @@ def heads_figure(statistics: MapStatistics, path: Path, *, title: str) -> None:
         if place < len(maps):
             image = _heat(axis, maps[place], title=f"head {place}", lowest=float(maps.min()))
         else:
+            # The last row may have empty places.
             axis.set_axis_off()
     figure.colorbar(image, ax=axes, label="cosine", shrink=0.8)
     figure.suptitle(title)
@@ -60,6 +63,7 @@ def variance_figure(statistics: MapStatistics, path: Path, *, title: str) -> Non
     left, right = figure.subplots(1, 2)
     layers = range(len(statistics.variance))
     for head in statistics.variance.T:
+        # Heads in grey behind their mean: single ones are not told apart.
         left.plot(layers, head.tolist(), color="0.8", linewidth=0.8)
     left.plot(
         layers, statistics.variance.mean(1).tolist(), color="C0", marker="o", label="head mean"
@@ -78,7 +82,12 @@ def variance_figure(statistics: MapStatistics, path: Path, *, title: str) -> Non
         axis.set_xlabel("layer")
         axis.set_ylabel(label)
         axis.legend(
-            frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2
+            # Above the axes, where no line can run under it.
+            frameon=False,
+            fontsize="small",
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            ncols=2,
         )
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
@@ -88,5 +97,10 @@ def _heat(axis: Axes, matrix: Tensor, *, title: str, lowest: float):  # type: ig
     axis.set_title(title, fontsize="small")
     axis.set_xlabel("layer")
     return axis.imshow(
-        matrix.tolist(), vmin=min(lowest, 0.0), vmax=1.0, origin="lower", cmap="viridis"
+        # Cosines end at 1. From 0 on, so that figures compare, unless a cosine is negative.
+        matrix.tolist(),
+        vmin=min(lowest, 0.0),
+        vmax=1.0,
+        origin="lower",
+        cmap="viridis",
     )

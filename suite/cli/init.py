@@ -21,7 +21,7 @@ T = TypeVar("T")
 BACKBONES = ("minilm",)
 METHODS = ("full", "lora", "read")
 TASKS = ("acceptability", "entailment")
-"""What is taken without an answer: nothing of it is downloaded."""
+"""Defaults of the questions; none of them needs a download."""
 PRETRAINED = "pretrained"
 DEFAULT = Path("my-sweep.yaml")
 
@@ -64,7 +64,8 @@ def init(
     budget: Annotated[
         Budget | None,
         typer.Option(
-            help="Quick: few rows, for CPUs; paper: READ's 32 trials (default: quick, with a GPU standard)."
+            help="quick = few rows, for CPUs; paper = READ's 32 trials. "
+            "(default: standard with a GPU, else quick)"
         ),
     ] = None,
     trials: Annotated[
@@ -74,7 +75,8 @@ def init(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of a trial (default: quick 1, else decided when the sweep starts)."
+            min=1,
+            help="Workers of a trial. (default: 1 for quick, else decided when the sweep starts)",
         ),
     ] = None,
     gpus_per_worker: Annotated[
@@ -85,7 +87,12 @@ def init(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a commented sweep file. Asks four questions on a terminal, about what the options leave open; checks the answers first."""
+    """Write a commented sweep file.
+
+    On a terminal the command asks up to four questions, about what the options leave open. It
+    checks the answers before it writes.
+    """
+    # First, because nobody wants to answer four questions and then be refused.
     _refuse_to_overwrite(path, force=force)
     ask = _asker(
         yes=yes,
@@ -99,6 +106,7 @@ def init(
             _split,
         )
     else:
+        # Variants alone are trained whole: that is how their papers train them.
         chosen = (_names(methods) or ("full",), _beside_unchanged(_names(attention)))
     known = _names(tasks) or ask("On which tasks? (suite list tasks)", TASKS, _known_tasks)
     size = budget or ask(
@@ -109,6 +117,7 @@ def init(
     answers = Answers(
         backbones, chosen[1], chosen[0], known, size, trials, seeds, workers, gpus_per_worker
     )
+    # Checked as a whole before anything is written: a wrong answer leaves no file.
     text = sweep_text(path.stem, answers)
     plan = _checked(text, path)
     _write(path, text)
@@ -127,6 +136,7 @@ class _Asker:
             if self.silent:
                 given = usual
             else:
+                # On stderr: stdout may be piped, and questions are no result.
                 given = typer.prompt(question, default=usual, err=True)
             try:
                 return read(given)
@@ -143,6 +153,7 @@ def _asker(*, yes: bool, needed: Mapping[str, str | None]) -> _Asker:
         ConfigError: Options are missing, and there is no terminal to ask on.
     """
     missing = [option for option, given in needed.items() if given is None]
+    # Without a terminal, as in a job or a pipe, nobody can answer.
     terminal = sys.stdin.isatty()
     if missing and not yes and not terminal:
         raise ConfigError(
@@ -154,6 +165,7 @@ def _asker(*, yes: bool, needed: Mapping[str, str | None]) -> _Asker:
 
 def _names(given: str | None) -> tuple[str, ...]:
     """Names with commas between them, each once."""
+    # A dict, because a set would lose the order in which the names were typed.
     found: dict[str, None] = {}
     for part in (given or "").split(","):
         if part.strip():
@@ -180,6 +192,7 @@ def _split(given: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     chosen = []
     attention = []
     for name in _some(given):
+        # peft's own types are no names of the registry; its loader checks them later.
         if name not in known and not name.startswith("peft:"):
             raise UnknownNameError("method or attention variant", name, known)
         if name in variants.names():
@@ -190,7 +203,7 @@ def _split(given: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _beside_unchanged(attention: Sequence[str]) -> tuple[str, ...]:
-    """Variants after the backbone's own attention: without it nothing says what they cost or gain."""
+    """The variants after the backbone's own attention, which shows what they cost and gain."""
     return tuple(dict.fromkeys((PRETRAINED, *attention)))
 
 
@@ -210,12 +223,14 @@ def _budget(given: str) -> Budget:
 
 
 def _usual_budget() -> str:
+    # By its device file: asking torch would take seconds before the first question.
     if any(Path("/dev").glob("nvidia[0-9]*")):
         return Budget.STANDARD
     return Budget.QUICK
 
 
 def _refuse_to_overwrite(path: Path, *, force: bool) -> None:
+    # Checked first, so that `suite init sst2` does not make a file of that name.
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: expected a file name that ends in .yaml")
     if path.exists() and not force:
@@ -244,6 +259,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text.encode())
+    # A path that cannot be written is the user's to mend, and needs no traceback.
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from error
 

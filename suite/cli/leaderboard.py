@@ -1,8 +1,7 @@
-"""`suite leaderboard`: the answer, a row per cell and a mean row per arm."""
+"""`suite leaderboard`: test scores and their cost, a row per cell and a mean row per arm."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
@@ -17,7 +16,7 @@ from suite.cli.options import (
     FormatOption,
     HomeOption,
     TrackingOption,
-    existing_home,
+    home_to_read,
 )
 from suite.cli.render import Column, Row, column
 
@@ -65,21 +64,22 @@ def leaderboard(
         ),
     ] = 0.95,
     everything: Annotated[
-        bool, typer.Option("--all", help="Rejected rows too, with the reason.")
+        bool, typer.Option("--all", help="Show rejected rows too, with the reason.")
     ] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Test scores with their cost: a row per cell, and a mean row per arm over its tasks."""
+    """Show test scores with their cost: a row per cell, and a mean row per arm over its tasks."""
+    # MLflow and pandas take seconds to import, and `--help` must not wait for them.
     from suite.record.folder import Home
     from suite.tracking.store import resolve_uri
 
-    elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    uri = resolve_uri(Home(home if elsewhere else existing_home(home)), tracking_uri)
+    uri = resolve_uri(Home(home_to_read(home, tracking_uri)), tracking_uri)
     show(
         uri,
         sort=sort,
         fmt=fmt,
         target=target,
+        # Hidden by default: a rejected row beside the others reads like a result.
         rejected=everything,
         sweep=sweep,
         task=task,
@@ -108,6 +108,7 @@ def show(
     hidden = frame.attrs["hidden"]
     if hidden == 1:
         typer.echo("1 row is rejected; --all shows it with the reason", err=True)
+    # On stderr, because the table may be piped.
     elif hidden:
         typer.echo(f"{hidden} rows are rejected; --all shows them with the reason", err=True)
     rows = to_rows(frame)
@@ -152,10 +153,12 @@ def _name_columns(rows: Sequence[Row]) -> list[Column]:
     for key in AXES:
         if key not in same:
             shown.append(Column(key, partial(_axis, key=key)))
+    # Imported results may hold the same sweep of two homes.
     if len({row["home"] for row in rows}) > 1:
         shown.append(column("home"))
     shown.append(column("method"))
     methods = {row["method"] for row in rows}
+    # An architecture has a column only where a method comes with several.
     arms = {(row["method"], str(row["architecture"])) for row in rows}
     if len(arms) > len(methods):
         shown.append(column("architecture", show=render.settings))
@@ -164,12 +167,13 @@ def _name_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _score_columns(rows: Sequence[Row]) -> list[Column]:
-    """The test score, and what it is to be held against."""
+    """The test score, and the scores to compare it with."""
     from suite.stats.constant_baseline import beats_constant
 
     shown = [Column(_title("score_mean"), _score, right=True)]
     if any(row["ci_low"] is not None for row in rows):
         shown.append(Column(_title("ci_low"), _interval, right=True, rank=2))
+    # The majority class is worth a look only where a row fails to beat it.
     if any(beats_constant(row) is False for row in rows):
         shown.append(_number("constant_score", 2))
     if any(row["reference_score"] is not None for row in rows):
@@ -215,16 +219,19 @@ NUMBERS = {
     "pretrain_energy_kwh": 6,
     "pretrain_s": 7,
 }
-"""Columns by name, in the order of reading; those of the highest rank go first on a narrow terminal."""
+"""Columns by name, in the order of reading; a narrow terminal drops the highest rank first."""
 ONLY_WITH: dict[str, Callable[[Row], bool]] = {
+    # These measure a new attention against the pretrained one, which has none of them.
     "prr": _has_new_attention,
     "peop": _has_new_attention,
     "attention_parameters": _has_new_attention,
     "kv_bytes_per_token": _has_new_attention,
+    # What a contest of architectures cost; most sweeps have none.
     "selection_trials": _was_chosen,
     "selection_energy_kwh": _was_chosen,
     "energy_to_target_kwh": _has("energy_to_target_kwh"),
     "lr_sensitivity_decades": _has("lr_sensitivity_decades"),
+    # Few sweeps have a pretrain stage; the three columns come and go together.
     "pretrain_steps": _has("pretrain_steps"),
     "pretrain_energy_kwh": _has("pretrain_steps"),
     "pretrain_s": _has("pretrain_steps"),
@@ -250,8 +257,10 @@ def _number(name: str, rank: int) -> Column:
     from suite.leaderboard.fields import BY_NAME, Kind
 
     about = BY_NAME[name]
+    # The only number that needs a second field of its row, the edge.
     if name == "learning_rate":
         return Column(about.title, _learning_rate, right=True, rank=rank)
+    # Text stands left, numbers right.
     if about.kind is Kind.TEXT:
         return column(name, about.title, rank=rank)
     return column(name, about.title, SHOW_UNIT.get(about.unit, render.brief), rank=rank)
@@ -279,13 +288,14 @@ def _score(row: Row) -> str:
     shown = render.score(mean)
     if row["score_std"] is not None:
         shown += f" ± {render.score(row['score_std'])}"
+    # Without the arrow a reader takes the larger perplexity for the better one.
     if mean is not None and row["higher_is_better"] is False:
         shown += " ↓"
     return shown
 
 
 def _difference(row: Row) -> str:
-    """How far our score is above the paper's."""
+    """Our score minus the paper's, with its sign."""
     if row["difference"] is None:
         return render.MISSING
     return f"{row['difference']:+.1f}"
@@ -296,6 +306,7 @@ def _interval(row: Row) -> str:
     if row["ci_low"] is None:
         return render.MISSING
     shown = f"{render.score(row['ci_low'])} - {render.score(row['ci_high'])}"
+    # Such an interval leaves the variance between seeds out, and is too narrow for that.
     if row["ci_of"] == "items":
         shown += " *"
     return shown

@@ -29,7 +29,11 @@ def listing(
     fmt: FormatOption = Format.TABLE,
     tasks: TasksOption = None,
 ) -> None:
-    """What there is to choose from: name, description, source paper, backbone families; how an attention variant starts."""
+    """List what there is to choose from, with description, source paper and backbone families.
+
+    For attention variants the list also says how each one starts from the checkpoint.
+    """
+    # Each reader imports its own registry: a list of tasks must not wait for torch.
     readers = {
         Kind.METHODS: _methods,
         Kind.TASKS: _tasks,
@@ -39,6 +43,7 @@ def listing(
         Kind.SWEEPS: _sweeps,
     }
     rows = readers[kind]()
+    # Kinds differ: only attention variants have a start, only some have families.
     keys = [key for key in KEYS if any(key in row for row in rows)]
     render(rows, [column(key) for key in keys if any(row[key] for row in rows)], fmt, keys=keys)
 
@@ -79,6 +84,7 @@ def _backbones() -> list[Row]:
     rows = []
     for backbone in describe():
         description = f"{backbone.description}; {backbone.parameters / 1e6:,.0f}M parameters"
+        # Some presets are a shape alone: nobody publishes weights for them.
         source = backbone.path or "no published weights"
         rows.append(_row(backbone.name, description, source, [backbone.family]))
     return rows
@@ -123,6 +129,7 @@ def _sweeps() -> list[Row]:
     from suite.registry import yaml_names
 
     rows = []
+    # The file, because most people copy one and change it.
     for name, path in sorted(yaml_names("sweeps").items()):
         rows.append(_row(name, load_sweep(path).description, str(path)))
     return rows

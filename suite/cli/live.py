@@ -24,15 +24,19 @@ if TYPE_CHECKING:
 
 ARM_COLUMNS = [Column("arm", str), Column("task", str)]
 NUMBER_COLUMNS = [
-    Column(head, str, right=True) for head in ("done", "best so far", "learning rate")
+    Column("done", str, right=True),
+    Column("best so far", str, right=True),
+    Column("learning rate", str, right=True),
 ]
 COLUMNS = [*ARM_COLUMNS, *NUMBER_COLUMNS, Column("now", str)]
 MARGIN_LINES = 6
-"""Lines of a terminal that are not cells: heading, table head and what scrolls by above."""
+"""Lines of a terminal that show no cell: heading, table head, and messages above them."""
 
 
 class Board(Listener):
-    """Counts what happens in a sweep; its events come from one thread, its picture is drawn by another.
+    """Counts what happens in a sweep.
+
+    One thread brings the events, another one draws the table.
 
     Args:
         console: Where lines are printed; on a terminal rich draws `self` there.
@@ -53,11 +57,13 @@ class Board(Listener):
     def on_start(self, plan: Plan, cells: Mapping[str, CellState]) -> None:
         self._name = plan.config.name
         self._states = cells
+        # The run's own start: what was done before must not make the pace look faster.
         self._started_s = self._clock()
         for state in cells.values():
             for trial in state.trials:
                 self._add_energy(trial.result)
         self._take()
+        # The terminal's table shows the count anyway.
         if not self.console.is_terminal and self.done:
             self._say(f"taking up sweep {self._name}: {self.done} of {self.total} trials are done")
 
@@ -83,13 +89,14 @@ class Board(Listener):
 
     def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
         self._now.pop(_key(spec), None)
+        # A pretrain run is no trial of a cell, and takes far longer than one.
         self._finished_here += spec.phase is not Phase.PRETRAIN
         self._add_energy(result)
         self._take(spec)
+        # On a terminal only what went wrong gets a line, which stays above the table.
         if not self.console.is_terminal or result is None or not result.status.has_score:
-            self._say(
-                f"[{self.done}/{self.total}] {_where(spec)}: {_ending(spec, result)}; {self._left()}"
-            )
+            ending = _ending(spec, result)
+            self._say(f"[{self.done}/{self.total}] {_where(spec)}: {ending}; {self._left()}")
 
     @property
     def done(self) -> int:
@@ -120,6 +127,7 @@ class Board(Listener):
             f"sweep {self._name}: {self.done} of {self.total} trials done, {elapsed} so far, "
             f"energy {render.energy(self._energy_kwh)}"
         )
+        # rich would cut a table that is too high, and hide its last lines.
         cells = self._in_view(max(1, self.console.height - MARGIN_LINES))
         hidden = len(self._cells) - len(cells)
         footing = self._left()
@@ -144,12 +152,14 @@ class Board(Listener):
                 return 1
             return 2
 
+        # The table keeps the plan's order: lines that jump about cannot be followed.
         chosen = {cell.key for cell in sorted(cells, key=urgency)[:lines]}
         return [cell for cell in cells if cell.key in chosen]
 
     def _line(self, cell: CellReport) -> list[str]:
         now = self._now.get(cell.key, "")
         if not now and cell.pretrain is not None:
+            # Its trials cannot start before the run that many cells wait for.
             now = self._now.get(cell.pretrain.checkpoint, "")
         idle = cell.running == 0 and (cell.left == 0 or cell.waits_for > 0)
         if not now and idle:
@@ -174,6 +184,7 @@ class Board(Listener):
     def _take(self, spec: TrialSpec | None = None) -> None:
         """Look again at the cells that news of a trial can concern; None = at all cells."""
         changed = list(self._states.values())
+        # A pretrain run may let any cell go on: look at all of them.
         if spec is not None and spec.phase is not Phase.PRETRAIN:
             state = self._states[spec.cell]
             changed = [state]
@@ -192,15 +203,17 @@ class Board(Listener):
         if result is None:
             return
         for phase in result.phases.values():
+            # None until the first measurement: 0 would claim that nothing was used.
             if phase.energy_kwh is not None:
                 self._energy_kwh = (self._energy_kwh or 0.0) + phase.energy_kwh
 
     def _say(self, line: str) -> None:
+        # Names in brackets are no markup, and a log file wants whole lines.
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _key(spec: TrialSpec) -> str:
-    """Under which a run's news are kept: its cell's, or its own where many cells wait for it."""
+    """Key of a run's news: its cell's, or its own hash where many cells wait for it."""
     if spec.phase is Phase.PRETRAIN:
         return spec.hash
     return spec.cell
@@ -215,6 +228,7 @@ def _score(spec: TrialSpec, value: float | None) -> str:
 def _trial_name(spec: TrialSpec) -> str:
     if spec.phase is Phase.PRETRAIN:
         return "pretrain"
+    # Search trials differ by number, confirm runs by seed.
     if spec.phase is Phase.SEARCH:
         return f"search {spec.number}"
     return f"seed {spec.seed}"
@@ -223,6 +237,7 @@ def _trial_name(spec: TrialSpec) -> str:
 def _arm(attention: str, options: dict[str, Any], method: str) -> str:
     """`lora`, or with another attention than the checkpoint's `gqa kv_heads=2, lora`."""
     shown = render.attention({"attention": attention, "attention_options": options})
+    # The usual case gets the short name.
     if attention == "pretrained":
         return method
     return f"{shown}, {method}"
@@ -230,9 +245,13 @@ def _arm(attention: str, options: dict[str, Any], method: str) -> str:
 
 def _where(spec: TrialSpec) -> str:
     if spec.phase is Phase.PRETRAIN:
-        return f"pretrain of attention {spec.arm.attention.name} on {spec.arm.backbone.name}, corpus {spec.task.name}"
+        return (
+            f"pretrain of attention {spec.arm.attention.name} on {spec.arm.backbone.name}, "
+            f"corpus {spec.task.name}"
+        )
     attention = spec.arm.attention
-    return f"{_arm(attention.name, attention.options, spec.arm.method)} on {spec.task.name}, {_trial_name(spec)} at {spec.learning_rate:g}"
+    arm = _arm(attention.name, attention.options, spec.arm.method)
+    return f"{arm} on {spec.task.name}, {_trial_name(spec)} at {spec.learning_rate:g}"
 
 
 def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
@@ -242,10 +261,10 @@ def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
     if result.status is Status.PRUNED:
         return f"pruned at validation score {render.score(result.validation_score)}, {took}"
     if not result.status.has_score:
+        cause = ""
         if result.failure is not None:
-            cause = f": {result.failure.type}: {result.failure.message} (log: {result.failure.log_path})"
-        else:
-            cause = ""
+            failure = result.failure
+            cause = f": {failure.type}: {failure.message} (log: {failure.log_path})"
         return f"{result.status.value} after {took}{cause}"
     if spec.phase is Phase.PRETRAIN:
         return f"{_score(spec, result.score)}, {took}"
@@ -262,10 +281,12 @@ def board() -> Iterator[Board]:
     from rich.console import Console
     from rich.live import Live
 
+    # On stderr, because stdout is for the leaderboard at the end.
     console = Console(stderr=True)
     listener = Board(console)
     if not console.is_terminal:
         yield listener
         return
+    # Twice a second is smooth enough, and costs the driver little.
     with Live(listener, console=console, refresh_per_second=2, vertical_overflow="crop"):
         yield listener

@@ -55,7 +55,7 @@ KEYS = (
     "reference_source",
     "difference",
 )
-"""Of a row; values are in lm-eval's own units, accuracies from 0 to 1."""
+"""Keys of a row; values are in lm-eval's own units, accuracies from 0 to 1."""
 
 
 def lm_eval(
@@ -74,7 +74,8 @@ def lm_eval(
         ),
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(metavar="B", help="Instead: this backbone, untrained.")
+        str | None,
+        typer.Option(metavar="B", help="This backbone, untrained, instead of trained runs."),
     ] = None,
     attention: Annotated[
         str, typer.Option(metavar="V", help="With --backbone: an attention variant.")
@@ -87,10 +88,11 @@ def lm_eval(
         Path | None, typer.Option(metavar="DIR", help="Task files of your own.")
     ] = None,
     before: Annotated[
-        bool, typer.Option("--before", help="Also what each arm starts from, untrained.")
+        bool, typer.Option("--before", help="Measure also what each arm starts from, untrained.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only so many questions of each task: to try it out.")
+        int | None,
+        typer.Option(min=1, help="Questions per task, to try it out; scores are then no result."),
     ] = None,
     batch_size: Annotated[
         str | None,
@@ -105,10 +107,13 @@ def lm_eval(
     ] = "auto",
     max_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens seen at a time. (default: the model's positions)"),
+        typer.Option(min=1, help="Tokens that the model sees at a time. (default: its positions)"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the solved examples.")] = 1234,
-    again: Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")] = False,
+    # 1234 is lm-eval's own default, so that the draw is the one that others report.
+    seed: Annotated[int, typer.Option(min=0, help="Seed that draws the solved examples.")] = 1234,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again what was measured.")
+    ] = False,
     home: HomeOption = DEFAULT_HOME,
     data_root: DataRootOption = None,
     tracking_uri: TrackingOption = None,
@@ -117,33 +122,32 @@ def lm_eval(
 ) -> None:
     """Measure causal language models with lm-eval; what was measured is not measured again.
 
-    A model is one of: CELL or --sweep (the confirmed runs, all seeds), --backbone (untrained), DIR (an exported model).
-    Results stand in lm-eval.json in the trial's folder and in MLflow. --set takes backbone.config.* and attention.options.*.
-    Tasks read their data from the hub's cache, or from files that a task file in --include-path names.
+    A model is one of: CELL or --sweep (the confirmed runs, all seeds), --backbone (untrained), DIR
+    (an exported model). Results stand in lm-eval.json in the trial's folder and in MLflow. --set
+    takes backbone.config.* and attention.options.*. Tasks read their data from the hub's cache, or
+    from files that a task file in --include-path names.
     """
-    given = [
-        name
-        for name, value in {"CELL or DIR": what, "--backbone": backbone}.items()
-        if value is not None
-    ]
+    given = []
+    if what is not None:
+        given.append("CELL or DIR")
+    if backbone is not None:
+        given.append("--backbone")
     if len(given) > 1 or (not given and sweep is None):
-        raise ConfigError(
-            f"got {' and '.join(given) or 'no model'}, expected one of CELL, DIR, --sweep NAME and --backbone B"
-        )
-    limits = {
-        "limit": limit,
-        "batch_size": _whole(batch_size),
-        "max_length": max_length,
-        "dtype": dtype,
-        "seed": seed,
-    }
+        got = " and ".join(given) or "no model"
+        raise ConfigError(f"got {got}, expected one of CELL, DIR, --sweep NAME and --backbone B")
     config = _config(
         tasks=tasks.split(","),
         include_path=None if include_path is None else str(include_path),
         before=before,
-        **limits,
+        limit=limit,
+        batch_size=_whole(batch_size),
+        max_length=max_length,
+        dtype=dtype,
+        seed=seed,
     )
+    # lm-eval and the data sets print to stdout; a person may pipe the table from there.
     with render.stdout_for_result():
+        # Both import torch, which takes seconds: `--help` must not wait for it.
         from suite.evaluation.harness import choose_device
         from suite.record.folder import Home
 
@@ -159,11 +163,13 @@ def lm_eval(
             )
         found, failed = _measured(subjects, config, device=chosen, again=again)
         rows = with_paper(found, place, sweep)
-        _sync(
-            place,
-            tracking_uri,
-            {str(subject.names["sweep"]) for subject in subjects if subject.names["sweep"]},
-        )
+        # Exported models and those of --backbone belong to no sweep.
+        sweeps = set()
+        for subject in subjects:
+            if subject.names["sweep"]:
+                sweeps.add(str(subject.names["sweep"]))
+        _sync(place, tracking_uri, sweeps)
+    # The table comes first: what could be measured is of use whatever failed.
     render.render(rows, columns(rows), fmt, keys=KEYS)
     for folder, why in failed.items():
         print(f"not measured: {folder}: {why}", file=sys.stderr)
@@ -172,6 +178,7 @@ def lm_eval(
 
 
 def _whole(text: str | None) -> int | str | None:
+    # `auto` stays text; the configuration refuses any other word.
     if text is not None and text.isdecimal():
         return int(text)
     return text
@@ -187,7 +194,10 @@ def _config(**given: Any) -> LmEvalConfig:
 def _measured(
     subjects: Sequence[Subject], config: LmEvalConfig, *, device: str, again: bool
 ) -> tuple[list[Row], dict[str, str]]:
-    """What `lm-eval.json` of the subjects holds of these tasks, once what was left is measured; and what could not be."""
+    """Measure what is missing; the rows of all subjects, and why some could not be measured.
+
+    Rows come from each subject's `lm-eval.json`, so that earlier results are among them.
+    """
     from suite.evaluation.library import Library
     from suite.evaluation.run import measure, plan
 
@@ -198,6 +208,8 @@ def _measured(
         again=again,
         on_progress=lambda line: print(line, file=sys.stderr),
     )
+    # The records may hold tasks of other calls: show those that were asked for, with the names
+    # that lm-eval gives the members of a group.
     _, names = plan(subjects, config, Library(config.include_path), device=device)
     return list(result_rows(subjects, names)), failed
 
@@ -213,7 +225,7 @@ def _untrained(
 
 
 def _exported(folder: Path) -> Subject:
-    """What `suite export` wrote; its results stand in the same folder."""
+    """A model that `suite export` wrote; its results stand in the same folder."""
     from suite.evaluation.harness import Opened
     from suite.evaluation.subjects import Subject, check_head, check_writes, names_of, positions_of
     from suite.export import load
@@ -223,6 +235,7 @@ def _exported(folder: Path) -> Subject:
     description = read_description(folder)
     resolved = open_base(description, folder)
     arm = description.arm
+    # Refuse before lm-eval loads its data: that takes minutes.
     check_writes(resolved)
     check_head(description.made_head, arm, description.task)
     names = {"sweep": None, **names_of(arm), "task": description.task, "seed": description.seed}
@@ -236,79 +249,91 @@ def _of_home(
     from suite.cli.select import find_cell, read_arms
     from suite.evaluation.subjects import confirmed_run, confirmed_trials, start_of
 
+    cells: list[Cell] = []
     if what is not None:
-        cells: list[Cell] = [find_cell(home, what, sweep=sweep)]
+        cells.append(find_cell(home, what, sweep=sweep))
     else:
-        cells = [cell for arm in read_arms(home, sweep).values() for cell in arm]
-    found = []
+        for cells_of_arm in read_arms(home, sweep).values():
+            cells += cells_of_arm
+    # By folder: seeds of one arm share the untrained model that they start from.
+    found: dict[Path, Subject] = {}
     refused = []
     for trial in confirmed_trials(cells):
         try:
-            found.append(confirmed_run(trial, home))
+            subject = confirmed_run(trial, home)
         except IncompatibleError as error:
+            # A sweep may mix models that write with others; those are passed over.
             refused.append(error)
             continue
-        found += [start_of(trial, home, data_root=data_root)] if before else []
+        found[subject.folder] = subject
+        if before:
+            start = start_of(trial, home, data_root=data_root)
+            found[start.folder] = start
     if not found and refused:
         raise refused[0]
     if not found:
         raise ConfigError(
-            f"{what or f'sweep {sweep}'}: has no finished run of the confirm phase; run the sweep to its end first"
+            f"{what or f'sweep {sweep}'}: has no finished run of the confirm phase; run the sweep "
+            "to its end first"
         )
-    return list({subject.folder: subject for subject in found}.values())
+    return list(found.values())
 
 
 def result_rows(subjects: Iterable[Subject], names: Iterable[str]) -> Iterable[Row]:
-    """A row for each arm and task that it was trained on, lm-eval task and metric, over the seeds."""
+    """A row for each arm, task of its training, lm-eval task and metric, over the seeds."""
     from suite.config.hashing import canonical_json
     from suite.record.lm_eval import over_seeds, read_record
 
     wanted = set(names)
+    # Options and architectures are nested: as canonical JSON they can be the key of a group.
     groups = defaultdict(list)
     for subject in subjects:
-        groups[canonical_json({key: subject.names[key] for key in NAMES})].append(subject)
+        groups[canonical_json(_names_of(subject))].append(subject)
     for members in groups.values():
-        first = {key: members[0].names[key] for key in NAMES}
-        summary = over_seeds(read_record(member.folder) for member in members)
+        summary = over_seeds([read_record(member.folder) for member in members])
         for name, metrics in summary.items():
-            for metric, numbers in metrics.items() if name in wanted else ():
+            if name not in wanted:
+                continue
+            for metric, numbers in metrics.items():
                 yield {
-                    **first,
+                    **_names_of(members[0]),
                     "lm_eval_task": name,
                     "metric": metric,
                     "value": numbers["mean"],
-                    **_without_mean(numbers),
+                    "std": numbers["std"],
+                    "stderr": numbers["stderr"],
+                    "seeds": numbers["seeds"],
                 }
 
 
-def _without_mean(numbers: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in numbers.items() if key != "mean"}
+def _names_of(subject: Subject) -> dict[str, Any]:
+    return {key: subject.names[key] for key in NAMES}
 
 
 def columns(rows: Sequence[Row]) -> list[Column]:
-    """What a person sees; what is the same in every row is left out."""
-    axes = [column("sweep"), column("backbone"), Column("attention", render.attention)]
-    varying = [axis for axis in axes if len({axis.show(row) for row in rows}) > 1]
-    several = len({(row["method"], str(row["architecture"])) for row in rows}) > len(
-        {row["method"] for row in rows}
-    )
-    return [
-        *varying,
-        column("method"),
-        *([column("architecture", show=render.settings, rank=2)] if several else []),
+    """Columns of the table; an axis with one value in all rows is left out."""
+    shown = []
+    for axis in (column("sweep"), column("backbone"), Column("attention", render.attention)):
+        if len({axis.show(row) for row in rows}) > 1:
+            shown.append(axis)
+    shown.append(column("method"))
+    # An architecture is worth a column where one method comes with several.
+    methods = {row["method"] for row in rows}
+    arms = {(row["method"], str(row["architecture"])) for row in rows}
+    if len(arms) > len(methods):
+        shown.append(column("architecture", show=render.settings, rank=2))
+    shown += [
         column("task", "trained on"),
         column("lm_eval_task", "lm-eval task"),
         column("metric"),
         column("value", show=_four),
         column("stderr", "± stderr", _four),
-        *(
-            [column("reference_score", "paper", _four)]
-            if any(row["reference_score"] is not None for row in rows)
-            else []
-        ),
-        column("std", "std of seeds", _four, rank=1),
-        column("seeds", show=render.count, rank=1),
     ]
+    if any(row["reference_score"] is not None for row in rows):
+        shown.append(column("reference_score", "paper", _four))
+    shown.append(column("std", "std of seeds", _four, rank=1))
+    shown.append(column("seeds", show=render.count, rank=1))
+    return shown
 
 
 def _four(value: float | None) -> str:
@@ -318,7 +343,7 @@ def _four(value: float | None) -> str:
 
 
 def _sync(home: Home, tracking_uri: str | None, sweeps: Iterable[str]) -> None:
-    """Into MLflow, as after a sweep; where it is away, `suite sync` makes up for it."""
+    """Write the results into MLflow; if it is out of reach, `suite sync` can do it later."""
     from suite.tracking.store import resolve_uri
     from suite.tracking.writer import sync
 

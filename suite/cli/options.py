@@ -54,6 +54,7 @@ def no_password(context: typer.Context, option: typer.CallbackParam, url: str | 
     # From the environment a password is welcome: only its user can read that.
     if source is not None and source.name == "COMMANDLINE":
         server = "; for a server, use MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        # A mistake that is refused needs the way that works, and each option has its own.
         own = {
             "tracking_uri": f"put the whole URL into MLFLOW_TRACKING_URI{server}",
             "storage": "put it into SUITE_STORAGE",
@@ -139,6 +140,7 @@ def use_tasks(context: typer.Context, folder: Path | None) -> Path | None:
     Raises:
         ConfigError: The folder holds no task.
     """
+    # A shell that completes a line parses it too, and must not search folders.
     if folder is None or context.resilient_parsing:
         return folder
     if not any(folder.glob("*.yaml")) and not any(folder.glob("*.py")):
@@ -153,6 +155,7 @@ def use_tasks(context: typer.Context, folder: Path | None) -> Path | None:
 @contextmanager
 def search_first(folder: Path) -> Iterator[None]:
     """Within the block, the tasks of this folder hide others of the same names."""
+    # Tests run many commands in one process: what was there must come back.
     before = os.environ.get(TASK_FOLDERS)
     folders = [str(folder.resolve())]
     if before:
@@ -209,6 +212,7 @@ AttentionOption: TypeAlias = Annotated[
         help="An attention variant (suite list attention).",
     ),
 ]
+# In the working folder, so that a first run asks for no path.
 DEFAULT_HOME = Path("runs")
 
 
@@ -218,6 +222,7 @@ def split_names(text: str) -> list[str]:
     Raises:
         ConfigError: There is no name.
     """
+    # A list, because the order of the names is the order of the table.
     names = []
     for part in text.split(","):
         name = part.strip()
@@ -228,12 +233,25 @@ def split_names(text: str) -> list[str]:
     return names
 
 
-def existing_home(path: Path) -> Path:
-    """`path`, if trials were ever run there.
+def home_to_read(home: Path, tracking_uri: str | None) -> Path:
+    """The home of a command that reads MLflow; it holds trials unless a store is named.
 
     Raises:
-        ConfigError: None were.
+        ConfigError: The store would be the home's own, and the home holds no trials.
     """
+    # A store elsewhere has all that these commands show, on machines without the trial folders.
+    if tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"):
+        return home
+    return existing_home(home)
+
+
+def existing_home(path: Path) -> Path:
+    """The same path, if trials were ever run there.
+
+    Raises:
+        ConfigError: No trial was run there.
+    """
+    # MLflow makes an empty store wherever it is pointed: a typing error must not look empty.
     if not (path / "trials").is_dir() and not (path / "mlflow.db").exists():
         raise ConfigError(
             f"--home {path}: holds no trials; expected a folder that `suite run` wrote to"

@@ -1,4 +1,4 @@
-"""What a paper printed, beside the rows of `suite lm-eval`."""
+"""Adds the scores that a paper printed to the rows of `suite lm-eval`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 
 
 def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
-    """The same rows with `reference_score`, `reference_source` and `difference` from the `reference` of their sweep.
+    """The same rows with `reference_score`, `reference_source` and `difference`.
 
     Args:
-        rows: As `suite.cli.lm_eval.result_rows`.
-        home: Where the sweeps are defined.
-        sweep: Of the rows that name none, which are those of untrained arms.
+        rows: Rows as `suite.cli.lm_eval.result_rows` makes them.
+        home: The home whose sweeps hold the papers' scores, under `reference`.
+        sweep: The sweep of rows that name none, which are those of untrained arms.
     """
     from suite.evaluation.subjects import UNTRAINED
     from suite.plan.definition import known_plan
     from suite.record.references import evaluated
 
+    # A plan is read from two files; a sweep has many rows.
     @cache
     def lines(name: str | None) -> Sequence[Reference]:
         if name is None:
@@ -34,24 +35,29 @@ def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
             return ()
         return plan.config.reference
 
-    def of(row: Row) -> dict[str, Any]:
-        trained = row["method"] != UNTRAINED
-        about = {key: row[key] for key in ("backbone", "attention", "architecture")} | {
-            "options": row["attention_options"]
-        }
-        if trained:
-            method = row["method"]
-        else:
+    def reference_of(row: Row) -> dict[str, Any]:
+        method = row["method"]
+        trained = method != UNTRAINED
+        # A paper's line about an untrained model names no method.
+        if not trained:
             method = None
-        found = evaluated(
-            lines(row["sweep"] or sweep), trained=trained, method=method, **about
-        ).get(f"{row['lm_eval_task']}/{row['metric']}")
+        printed = evaluated(
+            lines(row["sweep"] or sweep),
+            trained=trained,
+            method=method,
+            backbone=row["backbone"],
+            attention=row["attention"],
+            architecture=row["architecture"],
+            options=row["attention_options"],
+        )
+        found = printed.get(f"{row['lm_eval_task']}/{row['metric']}")
+        # Every row gets the keys, so that all rows have the same columns.
         if found is None:
-            return dict.fromkeys(("reference_score", "reference_source", "difference"))
+            return {"reference_score": None, "reference_source": None, "difference": None}
         return {
             "reference_score": found["score"],
             "reference_source": found["source"],
             "difference": row["value"] - found["score"],
         }
 
-    return [{**row, **of(row)} for row in rows]
+    return [{**row, **reference_of(row)} for row in rows]

@@ -1,4 +1,7 @@
-"""`suite params`: how much a method trains and how large the attention is, counted on the meta device."""
+"""`suite params`: how many weights a method trains and how large the attention is.
+
+The counts come from torch's meta device, where a model has shapes and no memory.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ KEYS = (
     "cross_kv_bytes_per_token",
     "kv_fraction",
 )
-"""What is counted, in the order of the columns; numbers of the cache are null where there is none."""
+"""The columns of CSV, in their order; numbers of the cache are null for a model without one."""
 
 
 class Precision(StrEnum):
@@ -60,7 +63,7 @@ def params(
         ),
     ] = None,
     num_labels: Annotated[
-        int, typer.Option(min=1, help="Classes of the head, where there is no --task.")
+        int, typer.Option(min=1, help="Classes of the head when no --task is given.")
     ] = 2,
     dtype: Annotated[
         Precision, typer.Option(help="Type of the cached keys and values.")
@@ -70,33 +73,28 @@ def params(
     tasks: TasksOption = None,
     trust: TrustOption = None,
 ) -> None:
-    """Count total, trainable and attention parameters, and the cache; reads no weights and needs no network for known backbones.
+    """Count total, trainable and attention parameters, and the size of the KV cache.
 
-    `trainable` is everything that trains; `method_trainable`, what papers report, leaves out the task's own head (`head_trainable`).
-    `attention.*` counts weights without biases; the KV cache is per token of the decoder (cross-attention: of the source).
-    --set takes the method's settings by their bare names (rank=8), backbone.config.*, attention.options.*.
+    The command reads no weights and needs no network for known backbones. `trainable` is
+    everything that trains; `method_trainable`, which papers report, leaves out the task's own head
+    (`head_trainable`). `attention.*` counts weights without biases; the KV cache is per token of
+    the decoder (cross-attention: of the source). --set takes the method's settings by their bare
+    names (rank=8), backbone.config.*, attention.options.*.
     """
+    # These import torch, which takes seconds: `suite params --help` must not wait for it.
     from suite.attention.counts import count_attention
     from suite.cli.arms import GROUPS, head_for, make_arm, read_overrides, resolve_backbone
     from suite.config.task import load_task
     from suite.petl.arm import count_arm
 
-    arm = make_arm(
-        backbone,
-        method,
-        attention,
-        read_overrides({}, overrides or (), method=method, groups=GROUPS),
-    )
+    changes = read_overrides({}, overrides or (), method=method, groups=GROUPS)
+    arm = make_arm(backbone, method, attention, changes)
     resolved = resolve_backbone(arm, only_shape=True)
-    head = head_for(
-        resolved, load_task(task, where="--task") if task else None, num_labels=num_labels
-    )
-    counted = count_arm(
-        resolved,
-        head,
-        arm,
-        pretrained=True,
-    )
+    config = None
+    if task is not None:
+        config = load_task(task, where="--task")
+    head = head_for(resolved, config, num_labels=num_labels)
+    counted = count_arm(resolved, head, arm, pretrained=True)
     inside = count_attention(resolved, head, arm.attention, dtype=dtype.value)
     row = {
         "backbone": backbone,
@@ -111,6 +109,8 @@ def params(
         "attention.with_output_projection": inside.with_output_projection,
         "attention.without_output_projection": inside.without_output_projection,
         "attention.extra_over_base": inside.extra_over_base,
+        # The decoder's own keys and values grow with the text that it writes, those of
+        # cross-attention with the source: their sum would have no unit.
         "kv_bytes_per_token": inside.kv_bytes_per_token,
         "cross_kv_bytes_per_token": inside.cross_kv_bytes_per_token,
         "kv_fraction": inside.kv_fraction,
@@ -118,11 +118,16 @@ def params(
     if fmt is Format.JSON:
         print(json.dumps(row, indent=2))
         return
-    shown = [column(key) for key in KEYS[:3]] + [
-        column(key, key.replace("_", " "), render.count) for key in KEYS[4:8]
-    ]
-    shown += [column("trainable_percent", "trainable %", render.brief)]
-    shown += [
+    # A table leaves out the architecture, which is what was typed, and the rarer counts.
+    shown = [
+        column("backbone"),
+        column("attention"),
+        column("method"),
+        column("total", show=render.count),
+        column("trainable", show=render.count),
+        column("method_trainable", "method trainable", render.count),
+        column("head_trainable", "head trainable", render.count),
+        column("trainable_percent", "trainable %", render.brief),
         column("attention.with_output_projection", "attention", render.count),
         column("kv_bytes_per_token", "KV/token", render.size),
     ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ESTIMATED = ("cpu-time-estimate",)
 SHAPE = "backbone"
-"""In `--set`: what changes the backbone's configuration."""
+"""First word of the `--set` keys that change the backbone's configuration."""
 
 
 class Device(StrEnum):
@@ -34,7 +34,7 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
-    """Of forward weights and activations."""
+    """Type of the weights and activations in a forward pass."""
 
     AUTO = "auto"
     FP32 = "fp32"
@@ -87,7 +87,7 @@ def profile(
     seconds: Annotated[
         float,
         typer.Option(
-            min=0.01, help="Of timed training steps per arm and round (at least 5 steps)."
+            min=0.01, help="Seconds of timed training steps per arm and round (at least 5 steps)."
         ),
     ] = 3.0,
     infer_batch: Annotated[
@@ -114,7 +114,8 @@ def profile(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="lora.rank=8 of a method, backbone.num_layers=2 of all backbones; may be given often.",
+            help="Change a method (lora.rank=8) or all backbones (backbone.num_layers=2); may be "
+            "given often.",
         ),
     ] = None,
     out: Annotated[
@@ -126,14 +127,17 @@ def profile(
     ] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Measure what arms cost: step time, energy, memory and its parts, latency, decoding and cache, on random weights (no download).
+    """Measure what arms cost: step time, energy, memory, latency, decoding and cache.
 
-    Every arm runs in rounds of alternating order on the engine that sweeps train with. Beside the measured memory stands an estimate, made
-    before anything runs; an arm that would not fit is not tried. Formulas and units: docs/profile.md.
+    Weights are random, so nothing is downloaded. Every arm runs in rounds of alternating order on
+    the engine that sweeps train with. Beside the measured memory stands an estimate, made before
+    anything runs; an arm that would not fit is not tried. Formulas and units: docs/profile.md.
     """
+    # torch and DeepSpeed take seconds to import, and `--help` must not wait for them.
     from suite.cli.options import split_names
     from suite.profile import choose, estimate_only, measure
 
+    # Everything is checked before the first arm runs: a profile takes minutes.
     setting = make_setting(
         {
             "batch": batch,
@@ -162,6 +166,7 @@ def profile(
     if compare is None:
         pair = None
     else:
+        # Unmeasured arms have the names, which is all that this check reads.
         pair = compared(compare, [arm.unmeasured() for arm in arms], fmt)
     check_targets(out, figures)
     with render.stdout_for_result():
@@ -174,17 +179,24 @@ def profile(
     if figures is not None:
         from suite.profile.figures import draw
 
+        # Paths go to stderr: stdout may be piped as JSON.
         for path in draw(found, figures):
             print(f"wrote {path}", file=sys.stderr)
     if found.stopped:
         print("stopped; what was measured until then is above", file=sys.stderr)
+        # As shells say it of a command that Ctrl-C ended.
         raise typer.Exit(130)
+    # An arm that is too large to be tried is a finding, not a failure.
     if any(arm.status in ("oom", "failed") for arm in found.arms):
         raise typer.Exit(1)
 
 
 def check_targets(out: Path | None, figures: Path | None) -> None:
-    """Raise ConfigError where a result could not be written: minutes of measuring come before it."""
+    """Check that the results can be written, because minutes of measuring come before.
+
+    Raises:
+        ConfigError: A file or folder cannot be written.
+    """
     from suite.errors import ConfigError
 
     folders = {f"--out {out}": None if out is None else out.parent, f"--figures {figures}": figures}
@@ -197,6 +209,7 @@ def check_targets(out: Path | None, figures: Path | None) -> None:
             raise ConfigError(
                 f"{option}: {error.strerror}; expected a folder that can be made or written"
             ) from error
+        # mkdir succeeds on a read-only folder that exists.
         if not os.access(folder, os.W_OK):
             raise ConfigError(f"{option}: {folder} cannot be written")
     if out is not None and out.is_dir():
@@ -211,6 +224,7 @@ def make_setting(
     Raises:
         ConfigError: The numbers do not go together.
     """
+    # To see whether there is a GPU.
     import torch
 
     from suite.config.loader import validate
@@ -251,6 +265,7 @@ def method_names(text: str) -> list[str]:
     from suite.cli.options import split_names
     from suite.petl import methods
 
+    # peft's own types are not among them: there are dozens.
     if text == "all":
         return methods.names()
     return split_names(text)
@@ -273,6 +288,7 @@ def read_changes(overrides: Sequence[str], names: Sequence[str]) -> dict[str, di
                 f"--set {item}: expected METHOD.KEY=VALUE or backbone.KEY=VALUE, as lora.rank=8"
             )
         owner = key.split(".")[0]
+        # A change of a method that is not profiled would be of no use and never seen.
         if owner not in (SHAPE, *names):
             raise UnknownNameError("method", owner, [*names, SHAPE], where="--set")
     return apply_overrides({}, overrides)
@@ -314,11 +330,14 @@ def compared(text: str, arms: Sequence[ArmProfile], fmt: Format) -> tuple[str, s
     return pair[0], pair[1]
 
 
-# ---- tables -----------------------------------------------------------------------------------------------------------
+# ---- tables ----
 
 
 def show(found: Profile, pair: tuple[str, str] | None, fmt: Format) -> None:
-    """Print two tables, training and use, and the ratios; JSON is one document, CSV a line per arm."""
+    """Print the tables for training and for use, and the ratios.
+
+    JSON is one document, CSV has a line per arm.
+    """
     couples_shown = []
     if pair is not None:
         couples_shown = couples(found.arms, pair)
@@ -330,6 +349,7 @@ def show(found: Profile, pair: tuple[str, str] | None, fmt: Format) -> None:
         render.render(rows, [], fmt)
         return
     render.render(rows, training_columns(found), fmt, title="Training")
+    # An arm that did not fit, or an estimate, has no second table.
     used = [row for row in rows if row["inference"] or row["decoding"]]
     if used:
         print()
@@ -363,6 +383,7 @@ def row_of(arm: ArmProfile) -> dict[str, Any]:
             if isinstance(value, dict):
                 value = value["median"]
             row[f"{part}.{key}"] = value
+    # An arm that failed early has no estimate; its cells stay empty.
     expected = row.pop("estimate") or {"memory": {}}
     for key, value in expected["memory"].items():
         row[f"estimate.{key}"] = value
@@ -414,6 +435,7 @@ def use_columns(found: Profile) -> list[Column]:
                 lambda item: render.size(item["peak_bytes"]),
             ),
         ]
+    # Encoders do not decode: empty columns would only take room.
     if not any(arm.decoding for arm in found.arms):
         return columns
     for context in found.setting["contexts"]:
@@ -435,6 +457,7 @@ def use_columns(found: Profile) -> list[Column]:
 def _watt_hours_text(kwh: float | None) -> str:
     if kwh is None:
         return render.MISSING
+    # Watt-hours, because a thousand examples take far less than a kWh.
     return f"{kwh * 1000:.3g}"
 
 
@@ -505,6 +528,7 @@ def notes(found: Profile) -> list[str]:
     if found.peak_flops is not None:
         lines.append(f"of peak: of {found.peak_flops:.3g} FLOP/s a rank, {found.peak_flops_source}")
     if found.idle_watts is not None:
+        # Stated, because some papers subtract it and some do not.
         lines.append(f"idle power: {found.idle_watts:.0f} W (not subtracted)")
     for arm in found.arms:
         if arm.reason:
@@ -556,6 +580,7 @@ def couples(
         for second in arms:
             of_first = rest(first, pair[0])
             of_second = rest(second, pair[1])
+            # Equal in the rest: two changes at once would leave the ratio without a cause.
             if first is not second and of_first is not None and of_first == of_second:
                 found.append((first, second))
     return found
@@ -569,6 +594,7 @@ def ratio_rows(first: ArmProfile, second: ArmProfile) -> list[dict[str, Any]]:
 
 def _interval(row: Mapping[str, Any]) -> str:
     if row["low"] is None:
+        # Counts have no spread; a single round shows none.
         if row["exact"]:
             return "exact"
         return "one round"
@@ -579,6 +605,7 @@ def write_json(found: Profile, path: Path) -> None:
     """Everything, in one piece or not at all."""
     from suite.files import json_bytes, write_atomic
 
+    # A reader must never see half a file, even after Ctrl-C.
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json_bytes(found.model_dump(mode="json")))
     print(f"wrote {path}", file=sys.stderr)

@@ -8,8 +8,8 @@ from typing import Any
 
 HEAD = """# Every command and option
 
-Made from the code by `python -m suite.cli.reference`; do not edit by hand. What the commands print, exit codes and
-environment variables: [the command line](cli.md).
+Made from the code by `python -m suite.cli.reference`; do not edit by hand.
+[The command line](cli.md) describes what the commands print, exit codes and environment variables.
 """
 
 
@@ -19,6 +19,7 @@ def reference() -> str:
 
     from suite.cli.app import app
 
+    # A test compares the page with docs/reference.md, so it cannot fall behind.
     parts = [HEAD]
     for name, command in _commands(get_command(app), "suite"):
         parts.append(_section(command, name))
@@ -27,6 +28,7 @@ def reference() -> str:
 
 def _commands(group: Any, at: str) -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
+        # A group, such as `suite analyze`, has no options of its own worth a section.
         if hasattr(command, "commands"):
             yield from _commands(command, f"{at} {name}")
         else:
@@ -42,10 +44,12 @@ def _section(command: Any, name: str) -> str:
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             usage += parameter.get_usage_pieces(context)
+        # --help itself needs no row in each table.
         if parameter.name != "help":
             table.append(_row(parameter, context))
     if table:
         table = ["| | |", "| --- | --- |", *table, ""]
+    # app.py puts the example of each command there.
     example = (command.epilog or "").removeprefix("Example: ")
     title = f"## {name}\n\n```text\n{' '.join(usage)}\n```"
     return "\n".join(
@@ -56,7 +60,9 @@ def _section(command: Any, name: str) -> str:
 def _row(parameter: Any, context: Any) -> str:
     """Names and value of an option, then what --help says about it."""
     names, text = parameter.get_help_record(context)
+    # The line of usage shows which arguments are required.
     about = _escaped(text.removesuffix("[required]"))
+    # Some help texts say so themselves.
     if parameter.multiple and "often" not in text:
         about += " May be given often."
     return f"| `{names.replace('|', ', ')}` | {about} |"

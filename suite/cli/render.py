@@ -1,4 +1,4 @@
-"""Print rows for a person (table), a document (md) or a program (json, csv); the rows are the same for all."""
+"""Prints the same rows for a person (table), a document (md) or a program (json, csv)."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def render(
         keys: CSV's columns, needed where there may be no row.
         title: Stands above a table or document.
     """
+    # NaN is no JSON: `allow_nan=False` makes it an error here, not in the program that reads.
     if fmt is Format.JSON:
         print(json.dumps([dict(row) for row in rows], indent=2, allow_nan=False))
     elif fmt is Format.CSV:
@@ -112,6 +113,7 @@ def _csv(rows: Sequence[Row], keys: Sequence[str], out: TextIO) -> None:
         for row in rows:
             found.update(dict.fromkeys(row))
         keys = list(found)
+    # The csv module ends lines as on Windows unless it is told otherwise.
     writer = csv.DictWriter(out, fieldnames=list(keys), lineterminator="\n")
     writer.writeheader()
     for row in rows:
@@ -130,6 +132,7 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> Non
         rules.append("--:" if c.right else "---")
     lines = [heads, rules]
     for row in rows:
+        # A bar would start a new cell.
         lines.append([c.show(row).replace("|", "\\|") for c in columns])
     if title:
         print(title + "\n")
@@ -138,6 +141,7 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> Non
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
+    # rich takes a while to import, and JSON does not need it.
     from rich.console import Console
 
     # A pipe has no width: whoever reads it wants whole lines.
@@ -154,9 +158,11 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
     if title:
         print(title + "\n")
     for line in captured.get().splitlines():
+        # rich fills lines with spaces, which a diff or a copy would carry along.
         if line.strip():
             print(line.rstrip())
     if len(shown) < len(columns):
+        # Said on stderr: nobody should take what fits for all there is.
         hidden = ", ".join(c.head for c in columns if c not in shown)
         print(
             f"(the terminal is too narrow for: {hidden}; --format csv has everything)",
@@ -170,6 +176,7 @@ def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> Any
     from rich.table import Table
     from rich.text import Text
 
+    # A rule under the head alone: this reads well in a terminal and in a log.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for c in columns:
         table.add_column(c.head, justify="right" if c.right else "left", overflow="fold")
@@ -185,9 +192,11 @@ def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[
     """
     widths = {}
     for c in columns:
+        # By identity: a column's function has no equality to go by.
         texts = [c.head] + [c.show(row) for row in rows]
         widths[id(c)] = 2 + max(len(text) for text in texts)  # 2: the gap between columns
     droppable = [c for c in columns if c.rank]
+    # By place too, because columns are in the order in which people read them.
     droppable.sort(key=lambda c: (c.rank, columns.index(c)), reverse=True)
     shown = list(columns)
     for candidate in droppable:
@@ -202,6 +211,7 @@ def stdout_for_result() -> Iterator[None]:
     """Send what libraries and child processes print meanwhile to stderr: stdout is the result's."""
     # The file descriptor, not sys.stdout: child processes and C code write there too.
     sys.stdout.flush()
+    # 1 and 2 are the process's stdout and stderr.
     kept = os.dup(1)
     os.dup2(2, 1)
     try:

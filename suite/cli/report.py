@@ -1,8 +1,7 @@
-"""`suite report`: the result as a page to read and to send, as a document, as figures or as tables."""
+"""`suite report`: the result as a page, as a document, as figures or as tables."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from suite.cli import complete
 from suite.cli.leaderboard import Sort
-from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, existing_home
+from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, home_to_read
 from suite.errors import ConfigError, SuiteError, TrackingError
 from suite.report.compose import FOLDER, Form
 
@@ -31,7 +30,8 @@ def report(
         Form,
         typer.Option(
             "--format",
-            help="A page that needs nothing else; Markdown with figures; figures; the tables behind them.",
+            help="html = one page that needs nothing else; md = Markdown with figures; or the "
+            "figures or the tables alone.",
         ),
     ] = Form.HTML,
     sort: Annotated[Sort, typer.Option(help="What comes first on the leaderboard.")] = Sort.SCORE,
@@ -45,20 +45,16 @@ def report(
         int | None, typer.Option(min=0, max=65535, help="For --live. (default: any that is free)")
     ] = None,
 ) -> None:
-    """Who leads on what, at what cost, and what cannot be told apart: one self-contained page per sweep."""
-    elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    if elsewhere:
-        place = home
-    else:
-        place = existing_home(home)
+    """Write one page per sweep: who leads, at what cost, and which arms cannot be told apart."""
+    place = home_to_read(home, tracking_uri)
     if port is not None and not live:
         raise ConfigError(
-            "--port: goes with --live, which was not given; without it nothing is served"
+            "--port: got it without --live; only --live serves a page, so give both or neither"
         )
     if not live:
         _write(place, tracking_uri, out or place / FOLDER, sweep, form, sort)
     elif out is not None or form is not Form.HTML:
-        raise ConfigError("--live serves the page and writes nothing; leave --out and --format out")
+        raise ConfigError("--live: serves a page and writes no file; leave out --out and --format")
     else:
         _serve(place, tracking_uri, sweep, sort, port or 0)
 
@@ -66,17 +62,24 @@ def report(
 def _write(
     home: Path, tracking_uri: str | None, out: Path, sweep: str | None, form: Form, sort: Sort
 ) -> None:
-    """Prints the paths, what to open first; of several sweeps those that can be read, and fails at the end for the others."""
+    """Write the reports and print their paths, the file to open first.
+
+    Raises:
+        TrackingError: A sweep cannot be read; the reports of the others are written before.
+    """
+    # The report draws with plotly and reads MLflow: both take seconds to import.
     from suite.report.compose import write
     from suite.report.data import read, sweeps
 
     failed = []
-    for name in [sweep] if sweep is not None else sweeps(home, tracking_uri):
+    names = [sweep] if sweep is not None else sweeps(home, tracking_uri)
+    for name in names:
         try:
             found = read(home, name, tracking_uri=tracking_uri, sort=sort.value)
         except SuiteError as error:
             if sweep is not None:
                 raise
+            # One sweep that cannot be read must not keep the reports of the others back.
             failed.append(f"{name}: {error}")
             continue
         for path in write(found, out, form):
@@ -86,7 +89,7 @@ def _write(
 
 
 def _serve(home: Path, tracking_uri: str | None, sweep: str | None, sort: Sort, port: int) -> None:
-    """Until Ctrl-C or SIGTERM."""
+    """Serve the page until Ctrl-C or SIGTERM."""
     from suite.report.live import Source, addresses, make_server
 
     source = Source(home, sweep, tracking_uri=tracking_uri, sort=sort.value)
@@ -94,10 +97,12 @@ def _serve(home: Path, tracking_uri: str | None, sweep: str | None, sort: Sort, 
         try:
             names = source.names()
         except TrackingError as reason:
+            # A sweep that has just begun has no run in MLflow: that is no reason to give up.
             names = []
             typer.echo(f"{reason}\nThe page shows the sweep as soon as it has a result.", err=True)
         typer.echo("\n".join([*addresses(server, names), "Ctrl-C ends it."]))
         try:
+            # The interval, in seconds, is how long Ctrl-C may take.
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             typer.echo("ended", err=True)

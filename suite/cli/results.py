@@ -1,17 +1,21 @@
-"""`suite export-results` and `suite import-results`: the leaderboard as one file, to merge sweeps of several clusters."""
+"""`suite export-results` and `suite import-results`: the leaderboard as one file.
+
+With it, results of several clusters come together in one store.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from suite.cli import complete
-from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, existing_home
+from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, home_to_read
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .json or .parquet.")]
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The file; its name ends in .json or .parquet.")
+]
 SweepOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."),
@@ -24,13 +28,13 @@ def export_results(
     tracking_uri: TrackingOption = None,
     sweep: SweepOption = None,
 ) -> None:
-    """Write the leaderboard, with all that another machine needs to show it, to one file."""
+    """Write the leaderboard to one file, with all that another machine needs to show it."""
+    # MLflow takes seconds to import, and `--help` must not wait for it.
     from suite.record.folder import Home
     from suite.tracking.exchange import export_results as write
     from suite.tracking.store import resolve_uri
 
-    elsewhere = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    uri = resolve_uri(Home(home if elsewhere else existing_home(home)), tracking_uri)
+    uri = resolve_uri(Home(home_to_read(home, tracking_uri)), tracking_uri)
     print(f"{write(file, tracking_uri=uri, sweep=sweep)} cells written to {file}")
 
 
@@ -46,5 +50,6 @@ def import_results(
     from suite.tracking.exchange import import_results as read
     from suite.tracking.store import resolve_uri
 
+    # The home may be new: results from elsewhere can be the first that it holds.
     uri = resolve_uri(Home(home), tracking_uri, write=True)
     print(describe(read(file, tracking_uri=uri, sweep=sweep), file, uri))

@@ -70,10 +70,12 @@ def run(
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Run a sweep, or go on with it: what has finished never runs again. Prints the leaderboard."""
+    # Imported here: Ray and torch take seconds, and `--help` must not wait for them.
     from suite.config.sweep_files import load_sweep
 
     path = find_sweep(sweep)
     config = load_sweep(path, overrides or ())
+    # Before anything is started or written: a dry run leaves no trace.
     if dry_run:
         from suite.cli.estimate import show_plan
 
@@ -93,10 +95,13 @@ def run(
         optuna=optuna,
     )
     outcome = _run(config, asked, retry_given_up=retry_given_up)
+    # An interrupted sweep has a leaderboard too, of the cells that are done.
     if any(cell.done for cell in outcome.cells):
         _show_leaderboard(config, asked, fmt)
         if not outcome.interrupted:
+            # Only of a whole sweep: the report of an interrupted one is out of date soon.
             _attach_report(config, asked)
+    # Last, because it decides the exit code, and the last lines are the ones that are read.
     _say_how_it_ended(config, outcome, asked)
 
 
@@ -143,10 +148,12 @@ class Asked:
                 words += [name, str(value)]
         if self.insecure:
             words.append("--insecure")
+        # Quoted, because people paste it into a shell.
         return shlex.join(words)
 
     @property
     def home_option(self) -> list[str]:
+        # A short command is easier to read and to type.
         if self.home == DEFAULT_HOME:
             return []
         return ["--home", str(self.home)]
@@ -166,6 +173,7 @@ def find_sweep(given: str) -> Path:
         return path
     if given in known:
         return known[given]
+    # A typing error in a path is likely, so files beside it are suggested too.
     files = [str(file) for file in path.parent.glob("*.yaml")]
     where = "SWEEP (a file or a known name)"
     raise UnknownNameError("sweep", given, [*known, *files], where=where)
@@ -180,9 +188,11 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
     from suite.tracking.store import resolve_uri
     from suite.tune.driver import run_sweep
 
+    # A cluster without a token runs anybody's code: ask before Ray connects.
     if asked.address is not None and not asked.insecure:
         require_token(asked.address)
     home = Home(asked.home)
+    # MLflow follows the run, so that results are there before the sweep ends.
     followers: list[Any] = [
         TrackingListener(home, resolve_uri(home, asked.tracking_uri, write=True), sweep=config.name)
     ]
@@ -203,6 +213,7 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
                 retry_given_up=retry_given_up,
             )
     except KeyboardInterrupt:
+        # Ctrl-C while Ray starts: the driver was not there yet to end in order.
         print(f"\nstopped by Ctrl-C. Go on with: {asked.command}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
 
@@ -215,6 +226,7 @@ def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
     try:
         leaderboard.show(
             resolve_uri(Home(asked.home), asked.tracking_uri),
+            # Whoever ran the sweep wants to see its rejected rows, with the reason.
             rejected=True,
             sweep=config.name,
             fmt=fmt,
@@ -235,11 +247,13 @@ def _attach_report(config: SweepConfig, asked: Asked) -> None:
 def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> None:
     """Say what went wrong, or what to type next; exit with 1 if anything has no result."""
     here = shlex.join([*asked.home_option, "--sweep", config.name])
+    # Neither cells without a result nor hints matter to somebody who stopped it.
     if outcome.interrupted:
         print(
             f"{outcome.reason}; nothing that finished is lost. Go on with: {asked.command}",
             file=sys.stderr,
         )
+        # Whatever else stopped the driver is a failure, with code 1.
         codes = {"stopped by Ctrl-C": STOPPED, "stopped by SIGTERM": TERMINATED}
         raise typer.Exit(codes.get(outcome.reason, 1))
     for folder, why in outcome.not_measured.items():
@@ -250,12 +264,14 @@ def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> No
     given_up = 0
     for cell in outcome.cells:
         given_up += sum(failure.status == "gave up" for failure in cell.failures)
+    # A retry is asked for, because the same trial may fail for ever.
     if given_up:
         print(
             f"trials given up: {given_up}; once the cause is mended: "
             f"{asked.command} --retry-given-up",
             file=sys.stderr,
         )
+    # The code tells a script that the leaderboard lacks cells.
     if outcome.failed:
         print(
             f"cells without a result: {len(outcome.failed)}; causes and logs: suite status {here}",

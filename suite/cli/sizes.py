@@ -1,6 +1,7 @@
-"""Training rows of public data sets, as their papers and the hub state them: for estimates of a sweep before its data are read.
+"""Training rows of public data sets, for estimates of a sweep before its data are read.
 
-A data set that is not here has an unknown size; nothing but an estimate depends on it.
+The numbers are those that the papers and the hub state. A data set that is not here has an unknown
+size; nothing but an estimate depends on it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 
 from suite.config.task import HubData
 
+# Hub id and config -> rows of the training split.
 ROWS: Mapping[tuple[str, str], int] = {
     ("nyu-mll/glue", "cola"): 8_551,
     ("nyu-mll/glue", "sst2"): 67_349,
@@ -25,6 +27,7 @@ ROWS: Mapping[tuple[str, str], int] = {
     ("aps/super_glue", "rte"): 2_490,
     ("aps/super_glue", "wic"): 5_428,
     ("aps/super_glue", "wsc.fixed"): 554,
+    # The hub has this one in two forms, with the same rows.
     ("aps/super_glue", "wsc"): 554,
     ("rajpurkar/squad", "plain_text"): 87_599,
     ("rajpurkar/squad_v2", "squad_v2"): 130_319,
@@ -41,9 +44,9 @@ WORDS: Mapping[tuple[str, str], int] = {
     ("Salesforce/wikitext", "wikitext-103-raw-v1"): 103_227_021,
     ("ptb-text-only/ptb_text_only", "penn_treebank"): 929_589,
 }
-"""Of running text, ends of lines included."""
+"""Words of the training text; the end of a line counts as one."""
 TOKENS_PER_WORD = 1.3
-"""Of subword vocabularies of 30,000 to 50,000 on English text; ours, roughly."""
+"""Tokens for a word of English, with a vocabulary of 30,000 to 50,000; our own rough figure."""
 
 
 def published_rows(data: HubData) -> int | None:

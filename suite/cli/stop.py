@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from suite.storage.lease import Claim
 
 WAIT_S = 600.0
-"""A driver gives its running trials their grace, ends its groups and brings MLflow up to date first."""
+"""How long a driver may take to end, in seconds.
+
+It first waits `failures.grace_s` for running trials, ends their workers and updates MLflow.
+"""
 
 
 def stop(
@@ -44,6 +47,7 @@ def stop(
         said = _stop_job(address, sweep)
     else:
         said = _stop_here(home, storage, sweep)
+    # On stderr with all other news: the command has no result to pipe.
     print(f"sweep {sweep}: {said}; run or submit it again to go on", file=sys.stderr)
 
 
@@ -58,11 +62,16 @@ def _stop_job(address: str, sweep: str) -> str:
     cluster = JobClient(address)
     running = cluster.live(sweep)
     if not running:
-        others = {job.sweep for job in cluster.jobs() if job.is_live and job.sweep}
+        others = set()
+        for job in cluster.jobs():
+            # A cluster may also run jobs that are none of the suite's.
+            if job.is_live and job.sweep:
+                others.add(job.sweep)
         names = ", ".join(sorted(others)) or "none"
         raise ConfigError(
             f"{sweep}: no such sweep is running on {cluster.address}; running: {names}"
         )
+    # Usually one; two where somebody submitted the same sweep to two homes.
     for job in running:
         cluster.stop(job.id)
     return f"stopped ({', '.join(job.id for job in running)})"
@@ -79,6 +88,7 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
     from suite.record.folder import Home
     from suite.storage.lease import holder
 
+    # A home that does not exist runs nothing; with a storage the lease lies there.
     if home.is_dir() or storage is not None:
         claim = holder(lease_root(Home(home.resolve()), storage), sweep)
     else:
@@ -88,7 +98,9 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
             f"{sweep}: no driver of this sweep is running in {storage or home}; "
             f"running ones: suite status --home {home}"
         )
+    # A pid means another process on another machine: never signal it.
     if not claim.is_here:
+        # A driver that runs as a job ends in order only through its cluster.
         if claim.job:
             how = f"suite stop {sweep} --address http://HEAD:8265"
         else:
@@ -99,6 +111,7 @@ def _stop_here(home: Path, storage: str | None, sweep: str) -> str:
 
 
 def _end(claim: Claim) -> None:
+    # It may have ended since its claim was read; then there is nothing to wait for.
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(claim.pid).terminate()
     end_s = time.monotonic() + WAIT_S
@@ -108,4 +121,5 @@ def _end(claim: Claim) -> None:
                 f"process {claim.pid}: has not ended within {WAIT_S:.0f} s; "
                 f"end it with: kill -9 {claim.pid}"
             )
+        # Often enough that nobody notices, and rarely enough for a lease on S3.
         time.sleep(0.2)

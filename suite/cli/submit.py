@@ -99,6 +99,7 @@ def submit(
     from suite.cluster.package import check_size
     from suite.config.sweep_files import load_sweep
 
+    # Links resolved: paths are compared with it to see what lies inside.
     folder = working_dir.resolve()
     found = find_sweep(sweep)
     relative_tasks = None
@@ -107,17 +108,20 @@ def submit(
             relative_tasks = inside(folder, tasks, option="--tasks")
             stack.enter_context(search_first(tasks))
         config = load_sweep(found, overrides or ())
+    # The command becomes part of the job, which the dashboard shows to everybody.
     refuse_password(
         storage,
         option="--storage",
         instead="give it to the cluster's machines: their role, or ~/.aws",
     )
+    # Checked here: on the cluster the same mistake would cost a queue's wait.
     place = cluster_home(home, storage)
     asked = Asked(
         sweep=_sweep_there(found, folder),
         path=found,
         home=place,
         data_root=data_root,
+        # The driver runs inside the cluster, which it finds by itself.
         address="auto",
         tracking_uri=tracking_uri,
         overrides=tuple(overrides or ()),
@@ -132,6 +136,7 @@ def submit(
     if not insecure:
         require_token(url)  # before anything is sent there
     cluster = JobClient(url)
+    # Ray uploads the whole folder; one with data in it would take for ever.
     size = check_size(folder)
     # exec: signals that Ray sends to the job must reach the driver, not a shell around it.
     command = f"exec {asked.command}"
@@ -158,6 +163,7 @@ def cluster_home(home: Path | None, storage: str | None) -> Path:
         ConfigError: There is none, or it is relative: then it would lie in the job's own folder,
             which Ray removes.
     """
+    # With a storage a home on the node is enough, as it can be filled again.
     if home is None and storage is not None:
         return LOCAL_HOME
     if home is None or not home.is_absolute():
@@ -220,6 +226,7 @@ _KEYS = (
 
 
 def _row(cluster: JobClient, job: Job) -> dict[str, Any]:
+    # A job that has just begun has printed no progress.
     done = None
     total = None
     progress = cluster.progress(job.id)
@@ -227,6 +234,7 @@ def _row(cluster: JobClient, job: Job) -> dict[str, Any]:
         done, total = progress
     end_s = job.ended_s
     if end_s is None and job.is_live:
+        # Ray gives the start by the wall clock, so the end must come from it too.
         end_s = time.time()
     seconds = None
     if job.started_s is not None and end_s is not None:
@@ -264,9 +272,11 @@ def _follow(cluster: JobClient, job: Job, sweep: str, *, attached: bool) -> None
     try:
         ended = cluster.follow(job.id, _write, attached=attached)
     except KeyboardInterrupt:
+        # Ctrl-C here must not cost days of work on the cluster.
         print("\nno longer followed; the sweep runs on", file=sys.stderr)
         _say_how_to_go_on(cluster, job, sweep)
         raise typer.Exit(STOPPED) from None
+    # A job that Ray could not start has no exit code: that counts as 1.
     code = EXIT_CODES.get(ended.status, ended.exit_code or 1)
     if code == 127:  # a shell's code for a command that it does not find
         print(
@@ -286,6 +296,7 @@ def _follow(cluster: JobClient, job: Job, sweep: str, *, attached: bool) -> None
 
 def _write(text: str) -> None:
     sys.stdout.write(text)
+    # At once: a person watches, and a pipe would hold pages back.
     sys.stdout.flush()
 
 
@@ -313,12 +324,14 @@ def _sweep_there(found: Path, folder: Path) -> str:
     is_shipped = path.is_relative_to(shipped_folder("sweeps").resolve())
     # In a checkout the shipped folder may lie in the working folder, whose files are uploaded.
     if is_shipped and not path.is_relative_to(folder):
+        # The cluster has the package, and with it the sweeps that it ships.
         return found.stem
     return str(inside(folder, found, option="SWEEP"))
 
 
 def _variables(folder: Path) -> dict[str, str]:
     """Variables for the job: folders of plug-ins and tasks in the working folder, and the width."""
+    # The driver has no terminal there; its tables get the width of the one here.
     variables = {"COLUMNS": str(shutil.get_terminal_size((120, 24)).columns)}
     for name in ("SUITE_PATH", TASK_FOLDERS):
         relative = []

@@ -1,4 +1,4 @@
-"""The text of a first sweep file: every key that matters, each with a line that says what it does."""
+"""The text of a first sweep file: every key that matters, with a comment on what it does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 WIDTH = 42
-"""Characters of a line before its comment, where they suffice."""
+"""Column at which comments start, where the text before them is short enough."""
 
 
 class Budget(StrEnum):
@@ -23,7 +23,12 @@ class Budget(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a budget means; `limit` are training, validation and test rows, None = all; `workers` None = as the suite decides."""
+    """What a budget means.
+
+    Attributes:
+        limit: Training, validation and test rows; None = all.
+        workers: Workers of a trial; None = as the suite decides.
+    """
 
     trials: int
     startup_trials: int
@@ -37,19 +42,24 @@ class Preset:
 
 
 PRESETS = {
+    # Minutes for a cell on two CPU cores. One worker, because two trials side by side take
+    # less time there than one trial that is split over both cores.
     Budget.QUICK: Preset(
         5, 4, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 16, (512, 200, 300), "first", 1
     ),
     Budget.STANDARD: Preset(8, 4, {"extensions": 2}, {"tolerance": 0.5}, 10, 96, None),
     Budget.PAPER: Preset(32, 8, {"extensions": 0}, None, 30, 96, None),
 }
-"""Quick: minutes for a cell on two CPU cores (ours); one worker, as two trials side by side take less time there than one that is
-split. Paper: READ, arXiv 2305.15348, appendix D."""
+"""Source of the paper budget: READ, arXiv 2305.15348, appendix D; the others are ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the person wants; None = as the budget has it, and else as the suite decides when the sweep starts."""
+    """What the person wants.
+
+    None means the budget's value; where the budget has none, the suite decides when the sweep
+    starts.
+    """
 
     backbones: Sequence[str]
     attention: Sequence[str]
@@ -63,18 +73,21 @@ class Answers:
 
 
 def sweep_text(name: str, answers: Answers) -> str:
-    """A commented sweep file; whether its names exist is for the loader to say."""
+    """A commented sweep file; the loader checks later whether its names exist."""
     preset = PRESETS[answers.budget]
     if answers.workers is None:
         workers = preset.workers
     else:
         workers = answers.workers
     lines = [
-        "# Made by `suite init`. What it would do and cost: suite run FILE --dry-run. Any value can also be changed on the command",
-        "# line: --set search.trials=16. All keys, with ranges: suite/config/sweep.py and training.py.",
+        "# Made by `suite init`. What it would do and cost: suite run FILE --dry-run. "
+        "Any value can also be changed on the command",
+        "# line: --set search.trials=16. "
+        "All keys, with ranges: suite/config/sweep.py and training.py.",
         _line(f"name: {_plain(name)}", "on the leaderboard; one sweep of a name in a --home"),
         "",
-        "# Backbone x attention x method is an arm, arm x task a cell: each cell gets its own search for the learning rate.",
+        "# Backbone x attention x method is an arm, arm x task a cell: "
+        "each cell gets its own search for the learning rate.",
         _line(
             f"backbones: {_plain(answers.backbones)}",
             "suite list backbones; or a hub id, a folder, package:NAME/FOLDER",
@@ -138,12 +151,15 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
     else:
         budget = trials
     return [
-        "search: # learning rates tried per cell, scored on validation data; the budget is equal for every arm",
+        "search: # learning rates tried per cell, scored on validation data; "
+        "the budget is equal for every arm",
         _line(
             "  sampler: gp", "a Gaussian process, one trial after the other; or tpe, random, grid"
         ),
+        # The same number for every arm, or arms with more trials would look better.
         _line(f"  trials: {budget}", "per cell and choice of architecture"),
         _line(
+            # The loader refuses more start-up trials than trials.
             f"  startup_trials: {min(preset.startup_trials, budget)}",
             "of them quasi-random, before the sampler has a model",
         ),
@@ -159,6 +175,7 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
 
 
 def _limit(preset: Preset) -> list[str]:
+    # A key that limits nothing would only raise questions: leave it out.
     if preset.limit is None:
         return []
     limit = dict(zip(("train", "validation", "test"), preset.limit, strict=True))
@@ -177,6 +194,12 @@ def _line(text: str, comment: str) -> str:
 def _plain(value: Any) -> str:
     """A value as YAML on one line, in quotes where it needs them."""
     text = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True
+        # The width keeps a long list on one line, where its comment can follow.
+        value,
+        default_flow_style=True,
+        sort_keys=False,
+        width=10_000,
+        allow_unicode=True,
     )
+    # YAML ends a document of one bare value with "...", which is no part of the value.
     return text.removesuffix("\n").removesuffix("\n...")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from suite.record.folder import Home
 
 PATIENCE_S = 5.0
-"""Somebody waits for the answer."""
+"""How long a storage may stay silent, in seconds: short, because a person waits."""
 
 
 def sync(
@@ -33,7 +33,7 @@ def sync(
     weights: Annotated[
         bool,
         typer.Option(
-            "--all", help="From the storage, get trained weights and logs too, for suite export."
+            "--all", help="Get trained weights and logs too from the storage, for suite export."
         ),
     ] = False,
     sweep: Annotated[
@@ -45,19 +45,25 @@ def sync(
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Look every trial up, also where nothing seems to have changed."
+            "--verify", help="Look up every trial, also where nothing seems to have changed."
         ),
     ] = False,
 ) -> None:
-    """Get what the storage has and the home lacks; write into MLflow what that lacks. Run it twice and nothing is done twice."""
+    """Bring the home up to date from the storage, and MLflow from the home.
+
+    The command writes only what is missing: running it twice does nothing twice.
+    """
+    # MLflow takes seconds to import, and `--help` must not wait for it.
     from suite.record.folder import Home
     from suite.tracking.progress import Progress
     from suite.tracking.store import resolve_uri, without_password
     from suite.tracking.writer import sync as bring_up_to_date
 
+    # First the files: MLflow is brought up to date from what the home then holds.
     if storage is not None:
         _fetch(Home(home), storage, weights=weights)
     place = Home(existing_home(home))
+    # Asked before the long part: a sweep that ends meanwhile attaches its report itself.
     going_on = _going_on(place, sweep)
     uri = resolve_uri(place, tracking_uri, write=True)
     progress = Progress()
@@ -65,10 +71,13 @@ def sync(
     progress.close()
     if report.unreachable is not None:
         raise TrackingError(
-            f"{report.unreachable}; {report.written} trials were written, run suite sync again for the rest"
+            f"{report.unreachable}; {report.written} trials were written, run suite sync again "
+            "for the rest"
         )
-    done = f"{report.written} trials written, {report.already} were there already, {report.cells} cells brought up to date"
-    print(f"{done}, in {without_password(uri)}")
+    print(
+        f"{report.written} trials written, {report.already} were there already, "
+        f"{report.cells} cells brought up to date, in {without_password(uri)}"
+    )
     attach(place, tracking_uri, sweep, unless=going_on)
     if optuna is not None:
         _mirror(place, optuna, sweep)
@@ -80,7 +89,8 @@ def _mirror(home: Home, url: str, sweep: str | None) -> None:
 
     report = mirror_studies(home, url, sweep=sweep)
     print(
-        f"{report.written} trials of {report.studies} studies written, {report.already} were there already, in {redact(url)}"
+        f"{report.written} trials of {report.studies} studies written, {report.already} were "
+        f"there already, in {redact(url)}"
     )
 
 
@@ -89,25 +99,31 @@ def _fetch(home: Home, url: str, *, weights: bool) -> None:
     from suite.storage.urls import open_storage
 
     storage = open_storage(url, patience_s=PATIENCE_S)
+    # A wrong prefix is an empty storage to S3, and no error.
     if not storage.keys("sweeps") and not storage.keys("trials"):
         raise StorageError(
-            f"--storage {url}: holds no sweep; expected what `suite run --storage` was given"
+            f"--storage {url}: holds no sweep; expected the URL given to `suite run --storage`"
         )
     count = Mirror(home, storage).fetch_home(weights=weights)
     print(f"{count} files came from {url}")
 
 
 def _going_on(home: Home, sweep: str | None) -> set[str]:
-    """The sweeps that have not ended."""
+    """Names of the sweeps that have not ended, whose reports would soon be out of date."""
     from suite.plan.cell_state import read_states
     from suite.plan.definition import driver_pid, known_plan, sweeps
 
     going_on = set()
-    for name in sweeps(home) if sweep is None else [sweep]:
+    names = sweeps(home) if sweep is None else [sweep]
+    for name in names:
         if driver_pid(home, name) is not None:
             going_on.add(name)
-        elif (plan := known_plan(home, name)) is not None:
-            states = read_states(plan, home)
-            if not all(state.status.is_over for state in states.values()):
+            continue
+        # Without a driver here it may run on another machine, or wait to be taken up again.
+        plan = known_plan(home, name)
+        if plan is None:
+            continue
+        for state in read_states(plan, home).values():
+            if not state.status.is_over:
                 going_on.add(name)
     return going_on

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from suite.data.preview import Reader, Reading
 
 FAMILIES = (("minilm", "bert-base"), ("t5-base",), ("gpt2",))
-"""Backbones that stand for encoders, encoder-decoders and decoders; the first that is here is taken."""
+"""Backbones of each family: encoders, encoder-decoders, decoders. The first that is here reads."""
+# Enough to see how a row is read; an article would fill the screen.
 SHOWN_CHARACTERS = 600
 WIDTH = 120
+# 2, as for any mistake in what was given: here it is the task.
 FAILED = 2
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 COLOURS = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
@@ -112,6 +114,7 @@ def check(
         print(json.dumps(report.plain(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         _show(report)
+    # After the report, because the reason stands in it.
     if not report.fit:
         raise typer.Exit(FAILED)
 
@@ -123,6 +126,7 @@ def _found(given: str) -> Iterator[tuple[TaskConfig, Path]]:
     from suite.config.task_files import task_paths
 
     path = Path(given)
+    # By the name too, so that a file that is missing is not taken for a task's name.
     if path.suffix in (".yaml", ".py") or path.is_file():
         with search_first(path.parent):
             yield load_task_file(path), path
@@ -152,12 +156,14 @@ def _look(
     training = TrainingConfig.model_validate(limits)
     readers = _readers(backbones)
     rows = TaskRows.read(task, data_root)
+    # One sample for all families, so that their readings can be compared.
     sample = sample_rows(task, rows)
     splits, findings = inspect_rows(rows)
     readings = []
     for reader in readers:
         readings.append(read_as(reader, rows, sample, training=training, examples=shown))
     all_findings = [check_families(readings), *findings]
+    # Metrics are the task's: one family is enough to compute them.
     objective = first_objective(readers, task, training)
     if objective is not None:
         all_findings += check_metrics(rows, sample, objective)
@@ -180,6 +186,7 @@ def _first(names: Sequence[str]) -> Any:
     from suite.config.sweep import BackboneChoice
     from suite.errors import BackboneError
 
+    # Which backbones are in the hub's cache differs from machine to machine.
     for name in names[:-1]:
         try:
             return resolve(BackboneChoice(name=name), where="--backbone", only_shape=True)
@@ -200,6 +207,7 @@ def _show(report: Report) -> None:
     _heading("lengths in tokens")
     _show_lengths(report.readings)
     _heading("findings")
+    # The texts start at one column, so that WARN and FAIL stand out.
     width = max(len(finding.check) for finding in report.findings)
     for finding in report.findings:
         _show_finding(finding, width)
@@ -240,6 +248,7 @@ def _show_common_answers(fact: SplitFacts) -> None:
     common = []
     for text, share in fact.answers.items():
         count = round(share * fact.rows)
+        # An answer of one row is common to nothing.
         if count > 1:
             common.append(f"{count} x {_short(text, 60)!r}")
     if common:
@@ -287,6 +296,7 @@ def _show_finding(finding: Finding, width: int) -> None:
         MARKS[finding.level], fg=COLOURS[finding.level], bold=finding.level == "fail"
     )
     _paragraph(f"  {mark}  {finding.check:<{width}}  ", finding.text, indent=width + 10)
+    # Examples show where to look; a check that passed needs none.
     if finding.level != "ok":
         for example in finding.examples:
             _paragraph(" " * (width + 10), _short(example, 200), indent=width + 10)

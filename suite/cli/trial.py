@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from suite.record.spec import Phase, TrialSpec
 
 SETTINGS = ("learning_rate", "seed", "phase", "decoder_objective", "training", "limit")
+# Our choice: within the range of most PETL methods; full fine-tuning wants less.
 DEFAULT_LEARNING_RATE = 1e-3
 
 
@@ -80,15 +81,18 @@ def trial(
         test=test,
     )
     folder = Home(home).trial(spec)
+    # After the specification was checked: a mistake must not cost the earlier run.
     if again and folder.path.exists():
         shutil.rmtree(folder.path)
     if folder.result() is not None:
         print(f"already trained: {folder.path}; --again trains anew", file=sys.stderr)
     with stdout_for_result():
+        # torch and DeepSpeed take seconds: a mistake in the command is told before.
         from suite.train.launch import train_trial
 
         result = train_trial(spec, Workspace(Home(home), data_root))
     print(json.dumps(result.model_dump(mode="json"), indent=2, allow_nan=False))
+    # The record is printed all the same: it holds the cause.
     if not result.status.has_score:
         raise typer.Exit(1)
 
@@ -125,6 +129,7 @@ def build_spec(
             changes[key] = data.pop(key)
     arm = make_arm(backbone, method, attention, changes)
     identity = {
+        # Runs by hand form a sweep of their own, apart from the searched ones.
         "sweep": "trial",
         "arm": arm,
         "task": load_task(task, where="--task"),
@@ -134,6 +139,7 @@ def build_spec(
         TrialSpec, {**data, **identity, "phase": _phase(data.get("phase"), test)}, where="--set"
     )
     micro_batching(spec.training, ranks)  # raises where the batch does not divide
+    # What follows checks that backbone, task and method fit; nothing of it is kept.
     resolved = resolve_backbone(arm)
     kind = resolved.family.kind
     tokenizer = load_tokenizer(resolved, draft=True)
@@ -151,6 +157,7 @@ def build_spec(
 def _phase(given: Any, test: bool) -> Phase:
     from suite.record.spec import Phase
 
+    # Only the confirm phase may read test data.
     if given is None:
         if test:
             return Phase.CONFIRM

@@ -1,12 +1,14 @@
-"""How much computing a sweep may take, in device-hours, before any of it has run: an upper bound under stated assumptions.
+"""Estimates how much computing a sweep takes, in device-hours: an upper bound.
 
 A training step of an arm with N parameters, of which M train, costs for each token
-    2 N                forward,
-    2 N or 2 M         backward to the activations: through the backbone, or (READ, LST) through the new parts alone,
-    2 M                gradients of weights;
-a token passes through half of an encoder-decoder. Every example is taken as long as it is cut, every epoch and trial as
-run; evaluation, loading and optimizer are left out. Once trials of the sweep have ended, their measured time takes the
-place of the assumed speed: for their own cells as it is, for the others as the ratio of measured to assumed time.
+    2 N         forward,
+    2 N or 2 M  backward to the activations: through the backbone, or, for READ and LST, through
+                the new parts alone,
+    2 M         gradients of weights;
+a token passes through half of an encoder-decoder. The bound takes every example as long as the cut
+allows and every epoch and trial as run; it leaves out evaluation, loading and the optimizer. Once
+trials of the sweep have ended, their measured time replaces the assumed speed: for their own cells
+as it is, for the others as the ratio of measured to assumed time.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
     from suite.record.cells import Trial
 
 GPU_TFLOPS = 40.0
-"""Achieved, not peak: an eighth of an A100's 312 in bf16, a third of a V100's 125 in fp16; ours."""
+"""Speed that a GPU achieves, our guess: an eighth of an A100's peak of 312 in bf16."""
 CPU_TFLOPS = 0.05
-"""Per worker of one core; ours."""
+"""Speed that a worker of one CPU core achieves, our guess."""
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -52,9 +54,11 @@ class Work:
     def flops(self, training: TrainingConfig) -> float:
         """FLOPs of an optimizer step in which every example has its greatest length."""
         if self.encoder_decoder:
+            # Each half of the parameters sees only its own side: (N/2)(T_in + T_out).
             tokens = (training.max_length + training.target_max_length) / 2
         else:
             tokens = training.max_length
+        # 2: a multiplication and an addition for each weight and token.
         return 2.0 * (self.total + self.passed + self.trainable) * tokens * training.batch_size
 
 
@@ -66,6 +70,7 @@ def steps_at_most(config: SweepConfig, task: TaskConfig) -> int | None:
     examples = training_examples(task, config.limit, block=training.max_length)
     if examples is None:
         return None
+    # The last batch of an epoch is dropped where it is not full.
     return training.epochs * (examples // training.batch_size)
 
 
@@ -84,6 +89,7 @@ def training_examples(task: TaskConfig, limit: LimitConfig, *, block: int) -> in
         return rows
     if rows is None:
         return limit.train
+    # A limit above the size of the data changes nothing.
     return min(rows, limit.train)
 
 
@@ -116,6 +122,7 @@ def arm_work(plan: Plan, *, where: str) -> dict[str, Work]:
 
     found: dict[str, Work] = {}
     arms = {cell.arm.key: cell.arm for cell in plan.cells}
+    # One task is enough: heads differ by a few thousand weights.
     for resolved, objective in objectives(plan.config, [plan.cells[0].task], where=where):
         for key, arm in arms.items():
             if arm.backbone == resolved.choice:
@@ -127,11 +134,8 @@ def _work(resolved: Any, head: Any, arm: Arm) -> Work:
     from suite.petl import get_method
     from suite.petl.arm import count_arm
 
-    count = count_arm(
-        resolved,
-        head,
-        arm,
-    )
+    count = count_arm(resolved, head, arm)
+    # READ and LST stand beside the backbone: no gradient passes through it.
     if get_method(arm.method).backward_through_backbone:
         passed = count.total
     else:
@@ -181,10 +185,12 @@ def device_hours(
         hours = _hours(plan, cell, measured_s.get(cell.key, ratio * assumed_s[cell.key]))
         if hours is not None:
             known_hours.append(hours)
+    # A sum without one cell would no longer be an upper bound.
     all_known = len(known_hours) == len(plan.cells)
     return {
         "device": device,
         "device_hours_at_most": sum(known_hours) if all_known else None,
+        # Runs of the pretrain stage train on the same machines, at the same speed.
         "device_hours_pretrain": _pretrain_hours(plan, work, ratio / (tflops * 1e12)),
         "assumption": f"{basis}; every epoch run, evaluation left out",
     }
@@ -205,6 +211,7 @@ def _device_s_per_step(trials: Iterable[Trial]) -> float | None:
     for trial in trials:
         result = trial.result
         if result is not None and result.epochs and "train" in result.phases:
+            # Times workers: a trial on four GPUs for an hour costs four device-hours.
             device_s += result.phases["train"].seconds * trial.spec.world_size
             steps += result.epochs[-1].step
     if steps:
@@ -217,6 +224,7 @@ def _pretrain_hours(plan: Plan, work: Mapping[str, Work], s_per_flop: float) -> 
     total_s = 0.0
     for spec in plan.pretrains:
         arm = work[next(cell.arm.key for cell in plan.cells if cell.arm.pretrain == spec.hash)]
+        # Whatever method the arm trains with later, here every weight trains.
         whole = replace(arm, trainable=arm.total, passed=arm.total)
         steps = spec.training.epochs * (spec.training.epoch_steps or 0)
         total_s += steps * whole.flops(spec.training) * s_per_flop
