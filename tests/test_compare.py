@@ -338,6 +338,23 @@ def test_a_cell_is_an_arm_with_a_task(home: Home) -> None:
         find_cell(home, "read/entailment")
 
 
+def test_a_method_of_peft_is_found_by_its_name_with_a_colon(home: Home) -> None:
+    spec = make_spec("lora")
+    arm = spec.arm.model_copy(update={"method": "peft:ia3"})
+    spec = spec.model_copy(update={"arm": arm})
+    write_trial(home, spec, make_result(spec, score=50.0))
+    for name in ("peft:ia3", "pretrained/peft:ia3", "demo:peft:ia3"):
+        assert {cell.arm.key for cell in find_arm(home, name)} == {arm.key}
+
+
+def test_the_state_of_a_sweep_prints_as_csv(home: Home, suite: Suite) -> None:  # noqa: F811
+    fill(home, {"lora": 0.9}, items=20)
+    define(home)
+    code, out, err = suite("status", "--format", "csv", "--home", home.path)
+    assert code == 0, err
+    assert out.startswith("sweep,backbone,attention")
+
+
 def test_where_architectures_competed_the_chosen_one_is_meant(home: Home) -> None:
     specs = []
     for rank in (4, 8):

@@ -64,6 +64,7 @@ def find_cell(home: Home, given: str, *, sweep: str | None = None) -> Cell:
         arm = name
         task = ""
     cells = {cell.task: cell for cell in _find(arms, arm, given, home)}
+    # To choose one silently would export or compare the wrong model.
     if not task and len(cells) > 1:
         names = ", ".join(f"{given}/{name}" for name in cells)
         raise ConfigError(f"{given!r}: has {len(cells)} tasks; expected one of {names}")
@@ -84,9 +85,11 @@ def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], lis
 
     trials: dict[str, list[Trial]] = defaultdict(list)
     for folder in home.trials():
+        # A folder without a specification was made by a trial that never began.
         spec = folder.spec()
         if spec is not None:
             trials[spec.sweep].append(Trial(folder, spec, folder.result()))
+    # Before the cells are grouped, so that the message names all sweeps of the home.
     if sweep is not None and sweep not in trials:
         raise UnknownNameError("sweep", sweep, trials, where=str(home.path))
     arms: dict[tuple[str, str], list[Cell]] = defaultdict(list)
@@ -96,7 +99,11 @@ def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], lis
     for name in names:
         for cell in _cells(home, name, group_cells(trials[name])):
             arms[name, cell.arm.key].append(cell)
-    return {key: sorted(cells, key=lambda cell: cell.task) for key, cells in sorted(arms.items())}
+    # Sorted, so that tables and messages list the same home in the same order every time.
+    ordered = {}
+    for key in sorted(arms):
+        ordered[key] = sorted(arms[key], key=lambda cell: cell.task)
+    return ordered
 
 
 def _cells(home: Home, sweep: str, found: Mapping[str, Cell]) -> list[Cell]:
@@ -107,16 +114,29 @@ def _cells(home: Home, sweep: str, found: Mapping[str, Cell]) -> list[Cell]:
     plan = known_plan(home, sweep)
     if plan is None:  # somebody copied trial folders alone
         return list(found.values())
-    states = make_states(plan, home, plan.cells, found)
-    return [states[key].as_cell() for key in states if key in found]
+    cells = []
+    for key, state in make_states(plan, home, plan.cells, found).items():
+        # A planned cell without a trial has nothing to show or to export.
+        if key in found:
+            cells.append(state.as_cell())
+    return cells
 
 
 def _without_sweep(given: str, arms: Arms) -> tuple[str, Arms]:
     """The name itself, and the arms of the sweep before it."""
-    sweep, colon, name = given.rpartition(":")
-    if colon and sweep not in {key[0] for key in arms}:
-        raise UnknownNameError("sweep", sweep, {key[0] for key in arms}, where=repr(given))
-    return name, {key: cells for key, cells in arms.items() if not colon or key[0] == sweep}
+    sweep, colon, name = given.partition(":")
+    # A colon also stands in the names of peft's methods: `peft:ia3`, `gqa/peft:ia3`.
+    if not colon or sweep.rpartition("/")[2] == "peft":
+        return given, arms
+    known = set()
+    found = {}
+    for key, cells in arms.items():
+        known.add(key[0])
+        if key[0] == sweep:
+            found[key] = cells
+    if not found:
+        raise UnknownNameError("sweep", sweep, known, where=repr(given))
+    return name, found
 
 
 def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
@@ -127,6 +147,7 @@ def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
     for at, cells in arms.items():
         key = at[1]
         forms = _forms(cells[0].arm)
+        # All names, so that a typing error gets the nearest one suggested.
         known.update((key, *forms))
         if name == key:
             whole_key.append(at)
@@ -137,6 +158,7 @@ def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
     # The most exact reading that fits anything counts.
     found = whole_key or short_name or start_of_key
     if len(found) > 1:
+        # The losers of a contest are rarely meant; if all lost or none did, ask.
         found = [key for key in found if _chosen(home, key) is not False] or found
     if not found:
         where = f"{home.path}: {given!r}: expected {FORMS}"

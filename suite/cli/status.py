@@ -44,6 +44,7 @@ KEYS = (
     "workers",
     "chosen",
     "study",
+    "notes",
 )
 """The columns of CSV, in their order."""
 
@@ -67,6 +68,7 @@ def status(
     With --address it shows the sweeps on a cluster.
     """
     if address is not None:
+        # The cluster's client is not needed for a home on disk.
         from suite.cli.submit import show_jobs
 
         return show_jobs(address, sweep=sweep, fmt=fmt)
@@ -77,10 +79,12 @@ def status(
     names = sweeps(place)
     if sweep is not None:
         names = [sweep]
+    # An empty answer would look like a home in which nothing has begun.
     if not names:
         raise ConfigError(
             f"--home {home}: holds no sweep; expected a folder that `suite run` wrote to"
         )
+    # A table per sweep for a person, one list of rows for a program.
     if fmt in (Format.TABLE, Format.MD):
         for name in names:
             _show(place, name, fmt)
@@ -99,11 +103,17 @@ def _show(home: Home, name: str, fmt: Format) -> None:
     from suite.plan.status import driver
 
     rows = _rows(home, name)
-    done = sum(r["search_done"] + r["confirm_done"] for r in rows)
-    total = sum(r["total"] for r in rows)
-    over = all(CellStatus(row["progress"]).is_over for row in rows)
+    done = 0
+    total = 0
+    over = True
+    for row in rows:
+        done += row["search_done"] + row["confirm_done"]
+        total += row["total"]
+        # A cell that gave up is over too, with fewer trials done than its total.
+        over = over and CellStatus(row["progress"]).is_over
     running = driver(home, name)
     state = "not running"
+    # A driver may be at work on another machine that shares this home.
     if running is not None:
         state = f"running, {running}"
     elif over:
@@ -139,6 +149,7 @@ def _show_pretrains(rows: list[dict[str, Any]]) -> None:
             print("\npretrain runs:")
         seen.add(run["checkpoint"])
         how_far = f"{run['steps_done']:,} of {run['steps']:,} steps on {run['corpus']}"
+        # Before its first evaluation a pretrain run has no loss.
         if run["loss"] is not None:
             how_far += f", loss {render.brief(run['loss'])}"
         name = f"{row['attention']} on {row['backbone']}, {run['checkpoint']}"
@@ -166,6 +177,7 @@ def _rows(home: Home, name: str) -> list[dict[str, Any]]:
 def _row(cell: CellReport) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for key in KEYS:
+        # These four are not plain attributes of a cell's report.
         if key not in ("sweep", "progress", "failures", "pretrain"):
             row[key] = getattr(cell, key)
     row["progress"] = cell.status.value
@@ -173,11 +185,11 @@ def _row(cell: CellReport) -> dict[str, Any]:
     row["pretrain"] = None
     if cell.pretrain is not None:
         row["pretrain"] = asdict(cell.pretrain)
-    row["notes"] = cell.notes
     return row
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[Column]:
+    # Names that are the same in all rows would only take room.
     varying = []
     for axis in (
         column("backbone"),
