@@ -831,7 +831,7 @@ def test_the_command_writes_what_it_names(home: Home, suite: Suite, tmp_path: Pa
         and all(path.exists() and path.parent == tmp_path for path in paths)
     )
     code, _, err = suite("report", "--home", home.path, "--live", "--out", tmp_path)
-    assert code == 2 and "--live serves the page and writes nothing" in err
+    assert code == 2 and "--live: serves a page and writes no file" in err
 
 
 # ---- live ----------------------------------------------------------------------------------------------------------------------
@@ -912,7 +912,7 @@ def test_a_server_of_one_sweep_refuses_others(home: Home) -> None:
 
 def test_a_port_without_live_is_refused(home: Home, suite: Suite) -> None:  # noqa: F811
     code, _, err = suite("report", "--home", home.path, "--port", 8000)
-    assert code == 2 and "--port: goes with --live" in err
+    assert code == 2 and "--port: got it without --live" in err
 
 
 def test_another_sites_script_cannot_read_a_served_page(home: Home) -> None:
