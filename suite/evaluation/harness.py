@@ -45,6 +45,7 @@ def choose_device(given: str | None) -> str:
     if given is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        # Only use shows whether torch reaches a device; a build without CUDA raises AssertionError.
         torch.empty(0, device=given)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -75,9 +76,11 @@ def settings_of(
         task=request.name,
         shots=request.shots,
         limit=config.limit,
+        # The user's own bound comes first, then the model's.
         max_length_tokens=config.max_length or positions or DEFAULT_LENGTH_TOKENS,
         dtype=dtype,
         seed=config.seed,
+        # These two are part of the record's key: an edited task file is measured anew.
         definition=library.definition(request),
         lm_eval=library.version,
     )
@@ -105,6 +108,7 @@ def wrap_for_lm_eval(
     Text is encoded with the tokenizer's start token but never with an end token, which some
     tokenizers (ByT5's) put after every text.
     """
+    # lm-eval is an optional package, so only those who measure import it.
     from lm_eval.models.huggingface import HFLM
 
     model: Any = opened.model.to(device).eval()
@@ -161,6 +165,7 @@ def evaluate(
         # A single task has no parts: its total says it all.
         parts = {name: _scores(found, name) for name in tasks}
     if device.startswith("cuda"):
+        # A record is read on other machines too, where `cuda:1` is another board.
         device = torch.cuda.get_device_name(device)
     return Evaluation(
         settings=settings,
@@ -195,6 +200,7 @@ def _prepare(loaded: Loaded, settings: Settings) -> None:
     for leaf in loaded.leaves:
         if settings.shots is not None:
             leaf.set_config(key="num_fewshot", value=settings.shots)
+        # lm-eval's `simple_evaluate` also takes 0 where a task's file says nothing.
         elif leaf.get_config("num_fewshot") is None:
             leaf.set_config(key="num_fewshot", value=0)
         leaf.set_fewshot_seed(seed=settings.seed)
@@ -215,6 +221,7 @@ def _scores(found: Mapping[str, Any], name: str) -> TaskScores:
     for key, value in entry.items():
         number = _finite(value)
         if _is_value(key) and number is not None:
+            # lm-eval writes "N/A" where it has no error: `_finite` turns it into None.
             error = entry.get(key.replace(",", "_stderr,", 1))
             scores[_plain(key)] = Score(value=number, stderr=_finite(error))
     version = found.get("versions", {}).get(name)
@@ -244,7 +251,7 @@ def _is_value(key: str) -> bool:
 
 
 def _plain(key: str) -> str:
-    """`acc,none` -> acc; `exact_match,strict-match` -> exact_match.strict-match."""
+    """The name in our tables: `acc,none` gives acc, `em,strict-match` gives em.strict-match."""
     metric, _, way = key.partition(",")
     if way == "none":
         return metric

@@ -57,6 +57,7 @@ def version() -> str:
     Raises:
         ConfigError: It is not installed.
     """
+    # find_spec looks for the package without importing it.
     if find_spec("lm_eval") is None:
         raise ConfigError("lm-eval is not installed; run: pip install 'petl-suite[lm-eval]'")
     return metadata.version("lm_eval")
@@ -201,9 +202,11 @@ class Library:
         """Digest of the names, sizes and contents of the folder's files."""
         assert self.folder is not None
         sha = hashlib.sha256()
+        # rglob's order is that of the file system: without sorting, machines would disagree.
         for path in sorted(self.folder.rglob("*")):
             if path.is_file() and not set(path.parts) & set(IGNORED):
                 name = path.relative_to(self.folder).as_posix()
+                # The size keeps the end of one file apart from the start of the next.
                 sha.update(f"{name}\0{path.stat().st_size}\0".encode())
                 sha.update(path.read_bytes())
         return sha.hexdigest()[:16]
@@ -250,6 +253,7 @@ def _check(loaded: Loaded) -> None:
                 f"lm-eval task {name}: it runs code that the model writes, or needs pictures or"
                 " sound; take another task"
             )
+        # lm-eval stores None for a metric that it did not find. The field has no public name.
         functions = getattr(leaf, "_metric_fn_list", {})
         unknown = [metric for metric in functions if functions[metric] is None]
         if unknown:
@@ -257,6 +261,7 @@ def _check(loaded: Loaded) -> None:
                 f"lm-eval task {name}: lm-eval has no metric {', '.join(unknown)},"
                 " and code for it is not downloaded"
             )
+        # lm-eval only logs that it keeps the 0, and `quiet` hides the line.
         if loaded.request.shots and leaf.get_config("num_fewshot") == 0:
             raise ConfigError(
                 f"lm-eval task {loaded.request}: its file fixes {name} to 0 shots;"

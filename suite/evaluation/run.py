@@ -55,6 +55,7 @@ def plan(
             settings = settings_of(
                 request, config, library, positions=subject.positions, device=device
             )
+            # Also for what is there already: the caller shows old and new results in one table.
             names.add(settings.name)
             if settings.key not in known:
                 left.append((request, settings))
@@ -75,6 +76,7 @@ def load_tasks(work: Sequence[Work], library: Library) -> dict[Request, Loaded]:
             # Subjects share tasks, whose data take long to read.
             if request not in loaded:
                 loaded[request] = library.load(request)
+            # Subjects differ in length, so a task that fits one model may not fit the next.
             check_room(loaded[request], settings)
     return loaded
 
@@ -115,6 +117,7 @@ def measure(
         try:
             _measure_one(item, loaded, config, device=device)
         except (SuiteError, torch.cuda.OutOfMemoryError) as error:
+            # One model that is broken or too large is no reason to leave out the others.
             failed[str(folder)] = str(error)
         # Outside of `_measure_one`, which holds the model until it returns.
         release_memory()
@@ -129,4 +132,5 @@ def _measure_one(
         evaluation = evaluate(
             opened, loaded[request], settings, batch_size=config.batch_size, device=device
         )
+        # Stored after every task: an interrupted call repeats one task at most.
         add_evaluation(item.subject.folder, evaluation)

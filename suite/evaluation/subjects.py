@@ -66,6 +66,7 @@ def confirmed_run(trial: Trial, home: Home) -> Subject:
     check_head(objective.head, spec.arm, spec.task.name)
 
     def load() -> Opened:
+        # Weights wait for their turn: those of all subjects together may not fit into memory.
         restored = restore(trial.folder, home)
         return Opened(restored.model, tokenizer)
 
@@ -96,6 +97,7 @@ def untrained(
     """
     resolved = open_backbone(arm.backbone, data_root=data_root, cache=home.cache)
     check_writes(resolved)
+    # `full` adds nothing to the backbone, so this is what every method starts from.
     bare = arm.model_copy(update={"method": "full", "architecture": {}})
     seed = 0  # a checkpoint is the same for all seeds
     if spec is not None and resolved.origin == "random":
@@ -129,6 +131,7 @@ def confirmed_trials(cells: Iterable[Cell]) -> list[Trial]:
     trials = []
     for cell in cells:
         for trial in cell.confirmed():
+            # A run that failed or diverged left no weights that a row counts.
             if trial.result is not None and trial.result.score is not None:
                 trials.append(trial)
     return trials
@@ -181,5 +184,6 @@ def positions_of(resolved: ResolvedBackbone, arm: Arm) -> int | None:
     positions = getattr(resolved.config, "max_position_embeddings", None)
     if positions is None:
         return None
+    # A prompt's vectors fill the first places of the model's table of positions.
     taken = get_method(arm.method).configure(arm.architecture).extra_positions()
     return int(positions) - taken
