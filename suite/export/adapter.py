@@ -38,6 +38,7 @@ def peft_config_of(restored: Restored) -> PeftConfig | None:
     None where peft has no such method, and where the base is not a plain checkpoint.
     """
     arm = restored.spec.arm
+    # An adapter's file names a plain checkpoint as its base: it cannot say how that is converted.
     if arm.attention != AttentionChoice() or arm.pretrain is not None:
         return None
     return restored.method.peft_config(restored.model, restored.resolved.family)
@@ -56,6 +57,7 @@ def write_adapter(
     if description.base == "copy":
         where = BASE
         base.save_pretrained(str(folder / BASE))
+    # get_peft_model wraps the head by this, so it comes first.
     _complete(config, base, restored.resolved.family, restored.objective.head)
     with warnings.catch_warnings():
         # GPT-2's maps are stored transposed; peft corrects the option and says so each time.
@@ -74,8 +76,9 @@ def write_adapter(
 
 
 def load_adapter(description: Description, folder: Path) -> nn.Module:
-    """What `write_adapter` wrote, as a `PeftModel`."""
+    """Load what `write_adapter` wrote, as a `PeftModel`."""
     base = build(open_base(description, folder), description.made_head)
+    # Before the adapter comes, which takes over the precision of the base.
     base.to(getattr(torch, description.dtype))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
@@ -92,6 +95,7 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
 def _complete(config: PeftConfig, base: PreTrainedModel, family: Family, head: Head) -> None:
     """Tell peft to store the task head with the adapter, and what kind of model this is."""
     heads = list(family.head_names(base))
+    # PeftConfig declares modules_to_save in its subclasses alone.
     known: Any = config
     known.modules_to_save = heads or None
     if config.task_type is None and not heads:
@@ -119,6 +123,7 @@ def _source(name: str, ours: dict[str, Tensor], like: Tensor) -> Tensor:
     """
     plain = name.replace(KEPT_HEAD, ".")
     for prefix in ("", "base_model.model.", "base_model."):
+        # A name without its prefix may be that of another tensor: the shape shows it.
         found = ours.get(plain.removeprefix(prefix))
         if found is not None and found.shape == like.shape:
             return found

@@ -61,7 +61,7 @@ def prepare_to_save(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def open_base(description: Description, folder: Path) -> ResolvedBackbone:
-    """The backbone that a description names; `base: none` gives a shape without weights.
+    """Find the backbone that a description names; `base: none` gives a shape without weights.
 
     Raises:
         BackboneError: It cannot be found, or is not the one that was trained on.
@@ -84,6 +84,7 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _named(description: Description, folder: Path) -> ResolvedBackbone:
+    # A name on the hub may move on to other weights; the commit that was trained on does not.
     choice = description.arm.backbone
     wanted = description.base_identity
     changes = {"revision": wanted.get("commit", choice.revision)}
@@ -92,6 +93,7 @@ def _named(description: Description, folder: Path) -> ResolvedBackbone:
         changes["tokenizer"] = str(folder)
     resolved = resolve(choice.model_copy(update=changes))
     found = identity(resolved)
+    # A package has no commit, so the digest of its files tells versions apart.
     if found.get("sha256") != wanted.get("sha256"):
         raise BackboneError(
             f"{choice.name}: its weights have SHA-256 {found.get('sha256')}, but under the exported"
@@ -104,6 +106,7 @@ def _named(description: Description, folder: Path) -> ResolvedBackbone:
 def _described(
     description: Description, folder: Path, *, origin: Literal["folder", "random"]
 ) -> ResolvedBackbone:
+    # Somebody else may have made the folder: no code of it runs.
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     family = _family_of(config.model_type)
     return ResolvedBackbone(description.arm.backbone, family, config, origin, str(folder))

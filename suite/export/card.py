@@ -53,6 +53,7 @@ class Facts:
 
 def write_card(restored: Restored, description: Description, facts: Facts, folder: Path) -> None:
     """Write `README.md`."""
+    # The hub shows the fields to people, so they keep the order in which they were written.
     front = yaml.safe_dump(front_matter(restored, description), sort_keys=False, allow_unicode=True)
     text = "\n".join(body(restored, description, facts))
     (folder / "README.md").write_text(f"---\n{front}---\n\n{text}\n", encoding="utf-8")
@@ -92,13 +93,14 @@ def folder_name(description: Description) -> str:
 
 
 def body(restored: Restored, description: Description, facts: Facts) -> Iterator[str]:
-    """The text, line by line."""
+    """Yield the card's text, line by line."""
     arm = description.arm
     spec = restored.spec
     scores = restored.result.scores
     yield f"# {arm.backbone.name}, {arm.method}, on {spec.task.name}"
     yield ""
     yield f"{spec.task.description} ({spec.task.source})."
+    # None means that nothing was checked, which is no verdict.
     if facts.admitted is False:
         yield f"\n**Not admitted to the leaderboard**: {'; '.join(facts.rejected)}."
     values = [f"{value:.2f}" for value in scores.values()]
@@ -122,7 +124,7 @@ def _heading(text: str) -> tuple[str, ...]:
 
 
 def _row_lines(facts: Facts) -> Iterator[str]:
-    """What the leaderboard says about all seeds of the cell."""
+    """Yield what the leaderboard says about all seeds of the cell."""
     if facts.score_mean is None:
         return
     spread = ""
@@ -134,6 +136,7 @@ def _row_lines(facts: Facts) -> Iterator[str]:
         interval = f"95% interval {low:.2f} to {high:.2f}"
         if facts.interval_of:
             interval += f" (over {facts.interval_of})"
+    # JSON keys are texts: without `key`, seed 10 would come before 2.
     seeds = ", ".join(sorted(facts.seed_scores, key=int))
     yield ""
     yield (
@@ -176,6 +179,7 @@ def _making_lines(restored: Restored, description: Description) -> Iterator[str]
         f"- Learning rate {spec.learning_rate:.4g}, seed {spec.seed},"
         f" best of {len(result.epochs)} epochs: {result.best_epoch}"
     )
+    # The first digits are enough to compare by eye.
     data_hash = result.data_hash[:16] or UNKNOWN
     yield f"- Data: {_data(restored)}, rows {result.splits}, SHA-256 {data_hash}"
     git = result.provenance.get("git") or {}
@@ -212,9 +216,11 @@ def loading_lines(restored: Restored, description: Description) -> Iterator[str]
             "Inputs are (rows, choices, tokens) there."
             " Without the suite, every choice is scored as a text of its own."
         )
+    # No library but the suite can read this format.
     if description.format == "suite":
         return
     model: Any = restored.model
+    # The reader loads the class below peft's wrapper.
     if hasattr(model, "get_base_model"):  # peft's wrapper
         model = model.get_base_model()
     name = type(model).__name__

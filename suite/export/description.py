@@ -77,10 +77,12 @@ def read_description(folder: Path) -> Description:
     except OSError as error:
         raise ConfigError(f"{folder}: holds no suite.json; {expected}") from error
     except ValidationError as error:
+        # The first fault is enough: a file of another kind has dozens.
         what = error.errors()[0]["msg"]
         raise ConfigError(
             f"{folder}: its suite.json is not readable: {what}; {expected}"
         ) from error
+    # A newer layout may also parse here, and mean something else.
     if description.schema_version != SCHEMA_VERSION:
         raise ConfigError(
             f"{folder / FILE}: got schema version {description.schema_version}, expected"

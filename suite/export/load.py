@@ -16,7 +16,7 @@ from suite.export.own import load_own
 
 
 def load(folder: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """The model and its tokenizer.
+    """Load a model and its tokenizer.
 
     The model is in evaluation mode, on the CPU, in the precision that it was trained in. Nothing
     is unpickled and no code of the folder runs. A base that is not in the folder comes from the
@@ -35,7 +35,7 @@ def load(folder: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]:
 
 
 def load_model(description: Description, folder: Path) -> nn.Module:
-    """The model alone."""
+    """Load the model without its tokenizer."""
     if description.format == "suite":
         model = load_own(description, folder)
     elif description.format == "peft":

@@ -43,6 +43,7 @@ def write_own(restored: Restored, description: Description, folder: Path) -> Non
     The tensors are those that a rebuild does not bring back by itself: the trained ones, and
     whatever else was drawn at random or pretrained. A rebuild with another seed shows which.
     """
+    # On the meta device: only the configuration is needed here, not the weights.
     shapes = build(restored.resolved, restored.objective.head, meta=True)
     prepare_to_save(shapes, next(restored.model.parameters()).dtype)
     shapes.config.save_pretrained(str(folder))
@@ -57,7 +58,7 @@ def write_own(restored: Restored, description: Description, folder: Path) -> Non
 
 
 def load_own(description: Description, folder: Path) -> nn.Module:
-    """What `write_own` wrote.
+    """Load what `write_own` wrote.
 
     Raises:
         CheckpointError: The tensors are not those of this arm.
@@ -72,6 +73,7 @@ def load_own(description: Description, folder: Path) -> nn.Module:
     own = dict(_tensors(model))
     missing = []
     for name, tensor in own.items():
+        # What trained is always stored; all else only where a rebuild does not bring it back.
         if tensor.requires_grad and name not in stored:
             missing.append(name)
     unknown = []
@@ -90,7 +92,7 @@ def load_own(description: Description, folder: Path) -> nn.Module:
 
 
 def assemble(description: Description, folder: Path) -> nn.Module:
-    """The arm before training, in its precision; its random parts mean nothing."""
+    """Build the arm before training, in its precision; its random parts mean nothing."""
     arm = description.arm
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)

@@ -45,6 +45,7 @@ def as_plain(restored: Restored) -> Plain | None:
     """
     family = restored.resolved.family
     head = restored.objective.head
+    # Only names are compared here, so the model needs no numbers.
     shapes = build(restored.resolved, head, meta=True)
     if not isinstance(restored.model, PreTrainedModel):
         return None
@@ -56,6 +57,7 @@ def as_plain(restored: Restored) -> Plain | None:
     attention = restored.spec.arm.attention
     variants.get(attention.name).configure(attention.options).fold(model, family)
     sites = list(family.attention_sites(model))
+    # A variant that cannot be folded leaves modules that a plain model does not have.
     if not all(_is_linear(site) for site in sites):
         return None
     config = copy.deepcopy(restored.resolved.config)

@@ -27,6 +27,7 @@ def make_batch(model: nn.Module, family: Family, head: Head) -> Batch:
     generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(0, config.vocab_size, (ROWS, TOKENS), generator=generator)
     mask = torch.ones_like(ids)
+    # Padding shows whether both models read the mask in the same way.
     mask[1:, UNPADDED:] = 0
     ids = ids.masked_fill(mask == 0, config.pad_token_id or 0)
     if head.kind == "choice":
@@ -66,6 +67,7 @@ def difference(ours: nn.Module, theirs: nn.Module, batch: Batch) -> float:
             found = found[:, -wanted.shape[1] :]
         if found.shape != wanted.shape:
             return float("inf")
+        # Rounding grows with the logits, but tiny logits still carry the rounding of larger sums.
         scale = wanted.abs().max().clamp(min=1.0)
         worst = max(worst, float((found - wanted).abs().max() / scale))
     return worst

@@ -76,6 +76,7 @@ def export(restored: Restored, target: Path, facts: Facts) -> Exported:
 
 
 def _write_model(restored: Restored, folder: Path) -> Description:
+    # From the format that most programs read to the one that only the suite reads.
     plain = as_plain(restored)
     if plain is not None:
         plain.model.save_pretrained(str(folder))
@@ -92,6 +93,7 @@ def _write_model(restored: Restored, folder: Path) -> Description:
             _check(restored, description, folder)
             return description
         except (PeftCannotHoldError, CheckpointError):
+            # What peft's attempt left behind must not be mixed with the suite's own files.
             _empty(folder)
             note = NOT_PEFTS
     description = _describe(restored, "suite", place_of_base(restored), note=note)
