@@ -127,8 +127,7 @@ def test_an_evaluation_stands_beside_the_papers(tmp_path: Path) -> None:
         }
     ]
     config = toy_sweep(reference=lines)
-    home.sweep_definition("toy").parent.mkdir(parents=True)
-    home.sweep_definition("toy").write_text(config.model_dump_json())
+    store_definition(Plan(config, (), 1), home)
     names = {
         "sweep": None,
         "backbone": "b",
