@@ -68,11 +68,11 @@ def attention(
             "--task",
             metavar="T",
             autocompletion=complete.tasks,
-            help="Whose validation inputs are read (suite list tasks).",
+            help="The task whose validation inputs are read (suite list tasks).",
         ),
     ],
     variant: AttentionOption = "pretrained",
-    rows: Annotated[int, typer.Option(min=1, help="How many inputs.")] = 64,
+    rows: Annotated[int, typer.Option(min=1, help="Number of inputs to read.")] = 64,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -127,7 +127,7 @@ def weights(
 
 
 def _columns(keys: Sequence[str], *, names: int) -> list[Column]:
-    """Columns of which the first are names and the rest are numbers."""
+    """Columns of a table whose first ones are names and whose others are numbers."""
     columns = [column(key) for key in keys[:names]]
     for key in keys[names:]:
         columns.append(column(key, key.replace("_", " "), brief))

@@ -114,7 +114,7 @@ app = typer.Typer(
 )
 _tasks = typer.Typer(help="Look at a task before anything is trained on it.", no_args_is_help=True)
 _analyses = typer.Typer(
-    help="Look into attention: how alike layers are, how they vary, what learned weights became.",
+    help="Analyze attention: how alike layers are, how much they vary, how learned weights moved.",
     no_args_is_help=True,
 )
 # `epilog` stands last in --help, where people look for an example.
@@ -127,7 +127,7 @@ app.add_typer(_analyses, name="analyze")
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+    version: bool = typer.Option(False, "--version", help="Print the version."),
 ) -> None:
     if version:
         from suite import __version__

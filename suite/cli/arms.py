@@ -78,7 +78,7 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
 
 
 def head_for(resolved: ResolvedBackbone, task: TaskConfig | None, *, num_labels: int) -> Head:
-    """What a backbone answers with: text, a head for the task, or a head of `num_labels` classes.
+    """The head that a backbone answers with: for the task, or for `num_labels` classes.
 
     Encoder-decoders answer with text, and so does every backbone on a task of text.
     """

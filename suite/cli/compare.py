@@ -71,7 +71,8 @@ def compare(
     all_pairs: Annotated[
         bool,
         typer.Option(
-            "--all-pairs", help="Every two arms with the same backbone, instead of two by name."
+            "--all-pairs",
+            help="Compare every two arms with the same backbone, instead of two by name.",
         ),
     ] = False,
     fmt: FormatOption = Format.TABLE,
@@ -370,7 +371,7 @@ def _verdict(row: Row) -> str:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """Which arm is which, where there are only two."""
+    """Title that says which arm is A and which is B; empty for several pairs."""
     if _several_pairs(rows):
         return ""
     return f"A: {rows[0]['sweep_a']}:{rows[0]['arm_a']}\nB: {rows[0]['sweep_b']}:{rows[0]['arm_b']}"

@@ -37,12 +37,12 @@ def export(
         typer.Option(
             metavar="NAME",
             autocompletion=complete.sweeps_of_home,
-            help="Of which sweep, where several have such a cell.",
+            help="The sweep to take, if several have such a cell.",
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Which confirm run. (default: the one with the best validation score)"),
+        typer.Option(help="Seed of the confirm run to take. (default: the best validation score)"),
     ] = None,
     tasks: TasksOption = None,
 ) -> None:
@@ -153,7 +153,7 @@ def _is_whole(trial: Trial) -> bool:
 
 
 def _validation(trial: Trial) -> tuple[float, int]:
-    """How good a run is on validation data; of equals, the lowest seed."""
+    """Sort key of a run: its validation score, then the lower seed."""
     utility = float("-inf")
     if trial.result is not None and trial.result.validation_score is not None:
         utility = trial.spec.task.utility(trial.result.validation_score)
@@ -162,7 +162,7 @@ def _validation(trial: Trial) -> tuple[float, int]:
 
 
 def facts_of(cell: Cell) -> Facts:
-    """What the cell's row says."""
+    """Facts of the cell's row on the leaderboard, for the model card."""
     from suite.export.card import Facts
     from suite.leaderboard.row import score_fields
 

@@ -147,7 +147,7 @@ class _Asker:
 
 
 def _asker(*, yes: bool, needed: Mapping[str, str | None]) -> _Asker:
-    """Who answers what the options leave open.
+    """The asker for what the options leave open: a person, or the defaults.
 
     Raises:
         ConfigError: Options are missing, and there is no terminal to ask on.

@@ -24,7 +24,7 @@ AXES = ("sweep", "backbone", "attention")
 
 
 class Sort(StrEnum):
-    """What the rows are ordered by, the best first."""
+    """The field that orders the rows, the best first."""
 
     SCORE = "score"
     ENERGY = "energy"
@@ -56,7 +56,7 @@ def leaderboard(
             metavar="V", autocompletion=complete.attention, help="Only this attention variant."
         ),
     ] = None,
-    sort: Annotated[Sort, typer.Option(help="What comes first.")] = Sort.SCORE,
+    sort: Annotated[Sort, typer.Option(help="Order of the rows, the best first.")] = Sort.SCORE,
     target: Annotated[
         float,
         typer.Option(
@@ -127,7 +127,7 @@ def constant(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def columns(rows: Sequence[Row]) -> list[Column]:
-    """What a person sees, in the order of reading; a column without any value is left out."""
+    """Columns of the table, in the order of reading; one without any value is left out."""
     shown = [*_rank_columns(rows), *_name_columns(rows), *_score_columns(rows)]
     for name, rank in NUMBERS.items():
         # A column that few sweeps have needs a reason to be there, others always show.
@@ -147,7 +147,7 @@ def _rank_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _name_columns(rows: Sequence[Row]) -> list[Column]:
-    """What tells the rows apart."""
+    """The columns that tell the rows apart."""
     shown = []
     same = constant(rows)
     for key in AXES:

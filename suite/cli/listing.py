@@ -91,7 +91,7 @@ def _backbones() -> list[Row]:
 
 
 def _tasks() -> list[Row]:
-    """Every task. Python files are read but not run: only who names one wants its code to run."""
+    """Every task. Python files are read and not run: a list must not start anybody's code."""
     from suite.config.task import load_task
     from suite.config.task_files import describe, task_paths
 

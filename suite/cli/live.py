@@ -235,7 +235,7 @@ def _trial_name(spec: TrialSpec) -> str:
 
 
 def _arm(attention: str, options: dict[str, Any], method: str) -> str:
-    """`lora`, or with another attention than the checkpoint's `gqa kv_heads=2, lora`."""
+    """`lora`; with an attention other than the checkpoint's, `gqa kv_heads=2, lora`."""
     shown = render.attention({"attention": attention, "attention_options": options})
     # The usual case gets the short name.
     if attention == "pretrained":

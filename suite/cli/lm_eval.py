@@ -78,7 +78,7 @@ def lm_eval(
         typer.Option(metavar="B", help="This backbone, untrained, instead of trained runs."),
     ] = None,
     attention: Annotated[
-        str, typer.Option(metavar="V", help="With --backbone: an attention variant.")
+        str, typer.Option(metavar="V", help="Attention variant of the --backbone.")
     ] = "pretrained",
     overrides: SetOption = None,
     tasks: Annotated[

@@ -184,7 +184,9 @@ SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given often."),
 ]
-FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", help="How to print it.")]
+FormatOption: TypeAlias = Annotated[
+    Format, typer.Option("--format", help="How to print the result.")
+]
 BackboneOption: TypeAlias = Annotated[
     str,
     typer.Option(

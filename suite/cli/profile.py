@@ -26,7 +26,7 @@ SHAPE = "backbone"
 
 
 class Device(StrEnum):
-    """Where to measure."""
+    """The device to measure on."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -100,13 +100,13 @@ def profile(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Two methods or variants: also print A's costs over B's, with intervals.",
+            help="Two methods or variants: print also A's costs divided by B's, with intervals.",
         ),
     ] = None,
     estimate: Annotated[
         bool,
         typer.Option(
-            "--estimate", help="Counts and estimates alone: runs nothing, any size on any machine."
+            "--estimate", help="Only count and estimate: run nothing, for any size on any machine."
         ),
     ] = False,
     overrides: Annotated[
@@ -245,7 +245,7 @@ def make_setting(
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
-    """`1,32` as numbers.
+    """The whole numbers in a text such as `1,32`.
 
     Raises:
         ConfigError: Anything else.
@@ -474,7 +474,7 @@ def _percent_text(share: float | None) -> str:
 
 
 def _problem_text(status: str) -> str:
-    """Nothing where all is well, so that a problem stands out."""
+    """The status of an arm without numbers; empty where all is well."""
     if status in ("ok", "estimated"):
         return ""
     return status
@@ -509,7 +509,7 @@ def parts_text(row: Mapping[str, Any]) -> str:
 
 
 def notes(found: Profile) -> list[str]:
-    """What the tables rest on, and why an arm has no numbers."""
+    """Lines below the tables: how the numbers were taken, and why an arm has none."""
     from suite.profile.record import NO_DECODING
 
     setting = found.setting
@@ -602,7 +602,7 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 
 def write_json(found: Profile, path: Path) -> None:
-    """Everything, in one piece or not at all."""
+    """Write the whole profile as JSON; a reader never sees half a file."""
     from suite.files import json_bytes, write_atomic
 
     # A reader must never see half a file, even after Ctrl-C.

@@ -30,11 +30,13 @@ def report(
         Form,
         typer.Option(
             "--format",
-            help="html = one page that needs nothing else; md = Markdown with figures; or the "
-            "figures or the tables alone.",
+            help="html = one page that needs nothing else; md = Markdown with figures; png = the "
+            "figures; csv = the tables behind them.",
         ),
     ] = Form.HTML,
-    sort: Annotated[Sort, typer.Option(help="What comes first on the leaderboard.")] = Sort.SCORE,
+    sort: Annotated[
+        Sort, typer.Option(help="Order of the leaderboard, the best first.")
+    ] = Sort.SCORE,
     live: Annotated[
         bool,
         typer.Option(
@@ -42,7 +44,8 @@ def report(
         ),
     ] = False,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="For --live. (default: any that is free)")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port to serve --live on. (default: any that is free)"),
     ] = None,
 ) -> None:
     """Write one page per sweep: who leads, at what cost, and which arms cannot be told apart."""

@@ -69,7 +69,7 @@ def run(
     ] = False,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
-    """Run a sweep, or go on with it: what has finished never runs again. Prints the leaderboard."""
+    """Run a sweep or go on with it, and print the leaderboard. Finished trials never run again."""
     # Imported here: Ray and torch take seconds, and `--help` must not wait for them.
     from suite.config.sweep_files import load_sweep
 
@@ -107,7 +107,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was typed after `suite run`, for running and for saying how to go on.
+    """The options of `suite run`, for the run itself and for the command that goes on.
 
     Attributes:
         sweep: The sweep as typed.

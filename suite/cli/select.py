@@ -27,7 +27,7 @@ Arms = Mapping[tuple[str, str], Sequence["Cell"]]
 
 
 def find_arm(home: Home, given: str, *, sweep: str | None = None) -> list[Cell]:
-    """All cells of one arm, by name of the task; only what belongs to its sweep as last defined.
+    """All cells of one arm that belong to its sweep as last defined, in the order of their tasks.
 
     Where architectures competed, a name that fits several arms means the one that was chosen.
 
@@ -179,7 +179,7 @@ def _forms(arm: Arm) -> tuple[str, ...]:
 
 
 def _chosen(home: Home, key: tuple[str, str]) -> bool | None:
-    """What the contest of architectures decided; None where there was none, or not yet."""
+    """Whether the contest of architectures chose this arm; None if it has not decided."""
     from suite.plan.cell_state import read_states
     from suite.plan.definition import known_plan
 

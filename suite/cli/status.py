@@ -59,7 +59,9 @@ def status(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Jobs of a Ray cluster instead: http://HEAD:8265."),
+        typer.Option(
+            metavar="URL", help="Show the jobs of this Ray cluster instead: http://HEAD:8265."
+        ),
     ] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:

@@ -65,13 +65,19 @@ def submit(
     home: Annotated[
         Path | None,
         typer.Option(
-            "--home", metavar="DIR", help="On the cluster: an absolute path that every node sees."
+            "--home",
+            metavar="DIR",
+            help="Home on the cluster: an absolute path that every node sees.",
         ),
     ] = None,
     storage: StorageOption = None,
     data_root: Annotated[
         Path | None,
-        typer.Option("--data-root", metavar="DIR", help="On the cluster: data instead of the hub."),
+        typer.Option(
+            "--data-root",
+            metavar="DIR",
+            help="Folder on the cluster that holds the data, instead of the hub.",
+        ),
     ] = None,
     tasks: Annotated[
         Path | None,
@@ -84,7 +90,8 @@ def submit(
     insecure: InsecureOption = False,
     retry_given_up: RetryOption = False,
     working_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="Uploaded; the driver and its workers run in it.")
+        Path,
+        typer.Option(metavar="DIR", help="Folder to upload; the driver and its workers run in it."),
     ] = Path("."),
     detach: Annotated[
         bool, typer.Option("--detach", help="Return at once; the sweep runs on.")

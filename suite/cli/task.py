@@ -34,7 +34,7 @@ COLOURS = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.
 
 
 class CheckFormat(StrEnum):
-    """How it is printed."""
+    """How the report is printed."""
 
     TABLE = "table"
     JSON = "json"
@@ -83,7 +83,7 @@ def check(
         typer.Option(
             "--backbone",
             metavar="B",
-            help="Whose tokenizer reads; may be given often (default: one a family).",
+            help="Backbone whose tokenizer reads; may be given often (default: one a family).",
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows to show as each family reads them.")] = 3,
@@ -94,7 +94,7 @@ def check(
         int | None, typer.Option(min=2, help="Tokens kept of an answer (default: the suite's, 16).")
     ] = None,
     fmt: Annotated[
-        CheckFormat, typer.Option("--format", help="How to print it.")
+        CheckFormat, typer.Option("--format", help="How to print the report.")
     ] = CheckFormat.TABLE,
 ) -> None:
     """Validate a task and look at its rows.

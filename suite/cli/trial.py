@@ -50,7 +50,8 @@ def trial(
     test: Annotated[
         bool,
         typer.Option(
-            "--test", help="Score the test data too, with the best epoch; else they are not read."
+            "--test",
+            help="Score the test data too, with the best epoch; without it they are not read.",
         ),
     ] = False,
     again: Annotated[
@@ -62,7 +63,7 @@ def trial(
     tasks: TasksOption = None,
     trust: TrustOption = None,
 ) -> None:
-    """Train once and print the result record as JSON; without Ray, Optuna or MLflow.
+    """Train once, without Ray, Optuna or MLflow, and print the result record as JSON.
 
     --set takes learning_rate (default 1e-3), seed, training.*, limit.*, and the method's own
     settings by their bare names (rank=8).

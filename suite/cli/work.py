@@ -36,7 +36,7 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What decides how much one arm computes.
+    """Sizes that decide how much one arm computes.
 
     Attributes:
         total: Parameters.
