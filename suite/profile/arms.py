@@ -42,6 +42,7 @@ class ArmChoice:
         return resolve(
             BackboneChoice(name=self.backbone, config=dict(self.shape)),
             where="--backbone",
+            # Weights are random here, so nothing is downloaded.
             only_shape=True,
         )
 
@@ -84,10 +85,11 @@ class ArmChoice:
         )
 
     def counted(self, *, dtype: Dtype) -> ArmProfile:
-        """Names and parameter counts, from shapes alone."""
+        """A record with the arm's names and parameter counts, from shapes alone."""
         resolved = self.resolve()
         head = head_of(resolved.family)
         arm = self._arm(resolved)
+        # `pretrained` as in `build`, so that the counts are those of the model that runs.
         parameters = count_arm(resolved, head, arm, pretrained=True)
         attention = count_attention(resolved, head, arm.attention, dtype=dtype)
         return replace_record(
@@ -139,6 +141,7 @@ def choose(
                 architecture = full_architecture(method, given.get(method, {}))
                 arm = ArmChoice(backbone, attention, method, architecture, shape or {})
                 arms.append(checked(arm))
+    # Nothing would be left to measure.
     if arms and all(arm.reason for arm in arms):
         raise IncompatibleError(str(arms[0].reason))
     return arms
@@ -147,6 +150,7 @@ def choose(
 def checked(arm: ArmChoice) -> ArmChoice:
     """The arm, with the reason where its parts cannot be combined."""
     try:
+        # On the meta device a model of any size takes no memory.
         arm.build(arm.resolve(), meta=True)
     except IncompatibleError as error:
         return replace(arm, reason=str(error))

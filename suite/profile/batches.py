@@ -22,6 +22,7 @@ def head_of(family: Family) -> Head:
 def random_ids(vocabulary: int, *shape: int, seed: int = 0) -> Tensor:
     """Token ids of the given shape, the same for all arms of a backbone."""
     generator = torch.Generator().manual_seed(seed)
+    # A tiny vocabulary must have at least one id left.
     return torch.randint(min(SMALLEST_ID, vocabulary - 1), vocabulary, shape, generator=generator)
 
 
@@ -38,6 +39,7 @@ def training_batch(
     if family.kind == "encoder-decoder":
         labels = random_ids(vocabulary, rows, target, seed=seed + 1)
     elif family.kind == "decoder":
+        # transformers shifts a decoder's labels by one token itself.
         labels = ids
     else:
         labels = ids[:, 0] % 2

@@ -30,7 +30,9 @@ def repeated(
     """Seconds of as many calls as fit into the budget, after two that are not counted."""
     run()
     one_s = seconds_of(run, device)
+    # A call may be too short for the clock to see.
     fitting = round(budget_s / max(one_s, 1e-6))
+    # A budget of 0 gives exactly `least` calls: `Serving.decoding` relies on this.
     count = min(most, max(least, fitting))
     return [seconds_of(run, device) for _ in range(count)]
 
@@ -59,6 +61,7 @@ class LiveBytes:
         if self._watch is None:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
+            # What was made since the last block is looked for anew: the model, for one.
             self._watch.stale = True
             self._watch.__enter__()
         return self

@@ -80,6 +80,7 @@ def _noisy_ratio(name: str, first: ArmProfile, second: ArmProfile) -> Ratio:
     low = None
     high = None
     if n > 1:
+        # Student's t, because the deviation comes from a few rounds.
         half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * stdev(logs) / math.sqrt(n)
         low = math.exp(middle - half)
         high = math.exp(middle + half)
@@ -96,6 +97,7 @@ def _noisy_ratio(name: str, first: ArmProfile, second: ArmProfile) -> Ratio:
 
 def _exact_values(arm: ArmProfile) -> dict[str, float]:
     """What repeats exactly and is above 0: bytes, parameters, operations."""
+    # An arm that did not run is compared by its estimate.
     found: dict[str, float] = _memory_bytes(arm, estimated=arm.memory is None)
     found["trainable_parameters"] = arm.trainable_parameters or 0
     if arm.estimate is not None:

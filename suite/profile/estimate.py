@@ -45,6 +45,7 @@ from suite.profile.record import Estimate, Memory
 from suite.profile.setting import Setting
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Adam's two moments of a weight in fp32, and the fp32 copy of a weight.
 MOMENTS_BYTES = 8
 COPY_BYTES = 4
 # DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance; the suite sets neither.
@@ -94,6 +95,7 @@ def estimate(arm: ArmChoice, setting: Setting) -> Estimate:
         if setting.device == "cuda":
             patches.enter_context(patched("scaled_dot_product_attention", _fused_attention))
         step = step_on_shapes(model, batch, forward_options(resolved.family))
+    # Operations are those of the whole step; memory is that of one rank.
     passes = setting.accumulation * setting.ranks
     return Estimate(
         memory=_memory(model, step, setting),
@@ -261,6 +263,7 @@ class _FusedAttention(torch.autograd.Function):
         of_inputs: list[Tensor | None] = [None, None, None, None]
         for i in range(4):
             if ctx.needs_input_grad[i]:
+                # Shapes are all that is counted, so any numbers will do.
                 of_inputs[i] = torch.empty_like(ctx.saved_tensors[i])
         return tuple(of_inputs)
 
@@ -351,6 +354,7 @@ def _stage_3_bytes(step: Step, setting: Setting, *, whole: int, largest: int) ->
     if setting.ranks == 1:
         return step.peak_without_gradients, 0
     width = DTYPES[setting.dtype].itemsize
+    # Beyond this bound DeepSpeed releases weights, and gathers them again when they are needed.
     gathered = min(step.weights_kept, LIVE_ELEMENTS * width)
     prefetched = min(whole, setting.training.reduce_bucket_elements * width)
     at_first_module = largest + largest // setting.ranks

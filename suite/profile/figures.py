@@ -128,6 +128,7 @@ def against_full(found: Profile) -> Figure | None:
             pairs.append((arm, base))
     energy_title = "energy per sample"
     if any(arm.energy_source == "cpu-time-estimate" for arm in found.arms):
+        # An estimate must not pass for a measurement.
         energy_title = "estimated energy per sample"
     panels = {
         energy_title: _percent(pairs, lambda arm: arm.energy_kwh_per_1000),
@@ -166,6 +167,7 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, float]], title: str) -> None:
     axes.axvline(100, color="black", linewidth=0.8, linestyle="--")
     axes.invert_yaxis()  # the first arm on top
     axes.set_title(title, fontsize=10)
+    # Room for the numbers at the ends of the bars.
     axes.margins(x=0.15)
 
 
@@ -194,6 +196,7 @@ def by_size(
     if len(sizes) < 2 or not lines:
         return None
     for points in lines.values():
+        # Arms come in the order of the table; a line needs rising sizes.
         points.sort()
     figure, axes = _line_chart(lines, title)
     axes.set_xscale("log")

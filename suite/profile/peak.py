@@ -65,6 +65,7 @@ def inspect_machine(setting: Setting) -> Machine:
     """Ask the devices, before anything runs on them."""
     if setting.device == "cpu":
         return _inspect_here(setting)
+    # A forked process could not use CUDA once the parent has touched it.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(_inspect_here, setting).result()
 
@@ -96,8 +97,10 @@ def _inspect_here(setting: Setting) -> Machine:
 def free_bytes(setting: Setting) -> int:
     """Memory that one rank may fill."""
     if setting.device == "cuda":
+        # The fullest board decides: every rank needs as much.
         free = min(torch.cuda.mem_get_info(board)[0] for board in range(setting.ranks))
         return int(free * USABLE_FRAC)
+    # Ranks on a CPU share its memory.
     return int(psutil.virtual_memory().available * USABLE_FRAC) // setting.ranks
 
 
@@ -105,6 +108,7 @@ def peak_flops(setting: Setting, name: str) -> tuple[float, str]:
     """Operations per second of one rank's device in the setting's precision, and their source."""
     if setting.device == "cuda" and setting.dtype == "bf16":
         for board, flops in DENSE_BF16.items():
+            # Whole words: "L4" must not match an L40S.
             if re.search(rf"\b{board}\b", name):
                 return flops, f"NVIDIA's data sheet, {board}, dense BF16"
     side = SIDES[setting.device]

@@ -30,6 +30,7 @@ class Spread(Record):
         """Summarise at least one measurement."""
         if len(values) == 1:  # `quantiles` asks for two
             return cls(median=values[0], low=values[0], high=values[0], count=1)
+        # "inclusive" keeps the quartiles of few values within what was measured.
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median=median, low=low, high=high, count=len(values))
 

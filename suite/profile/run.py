@@ -37,6 +37,7 @@ from suite.profile.worker import Message, Visit, one_line, rank_main
 from suite.train.process_group import free_port
 
 OnProgress = Callable[[str], None]
+# Packages whose versions decide the numbers.
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "petl-suite")
 # How often the parent looks whether a rank has died.
 POLL_S = 1.0
@@ -67,7 +68,7 @@ def _silent(line: str) -> None:
 def estimate_only(
     arms: Sequence[ArmChoice], setting: Setting, *, on_progress: OnProgress = _silent
 ) -> Profile:
-    """Counts and estimates of all arms.
+    """Count and estimate all arms.
 
     Nothing is trained, and nothing of a model's size is allocated.
     """
@@ -268,6 +269,7 @@ def _listen(
         died = any(codes) or codes[0] is not None
         # A rank that has left may have messages in its pipe: they are read first.
         if waiting and len(talking) < len(pipes) and died:
+            # A rank that left with 0 explains nothing.
             code = next((code for code in codes if code), 0)
             return _death(waiting[0].number, code)
     return None
@@ -304,6 +306,7 @@ def _record_of(each: Findings, setting: Setting) -> ArmProfile:
             decoding.append(Decoding(**item | again))
         missing |= first["served"]["missing"]
     status = each.record.status
+    # An arm that ended early keeps its status beside what it measured before.
     if status == "estimated":
         status = "ok"
     assert each.record.estimate is not None
@@ -392,6 +395,7 @@ def _profile(
             "idle_watts": machine.idle_watts,
             "idle_watts_missing": machine.idle_missing,
         }
+        # A step's operations are those of all ranks, so the peak is, too.
         arms = [_with_utilisation(arm, machine.peak_flops * setting.ranks) for arm in arms]
     return Profile(
         setting=setting.model_dump(mode="json"),

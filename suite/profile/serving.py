@@ -52,6 +52,7 @@ class Serving:
         )
         labels = inputs.pop("labels")
         if self.family.kind == "encoder-decoder":
+            # One decoder token: decoding more of them is timed on its own.
             inputs["decoder_input_ids"] = labels
         inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         inputs |= forward_options(self.family)
@@ -70,6 +71,7 @@ class Serving:
 
         An encoder-decoder has as many source tokens, too.
         """
+        # Encoded once, as in generation: only the decoder runs for each token.
         source = self._source(context)
         output = self.model(**self._ids(context), **source, use_cache=True)
         held_bytes = cache_bytes(output.past_key_values)

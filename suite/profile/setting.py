@@ -76,6 +76,7 @@ class Setting(Strict):
     @property
     def rank_threads(self) -> int:
         """CPU threads of a rank."""
+        # Cores that this process may use: a container may have fewer than the machine.
         return self.threads or max(1, len(os.sched_getaffinity(0)) // self.ranks)
 
     @property

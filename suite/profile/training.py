@@ -97,6 +97,7 @@ class Training:
         meter = PhaseMeter(self.device, sample_read_energy=False)
         with meter.phase("train"):
             whole = [self._timed_step() for _ in range(steps)]
+        # Outside the meter's phase: these steps wait for the device, which makes them slower.
         parted = [self._parted_step() for _ in range(PARTED_STEPS)]
         # All ranks wait for the slowest one, so its times are the times of the step.
         per_rank = gather_objects((whole, parted))
@@ -166,8 +167,10 @@ def _micro_batches(
             rows=setting.micro,
             tokens=setting.seq,
             target=setting.target,
+            # No two micro-batches of a step are alike, on any rank.
             seed=rank * setting.accumulation + i,
         )
         inputs: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.items()}
+        # All micro-batches have as many tokens, so they weigh the same.
         made.append((inputs | forward_options(family), 1.0))
     return made

@@ -135,6 +135,7 @@ def measured_training(
             found["memory"] = training.memory().model_dump()
         time, energy_kwh, source, missing = training.time()
     finally:
+        # DeepSpeed never frees an engine by itself: the next arm would lack its memory.
         training.close()
     found["time"] = time.model_dump()
     found["energy_kwh_per_1000"] = energy_kwh
@@ -154,6 +155,7 @@ def measured_serving(arm: ArmChoice, setting: Setting, device: torch.device) -> 
     missing = {}
     for batch in setting.inference_batches:
         try:
+            # A batch that is too large leaves the smaller ones their numbers.
             inference.append(serving.inference(batch).model_dump())
         except (RuntimeError, MemoryError) as error:
             missing[f"inference[{batch}]"] = f"{error_status(error)}: {one_line(error)}"
@@ -194,11 +196,13 @@ def one_line(error: BaseException) -> str:
 
 def _end_with_the_parent() -> None:
     """Leave Ctrl-C to the parent, and exit with it, whatever this rank waits for."""
+    # Ctrl-C reaches every process of the terminal; the parent stops the ranks itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None
 
     def watch() -> None:
+        # This also ends when the parent was killed and could clean up nothing.
         connection.wait([parent.sentinel])
         os._exit(1)
 
