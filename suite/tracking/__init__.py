@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# For type checkers and editors, which cannot follow `__getattr__`.
 if TYPE_CHECKING:
     from suite.leaderboard.fields import COLUMNS
     from suite.leaderboard.table import to_rows
@@ -39,6 +40,7 @@ _HOMES = {
 }
 
 
+# Python calls this for names that the module lacks, so the import waits until the first use.
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

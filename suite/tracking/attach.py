@@ -59,6 +59,8 @@ def attach_reports(
     attached = []
     lock = home.path / "tracking.lock"
     try:
+        # The same lock as in `writer`, so that the rows do not change while a report of them is
+        # made.
         with FileLock(lock, timeout=LOCK_TIMEOUT_S):
             for name in sorted(known):
                 is_meant = sweep in (None, name) and name not in unless
@@ -73,11 +75,14 @@ def attach_reports(
 
 def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build) -> bool:
     of_home = {"suite.home": home_id(home)}
+    # The experiment of a sweep may hold runs of several homes; only this home's are meant.
     with_rows = store.runs([experiment], of_home, having=files_of_rows.TAG)
+    # Another home brought this sweep into the store; this one has published nothing of it.
     if not with_rows:
         return False
     of_rows = with_rows[0].tags[files_of_rows.TAG]
     reports = store.runs([experiment], of_home, having=OF_ROWS)
+    # The tag names the content of the rows, so equal tags mean an equal report.
     if reports and reports[0].tags[OF_ROWS] == of_rows:
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -85,6 +90,7 @@ def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build)
         run = reports[0] if reports else _create(store, experiment, sweep, of_home)
         store.add_file(run, page)
     store.finish(run.id, "FINISHED", time.time())
+    # The tag comes last: after an interruption before this line the report is simply made again.
     store.log(run.id, tags={OF_ROWS: of_rows})
     return True
 
@@ -94,6 +100,7 @@ def _create(store: Store, experiment: str, sweep: str, of_home: dict[str, str]) 
         **of_home,
         "sweep": sweep,
         "suite.kind": KIND,
+        # Empty until the file is there. The tag must exist, because the run is found by it.
         OF_ROWS: "",
         NOTE: f"The report of the sweep **{sweep}**, under Artifacts.",
     }

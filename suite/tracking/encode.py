@@ -41,11 +41,11 @@ def trial_record(
     """The run of an ended trial.
 
     Args:
-        spec: Of the trial.
-        result: Of the trial.
-        folder: Where both lie.
-        home: Id of the home.
-        parent: Id of the run of its cell.
+        spec: What the trial was to do.
+        result: What came out.
+        folder: The folder that holds both.
+        home: The id of the home.
+        parent: The id of the run of the trial's cell.
     """
     name = f"confirm seed {spec.seed}"
     if spec.phase is Phase.SEARCH:
@@ -54,7 +54,9 @@ def trial_record(
     tags |= {
         "suite.kind": "trial",
         "suite.home": home,
+        # By this tag a later sync notices that the trial was run again.
         "suite.result": result_digest(result),
+        # MLflow's own tag: its pages show runs that have it below their parent.
         "mlflow.parentRunId": parent,
         NOTE: trial_note(spec),
     }
@@ -73,8 +75,10 @@ def trial_metrics(result: TrialResult) -> list[Point]:
     """The final numbers at the trial's end, and the training curve with the epoch as step."""
     points: list[Point] = []
     for key, value in flatten(result.model_dump(mode="json", include=NUMBERS)):
+        # Texts and missing values are left out; the tags `missing.*` say why a value is missing.
         if is_number(value):
             points.append(Point(key, float(value), result.finished_at))
+    # A record of an epoch holds how long it took, not when it ended.
     elapsed_s = 0.0
     for epoch in result.epochs:
         elapsed_s += epoch.seconds
@@ -96,6 +100,7 @@ def trial_params(spec: TrialSpec) -> dict[str, str]:
     params: dict[str, str] = {}
     for key, value in flatten(chosen):
         if value is not None:
+            # MLflow keeps parameters as text; JSON keeps `true` and lists readable in any language.
             params[key] = value if isinstance(value, str) else json.dumps(value)
     return params
 
@@ -112,7 +117,9 @@ def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, 
         "architecture": canonical_json(spec.arm.architecture),
         "task": spec.task.name,
         "suite.trial": folder.name,
+        # The way back from MLflow to the whole record, of which the store has only a part.
         "suite.folder": str(folder.resolve()),
+        # One short value by which people can group runs with equal training settings.
         "suite.config": short_hash(spec.training.model_dump(mode="json")),
         "phase": spec.phase.value,
         "seed": str(spec.seed),
@@ -132,6 +139,7 @@ def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, 
 
 def run_status(status: Status) -> str:
     """A trial's status in MLflow's words."""
+    # MLflow has no state for a pruned trial; KILLED says that it was ended on purpose.
     return {Status.COMPLETED: "FINISHED", Status.PRUNED: "KILLED"}.get(status, "FAILED")
 
 
@@ -165,6 +173,7 @@ def cell_metrics(row: Row) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for about in FIELDS:
         value = getattr(row, about.name)
+        # The table of fields decides, so that a new column needs no change here.
         if about.metric and is_number(value):
             numbers[about.name] = float(value)
     return numbers | as_metrics(row.lm_eval)
@@ -172,6 +181,7 @@ def cell_metrics(row: Row) -> dict[str, float]:
 
 def flatten(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves of nested mappings by dotted path; lists are leaves."""
+    # MLflow's keys are flat, so nested names are joined by dots.
     if not isinstance(value, Mapping):
         yield at, value
         return
@@ -181,4 +191,5 @@ def flatten(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 def is_number(value: Any) -> bool:
     """A finite number: MLflow would store infinity as 1.8e308."""
+    # To Python `True` is an integer, but a flag is no measurement.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

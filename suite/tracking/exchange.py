@@ -85,13 +85,16 @@ def export_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
 
     _check_suffix(path)
     rows = rows_of_store(open_store(tracking_uri, create=False), sweep)
+    # Parquet is the very file that MLflow has of each sweep; JSON is for people and other tools.
     if path.suffix == ".parquet":
         write_rows(path, rows)
         return len(rows)
     content = ResultsFile(
         schema_version=SCHEMA_VERSION, suite_version=__version__, rows=[vars(row) for row in rows]
     )
+    # A file that is cut off by a full disk never takes the place of a whole one.
     with replacing(path) as temporary:
+        # NaN is not JSON, and other readers would refuse the file.
         text = json.dumps(content.model_dump(), indent=1, allow_nan=False)
         temporary.write_text(text + "\n")
     return len(rows)
@@ -110,8 +113,10 @@ def read_results(path: Path) -> list[Row]:
         found = _read_json(path)
     else:
         found = [vars(row) for row in read_rows(path)]
+    # Built once, because building the validator of a class with many fields takes long.
     check = TypeAdapter(Row)
     rows: list[Row] = []
+    # All rows are checked before the first is used, so that a bad file changes nothing.
     for number, values in enumerate(found):
         where = f"{path}: rows[{number}]"
         try:
@@ -139,6 +144,7 @@ def _check_size(path: Path) -> None:
         raise TrackingError(f"{path}: no such file") from None
     except OSError as error:
         raise TrackingError(f"{path}: cannot be read: {error}") from None
+    # Asked before the file is opened: a huge file must not fill the memory first.
     if size > MAX_BYTES:
         raise TrackingError(
             f"{path}: got {size:,} bytes, expected at most {MAX_BYTES:,}; "
@@ -149,10 +155,13 @@ def _check_size(path: Path) -> None:
 def _read_json(path: Path) -> list[dict[str, Any]]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    # Deeply nested brackets end in a RecursionError, wrong UTF-8 in a ValueError.
     except (OSError, ValueError, RecursionError) as error:
         raise TrackingError(f"{path}: not whole JSON: {error}; was it cut in a transfer?") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise TrackingError(f"{path}: not a file of suite export-results")
+    # Before the model is validated, so that an old file gets this message and not one about a
+    # field.
     if data.get("schema_version") != SCHEMA_VERSION:
         raise TrackingError(
             f"{path}: got rows of schema version {data.get('schema_version')}, written by suite "
@@ -180,6 +189,7 @@ def _check_row(row: Row, *, where: str) -> None:
 
 
 def _first(error: ValidationError) -> str:
+    # One fault is enough to find the place; a broken file may have thousands.
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -198,6 +208,7 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     Raises:
         TrackingError: As `read_results`; the file has no such sweep; the store cannot be written.
     """
+    # By home too: two clusters may have run a sweep of the same name.
     of_sweeps: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in read_results(path):
         of_sweeps[row.sweep, row.home].append(row)
@@ -218,11 +229,13 @@ def _import_sweep(
     """First the rows, which the leaderboard reads, then a run for each cell, for people."""
     runs = SweepRuns(store, home=home, sweep=sweep)
     here = {cell_key(row): row for row in runs.rows()}
+    # Whoever has the later trial has the newer state of the whole sweep.
     if _last_end_s(here.values()) > _last_end_s(rows):
         report.older += len(rows)
         return
     for row in rows:
         _count(row, here, report)
+    # From here on the leaderboard shows the imported rows; the runs below only serve people.
     runs.publish(rows)
     # An import that was interrupted has published its rows, and lacks the runs of some cells.
     for row in rows:
@@ -241,6 +254,7 @@ def _count(row: Row, here: Mapping[str, Row], report: ImportReport) -> None:
 
 
 def _last_end_s(rows: Iterable[Row]) -> float:
+    # A cell without an ended trial is older than any other.
     return max((row.ended_at or 0.0 for row in rows), default=0.0)
 
 

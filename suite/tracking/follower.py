@@ -47,12 +47,16 @@ class Follower:
         self.clock = clock
         self._say = say or _say_on_stderr
         self._behind: set[str] = set()
+        # Guards `_behind` and the start of the thread: events come from the sweep's own thread.
         self._lock = threading.Lock()
+        # Set when there may be something to write; `_ended` is set once, at the end of the sweep.
         self._wake = threading.Event()
         self._ended = threading.Event()
+        # This tells "late by some trials" from "was never there at all".
         self._reached = False
         self._warned = False
         self._deadline_s = math.inf
+        # A daemon, so that a store that hangs cannot keep the process from ending.
         self._thread = threading.Thread(
             target=self._work, name=f"suite-{name.lower()}", daemon=True
         )
@@ -85,11 +89,13 @@ class Follower:
         if result is None:
             return
         with self._lock:
+            # A set of hashes, because a trial may end twice when it is run again.
             self._behind.add(spec.hash)
         self._start()
 
     def on_end(self, outcome: Any) -> None:
         """Wait a little for the thread, then say what is left to do."""
+        # The deadline is set before the event, since the thread reads both after it wakes.
         self._deadline_s = self.clock.now_s() + self.patience_s
         self._ended.set()
         self._start()
@@ -121,14 +127,18 @@ class Follower:
                 pause_s = self.retry_s[0]
                 self._wake.wait()
             elif is_last:
+                # At the end there is little time left, so the pause stays short.
                 self.clock.sleep(self.retry_s[0])
             else:
                 self._warn(problem)
+                # Waiting for `_ended` and not merely sleeping: the end of the sweep cuts the pause
+                # short.
                 self.clock.wait(self._ended, pause_s)
                 pause_s = min(2 * pause_s, longest_s)
 
     def _attempt(self) -> str | None:
         with self._lock:
+            # Only what had ended before the attempt is surely written by it.
             due = set(self._behind)
         problem = self.bring_up_to_date()
         if problem is None:

@@ -44,6 +44,7 @@ class TrackingListener(Follower):
         self.tracking_uri = tracking_uri
         self.sweep = sweep
         self._syncer: Syncer | None = None
+        # Zero lets the first sync begin at once.
         self._pause_until_s = 0.0
 
     def prepare(self) -> None:
@@ -59,6 +60,7 @@ class TrackingListener(Follower):
         self.clock.wait(self._ended, max(0.0, self._pause_until_s - self.clock.now_s()))
         began_s = self.clock.now_s()
         try:
+            # A syncer remembers what the store has, which saves the searches of each further sync.
             syncer = self._syncer or Syncer(self.home, open_store(self.tracking_uri))
             problem = syncer.run(self.sweep).unreachable
         except SuiteError as error:
@@ -66,6 +68,8 @@ class TrackingListener(Follower):
         if problem is not None:
             self._syncer = None
             return problem
+        # The first sync may write a whole home and says nothing about the next, so no pause follows
+        # it.
         if self._syncer is not None:
             took_s = self.clock.now_s() - began_s
             self._pause_until_s = self.clock.now_s() + took_s * (1 / SHARE - 1)

@@ -17,6 +17,7 @@ FORMULAS = "Formula, unit and source of every number: docs/metrics.md of petl-su
 
 def sweep_note(sweep: str) -> str:
     """Describes the experiment of a sweep."""
+    # Names come from files of users and may hold anything, a token in a URL too.
     return redact(
         f"The sweep **{sweep}** of petl-suite. A run with others under it is a cell, one arm on "
         "one task: its metrics sum up its trials. The run `leaderboard` has the rows of all cells "
@@ -31,8 +32,8 @@ def sweep_note(sweep: str) -> str:
 def rows_note(sweep: str) -> str:
     """Describes the run with the rows of a sweep."""
     return redact(
-        f"The rows of the sweep **{sweep}**, one per cell, from which `suite leaderboard` makes its "
-        f"table. The tag `suite.file` says which of the two files is the newer one. {FORMULAS}"
+        f"The rows of the sweep **{sweep}**, one per cell, from which `suite leaderboard` makes "
+        f"its table. The tag `suite.file` says which of the two files is the newer one. {FORMULAS}"
     )
 
 
@@ -40,12 +41,13 @@ def cell_note(row: Row, description: str = "") -> str:
     """Describes the run of a cell.
 
     Args:
-        row: Of the cell.
-        description: Of its task; empty where it is not known.
+        row: The row of the cell.
+        description: What its task is about; empty where that is not known.
     """
     task = f"**{row.task}**"
     if description:
         task += f": {description}"
+    # A row has the names alone; the arm itself is only in the trials.
     arm = _arm(row.method, row.backbone, row.attention)
     return redact(
         f"{arm} on the task {task}.\n\n"
@@ -71,6 +73,7 @@ def _arm_of(arm: Arm) -> str:
 
 
 def _arm(method: str, backbone: str, attention: str) -> str:
+    # This is the backbone's own attention, which needs no mention.
     if attention == "pretrained":
         return f"`{method}` on `{backbone}`"
     return f"`{method}` on `{backbone}` with `{attention}` attention"

@@ -1,9 +1,9 @@
 """Studies mirrored into an Optuna storage, for optuna-dashboard.
 
-The mirror is a view of the trial folders: the search never reads it. Every cell has one study, named
-`<sweep>/<cell> @<home>`. It shows the trials that have ended. Each carries the hash of its folder, so
-that it is written once. If the storage says something else than the folders do (a trial was removed
-and run again), the study is written anew.
+The mirror is a view of the trial folders: the search never reads it. Every cell has one study,
+named `<sweep>/<cell> @<home>`. It shows the trials that have ended. Each carries the hash of its
+folder, so that it is written once. If the storage says something else than the folders do (a trial
+was removed and run again), the study is written anew.
 """
 
 from __future__ import annotations
@@ -74,14 +74,19 @@ def mirror_studies(home: Home, url: str, *, sweep: str | None = None) -> MirrorR
     """
     report = MirrorReport()
     try:
+        # A lock of its own, so that a slow MLflow does not hold up this mirror, nor the other way
+        # round.
         with FileLock(home.path / "optuna.lock", timeout=LOCK_TIMEOUT_S), quiet(), explained(url):
             storage = open_storage(url)
             try:
+                # A home may hold many sweeps; a sweep without a plan has no cells to show.
                 for name in sweeps(home):
                     plan = known_plan(home, name)
                     if sweep in (None, name) and plan is not None:
                         report += _mirror_sweep(storage, home, plan)
             finally:
+                # Optuna keeps a session for each thread; an open one would hold a connection of the
+                # database.
                 storage.remove_session()
     except Timeout:
         raise TrackingError(
@@ -103,6 +108,7 @@ def open_storage(url: str) -> BaseStorage:
     url = database_url(url)
     if url.startswith("sqlite:"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    # No pool: connections that wait for the next sync would count against the server's limit.
     return RDBStorage(url, engine_kwargs={"poolclass": NullPool})
 
 
@@ -120,6 +126,7 @@ def database_url(url: str) -> str:
         TrackingError: The URL is of another kind, or names MLflow's own database, or an sqlite file
             on a network file system.
     """
+    # Optuna would take any URL that SQLAlchemy can parse; the suite is tried with these three.
     if not re.match(r"(sqlite:///|postgres(ql)?[:+]|mysql[:+])", url):
         raise TrackingError(
             f"--optuna {redact(url)}: expected postgresql://USER:PASSWORD@HOST/DATABASE, "
@@ -130,8 +137,11 @@ def database_url(url: str) -> str:
         path = Path(url.removeprefix("sqlite:///")).resolve()
         check_local(path, option="--optuna")
         url = f"sqlite:///{path}"
+        # The look for MLflow's tables below would make an empty file.
         if not path.exists():
             return url
+    # Both libraries keep their schema's version in a table `alembic_version`, and one would
+    # overwrite the other's.
     if inspect(create_engine(url, poolclass=NullPool)).has_table("experiments"):
         raise TrackingError(
             f"--optuna {redact(url.partition('?')[0])}: holds MLflow's tables, "
@@ -142,7 +152,7 @@ def database_url(url: str) -> str:
 
 @contextmanager
 def explained(url: str) -> Iterator[None]:
-    """Turn what Optuna and its driver raise into one line that names the storage, not the password."""
+    """Turn what Optuna and its driver raise into one line with the storage and no password."""
     try:
         yield
     except (
@@ -161,10 +171,12 @@ def explained(url: str) -> Iterator[None]:
 
 def _mirror_sweep(storage: BaseStorage, home: Home, plan: Plan) -> MirrorReport:
     cells = read_cells(home, plan.config.name)
+    # One request for all cells instead of one for each.
     shown = set(optuna.get_all_study_names(storage))
     report = MirrorReport()
     for planned in plan.cells:
         cell = cells.get(planned.key)
+        # A cell without search trials has nothing that a dashboard could plot.
         if cell is None or not cell.search:
             continue
         name = f"{plan.config.name}/{planned.key} @{home_id(home)}"
@@ -189,10 +201,12 @@ class _StudyMirror:
                 ended[trial.folder.hash] = trial
         study = self._open(exists=exists)
         shown = _own_trials(study)
+        # Optuna cannot change or remove a single trial, so the whole study goes.
         if not _agree(shown, ended):
             optuna.delete_study(study_name=self.name, storage=self.storage)
             study = self._open(exists=False)
             shown = []
+        # After an interruption some are there already; only the others are added.
         there = {trial.user_attrs[HASH] for trial in shown}
         written = 0
         for trial_hash, trial in ended.items():
@@ -224,21 +238,26 @@ class _StudyMirror:
         result = trial.result
         assert result is not None
         values = self._values(result)
+        # A trial without a score is FAIL to Optuna, whose plots leave it out.
         state = TrialState.FAIL
         if result.status is Status.PRUNED:
             state = TrialState.PRUNED
         elif values is not None:
             state = TrialState.COMPLETE
+        # The edge guard may have widened the range, so it must include every rate that was tried.
         tried = [other.spec.learning_rate for other in cell.search]
         searched = distribution_of(self.planned.learning_rate, tried)
         frozen = create_trial(
             state=state,
+            # Optuna refuses values of a failed trial, and a pruned one has no final ones.
             values=values if state is TrialState.COMPLETE else None,
             params={NAME: trial.spec.learning_rate},
             distributions={NAME: searched},
             user_attrs=_attributes(trial, result),
             intermediate_values={e.epoch: e.validation_score for e in result.epochs},
         )
+        # `create_trial` takes no times and would set both to now. Optuna wants local time without a
+        # zone.
         frozen.datetime_start = datetime.fromtimestamp(result.started_at)
         frozen.datetime_complete = datetime.fromtimestamp(result.finished_at)
         return frozen
@@ -271,6 +290,7 @@ class _StudyMirror:
         }
         known = study.user_attrs
         for key, value in wanted.items():
+            # Each attribute that is set costs a transaction, so only changes are sent.
             if known.get(key) != value:
                 study.set_user_attr(key, value)
 

@@ -13,7 +13,7 @@ PIPED_S = 30.0
 
 
 class Progress:
-    """Says how many cells are done, how fast trials are written, and how long the rest will take.
+    """Says how many cells are done, how fast trials are written, and how long the rest takes.
 
     Args:
         stream: Where it is said; None = standard error.
@@ -42,11 +42,17 @@ class Progress:
             return
         self._said_s = now_s
         elapsed_s = now_s - self._began_s
+        # The rest is assumed to go at the pace so far.
         left_s = elapsed_s * (total - done) / max(done, 1)
-        line = f"{done:,} of {total:,} cells, {trials / elapsed_s:.0f} trials/s, {duration(left_s)} left"
+        line = (
+            f"{done:,} of {total:,} cells, {trials / elapsed_s:.0f} trials/s, "
+            f"{duration(left_s)} left"
+        )
+        # In a log file a carriage return would not go back to the start of the line.
         if not self._is_terminal:
             print(line, file=self._stream, flush=True)
             return
+        # Padded to the line before, so that nothing of a longer one stays on the screen.
         print(f"\r{line:<{self._shown}}", end="", file=self._stream, flush=True)
         self._shown = len(line)
 

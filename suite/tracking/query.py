@@ -27,7 +27,8 @@ def leaderboard(
     Args:
         tracking_uri: MLflow store, e.g. `sqlite:////abs/runs/mlflow.db` or `http://host:5000`.
         sweep: Only this sweep; None = every sweep in the store.
-        task: As the arguments after it: see `suite.leaderboard.table.leaderboard_of`.
+        task: Only this task; `suite.leaderboard.table.leaderboard_of` describes this argument and
+            those after it.
         method: Only this method.
         attention: Only this attention variant.
         sort: What orders the rows of a task.
@@ -42,10 +43,13 @@ def leaderboard(
             or attention.
 
     Example:
-        >>> leaderboard(tracking_uri="sqlite:////abs/runs/mlflow.db", sort="energy")  # doctest: +SKIP
+        >>> uri = "sqlite:////abs/runs/mlflow.db"
+        >>> leaderboard(tracking_uri=uri, sort="energy")  # doctest: +SKIP
     """
+    # Before the store is opened, so that a typing mistake is known at once.
     if sort not in SORTS:
         raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
+    # A reader makes no tables: a wrong path must not leave an empty database behind.
     rows = read_rows(open_store(tracking_uri, create=False), sweep)
     return leaderboard_of(
         rows,

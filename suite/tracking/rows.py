@@ -1,7 +1,8 @@
-"""The rows of a sweep as a file of its run `leaderboard` in MLflow, one run for each home and sweep.
+"""The rows of a sweep, as a file of its run `leaderboard` in MLflow.
 
-Two file names are used in turn. A tag of the run says which of them counts, and the digest of its
-content: a reader sees the last file that was written whole, whatever the store of the files is.
+There is one run for each home and sweep. Two file names are used in turn. A tag of the run says
+which of them counts, and the digest of its content: a reader sees the last file that was written
+whole, whatever the store of the files is.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def create_run(store: Store, experiment: str, *, home: str, sweep: str, now_s: f
         NOTE: rows_note(sweep),
     }
     run = store.create_run(experiment, name=KIND, start_s=now_s, tags=tags)
+    # Ended at once: the run holds a file, and nothing of it ever runs.
     store.finish(run.id, "FINISHED", now_s)
     return replace(run, status="FINISHED")
 
@@ -50,8 +52,10 @@ def publish(store: Store, run: StoredRun, rows: Sequence[Row]) -> StoredRun:
         write_file(path, rows)
         digest = sha256(path)
         current = run.tags.get(TAG, "")
+        # Equal rows give an equal file, so the digest alone decides.
         if current.endswith(f" {digest}"):
             return run
+        # Never the file that counts now: a reader may be in the middle of it.
         name = NAMES[0]
         if current.startswith(name):
             name = NAMES[1]
@@ -73,6 +77,7 @@ def published(store: Store, run: StoredRun) -> list[Row]:
         if not digest:
             return []
         with store.file(run, name) as path:
+            # A store may serve half a file, or one from a cache; the digest of the tag decides.
             if path.exists() and sha256(path) == digest:
                 return read_file(path)
         # Perhaps it was replaced twice since the run was read: then the tag is another by now.
@@ -90,12 +95,14 @@ def runs_with_rows(store: Store, sweep: str | None = None) -> list[StoredRun]:
         TrackingError: The store has no such sweep.
     """
     experiments = store.experiments()
+    # An empty store is no unknown sweep; the caller says so in its own words.
     if sweep is not None and experiments:
         if sweep not in experiments:
             where = without_password(store.uri)
             raise TrackingError(str(UnknownNameError("sweep", sweep, experiments, where=where)))
         experiments = {sweep: experiments[sweep]}
     newest: dict[tuple[str, str], StoredRun] = {}
+    # Oldest first, so that the newest of several stays.
     for run in store.runs(list(experiments.values()), {"suite.kind": KIND}, having=TAG):
         # A request that was repeated because its answer got lost leaves a second run, without rows.
         if run.tags[TAG]:
@@ -122,6 +129,7 @@ def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
 
 
 def _read_all(store: Store, runs: Sequence[StoredRun]) -> Iterable[list[Row]]:
+    # A database without a server reads its files from this disk, where threads save nothing.
     if not store.is_remote:
         return [published(store, run) for run in runs]
     with ThreadPoolExecutor(DOWNLOADS) as pool:

@@ -36,6 +36,7 @@ def prepare_sqlite(path: Path) -> None:
     check_local(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the database, so that processes of all homes that share it wait for one another.
         with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
             _prepare(sqlite_uri(path))
     except Timeout:
@@ -61,6 +62,7 @@ def prepare_postgres(uri: str) -> None:
 
 
 def _prepare(uri: str) -> None:
+    # Asked again under the lock: the process before may just have made the tables.
     if revision(uri) is None:
         _make_tables(uri)
     if uri.startswith("sqlite:"):
@@ -76,12 +78,15 @@ def revision(uri: str) -> str | None:
         TrackingError: An sqlite file that is no database; PostgreSQL's driver is not installed.
         SQLAlchemyError: The server does not answer, or refuses.
     """
+    # Imported here: alembic is needed where the tables are looked at, not by who imports this
+    # module.
     from alembic.runtime.migration import MigrationContext
 
     try:
         with _engine(uri) as engine, engine.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision()
     except DatabaseError as error:
+        # Of a server this is about the connection or the rights, which the caller explains.
         if not uri.startswith("sqlite:"):
             raise
         path = uri.removeprefix("sqlite:///")
@@ -94,6 +99,7 @@ def revision(uri: str) -> str | None:
 @functools.cache
 def newest_revision() -> str:
     """The revision that the MLflow of this environment makes, and with which alone it works."""
+    # Here for the place of its files alone; the import takes seconds.
     import mlflow
     from alembic.script import ScriptDirectory
 
@@ -110,6 +116,7 @@ def sqlite_uri(path: Path) -> str:
 def _engine(uri: str) -> Iterator[Engine]:
     """Connections of our own, beside MLflow's: to look, and to hold the lock."""
     try:
+        # Without a pool the connection, and with it the lock, ends with the block.
         engine = create_engine(uri, poolclass=NullPool)
     except ImportError as error:
         raise TrackingError(
@@ -134,6 +141,7 @@ def _make_tables(uri: str) -> None:
 
 
 def _on_connect(connection: Any, record: Any) -> None:
+    # The listener hears of every database of the process, PostgreSQL among them.
     if not isinstance(connection, sqlite3.Connection):
         return
     record.info["file"] = _file_of(connection)
@@ -144,6 +152,7 @@ def _on_connect(connection: Any, record: Any) -> None:
 
 def _on_checkout(connection: Any, record: Any, _: Any) -> None:
     known = record.info.get("file")
+    # SQLAlchemy answers this error with a new connection, to the file that is there now.
     if known is not None and _identity(known[0]) != known[1]:
         raise DisconnectionError("the file was replaced")
 
@@ -151,6 +160,7 @@ def _on_checkout(connection: Any, record: Any, _: Any) -> None:
 def _file_of(connection: sqlite3.Connection) -> tuple[str, tuple[int, int]] | None:
     _, _, path = connection.execute("PRAGMA database_list").fetchone()
     identity = _identity(path)
+    # A database in memory has an empty path, and nothing that could be replaced.
     return None if identity is None else (path, identity)
 
 
@@ -159,11 +169,13 @@ def _identity(path: str) -> tuple[int, int] | None:
         stat = os.stat(path)
     except OSError:
         return None
+    # A file that is made anew has the same name and another inode.
     return stat.st_dev, stat.st_ino
 
 
 def follow_replaced_files() -> None:
     """Have every pool of SQLAlchemy in this process notice that an sqlite file was replaced."""
+    # Each store asks for this, but a listener that is added twice would run twice.
     if not event.contains(Pool, "checkout", _on_checkout):
         event.listen(Pool, "connect", _on_connect)
         event.listen(Pool, "checkout", _on_checkout)

@@ -55,10 +55,11 @@ hold fifteen connections of a database.
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """What is needed of an MLflow run; `start_ms` orders duplicates.
+    """The part of an MLflow run that this package needs.
 
     Attributes:
-        files: URI of the folder of its artifacts.
+        start_ms: When it started, in milliseconds since 1970; it orders duplicates.
+        files: The URI of the folder of its artifacts.
     """
 
     id: str
@@ -152,6 +153,7 @@ def load_mlflow() -> None:
 
     Two threads that import it at once, one of them inside Ray, lock each other out.
     """
+    # Imported for its effect alone: later imports then find the module complete.
     import mlflow  # noqa: F401
 
 
@@ -168,6 +170,7 @@ def open_store(tracking_uri: str, *, create: bool = True, page_size: int = PAGE_
         TrackingError: No such database, not a database, the tables of another MLflow, or a server
             that does not answer within seconds.
     """
+    # Before MLflow is imported, since it reads some of these while it is imported.
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     # These chat about the tables that they make, and print a traceback for each locked database.
@@ -195,6 +198,8 @@ def _explained(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatena
     def call(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
+        # The tuple is asked for only when something was raised, so that no call imports MLflow for
+        # it.
         except _store_errors() as error:
             raise self.explain(error) from error
 
@@ -227,12 +232,18 @@ class Store:
 
     @_explained
     def open(self, *, create: bool) -> None:
-        """Make the tables where asked to, and see that the store answers. Raises as `open_store`."""
+        """Make the tables where asked to, and see that the store answers.
+
+        Raises:
+            TrackingError: As `open_store`.
+        """
         from suite.tracking import schema
 
+        # Before the first connection, which this must hear of.
         schema.follow_replaced_files()
         path = sqlite_path(self.uri)
         is_postgres = self.uri.startswith("postgresql")
+        # SQLAlchemy would make an empty file of a path that was mistyped.
         if path is not None and not create and not path.exists():
             raise TrackingError(
                 f"no results yet: {path} does not exist; "
@@ -243,7 +254,10 @@ class Store:
         elif is_postgres and create:
             schema.prepare_postgres(self.uri)
         if path is not None or is_postgres:
+            # Asked here, before the first request, so that another schema gets a message with a
+            # remedy.
             self._check_revision(schema.revision(self.uri), schema.newest_revision())
+        # The cheapest request that goes all the way to the tables.
         self.client.search_experiments(max_results=1)
 
     def _check_revision(self, found: str | None, expected: str) -> None:
@@ -255,8 +269,9 @@ class Store:
             )
         if found != expected:
             raise TrackingError(
-                f"tracking store {shown}: has the tables of another MLflow version, schema {found}, "
-                f"expected {expected}; use the MLflow that wrote it, or move it away, "
+                f"tracking store {shown}: has the tables of another MLflow version, "
+                f"schema {found}, expected {expected}; use the MLflow that wrote it, "
+                "or move it away, "
                 "then suite sync makes it anew"
             )
 
@@ -265,6 +280,7 @@ class Store:
         shown = without_password(self.uri)
         lines = redact(str(error)).strip().splitlines()
         line = lines[0] if lines else type(error).__name__
+        # MLflow wraps what `requests` raises, so only the text tells a server that is away.
         is_silent = "Max retries" in line or "timed out" in line.lower()
         if self.is_remote and is_silent:
             return TrackingError(
@@ -277,6 +293,7 @@ class Store:
                 "give them by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         password = urlsplit(self.uri).password or ""
+        # Drivers print the password as it stands in the URL, or decoded.
         for secret in (self.uri, password, unquote(password)):
             if secret:
                 line = line.replace(secret, "***")
@@ -311,8 +328,10 @@ class Store:
         known = self.client.get_experiment_by_name(name)
         if known is None:
             return self._create_experiment(name, artifacts)
+        # MLflow keeps the name of a deleted experiment, so no new one can be made under it.
         if known.lifecycle_stage == "deleted":
             self.client.restore_experiment(known.experiment_id)
+        # Somebody may have made the experiment by hand; the tag is how `experiments` finds it.
         if known.tags.get("suite.kind") != "sweep":
             self.client.set_experiment_tag(known.experiment_id, "suite.kind", "sweep")
         return str(known.experiment_id)
@@ -361,6 +380,8 @@ class Store:
             return []
         query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         if having is not None:
+            # MLflow joins the table of tags once for each condition; here the values are compared
+            # below.
             query = f"tags.`{having}` LIKE '%'"
         found: list[StoredRun] = []
         token = None
@@ -373,6 +394,7 @@ class Store:
                     found.append(_stored(run))
             token = page.token
             if not token:
+                # The id makes the order the same on every call, also for runs of one millisecond.
                 return sorted(found, key=lambda run: (run.start_ms, run.id))
 
     @_explained
@@ -387,6 +409,7 @@ class Store:
         """A run in the state RUNNING."""
         run = self.client.create_run(
             experiment,
+            # MLflow counts in milliseconds since 1970.
             start_time=int(start_s * 1000),
             tags=clip(tags, MAX_TAG_CHARS),
             run_name=name,
@@ -396,7 +419,10 @@ class Store:
     def write_run(
         self, experiment: str, record: RunRecord, begun: StoredRun | None = None
     ) -> StoredRun:
-        """Write a run in three requests, or what an interrupted writer left out of a `begun` one."""
+        """Write a run in three requests.
+
+        Of a `begun` run, which an interrupted writer left, only the last two are sent.
+        """
         run = begun or self.create_run(
             experiment, name=record.name, start_s=record.start_s, tags=record.tags
         )
@@ -429,6 +455,7 @@ class Store:
 
         Nothing shows as running after a kill.
         """
+        # `set_terminated` would give it an end, but a cell with work left has none.
         if status == "SCHEDULED":
             self.client.update_run(run_id, status)
         else:
@@ -508,6 +535,7 @@ def _stored(run: Any) -> StoredRun:
 
 def key_name(text: str) -> str:
     """A metric's or parameter's name, every character that MLflow refuses as an underscore."""
+    # 250 characters is MLflow's limit for a key.
     return re.sub(r"[^A-Za-z0-9_\-./: ]", "_", text)[:250]
 
 
@@ -518,6 +546,7 @@ def clip(texts: Mapping[str, Any], limit: int) -> dict[str, str]:
     """
     clipped: dict[str, str] = {}
     for key, text in texts.items():
+        # PostgreSQL refuses the null character, and lone surrogates cannot be encoded at all.
         whole = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
         if len(whole) > limit:
             whole = whole[: limit - 3] + "..."

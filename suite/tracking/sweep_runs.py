@@ -1,5 +1,6 @@
-"""The runs of one sweep of one home in MLflow: one per cell, one per ended trial, one with all rows.
+"""The runs of one sweep of one home in MLflow.
 
+There is one run for each cell, one for each ended trial, and one that has all rows.
 A run is found by its tags before one is created. What an interrupted writer left behind is still
 in the state RUNNING, and is written to its end.
 """
@@ -38,13 +39,13 @@ CELL_STATUS = {"done": "FINISHED", "failed": "FAILED"}
 
 
 class SweepRuns:
-    """Finds and writes them, remembering what it found.
+    """Finds and writes the runs of a sweep, and remembers what it found.
 
     Args:
-        store: Where they are.
-        home: Id of the home.
-        sweep: Name of the sweep.
-        files: Folder for files of runs, where the store has none of its own.
+        store: The store that has the runs.
+        home: The id of the home.
+        sweep: The name of the sweep.
+        files: A folder for files of runs, where the store has none of its own.
     """
 
     def __init__(self, store: Store, *, home: str, sweep: str, files: Path | None = None) -> None:
@@ -54,10 +55,14 @@ class SweepRuns:
         self.experiment = store.experiment(sweep, artifacts=files)
         self._cells = self._one_each("cell", "suite.cell")
         self._rows = self._one_each(files_of_rows.KIND, "sweep").get(sweep)
+        # None until a cell has to be written: a sync that has nothing to do never asks for them.
         self._trials: dict[str, dict[str, StoredRun]] | None = None
 
     def _one_each(self, kind: str, key: str) -> dict[str, StoredRun]:
-        """Runs by tag. A request that was repeated because its answer got lost left a second."""
+        """The runs of a kind by the value of a tag; of duplicates the oldest is kept.
+
+        A request that was repeated because its answer got lost leaves a second run.
+        """
         tags = {"suite.kind": kind, "suite.home": self.home}
         kept: dict[str, StoredRun] = {}
         for run in self.store.runs([self.experiment], tags, having=HAVING[kind]):
@@ -91,13 +96,14 @@ class SweepRuns:
         """Bring a cell's run and the runs of its trials up to date.
 
         Args:
-            row: Of the cell.
-            trials: Those of its home; of an imported cell there are none.
+            row: The row of the cell.
+            trials: The trials of the cell in this home; an imported cell has none.
             artifacts: Whether the small files of a trial are wanted too.
 
         Returns:
             Runs of trials that were written.
         """
+        # A trial that still runs has no numbers yet; it is written when it ends.
         ended = [trial for trial in trials if trial.result is not None]
         key = cell_key(row)
         if key not in self._cells:
@@ -112,10 +118,12 @@ class SweepRuns:
                 children[name] = self._add_lm_eval(children[name], trial.folder)
                 if artifacts:
                     children[name] = self._add_artifacts(children[name], trial.folder)
+        # Last, since its digest says that everything above is there.
         self._write_numbers(cell, row, artifacts=artifacts)
         return written
 
     def _create_cell(self, row: Row, ended: Sequence[Trial]) -> StoredRun:
+        # The cell starts with its first trial, not with the sync that writes it.
         starts = [trial.result.started_at for trial in ended if trial.result is not None]
         description = ended[0].spec.task.description if ended else ""
         tags = cell_tags(row)
@@ -157,6 +165,7 @@ class SweepRuns:
             # The trial was run again, and metrics of a run cannot be replaced.
             self.store.delete_run(known.id)
             known = None
+        # A run that was begun and not ended goes on below, with the requests that are missing.
         if known is not None and known.ended:
             return False
         record = trial_record(
@@ -203,12 +212,15 @@ class SweepRuns:
             REVISION: str(revision),
             DIGEST: _digest(row, artifacts=artifacts),
         }
+        # Before the digest is logged: an interruption in between makes the next sync write both
+        # again.
         self.store.finish(cell.id, CELL_STATUS.get(row.status, "SCHEDULED"), end_s)
         self.store.log(cell.id, metrics=points, tags=tags)
         self._cells[cell_key(row)] = replace(cell, tags={**cell.tags, **tags})
 
 
 def _digest(row: Row, *, artifacts: bool) -> str:
+    # With `artifacts`, so that switching them on later sends the files of cells that are done.
     return short_hash([FORMAT, row.digest, artifacts])
 
 
@@ -220,6 +232,7 @@ def small_files(folder: TrialFolder) -> list[Path]:
     found = []
     for pattern in ARTIFACTS:
         for path in sorted(folder.path.glob(pattern)):
+            # A link could point at any file of this machine, which must not be sent to a server.
             if path.is_symlink() or not path.is_file():
                 continue
             if path.stat().st_size <= MAX_ARTIFACT_BYTES:

@@ -1,4 +1,4 @@
-"""MLflow brought up to date from the trial folders, whenever it can be reached; rebuilt from nothing.
+"""Brings MLflow up to date from the trial folders, or rebuilds it from nothing.
 
 The rows of every sweep come first, in one file, so that the leaderboard does not wait for the runs
 of thousands of trials. Then come the runs, cell by cell. A cell's run carries a digest of the row
@@ -71,6 +71,7 @@ def sync(
     Raises:
         TrackingError: There is no such home, or no such sweep in it.
     """
+    # A mistyped --home would otherwise look like a home in which all is up to date.
     if not (home.path / "trials").is_dir():
         raise TrackingError(
             f"{home.path}: no trials here; is this the --home that suite run was given?"
@@ -81,6 +82,7 @@ def sync(
     try:
         store = open_store(tracking_uri)
     except TrackingError as error:
+        # No error, since the folders keep everything: the caller says that MLflow is behind.
         return SyncReport(unreachable=str(error))
     return Syncer(home, store).run(sweep, verify=verify, step=step)
 
@@ -106,6 +108,7 @@ class Syncer:
         self.home = home
         self.store = store
         self._home_id = home_id(home)
+        # By sweep; both are filled at the first look at a sweep.
         self._runs: dict[str, SweepRuns] = {}
         self._rows: dict[str, list[Row]] = {}
         self._refreshed_s = 0.0
@@ -113,10 +116,11 @@ class Syncer:
     def run(
         self, sweep: str | None = None, *, verify: bool = False, step: Step | None = None
     ) -> SyncReport:
-        """As `sync`; `unreachable` is set when the store fails half-way."""
+        """Do what `sync` does; `unreachable` of the report says why it stopped half-way."""
         report = SyncReport()
         lock = self.home.path / "tracking.lock"
         try:
+            # Two processes that write a home at once would create every run twice.
             with FileLock(lock, timeout=LOCK_TIMEOUT_S):
                 due = self._refresh(sweep, verify=verify)
                 written: set[str] = set()
@@ -129,6 +133,7 @@ class Syncer:
                     )
                     if step is not None:
                         step(report.cells, report.cells + len(due), report.written)
+                    # A rebuild takes minutes, in which a running sweep ends more trials.
                     if due and time.monotonic() - self._refreshed_s > REFRESH_S:
                         due = self._refresh(sweep, verify=verify)
                         due = [cell for cell in due if cell.row.digest not in written]
@@ -149,6 +154,7 @@ class Syncer:
             if name not in self._runs:
                 self._begin(name, verify=verify)
             runs = self._runs[name]
+            # Rows that are known and still hold are taken over, which saves reading their trials.
             rows = sweep_rows(self.home, name, known=self._rows[name])
             self._rows[name] = rows
             runs.publish(rows)
@@ -158,6 +164,7 @@ class Syncer:
                 if verify or not runs.is_current(row, artifacts=artifacts):
                     due.append(_Due(runs, row, folders[cell_key(row)], artifacts))
         self._refreshed_s = time.monotonic()
+        # Reversed, because `run` takes cells from the end of the list.
         return due[::-1]
 
     def _begin(self, sweep: str, *, verify: bool) -> None:
@@ -178,6 +185,7 @@ class Syncer:
         trials = []
         for folder in cell.folders:
             spec = folder.spec()
+            # A folder without a spec was just made, or is not whole; a later sync sees it.
             if spec is not None:
                 trials.append(Trial(folder, spec, folder.result()))
         return cell.runs.write_cell(cell.row, trials, artifacts=cell.artifacts)
