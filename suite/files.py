@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and what names their content."""
+"""Write files whole or not at all, and name their content by a hash."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ def replacing(path: Path) -> Iterator[Path]:
     A reader sees the old file or the new one, and so does whoever comes after a crash.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename is atomic within one file system only.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
         yield Path(name)
         # The bytes first, then the name: a power cut must not leave a name without its bytes.
         _fsync(Path(name))
+        # mkstemp lets nobody but the owner read.
         os.chmod(name, 0o644)
         os.replace(name, path)
         _fsync(path.parent)
+    # Ctrl-C must leave no temporary file behind either.
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -48,12 +51,12 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Indented JSON; NaN and infinity are refused."""
+    """Return a value as indented JSON; NaN and infinity are refused."""
     return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of `json_bytes`."""
+    """Replace a file by a value as indented JSON, whole or not at all."""
     write_atomic(path, json_bytes(value))
 
 
@@ -84,6 +87,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
     lock = folder.with_name(folder.name + ".lock")
     try:
         with FileLock(lock, timeout=LOCK_TIMEOUT_S):
+            # Whoever held the lock before may have made it meanwhile.
             if not folder.exists():
                 _make(folder, make)
     except Timeout:
@@ -100,4 +104,5 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
     temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     temporary.mkdir()
     make(temporary)
+    # The last step: the folder gets its name when all of it is there.
     temporary.rename(folder)

@@ -62,8 +62,10 @@ def shipped_folder(axis: str) -> Path:
 
 
 def yaml_names(axis: str) -> dict[str, Path]:
-    """Every YAML file of an axis by its stem; a user's file hides a shipped one of the same
-    name."""
+    """Every YAML file of an axis by its stem.
+
+    A user's file hides a shipped one of the same name.
+    """
     found: dict[str, Path] = {}
     for folder in (*user_folders(axis), shipped_folder(axis)):
         for path in sorted(folder.glob("*.yaml")):
@@ -103,6 +105,7 @@ class Registry(Generic[T]):
         classes = self._scan()
         if name in classes:
             return classes[name]
+        # Names come before aliases, so that nobody's alias hides a class.
         for cls in classes.values():
             if name in getattr(cls, "aliases", ()):
                 return cls
@@ -135,6 +138,7 @@ class Registry(Generic[T]):
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        # Before the file runs: dataclasses look their module up here.
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
@@ -146,8 +150,7 @@ class Registry(Generic[T]):
         return module
 
     def _class_in(self, module: ModuleType) -> type[T] | None:
-        """The one concrete subclass of `base` that this module defines; helper modules define
-        none."""
+        """The one concrete subclass of `base` that this module defines; None for helper modules."""
         classes = []
         for value in vars(module).values():
             # Classes that the module imports are not its own.

@@ -20,6 +20,7 @@ def main(arguments: list[str]) -> None:
         arguments: The arguments of `suite run`; a leading `--`, which a launcher passed on, is
             dropped.
     """
+    # Imported here, because only the lines at the end of this file put the checkout on the path.
     import suite
     from suite.cli import main as command
 

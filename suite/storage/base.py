@@ -23,6 +23,7 @@ T = TypeVar("T")
 PATIENCE_S = 60.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+# A full disk and a full quota. The sweep pauses on these, so they stay OSErrors.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -86,9 +87,11 @@ class Storage(ABC):
         Raises:
             StorageError: It cannot be reached, written or read.
         """
+        # The dot hides the key from listings, in case this process dies before the delete.
         key = f".check-{uuid.uuid4().hex}"
         first = key.encode()
         with self.asked_once():
+            # Leases rest on this alone: the second of two writers must be told that it was late.
             keeps_the_first = self.create(key, first) and not self.create(key, b"second")
             if not keeps_the_first or self.read(key) != first:
                 raise StorageError(
@@ -115,6 +118,7 @@ class Storage(ABC):
             try:
                 return call()
             except Exception as error:
+                # A pause that ends after the deadline helps nobody, so it counts as well.
                 if not transient(error) or self.clock.now_s() + pause_s > end_s:
                     raise
             # At random, so that a hundred ranks do not come back at once.

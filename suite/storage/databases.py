@@ -19,6 +19,7 @@ NETWORK_FILE_SYSTEMS = (
     "beegfs",
     "ceph",
     "afs",
+    # with the dot: `fuse.sshfs` is a network's, `fuseblk` is a local disk's
     "fuse.",
     "9p",
     "pvfs",
@@ -52,8 +53,10 @@ def check_local(path: Path, *, option: str = "--tracking-uri") -> None:
 
 def file_system(path: Path) -> str:
     """Type of the mount that holds a path: `ext4`, `nfs4`, `fuse.sshfs`."""
+    # Without `all`, psutil lists physical disks and leaves out just the network's mounts.
     mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
     if not mounts:
+        # An unknown place counts as local.
         return ""
     # The innermost of the mounts around a path holds it.
     return max(mounts, key=lambda m: len(m.mountpoint)).fstype.lower()
@@ -72,11 +75,13 @@ def with_deadlines(uri: str) -> str:
 
     A server that is gone or cut off is then given up within half a minute.
     """
+    # The parameters are libpq's: sqlite and HTTP servers do not know them.
     if not uri.startswith("postgresql+psycopg:"):
         return uri
     query = urlsplit(uri).query
     given = {item.partition("=")[0] for item in query.split("&")}
     for key, value in DEADLINES.items():
+        # What the user wrote into the URI stays.
         if key not in given:
             separator = "&" if "?" in uri else "?"
             uri = f"{uri}{separator}{key}={value}"

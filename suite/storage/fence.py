@@ -24,7 +24,7 @@ def claim_key(sweep: str, epoch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The claim of one driver; travels to its workers.
+    """The claim of one driver. It travels to the driver's workers.
 
     Attributes:
         root: Folder or URL below which the sweep's claims lie.
@@ -40,6 +40,7 @@ class Fence:
         """Whether no other driver has taken the sweep over."""
         # By a listing: NFS may remember of a single name that it is not there.
         claims = open_storage(self.root).keys(claims_key(self.sweep))
+        # Epochs have no gaps, so it is enough to look for the next one.
         return claim_key(self.sweep, self.epoch + 1) not in claims
 
     def check(self) -> None:

@@ -30,11 +30,14 @@ from suite.storage.fence import Fence, claim_key, claims_key
 from suite.storage.urls import open_storage
 
 log = logging.getLogger(__name__)
+# A sweep whose driver died is free again after `MISSED` of these, in 30 s.
 BEAT_S = 10.0
 MISSED = 3
 """Beats that a holder misses before another driver may take its sweep over."""
+# Less than `MISSED`: a holder begins to doubt before a newcomer may act.
 SAFE = 2
 """Beats that a holder may miss and still know, without asking, that nobody has taken it over."""
+# A newcomer looks more often than beats come, so that it hears of a release soon.
 LOOKS_PER_BEAT = 8
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray's own name for it
 
@@ -104,9 +107,12 @@ class Lease:
         self._clock = clock
         self._count = 0
         self._lost = False
+        # Nothing is safe until the first beat is written and the fence was asked.
         self._safe_from_s = -float("inf")
         self._ended = threading.Event()
+        # Sent here, before the thread: a storage that fails raises in the caller.
         self._send()
+        # A daemon: beats must not keep a process alive whose work is over.
         self._thread = threading.Thread(target=self._work, name="suite-lease", daemon=True)
         self._thread.start()
 
@@ -121,7 +127,7 @@ class Lease:
         return not self._lost
 
     def loss(self) -> str:
-        """Why this process must stop, or nothing."""
+        """Say why this process must stop; "" while it may go on."""
         try:
             if self.held():
                 return ""
@@ -136,6 +142,7 @@ class Lease:
     def release(self) -> None:
         """Leave the sweep to whoever wants it next, at once."""
         self._ended.set()
+        # Waited for, so that no beat of the thread comes after the one that says released.
         self._thread.join()
         # If this fails, the next driver waits for three beats.
         with contextlib.suppress(StorageError, OSError):
@@ -146,12 +153,14 @@ class Lease:
         while not self._lost and not self._clock.wait(self._ended, self.claim.beat_s):
             try:
                 self._send()
+            # One lost beat does no harm: `held` asks the storage itself when beats are late.
             except (StorageError, OSError) as error:
                 log.warning("sweep %s: no beat: %s", self.fence.sweep, error)
 
     def _send(self, *, released: bool = False) -> None:
         """Write a beat. After a late one, leave whoever wants the sweep time to claim it."""
         began_s = self._clock.now_s()
+        # Nobody can have watched before the first beat, so that one is never late.
         late = self._count > 0 and self._is_late(began_s)
         self._count += 1
         beat = Beat(count=self._count, at_s=began_s, released=released)
@@ -159,8 +168,10 @@ class Lease:
         self._storage.write(key, beat.model_dump_json().encode())
         if late:
             self._clock.wait(self._ended, self.claim.beat_s / 2)
+        # Asked after the beat: who has not claimed by now finds the beat and withdraws.
         if not self.fence.holds():
             self._lost = True
+        # Counted from before the write, because the write may have taken long.
         self._safe_from_s = began_s
 
     def _is_late(self, now_s: float) -> bool:
@@ -196,7 +207,7 @@ def acquire(
 
 @contextlib.contextmanager
 def held_lease(root: str | Path, sweep: str) -> Iterator[Lease]:
-    """`acquire`, released at the end of the block."""
+    """Hold a sweep for the time of a block: `acquire` it, then release it."""
     lease = acquire(root, sweep)
     try:
         yield lease
@@ -236,10 +247,12 @@ def _await_end(storage: Storage, sweep: str, epoch: int, clock: Clock) -> None:
     first = _read_beat(storage, sweep, epoch)
     if _is_over(claim, first):
         return
+    # Another machine's clock says nothing here, so the watch begins now.
     end_s = clock.now_s() + MISSED * claim.beat_s
     # One machine has one clock, so the age of a beat is known here.
     if claim.is_here and first is not None:
         end_s = first.at_s + MISSED * claim.beat_s
+        # A fresh beat is a sign of life already.
         if clock.now_s() - first.at_s < SAFE * claim.beat_s:
             raise _taken(storage, sweep, claim)
     wait_s = max(0.0, end_s - clock.now_s())
@@ -283,6 +296,7 @@ def _own_claim(beat_s: float) -> Claim:
 def _submission_id() -> str:
     """Ray's id of the job that this process drives; "" where there is none."""
     try:
+        # Ray sets the variable for submitted jobs; a driver started by hand lacks it.
         job = json.loads(os.environ.get(JOB_VARIABLE, "{}"))
         return str(job["metadata"]["job_submission_id"])
     except (ValueError, KeyError, TypeError):
@@ -292,6 +306,7 @@ def _submission_id() -> str:
 def _read_claim(storage: Storage, sweep: str, epoch: int) -> Claim:
     key = claim_key(sweep, epoch)
     try:
+        # A claim that is gone reads as empty and is refused like a foreign one.
         return Claim.model_validate_json(storage.read(key) or b"")
     except ValidationError:
         raise SweepConflictError(
@@ -305,6 +320,7 @@ def _read_beat(storage: Storage, sweep: str, epoch: int) -> Beat | None:
     if data is None:
         return None
     try:
+        # A beat that cannot be read is no sign of life.
         return Beat.model_validate_json(data)
     except ValidationError:
         return None
@@ -318,6 +334,7 @@ def _machine() -> str:
     """This kernel and its table of processes; two containers share the kernel, not the table."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # The process namespace tells containers on one kernel apart.
         return f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""

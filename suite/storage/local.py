@@ -35,6 +35,7 @@ class FileStorage(Storage):
         def now() -> bytes | None:
             try:
                 return self._path(key).read_bytes()
+            # A folder, or a name below a file, is a key without a value, as it is on S3.
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return None
 
@@ -57,6 +58,7 @@ class FileStorage(Storage):
         path = self._path(checked_key(prefix))
 
         def now() -> None:
+            # `rmtree` refuses a link to a folder; of a link only the link goes.
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -110,13 +112,16 @@ def _link_new(path: Path, data: bytes) -> bool:
     A file opened exclusively under its own name could be seen half written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a hard link cannot cross file systems.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # mkstemp lets nobody but the owner read.
         os.chmod(name, 0o644)
+        # A link fails where the name exists; a rename would replace the file.
         os.link(name, path)
     except FileExistsError:
         return False

@@ -77,6 +77,7 @@ class Mirror:
             return
         files = []
         for path in folder.path.iterdir():
+            # Hidden files are still being written.
             has_own_call = path.name == RESULT or path.name.startswith((".", "failure-"))
             if path.is_file() and not has_own_call and path.suffix != ".log":
                 files.append(path)
@@ -97,6 +98,7 @@ class Mirror:
             StaleDriverError: Another driver has taken the sweep over.
         """
         if self.fence is not None:
+            # A stored result is never replaced, so a driver that lost the sweep must not write one.
             self.fence.check()
         return self._end(folder, result)
 
@@ -110,6 +112,7 @@ class Mirror:
             return own
         data = self.storage.read(self.key(folder.path / RESULT))
         if data is not None:
+            # The stored result counts, even if this host has one of its own.
             _keep(folder.path / RESULT, data)
             return folder.result()
         if own is not None:
@@ -124,6 +127,7 @@ class Mirror:
             return
         self._fetch_failures(folder)
         data = (failure.model_dump_json(indent=1) + "\n").encode()
+        # The failures of other hosts are here now, so the number is free as a rule.
         number = len(folder.failures())
         # Another host may have taken the number since.
         while not self.storage.create(self.key(folder.path / f"failure-{number}.json"), data):
@@ -135,13 +139,14 @@ class Mirror:
         self._fetch_folder(folder, is_record)
 
     def fetch_all(self, folder: TrialFolder) -> None:
-        """`fetch`, and the weights of a trial that has ended."""
+        """Get what `fetch` gets, and the weights of a trial that has ended."""
         self._fetch_folder(folder, lambda name: is_record(name) or name.endswith(".safetensors"))
 
     def fetch_begun(self, folder: TrialFolder) -> None:
         """Get what a trial that goes on from a checkpoint had kept by then, whatever lies here."""
         if self.storage is None:
             return
+        # The checkpoint's state speaks of these three files.
         names = {CURVE, folder.best.name, folder.predictions("validation").name}
         stored = self.storage.keys(self.key(folder.path))
         self._pull_all(key for key in stored if key.rpartition("/")[2] in names)
@@ -250,6 +255,8 @@ class Mirror:
         for folder in (*self.home.trials(), *self._pretrained()):
             key = self.key(folder.path)
             result = folder.result()
+            # A trial that is stored without a result may be running elsewhere: it is left alone
+            # unless this host has the result.
             if key not in ended and (result is not None or key not in begun):
                 count += 1
                 self._push_begun(folder)
@@ -278,6 +285,7 @@ class Mirror:
         path = identity_path(self.home)
         named = storage.read(self.key(path))
         if named is None:
+            # Several hosts may do this at once. One creates it, and all read back that one.
             storage.create(self.key(path), home_id(self.home).encode())
             named = storage.read(self.key(path))
         if named:
@@ -307,7 +315,7 @@ class Mirror:
         self.push(folder)
         key = self.key(folder.path / RESULT)
         data = json_bytes(result.model_dump(mode="json"))
-        # Another host was first: its result stays.
+        # If another host was first, its result stays.
         if not self.storage.create(key, data):
             data = self.storage.read(key) or data
         _keep(folder.path / RESULT, data)
@@ -354,6 +362,7 @@ class Mirror:
             return weights and middle[:1] == ["tokenizers"]
         return (
             root in ("trials", "pretrained", "lm-eval")
+            # deeper paths are checkpoints
             and len(middle) == 1
             and (weights or is_record(name))
         )
@@ -361,11 +370,13 @@ class Mirror:
     def _is_due(self, key: str, ended: set[str]) -> bool:
         """Whether to get a file: it is lacking here, or of a kind that changes."""
         folder, _, name = key.rpartition("/")
+        # A later run may extend a definition, so definitions are always due.
         if not (self.home.path / key).exists() or folder == "sweeps":
             return True
         # Of a trial that has ended only lm-eval's record changes.
         if folder in ended:
             return name == EVALUATIONS
+        # A trial that still runs rewrites its curve and its predictions.
         return name in (CURVE, EVALUATIONS) or name.endswith(".parquet")
 
     def _push_all(self, paths: Iterable[Path]) -> None:
@@ -437,5 +448,6 @@ def _each(call: Callable[[T], None], items: Iterable[T]) -> list[T]:
         call(work[0])
     elif work:
         with ThreadPoolExecutor(TRANSFERS) as pool:
+            # `list` raises the first error; an iterator that nobody reads would hide it.
             list(pool.map(call, work))
     return work

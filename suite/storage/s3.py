@@ -29,7 +29,9 @@ CONNECTIONS = 16
 """More than a home's copy transfers at once."""
 LATER = ("RequestTimeout", "OperationAborted", "ConditionalRequestConflict", "TooManyRequests")
 """Codes below 500 by which a server asks to be asked again."""
+# As for boto3, the variable of the one service wins over that of all.
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+# A client depends on these: another value of one means another client.
 SETTINGS = (*ENDPOINTS, "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 
 
@@ -77,6 +79,8 @@ class S3Storage(Storage):
                 self._client.put_object(**self._at(key), Body=data, IfNoneMatch="*")
             except _failures() as error:
                 if _code(error) == "PreconditionFailed":
+                    # The bytes differ between writers, so equal ones come from our own put, whose
+                    # answer was lost.
                     return lost and self.read(key) == data
                 lost = lost or _is_transient(error)
                 raise
@@ -113,6 +117,7 @@ class S3Storage(Storage):
         return visible(found)
 
     def delete(self, prefix: str) -> None:
+        # The key itself too: listings leave out hidden ones, such as that of `check`.
         for key in {checked_key(prefix), *self.keys(prefix)}:
             at = self._at(key)
             self._do(functools.partial(self._client.delete_object, **at), key)
@@ -135,7 +140,7 @@ class S3Storage(Storage):
         return {"Bucket": self._bucket, "Key": self._name(checked_key(key))}
 
     def _name(self, key: str) -> str:
-        """The name in the bucket of a key, or of the root."""
+        """The name that a key has in the bucket; "" stands for the root."""
         parts = [self._prefix]
         if key:
             parts.append(checked_key(key))
@@ -156,6 +161,7 @@ class S3Storage(Storage):
 @functools.lru_cache(maxsize=4)
 def _client(process: int, settings: tuple[str, ...]) -> Any:
     """One set of connections for all storages of a process; a fork must not share its parent's."""
+    # boto3 is an extra. Homes on a disk do without it, so it is imported where it is used.
     from boto3.session import Session
     from botocore.config import Config
 
@@ -171,14 +177,14 @@ def _client(process: int, settings: tuple[str, ...]) -> Any:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What boto3 raises, and what the files on this side do."""
+    """The errors that boto3 raises, and those of the files on this side."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     return (BotoCoreError, ClientError, OSError)
 
 
 def _unanswered() -> tuple[type[Exception], ...]:
-    """Of these, what is raised where no answer came, or a part of one."""
+    """The errors that boto3 raises where no answer came, or only a part of one."""
     from botocore import exceptions
 
     return (
@@ -210,7 +216,7 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _explained(error: Exception, patience_s: float) -> str:
-    """What to do about it."""
+    """Say what went wrong, and what to do about it."""
     from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
 
     code = _code(error)

@@ -10,6 +10,7 @@ from suite.storage.base import PATIENCE_S, Storage
 from suite.storage.local import FileStorage
 from suite.storage.s3 import S3Storage
 
+# These are the names by which fsspec knows folders and buckets.
 FILE = ("file", "local")
 S3 = ("s3", "s3a")
 
@@ -27,6 +28,7 @@ def open_storage(
     protocol, found, rest = text.partition("://")
     if not found:
         return FileStorage(Path(text), patience_s=patience_s, clock=clock)
+    # Credentials stand before the first slash; an `@` further on belongs to a path.
     if "@" in rest.partition("/")[0]:
         raise StorageError(
             f"storage {protocol}://***: holds credentials; "
