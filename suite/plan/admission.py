@@ -1,4 +1,7 @@
-"""Trials of different sizes share a cluster: which may start now. No Ray here, only numbers."""
+"""Decide which trials may start now, where trials of different sizes share a cluster.
+
+This file works on numbers alone and does not use Ray.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ class Admission:
     Whatever fits may start, unless a larger trial that waits would have to wait longer for it.
     Larger trials are asked for first. Where one does not fit now, smaller ones get only the room
     that it will leave: the cluster less its own. So smaller trials may follow one another beside it
-    for ever, and yet it starts some time.
+    for ever, and the larger one still starts some time.
 
     Args:
-        capacity: Room in the cluster; None = for all.
+        capacity: Room in the cluster; None = there is room for all.
         live: Sizes of the trials that are handed out. One that the cluster cannot hold (any more)
             takes no room.
         held_for: Size of one of them that found no room; nothing smaller may start.
@@ -28,26 +31,33 @@ class Admission:
         self.capacity = capacity
         self.held_for = held_for
         self._live = list(live)
+        # A live trial that is too large for the cluster (a node has left it) holds no room that
+        # another one could have.
         self._placed = [size for size in self._live if not self._is_too_large(size)]
         self._waiting = 0
         # Answers by size: thousands of cells ask about a handful of sizes.
         self._answers: dict[int, bool] = {}
 
     def admits(self, workers: int) -> bool:
-        """Whether a trial of this size may start. Where nothing runs, any may: it waits for the
-        cluster to grow.
+        """Whether a trial of this size may start.
+
+        Where nothing runs, any trial may: it waits for the cluster to grow.
         """
         if workers not in self._answers:
             if not self._live:
                 self._answers[workers] = True
             else:
+                # A smaller trial would take the room that the held one waits for.
                 self._answers[workers] = workers >= self.held_for and self._fits(workers)
         return self._answers[workers]
 
     def wait(self, workers: int) -> None:
         """Take note of a trial that may not start yet, unless the cluster cannot hold it at all."""
+        # The largest one decides, as it leaves the least room beside it. One that never fits would
+        # hold the others back for ever.
         if self.capacity is not None and self._waiting < workers <= self.capacity.most:
             self._waiting = workers
+            # Smaller trials have less room from now on.
             self._answers.clear()
 
     def sort_key(self, workers: int) -> tuple[bool, int]:
@@ -61,6 +71,8 @@ class Admission:
         if self.capacity is None:
             return True
         if workers < self._waiting:
+            # Live trials of at least its size end before it starts. Only smaller ones can follow
+            # one another beside it without end.
             smaller = [size for size in self._placed if size < self._waiting]
             if not self.capacity.fits([*smaller, workers, self._waiting]):
                 return False

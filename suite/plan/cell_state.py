@@ -81,10 +81,13 @@ class PretrainState:
     def claim(self) -> bool:
         """Take the run for this process, unless it has ended or another sweep runs it."""
         if self._lock is None:
+            # filelock releases a lock when its object is collected, so the object is kept. By
+            # default its state is per thread, and a release in another thread would do nothing.
             path = self.folder.path.with_suffix(".lock")
             self._lock = FileLock(path, thread_local=False)
         self.folder.path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # No waiting: the driver has other cells to serve while another sweep runs this one.
             self._lock.acquire(timeout=0)
         except Timeout:
             return False
@@ -99,6 +102,7 @@ class PretrainState:
         """Take in how the run ended: with its result, or with the end of its retries."""
         self.result = self.folder.result()
         self.live = False
+        # A run that ends without a result file has used up its retries.
         self.given_up = self.result is None
         if self._lock is not None:
             self._lock.release()
@@ -112,7 +116,7 @@ class CellState:
     Attributes:
         pretrain: The run that must end before the cell begins; where it fails, the cell fails.
         contest: The architectures of which one is confirmed, this cell's among them; None where
-            there is one.
+            there is only one architecture.
         search: Search trials by number.
         confirm: Confirm runs by learning rate and seed.
         live: Hashes of the trials that this process has handed out.
@@ -136,12 +140,15 @@ class CellState:
             self.search[spec.number] = trial
             self._study = None  # it is decided anew when it is asked for
         else:
+            # The rate is part of the key: a study that goes on may choose another one, and the runs
+            # at the old rate stay.
             self.confirm[spec.learning_rate, spec.seed] = trial
 
     @property
     def study(self) -> Study:
         """How far the study is: its range and budget, extensions included, and whether it ended."""
         if self._study is None:
+            # Trials end in any order, and `decide` expects the order of their numbers.
             in_order = [self.search[number] for number in sorted(self.search)]
             handed_out = Cell(self.cell.arm, self.cell.task.name, search=in_order)
             self._study = decide(handed_out, self.cell.learning_rate, self.plan.config.search)
@@ -207,13 +214,14 @@ class CellState:
         return [self.confirm[key] for key in sorted(self.confirm) if key[0] == rate]
 
     def as_cell(self) -> Cell:
-        """Its trials that count: the search, and all confirm runs of the sweep's seeds."""
+        """The cell with the trials that count: the search, and all confirm runs of the seeds."""
         confirm = sorted(self.confirm.values(), key=lambda trial: trial.spec.seed)
         return Cell(self.cell.arm, self.cell.task.name, search=self.searched, confirm=confirm)
 
     @property
     def status(self) -> CellStatus:
         """The word for where the cell stands."""
+        # This comes first: without the weights the search never begins.
         if self.pretrain is not None and self.pretrain.failed:
             return CellStatus.FAILED
         if not self.search_done:
@@ -222,9 +230,11 @@ class CellState:
             return CellStatus.WAITING
         if not self.chosen:
             return CellStatus.NOT_CHOSEN
+        # The study is over and no trial has a score, so there is no rate to confirm.
         if self.best() is None:
             return CellStatus.FAILED
         confirmed = self.confirmed
+        # While runs are left the cell is partial, even where one that ended has failed.
         if len(confirmed) < len(self.plan.config.confirm.seeds):
             return CellStatus.PARTIAL
         for trial in confirmed:
@@ -235,6 +245,7 @@ class CellState:
     def handed_out(self) -> TrialSpec | None:
         """A trial that an earlier driver handed out and nobody is running."""
         for trial in self.trials:
+            # A live trial is being run, and one that is given up would only fail again.
             held = trial.spec.hash in self.live or trial.spec.hash in self.given_up
             if trial.result is None and not held:
                 return trial.spec
@@ -244,6 +255,7 @@ class CellState:
         """The next trial to hand out, or None when the cell has none (for now)."""
         if not self._may_go_on:
             return None
+        # A trial on disk comes before a new one: a later driver takes up what an earlier one left.
         return self.handed_out() or self._next_search() or self._next_confirm()
 
     @property
@@ -251,6 +263,7 @@ class CellState:
         """Whether `next_spec` has a trial; asked where there is no room to hand one out."""
         if not self._may_go_on:
             return False
+        # This asks for the number alone, because a proposal by the sampler costs time.
         if self.handed_out() is not None or self._open_number() is not None:
             return True
         return self._next_confirm() is not None
@@ -266,6 +279,7 @@ class CellState:
         """Number of the next search trial."""
         if self.study.ended is not None:
             return None
+        # The first gap, not the count: trials of another definition are left out of `search`.
         for number in range(self.study.budget):
             if number not in self.search:
                 return number
@@ -281,6 +295,7 @@ class CellState:
         running = []
         for n, trial in self.search.items():
             if trial.result is None:
+                # The sampler must know these too, or it proposes the same rate again.
                 running.append((n, trial.spec.learning_rate))
             else:
                 finished.append((n, trial.spec.learning_rate, trial.feedback))
@@ -303,6 +318,7 @@ class CellState:
         if best is None or not self.search_done or not self.chosen:
             return None
         learning_rate = best.spec.learning_rate
+        # The sweep's order of seeds, so that every cell begins with the same ones.
         for seed in self.plan.config.confirm.seeds:
             if (learning_rate, seed) not in self.confirm:
                 return self.plan.confirm_spec(self.cell, learning_rate, seed)
@@ -329,7 +345,7 @@ def read_states(plan: Plan, home: Home, *, outcomes: bool = False) -> dict[str, 
     Args:
         plan: The sweep.
         home: Where its trials are.
-        outcomes: Whether only that of each result is kept on which other trials depend.
+        outcomes: Whether to keep of each result only what other trials depend on.
     """
     found = read_cells(home, plan.config.name)
     return make_states(plan, home, plan.cells, found, outcomes=outcomes)
@@ -354,17 +370,22 @@ def make_states(
     pretrains = read_pretrains(plan, home)
     states: dict[str, CellState] = {}
     for cell in cells:
+        # An arm without a pretrain run has no hash, and nothing has the key "".
         state = CellState(plan, cell, pretrains.get(cell.arm.pretrain or ""))
         states[cell.key] = state
         trials = found.get(cell.key)
         if trials is None:
             continue
         for trial in (*trials.search, *trials.confirm):
+            # Such a folder stays on disk: it belongs to a larger budget or an earlier definition.
             if not plan.includes(cell, trial):
                 continue
+            # A driver remembers every trial for as long as it runs, so it keeps the outcome alone.
             state.add(trial.outcome() if outcomes else trial)
+            # A trial that ended needs no retry, however often its machine failed before.
             if trial.result is None and is_given_up(trial.folder, retries=retries):
                 state.given_up.add(trial.spec.hash)
+    # A contest needs the states of all its cells, so this comes last.
     for contest in contests(states.values()).values():
         for member in contest.cells:
             states[member.cell.key].contest = contest

@@ -59,6 +59,8 @@ def quality(cells: Iterable[Studied]) -> tuple[int, float]:
             utilities.append(best.utility)
     if not utilities:
         return 0, 0.0
+    # The count comes first: a choice that fails on a hard task must not win by its mean over the
+    # easy ones.
     return len(utilities), fmean(utilities)
 
 

@@ -26,6 +26,8 @@ from suite.record.folder import Home
 from suite.record.spec import TrialSpec
 from suite.storage.lease import Lease, held_lease
 
+# None of these changes what a trial is. Of `resources` the number of workers does, which
+# `_worker_changes` compares by itself.
 FREE = (
     "description",
     "reference",
@@ -79,7 +81,12 @@ def read_plan(home: Home, sweep: str) -> Plan:
 
 
 def known_plan(home: Home, sweep: str) -> Plan | None:
-    """As `read_plan`, None where the sweep has not been run here."""
+    """The plan of a sweep as `read_plan` gives it, or None where the sweep has not been run here.
+
+    Raises:
+        ConfigError: Another version wrote the definition.
+    """
+    # Both files or nothing: a crash between writing them leaves the cells alone.
     config_path, cells_path = home.sweep_definition(sweep), _cells_path(home, sweep)
     if not config_path.exists() or not cells_path.exists():
         return None
@@ -100,6 +107,7 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
 
 def sweeps(home: Home) -> list[str]:
     """Names of all sweeps in a home."""
+    # The files beside a definition end in .cells, .lock and .driver, so this finds none of them.
     return sorted(path.stem for path in home.sweep_definition("x").parent.glob("*.json"))
 
 
@@ -107,7 +115,7 @@ def check_definition(plan: Plan, home: Home) -> None:
     """Compare a plan with what the home holds under its name.
 
     Raises:
-        SweepConflictError: It is another sweep; says what changed and how to go on.
+        SweepConflictError: It is another sweep. The message says what changed and how to go on.
     """
     known = known_plan(home, plan.config.name)
     changes = _changes(known, plan) if known is not None else []
@@ -134,19 +142,24 @@ def store_definition(plan: Plan, home: Home) -> None:
         for c in plan.cells
     ]
     stored = StoredCells(world_size=plan.world_size, cells=cells, pretrains=list(plan.pretrains))
+    # The definition comes last. A sweep is known by this file, so a crash before it leaves no half
+    # of a sweep.
     write_json(_cells_path(home, plan.config.name), stored.model_dump(mode="json"))
     write_json(home.sweep_definition(plan.config.name), plan.config.model_dump(mode="json"))
 
 
 @contextlib.contextmanager
 def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterator[Lease]:
-    """Hold the sweep for this process: its lease decides; the lock says on this machine, without
-    waiting, that somebody holds it.
+    """Hold a sweep for this process.
+
+    The sweep's lease decides who holds it. The lock on this machine says at once whether somebody
+    here does.
 
     Args:
         home: Where the sweep lives.
         sweep: Its name.
-        storage: URL below which the home is mirrored: there its lease lies then, else in the home.
+        storage: URL below which the home is mirrored. The lease lies there if one is given, else in
+            the home.
 
     Raises:
         SweepConflictError: Another process holds it.
@@ -164,17 +177,20 @@ def only_driver(home: Home, sweep: str, *, storage: str | None = None) -> Iterat
         _check_same_root(home, sweep, root)
     try:
         with held_lease(root, sweep) as lease:
+            # This is for messages alone: it says who runs the sweep and where the lease lies.
             write_json(
                 _owner_path(home, sweep),
                 {"pid": os.getpid(), "host": socket.gethostname(), "lease": str(root)},
             )
             yield lease
     finally:
+        # This does nothing where the lock was not acquired.
         lock.release()
 
 
 def _check_same_root(home: Home, sweep: str, root: str | Path) -> None:
     owner = _owner(home, sweep)
+    # Without an owner's file nothing is known here, and the lease decides.
     if owner.get("lease", str(root)) != str(root):
         raise SweepConflictError(
             f"{home.path}: sweep {sweep!r} is being run by process {owner.get('pid')} with its "
@@ -191,6 +207,7 @@ def lease_root(home: Home, storage: str | None) -> str | Path:
 def driver_pid(home: Home, sweep: str) -> int | None:
     """Process id of the sweep's live driver, or None."""
     path = _lock_path(home, sweep)
+    # To ask for the lock would create its file in a home that is only read.
     if not path.exists():
         return None
     try:
@@ -215,17 +232,19 @@ def _owner_path(home: Home, sweep: str) -> Path:
 def _owner(home: Home, sweep: str) -> dict[str, Any]:
     try:
         owner = json.loads(_owner_path(home, sweep).read_bytes())
+    # The file serves messages alone, so one that cannot be read is as good as none.
     except (FileNotFoundError, ValueError):
         return {}
     return owner if isinstance(owner, dict) else {}
 
 
 def _changes(old: Plan, new: Plan) -> list[str]:
-    """One line per key that may not change and did: `key: old -> new`."""
+    """Give one line for every key that may not change and did: `key: old -> new`."""
     before = old.config.model_dump(mode="json")
     after = new.config.model_dump(mode="json")
     lines = _scalar_changes(before, after)
     for axis in AXES:
+        # In canonical form, because the order of an entry's keys says nothing.
         stay = {canonical_json(entry) for entry in after[axis]}
         for entry in before[axis]:
             if canonical_json(entry) not in stay:
@@ -234,6 +253,7 @@ def _changes(old: Plan, new: Plan) -> list[str]:
     cells = {cell.key: cell for cell in new.cells}
     for was in old.cells:
         now = cells.get(was.key)
+        # An axis entry that is gone has its line already.
         if now is None:
             continue
         for line in _model_changes(was.task, now.task):
@@ -243,6 +263,7 @@ def _changes(old: Plan, new: Plan) -> list[str]:
     runs = {run.arm.key: run for run in new.pretrains}
     for earlier in old.pretrains:
         run = runs.get(earlier.arm.key)
+        # What this arm depends on has changed, and that has its line above.
         if run is None:
             continue
         for line in _model_changes(earlier.task, run.task):
@@ -252,8 +273,9 @@ def _changes(old: Plan, new: Plan) -> list[str]:
 
 
 def _worker_changes(old: Plan, new: Plan) -> list[str]:
-    """Where cells of both plans would run with another number of workers than before."""
+    """Give one line for every cell of both plans whose number of workers has changed."""
     now = {cell.key: cell for cell in new.cells}
+    # The names of both: a backbone may have lost its own number, or have got one.
     by_name = old.config.resources.workers_by_backbone | new.config.resources.workers_by_backbone
     changed = []
     for cell in old.cells:
@@ -285,13 +307,15 @@ def _scalar_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 
 def _is_free(key: str) -> bool:
+    # The axes are compared entry by entry in `_changes`.
     return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *AXES))
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings by dotted key; an empty mapping is a leaf."""
+    """The leaves of nested mappings by dotted key; an empty mapping is a leaf."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
+        # An empty mapping has no leaves of its own, yet it differs from an absent one.
         if isinstance(item, Mapping) and item:
             flat.update(_flat(item, f"{prefix}{key}."))
         else:
@@ -300,6 +324,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _show(flat: Mapping[str, Any], key: str) -> str:
+    # A key that comes or goes is a change too, and null is another value than none.
     if key not in flat:
         return "absent"
     return json.dumps(flat[key])

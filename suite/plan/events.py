@@ -40,10 +40,10 @@ class Outcome:
 
 
 class Listener:
-    """Base with methods that do nothing; what one raises is logged and stops nothing."""
+    """A listener whose methods do nothing; an error of a listener is logged and stops nothing."""
 
     def on_start(self, plan: Plan, cells: Mapping[str, CellState]) -> None:
-        """Before the first trial; `cells` is live state, by key, in the plan's order."""
+        """The sweep begins; `cells` is live state, by key, in the plan's order."""
 
     def on_trial_start(self, spec: TrialSpec) -> None:
         """A trial's workers begin (once per trial, not again for a retry)."""
@@ -58,17 +58,16 @@ class Listener:
         """A trial's machine failed; it will be taken up again from its last committed epoch."""
 
     def on_end(self, outcome: Outcome) -> None:
-        """After the last trial, or after an interrupt."""
+        """The sweep has ended, after its last trial or an interrupt."""
 
 
 @dataclass(slots=True)
 class Listeners(Listener):
-    """Several as one."""
+    """Several listeners as one."""
 
     members: Sequence[Listener] = field(default_factory=tuple)
-    muted: Callable[[], bool] = lambda: (
-        False
-    )  # nothing is told any more: what happens is another driver's to tell
+    # Says whether this driver has lost the sweep: what happens then is another driver's to tell.
+    muted: Callable[[], bool] = lambda: False
 
     def on_start(self, plan: Plan, cells: Mapping[str, CellState]) -> None:
         self._tell("on_start", plan, cells)
@@ -89,6 +88,7 @@ class Listeners(Listener):
         self._tell("on_end", outcome)
 
     def _tell(self, event: str, *args: object) -> None:
+        # A listener shows or copies what happened. Its error must not end the sweep.
         for member in () if self.muted() else self.members:
             try:
                 getattr(member, event)(*args)

@@ -24,7 +24,7 @@ def as_trials(
     running: Sequence[Running] = (),
     costs: Mapping[int, float] | None = None,
 ) -> list[tuple[int, FrozenTrial]]:
-    """(number, trial) in number order. A trial without a score counts as the worst one seen.
+    """Pairs of number and trial in number order; one without a score counts as the worst seen.
 
     Args:
         searched: The range. It grows if trials lie outside it, because it was wider before.
@@ -34,7 +34,9 @@ def as_trials(
     """
     tried = [learning_rate for _, learning_rate, _ in finished]
     tried += [learning_rate for _, learning_rate in running]
+    # One distribution for all trials: Optuna refuses a value outside its trial's own.
     distributions: dict[str, BaseDistribution] = {NAME: distribution_of(searched, tried)}
+    # Samplers pass over failed trials, so a diverged one would be proposed again and again.
     worst = min(score for _, _, score in finished if score is not None)
     trials = []
     for number, learning_rate, score in finished:
@@ -56,11 +58,12 @@ def as_trials(
             distributions=distributions,
         )
         trials.append((number, live))
+    # Proposals depend on the order of the trials, so it must not depend on which ended first.
     return sorted(trials, key=lambda pair: pair[0])
 
 
 def distribution_of(searched: LearningRateRange, tried: Sequence[float]) -> FloatDistribution:
-    """The range as Optuna's, made to hold everything that was tried."""
+    """The range in Optuna's form, wide enough to hold everything that was tried."""
     low = min([searched.low, *tried])
     high = max([searched.high, *tried])
     return FloatDistribution(low, high, log=True)
@@ -69,6 +72,7 @@ def distribution_of(searched: LearningRateRange, tried: Sequence[float]) -> Floa
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep Optuna from reporting every new study and every experimental class."""
+    # This holds for the whole process, unlike the filters below.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

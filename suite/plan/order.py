@@ -1,10 +1,10 @@
-"""Which cell is asked first for the next trial, so that slots stay busy to the end.
+"""Decide which cell is asked first for the next trial, so that slots stay busy to the end.
 
 The trials of a cell follow one another, so a sweep lasts as long as its longest chain of them. A
-cell is urgent whose chain is as long as what is left for a slot on average: if it waits, it will
-still be going when the others have ended, and then, with slots to spare, its search would run side
-by side. (Ours; among chains on equal machines the longest first is optimal: Hu, 1961.) What a
-question costs does not grow with what is done.
+cell is urgent if its chain is as long as what is left for a slot on average. If such a cell waits,
+it will still be going when the others have ended, and then, with slots to spare, its search would
+run side by side. (The rule is ours; among chains on equal machines the longest first is optimal:
+Hu, 1961.) The cost of a question does not grow with what is done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from suite.plan.cell_state import CellState
 
 SPARE_ROUNDS = 1.0
-"""A chain counts as urgent so many trials early, because trials take different times."""
+"""By how many trials early a chain counts as urgent, because trials take different times."""
 
 
 class CellOrder:
@@ -42,8 +42,8 @@ class CellOrder:
     ) -> tuple[list[CellState], list[CellState]]:
         """Cells without a live trial, then those with one, in the order to ask them.
 
-        Of the first: urgent ones, the longest chain first; the warm one; begun ones; fresh ones;
-            all in the plan's order.
+        The first list has urgent cells, the longest chain first, then the warm one, begun ones and
+        fresh ones, otherwise in the plan's order.
 
         Args:
             last: Cell of the trial that ended last: its engine is warm.
@@ -65,30 +65,33 @@ class CellOrder:
                 begun.append(state)
             else:
                 fresh.append(state)
+        # The fewer trials a study has under way, the more its next proposal knows.
         busy.sort(key=lambda state: len(state.live))
         warm = [idle[last]] if last in idle else []
+        # A cell may stand there twice, which is harmless: the caller takes the first trial it gets.
         return [*self._urgent(idle, last, live, slots), *warm, *begun, *fresh], busy
 
     def has_no_trial(self, state: CellState) -> None:
-        """The cell was asked in vain."""
+        """Note that the cell was asked in vain."""
         # A cell that waits for its pretrain run is asked again: another sweep of the home may end
         # that run.
         if state.pretrain is None or state.pretrain.ready:
             self._without_trial.add(state.cell.key)
 
     def handed_out(self, state: CellState) -> None:
-        """A trial of the cell begins."""
+        """Note that a trial of the cell begins."""
         self._chains[state.cell.key] = _chain(state)
 
     def ended(self, state: CellState) -> None:
-        """A trial of the cell has ended, so the cell may be over, or have another one.
+        """Note that a trial of the cell has ended: the cell may be over, or have another trial.
 
-        So may all cells of its contest, if the trial has decided that.
+        The same holds for all cells of its contest, if the trial has decided it.
         """
         members = [state.cell.key]
         if state.contest is not None and state.contest.winner() is not None:
             members = [member.cell.key for member in state.contest.cells]
         for key in members:
+            # What was in vain before this end need not be so now.
             self._without_trial.discard(key)
             if self.states[key].status.is_over:
                 self._open.pop(key, None)
@@ -105,6 +108,7 @@ class CellOrder:
         # A live trial is half done on average.
         rounds = (sum(self._chains.values()) + live / 2) / slots
         urgent = [key for key in idle if self._chains[key] >= rounds - SPARE_ROUNDS]
+        # False sorts before True: of equally long chains the warm cell comes first.
         urgent.sort(key=lambda key: (-self._chains[key], key != last))
         return [idle[key] for key in urgent]
 

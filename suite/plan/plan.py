@@ -1,4 +1,4 @@
-"""From a sweep to its cells and their trials; what a person got wrong is found here."""
+"""Turn a sweep into its cells and their trials, and find what a person got wrong in it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class PlannedCell:
     """One arm on one task, and the range its learning rate is searched in.
 
     Attributes:
-        contest: Names the architectures that one of will be confirmed; None where the architecture
-            is settled.
-        choice: Which of them this is, 0 for the search space's first.
+        contest: Name of the group of architectures of which one will be confirmed; None where the
+            architecture is settled.
+        choice: Place of this architecture in the group, 0 for the search space's first.
     """
 
     arm: Arm
@@ -98,14 +98,15 @@ class Plan:
     def includes(self, cell: PlannedCell, trial: Trial) -> bool:
         """Whether a trial found on disk is one that this plan asks for.
 
-        Not of the plan: trials beyond a budget that was lowered (every arm gets the same), however
-            often it is extended,
-        of a task file that was edited since, of another number of workers. Confirm runs at a
-        learning rate that is no longer the best are recognised by `CellState`, which knows the
-        best.
+        The plan does not ask for trials beyond a lowered budget, however often it is extended
+        (every arm gets the same budget), nor for those of a task file that was edited since, or of
+        another number of workers. `CellState` knows the best learning rate, and recognises confirm
+        runs at a rate that no longer is.
         """
         spec = trial.spec
         if spec.phase is Phase.SEARCH:
+            # This counts every extension that the guard may add: how many it did add only the study
+            # knows.
             most = self.config.search.most_trials(cell.learning_rate)
             return spec.number < most and spec == self.search_spec(
                 cell, spec.number, spec.learning_rate
@@ -140,7 +141,7 @@ class Plan:
 
 
 def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None) -> Plan:
-    """The cells of a sweep, each checked.
+    """Make the cells of a sweep and check each of them.
 
     Args:
         config: The sweep.
@@ -154,9 +155,11 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
         IncompatibleError: A method that does not work on a backbone's family.
     """
     world_size = world_size or config.resources.workers or DEFAULT_CPU_WORKERS
+    # The cheap checks come first. Building every arm takes longest and comes last.
     for workers in {_workers(config, choice.name, world_size) for choice in config.backbones}:
         _check_batch(config.training, workers, where=f"{where}: training")
     tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]
+    # These come before the arms, each of which names its run by hash.
     pretrains = _pretrains(config, world_size, where=where)
     cells = []
     for arm, learning_rate, contest, choice in _arms(config, pretrains, where=where):
@@ -175,9 +178,9 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
 def _arms(
     config: SweepConfig, pretrains: Mapping[tuple[int, int], TrialSpec], *, where: str
 ) -> Iterator[tuple[Arm, LearningRateRange, str | None, int]]:
-    """Every arm with its range, the name of its contest and its place there.
+    """Every arm with its range, the name of its contest and its place in that.
 
-    Where one architecture is left there is no contest, and the place is 0.
+    Where only one architecture is left there is no contest, and the place is 0.
     """
     choices = [_method(choice, config, where=where) for choice in config.methods]
     for b, backbone in enumerate(config.backbones):
@@ -193,6 +196,7 @@ def _arms(
                         pretrain=None if pretrain is None else pretrain.hash,
                     )
                     if config.architectures == "search" and len(architectures) > 1:
+                        # All that the architectures of a contest share, and no two contests.
                         names = arm.model_dump(mode="json", exclude={"architecture"})
                         yield arm, learning_rate, short_hash(names), place
                     else:
@@ -205,6 +209,7 @@ def _pretrains(
     """The pretrain runs by the places of backbone and attention in the sweep."""
     if config.pretrain is None:
         return {}
+    # These load torch, which reading a stored plan does without.
     from suite.backbones.loading import resolve
     from suite.plan.pretraining import pretrain_run
 
@@ -230,7 +235,7 @@ def _pretrains(
 
 
 def _check_pretrains(pretrains: Mapping[tuple[int, int], TrialSpec], *, where: str) -> None:
-    """Objective and arm of every pretrain run, without weights and without data."""
+    """Check objective and arm of every pretrain run, without weights and without data."""
     from suite.petl.arm import check_arm
 
     for spec in pretrains.values():
@@ -251,7 +256,10 @@ def _check_pretrains(pretrains: Mapping[tuple[int, int], TrialSpec], *, where: s
 def pretrain_objective(
     spec: TrialSpec, *, cache: Path | None = None, data_root: Path | None = None
 ) -> tuple[ResolvedBackbone, Objective]:
-    """What a pretrain run trains, and on what; `cache` and `data_root` as in `objectives`."""
+    """The backbone that a pretrain run trains, and its objective.
+
+    `cache` and `data_root` mean the same as in `objectives`.
+    """
     from suite.backbones.loading import load_tokenizer, resolve
     from suite.data.make_objective import make_objective
     from suite.data.trained_tokenizer import open_backbone
@@ -262,6 +270,7 @@ def pretrain_objective(
         if cache is None
         else open_backbone(choice, data_root=data_root, cache=cache)
     )
+    # Without a cache no tokenizer is trained, and bytes stand in for it.
     tokenizer = load_tokenizer(resolved, draft=cache is None)
     kind, training = resolved.family.kind, spec.training
     return resolved, make_objective(
@@ -276,8 +285,9 @@ def pretrain_objective(
 def _method(
     choice: MethodChoice, config: SweepConfig, *, where: str
 ) -> tuple[str, list[dict[str, Any]], LearningRateRange]:
-    """A method's own name, its architectures complete with defaults, and its learning-rate range:
-    the sweep's, else its search space's.
+    """A method's own name, its architectures with all defaults, and its learning-rate range.
+
+    The range is the sweep's if it has one, else that of the method's search space.
     """
     from suite.petl import get_method
     from suite.petl.arm import full_architecture
@@ -286,6 +296,7 @@ def _method(
     name = get_method(choice.name, where=place).name
     given = [choice.architecture] if choice.architecture is not None else []
     learning_rate = choice.learning_rate
+    # The search space fills in what the sweep leaves open.
     if not given or learning_rate is None:
         space = load_space(name, where=place)
         given, learning_rate = given or space.architectures, learning_rate or space.learning_rate
@@ -303,7 +314,7 @@ def objectives(
     cache: Path | None = None,
     data_root: Path | None = None,
 ) -> Iterator[tuple[ResolvedBackbone, Objective]]:
-    """Every task put to every backbone of a sweep, checked: backbones outside, tasks inside.
+    """Put every task of a sweep to every backbone and check it; all tasks of a backbone together.
 
     Args:
         where: The sweep's file, for errors.
@@ -315,10 +326,12 @@ def objectives(
         BackboneError: A backbone or its tokenizer cannot be found or read.
         IncompatibleError: A task that this kind of backbone cannot answer.
     """
+    # These load torch, as in `_pretrains`.
     from suite.backbones.loading import load_tokenizer, resolve
     from suite.data.make_objective import make_objective
     from suite.data.trained_tokenizer import open_backbone
 
+    # An iterator would be used up after the first backbone.
     tasks = list(tasks)
     for choice in config.backbones:
         place = f"{where}: backbones"
@@ -341,6 +354,7 @@ def objectives(
 
 def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str) -> None:
     """Build every arm without weights, to find what does not go together."""
+    # This loads torch, as in `_pretrains`.
     from suite.petl.arm import check_arm
 
     tasks = {cell.task.name: cell.task for cell in cells}
@@ -362,6 +376,7 @@ def _placed(place: str) -> Iterator[None]:
     """Say where in the sweep an error belongs."""
     try:
         yield
+    # This error keeps its type, while every other one becomes a mistake in the sweep's file.
     except IncompatibleError as error:
         raise IncompatibleError(f"{place}: {error}") from None
     except SuiteError as error:
@@ -374,10 +389,13 @@ def _workers(config: SweepConfig, backbone: str, world_size: int) -> int:
 
 def _check_batch(training: TrainingConfig, world_size: int, *, where: str) -> None:
     micro = training.micro_batch_size
+    # A batch is workers x micro batch x a whole number of accumulation steps.
     unit = world_size * (micro or 1)
     if training.batch_size % unit == 0:
         return
+    # The nearest batch that divides, never zero.
     near = unit * max(1, round(training.batch_size / unit))
+    # `where` ends in the section's key: `training` or `pretrain`.
     key = where.rpartition(": ")[2]
     parts = f"{world_size} workers"
     others = "resources.workers"

@@ -15,6 +15,7 @@ from suite.record.spec import Phase, TrialSpec
 if TYPE_CHECKING:
     from suite.backbones.loading import ResolvedBackbone
 
+# All sweeps of a home share a pretrain run, so it bears no sweep's name.
 OF_NO_SWEEP = "pretrained"
 ENGINE = (
     "precision",
@@ -26,7 +27,7 @@ ENGINE = (
     "pad_to_multiple",
     "threads_per_worker",
 )
-"""What a pretrain run takes over from the sweep's `training`; all else is its own."""
+"""Settings that a pretrain run takes over from the sweep's `training`; all others are its own."""
 
 
 def pretrain_run(
@@ -57,6 +58,7 @@ def pretrain_run(
 
     variant = variants.get(attention.name, where=f"{where}: attention")
     scratch = variant.configure(attention.options).start == "scratch"
+    # This variant starts from the checkpoint's weights and needs no run.
     if not scratch and stage.attention == "scratch":
         return None
     uptrained = not scratch and stage.fraction is not None
@@ -100,6 +102,7 @@ def _task(
 
 
 def _training(stage: PretrainConfig, engine: TrainingConfig, steps: int) -> TrainingConfig:
+    # An epoch of this run is the stretch between two checkpoints, so it resumes like a trial.
     every = min(stage.checkpoint_every_steps, steps)
     shared = stage.model_dump(
         include=set(TrainingConfig.model_fields) & set(PretrainConfig.model_fields)
@@ -109,5 +112,6 @@ def _training(stage: PretrainConfig, engine: TrainingConfig, steps: int) -> Trai
         **shared,
         epochs=steps // every,
         epoch_steps=every,
+        # The number of steps is the budget, so nothing ends the run early.
         patience=None,
     )

@@ -1,4 +1,4 @@
-"""The next learning rate of a study, as a pure function of what was tried.
+"""Propose the next learning rate of a study, as a pure function of what was tried.
 
 The sampler is made anew at every call from (seed, study, trial number), so that a killed and
 resumed sweep proposes what an uninterrupted one would have.
@@ -26,8 +26,9 @@ MAX_REDRAWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The part of a range that an extension added, from `low` to `high`, at its `end`; `first` is
-    the first trial after it.
+    """The part of a range that an extension added, from `low` to `high`, at its `end`.
+
+    `first` is the number of the first trial after the extension.
     """
 
     first: int
@@ -54,7 +55,7 @@ def propose(
     opened: Opened | None = None,
     costs: Mapping[int, float] | None = None,
 ) -> float:
-    """A learning rate for trial `number` of a study, rounded to four digits.
+    """Propose a learning rate for trial `number` of a study, rounded to four digits.
 
     The first `startup_trials` are a scrambled Sobol sequence on the log scale; the sampler follows.
     A trial without a score (diverged, out of memory, failed) counts as the worst score seen, so
@@ -68,18 +69,20 @@ def propose(
         lr_range: Closed range, log scale.
         sampler: "grid" halves the range again and again, so that a larger budget refines the grid
             of a smaller one; after an extension it goes through the new part in the same way.
-        seed: Of the sweep's search.
+        seed: Seed of the sweep's search.
         startup_trials: Quasi-random trials at the start.
         finished: (number, learning rate, score or None); a higher score is better
             (`Trial.feedback`).
         running: (number, learning rate) of trials without a result yet.
-        number: Of the trial to propose.
+        number: Number of the trial that needs a learning rate.
         opened: What the last extension added to the range.
         costs: With two objectives the second one's value by trial number; less is better. None =
             the score alone.
     """
     tried = {lr for _, lr, _ in finished} | {lr for _, lr in running}
     has_score = any(score is not None for _, _, score in finished)
+    # The new part of the range has no trial yet, so its middle is tried before the sampler is
+    # asked.
     if opened is not None and (number == opened.first or sampler == "grid"):
         value = _clip(opened.at(_outward(number - opened.first)), lr_range)
         if value not in tried:
@@ -88,6 +91,8 @@ def propose(
         return _clip(_at(lr_range, _dyadic(number)), lr_range)
     if number >= startup_trials and has_score:
         sampled = _sample(study_key, lr_range, sampler, seed, finished, running, number, costs)
+        # Earlier trials may have widened the range that the sampler sees; the proposal stays in the
+        # range of the study.
         value = _clip(sampled, lr_range)
         if value not in tried:
             return value
@@ -102,7 +107,7 @@ def _at(lr_range: LearningRateRange, fraction: float) -> float:
 
 
 def _clip(value: float, lr_range: LearningRateRange) -> float:
-    """Four digits: readable in tables, and the same on machines whose last bits differ."""
+    """Round to four digits: readable in tables, and equal on machines whose last bits differ."""
     rounded = float(f"{value:.4g}")
     return max(lr_range.low, min(rounded, lr_range.high))
 
@@ -111,6 +116,7 @@ def _quasi_random(
     study_key: str, lr_range: LearningRateRange, seed: int, number: int, tried: set[float]
 ) -> float:
     """Point `number` of the study's Sobol sequence, or a later one where that was tried."""
+    # The seed is the study's own, so cells do not all start with the same rates.
     sequence = qmc.Sobol(d=1, scramble=True, rng=derive_seed(seed, study_key, "startup"))
     if number:
         sequence.fast_forward(number)
@@ -124,15 +130,17 @@ def _quasi_random(
 
 
 def _dyadic(number: int) -> float:
-    """0, 1, 1/2, 1/4, 3/4, 1/8, ...: after 2^k + 1 points an even grid with both ends."""
+    """Point of 0, 1, 1/2, 1/4, 3/4, 1/8, ...: 2^k + 1 of them are an even grid with both ends."""
     if number < 2:
         return float(number)
+    # Level n has 2^(n - 1) points: the odd multiples of 1/2^n.
     level = (number - 1).bit_length()
     return float((2 * (number - 1 - 2 ** (level - 1)) + 1) / 2**level)
 
 
 def _outward(step: int) -> float:
-    """1/2, 1, 1/4, 3/4, 1/8, ...: the points of `_dyadic` without the old end, the middle first."""
+    """Point of 1/2, 1, 1/4, 3/4, 1/8, ...: `_dyadic` without the old end, and the middle first."""
+    # The old end was tried by the study, so this leaves out 0 and takes 1/2 before 1.
     return _dyadic((2, 1)[step] if step < 2 else step + 1)
 
 
@@ -151,6 +159,7 @@ def _sample(
         lr_range, [lr for _, lr, _ in finished] + [lr for _, lr in running]
     )
     with quiet():
+        # Score and cost, in the order of the values in `as_trials`.
         directions = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][: 1 if costs is None else 2]
         study = optuna.create_study(
             directions=directions, sampler=_sampler(sampler, derive_seed(seed, study_key, number))
@@ -160,8 +169,11 @@ def _sample(
 
 
 def _sampler(name: Sampler, seed: int) -> BaseSampler:
+    # The Sobol sequence has done the start, so neither sampler draws one of its own. Scores are
+    # noisy, so the Gaussian process must not run through each of them.
     if name == "gp":
         return GPSampler(seed=seed, n_startup_trials=0, deterministic_objective=False)
     if name == "tpe":
+        # A running trial counts as a bad one, so that its rate is not proposed again.
         return TPESampler(seed=seed, n_startup_trials=0, constant_liar=True)
     return RandomSampler(seed=seed)

@@ -1,5 +1,6 @@
-"""Which search trials are ended between two epochs, by Optuna's pruners: a pure function of the
-study's training curves.
+"""Decide by Optuna's pruners which search trials end between two epochs.
+
+The decision is a pure function of the study's training curves.
 
 asha: successive halving, Li et al., arXiv 1810.05934, with rungs at 1, 4, 16, ... epochs of which
     the best quarter goes on.
@@ -28,7 +29,7 @@ PrunerName = Literal["asha", "median"]
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What a sweep prunes by; `startup_trials` completed trials come before the median is asked."""
+    """How a sweep prunes; the median is asked after `startup_trials` completed trials."""
 
     pruner: PrunerName
     startup_trials: int
@@ -37,11 +38,11 @@ class Pruning:
 def is_weak(
     spec: TrialSpec, epochs: int, peers: Sequence[str], home: Home, pruning: Pruning
 ) -> bool:
-    """Whether a search trial ends after so many epochs.
+    """Whether a search trial ends after the epochs that it has committed.
 
     Args:
         spec: The trial.
-        epochs: That it has committed.
+        epochs: Number of epochs that it has committed.
         peers: Hashes of the study's earlier trials, in number order.
         home: Where their curves are.
     """
@@ -65,9 +66,11 @@ def _weak_by_median(
 ) -> bool:
     study = optuna.create_study(direction="maximize")
     for curve in completed:
+        # A folder may have a result and no curve, of which there is no best epoch.
         if curve:
             trial = create_trial(value=max(curve.values()), intermediate_values=dict(curve))
             study.add_trial(trial)
+    # Without a completed trial there is no median.
     return _ask(MedianPruner(n_startup_trials=max(1, startup_trials)), study, own)
 
 
@@ -76,6 +79,7 @@ def _weak_by_halving(curves: Sequence[Mapping[int, float]]) -> bool:
     study = optuna.create_study(direction="maximize")
     weak = False
     for curve in curves:
+        # A new pruner each time is enough: Optuna keeps the rungs in the trials.
         weak = _ask(SuccessiveHalvingPruner(min_resource=1, reduction_factor=4), study, curve)
     return weak
 
@@ -91,6 +95,7 @@ def _ask(pruner: BasePruner, study: optuna.Study, curve: Mapping[int, float]) ->
 
 
 def _frozen(study: optuna.Study, number: int) -> FrozenTrial:
+    # Every trial of this study has one of the two states, so its number is its place.
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))[
         number
     ]

@@ -1,8 +1,8 @@
-"""Which trial comes next: the sweep's state machine over trial folders, without Ray.
+"""Decide which trial comes next: the sweep's state machine over trial folders, without Ray.
 
-State is rebuilt from the folders at start. Search trials of a study follow one another, because a
-Bayesian search that runs side by side degrades to a random one. Only when there are fewer open
-cells than slots does a study get more than one.
+The state is rebuilt from the folders at start. Search trials of a study follow one another, because
+a Bayesian search that runs side by side degrades to a random one. A study gets more than one trial
+at a time only when there are fewer open cells than slots.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class TrialQueue:
         self.slots = slots
         self.capacity = capacity
         self.held_for = 0
+        # Hosts that share one home have nothing to fetch.
         self.fetch: Callable[[TrialFolder], None] = lambda folder: None
         self.states = read_states(plan, home, outcomes=True)
         self.pretrains: dict[str, PretrainState] = {}
@@ -56,6 +57,7 @@ class TrialQueue:
         self._last: str | None = None  # cell of the trial that ended last: its engine is warm
         sizes = {plan.workers(cell) for cell in plan.cells}
         self._smallest = min(sizes, default=1)
+        # Where all are of one size, no hand-out has to sort its cells by size.
         self._one_size = len(sizes) < 2
         self._order = CellOrder(self.states)
 
@@ -72,14 +74,17 @@ class TrialQueue:
     def next(self) -> TrialSpec | None:
         """Hand out a trial, whose specification is on disk by then; None = nothing for now."""
         admission = Admission(self.capacity, self._workers.values(), held_for=self.held_for)
+        # If the smallest size that may follow has no room, no cell needs to be asked.
         if self.live >= self.slots or not admission.admits(max(1, self.held_for)):
             return None
         spec = self._choose_pretrain(admission) or self._choose(admission)
         if spec is None:
             return None
         folder = self.home.trial(spec)
+        # It is on disk before it runs, so the next driver finds it after a crash.
         folder.write_spec(spec)
         self._workers[spec.hash] = spec.world_size
+        # A pretrain run has become live by its claim.
         if spec.phase is not Phase.PRETRAIN:
             state = self.states[spec.cell]
             state.add(Trial(folder, spec, None))
@@ -88,13 +93,14 @@ class TrialQueue:
         return spec
 
     def resized(self, spec: TrialSpec, workers: int) -> None:
-        """A live trial runs, or is to run, with another number of workers than planned."""
+        """Note that a live trial runs, or will run, with another number of workers than planned."""
         self._workers[spec.hash] = workers
 
     def ended(self, spec: TrialSpec) -> TrialResult | None:
         """Take in the end of a trial: its result, or (no result file) the end of its retries."""
         self._workers.pop(spec.hash, None)
         folder = self.home.trial(spec)
+        # The result may lie on another host.
         self.fetch(folder)
         if spec.phase is Phase.PRETRAIN:
             return self.pretrains[spec.hash].end()
@@ -109,10 +115,10 @@ class TrialQueue:
         return result
 
     def unmeasured(self, spec: TrialSpec | None = None) -> str | None:
-        """Why a search with two objectives cannot go on: the second was not measured in a trial.
+        """Why a search with two objectives cannot go on: a trial did not measure the second one.
 
         Args:
-            spec: Look at the cell of this trial only; None = at all.
+            spec: Look only at the cell of this trial; None = look at all cells.
         """
         states = list(self.states.values())
         if spec is not None:
@@ -124,8 +130,9 @@ class TrialQueue:
         return None
 
     def peers(self, spec: TrialSpec) -> list[str]:
-        """Hashes of the earlier trials of a trial's study, in number order; none of a confirm or
-        pretrain run.
+        """Hashes of the earlier trials of a trial's study, in number order.
+
+        A confirm or pretrain run has none.
         """
         if spec.phase is not Phase.SEARCH:
             return []
@@ -134,22 +141,25 @@ class TrialQueue:
 
     def _choose_pretrain(self, admission: Admission) -> TrialSpec | None:
         due = [pretrain for pretrain in self.pretrains.values() if pretrain.is_due]
+        # `Admission` expects larger ones to be asked for first.
         due.sort(key=lambda pretrain: admission.sort_key(pretrain.spec.world_size))
         for pretrain in due:
             workers = pretrain.spec.world_size
             if not admission.admits(workers):
                 admission.wait(workers)
+            # Where another sweep of the home holds the run, the next one is tried.
             elif pretrain.claim():
                 return pretrain.spec
         return None
 
     def _choose(self, admission: Admission) -> TrialSpec | None:
-        """The largest trial that may start, of a cell that has none; last, of one that has.
+        """The largest trial that may start, first of a cell without a live one, then of the others.
 
-        Equally large ones come in the order of `CellOrder`.
+        Trials of the same size come in the order of `CellOrder`.
         """
         slots = self.slots
         if self.capacity is not None:
+            # No more trials run at a time than there is room for ones of the smallest size.
             slots = min(slots, max(1, self.capacity.slots(self._smallest)))
         idle, busy = self._order.ask(last=self._last, live=self.live, slots=slots)
         for state in (*self._by_size(idle, admission), *self._by_size(busy, admission)):
@@ -159,6 +169,8 @@ class TrialQueue:
                 if spec is not None:
                     return spec
                 self._order.has_no_trial(state)
+            # Nothing is smaller than the smallest, so it holds nothing back. A cell with a live
+            # trial gets on without more room.
             elif workers > self._smallest and not state.live and state.is_due:
                 admission.wait(workers)
         return None

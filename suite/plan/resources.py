@@ -1,4 +1,4 @@
-"""What one trial gets and how many fit; no Ray here, only numbers."""
+"""Work out what one trial gets and how many trials fit, from numbers alone and without Ray."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class Capacity:
         """
         if not self.one_node:
             return sum(sizes) <= sum(self.nodes)
+        # This is best-fit decreasing: it may miss a packing, and never finds one that does not
+        # exist.
         free = sorted(self.nodes)
         for size in sorted(sizes, reverse=True):
             # The first of the sorted nodes that is large enough is the tightest one.
@@ -64,9 +66,9 @@ class Layout:
 
     Attributes:
         workers: Ranks of a trial (the world size) whose backbone asks for no other number.
-        cpus, gpus: Per worker.
+        cpus, gpus: CPU cores and GPUs of one worker.
         slots: Trials of that size at a time.
-        placement, interface: As in `ResourceConfig`.
+        placement, interface: The same as in `ResourceConfig`.
         capacity: Room in the cluster when it was laid out.
     """
 
@@ -105,8 +107,9 @@ class Layout:
 
 
 def local_cpus() -> int:
-    """Cores this process may use, at least two: the default trial has two workers, and two share
-    one core well enough.
+    """Cores that this process may use, and at least two.
+
+    The default trial has two workers, and two share one core well enough.
     """
     return max(DEFAULT_CPU_WORKERS, len(os.sched_getaffinity(0)))
 
@@ -126,11 +129,15 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
     gpus = config.gpus_per_worker
     if gpus is None:
         gpus = 1.0 if total_gpus else 0.0
+    # On GPUs a trial gets all that it can reach, one for each rank.
     default_workers = total_gpus if gpus else DEFAULT_CPU_WORKERS
+    # An earlier run of the sweep comes before the cluster's size, because the world size is part of
+    # every trial's identity.
     workers = config.workers or workers or default_workers
     sizes = {"workers": workers}
     for name, size in config.workers_by_backbone.items():
         sizes[f"workers_by_backbone.{name}"] = size
+    # A single rank may have a part of a GPU.
     if gpus and not isclose(gpus, round(gpus)) and max(*sizes.values(), 1) > 1:
         raise ResourceError(
             f"resources.gpus_per_worker: got {gpus:g} with {workers} workers, expected a whole "
@@ -144,6 +151,7 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
         # A trial that may shrink needs room for its smallest size only.
         if capacity.most < min(size, config.min_workers or size):
             raise ResourceError(_never_fits(key, size, layout, nodes))
+    # There may be no room for the full size where a trial may shrink; it starts smaller.
     slots = max(1, capacity.slots(workers))
     if config.concurrent_trials is not None:
         slots = min(slots, config.concurrent_trials)
@@ -179,7 +187,7 @@ def _never_fits(key: str, workers: int, layout: Layout, nodes: Sequence[Node]) -
 
 
 def _count(node: Node, bundle: Mapping[str, float]) -> int:
-    """Workers that a node holds."""
+    """The number of workers that a node holds."""
     counts = []
     for name, amount in bundle.items():
         # Amounts are sums of floats: 0.3 is to hold three times 0.1.

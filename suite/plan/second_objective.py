@@ -9,19 +9,19 @@ from suite.record.cells import Trial
 from suite.record.result import TrialResult
 
 FIELDS = {"energy": "energy_kwh", "memory": "memory.allocated_max_bytes", "time": "seconds"}
-"""Field of a trial's train phase; less is better.
+"""The field of a trial's train phase that each objective reads; less is better.
 
-Energy in kWh of the group, memory in bytes of the largest rank, time in seconds.
+Energy is in kWh of the group, memory in bytes of the largest rank, time in seconds.
 """
 
 
 def check_measurable(objective: str | None, device: str, *, where: str) -> None:
-    """See that this machine can measure the second objective, before a worker starts.
+    """Check that this machine can measure the second objective, before a worker starts.
 
-    On other machines of a cluster the first trial shows it.
+    For the other machines of a cluster the first trial shows it.
 
     Raises:
-        ConfigError: It cannot, and why.
+        ConfigError: The machine cannot; the message says why.
     """
     # For a processor there is always the estimate by its time.
     if objective != "energy" or device != "cuda":
@@ -50,11 +50,12 @@ def cost(result: TrialResult, objective: str) -> float | None:
 
 
 def costs(trials: Iterable[Trial], objective: str | None) -> dict[int, float] | None:
-    """Cost by number, of the trials with a score; None without a second objective."""
+    """The cost by number of the trials with a score; None without a second objective."""
     if objective is None:
         return None
     found: dict[int, float] = {}
     for trial in trials:
+        # `as_trials` counts the others as the worst and the dearest.
         if trial.result is None or not trial.result.status.has_score:
             continue
         value = cost(trial.result, objective)
@@ -94,6 +95,7 @@ def pareto(trials: Iterable[Trial], objective: str) -> list[dict[str, float | in
         if value is not None:
             points.append((value, trial.utility, trial))
     front = [point for point in points if not _is_beaten(point, points)]
+    # The number comes last, so that equal points have one order.
     front.sort(key=lambda point: (point[0], -point[1], point[2].spec.number))
     found = []
     for value, _, trial in front:
@@ -114,6 +116,7 @@ def _is_beaten(
     """Whether another point is at least as good in both and better in one."""
     cost_, utility, _ = point
     for other_cost, other_utility, _ in points:
+        # Equal points do not beat one another: both are on the front.
         same = other_cost == cost_ and other_utility == utility
         if other_cost <= cost_ and other_utility >= utility and not same:
             return True

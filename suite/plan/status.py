@@ -1,4 +1,4 @@
-"""Where a sweep stands, read from its home without Ray."""
+"""Tell where a sweep stands, from its home and without Ray."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class PretrainStatus:
     Attributes:
         checkpoint: Its hash, the name of its folder under `pretrained/`.
         state: `waiting`, `begun` or how it ended.
-        steps_done: Up to the last validation.
-        loss: Of that validation, nats per predicted token.
+        steps_done: Steps up to the last validation.
+        loss: Loss of that validation, nats per predicted token.
     """
 
     checkpoint: str
@@ -134,7 +134,7 @@ def status(home: Home, sweep: str) -> list[CellReport]:
 
 
 def driver(home: Home, sweep: str) -> str | None:
-    """Who runs a sweep, None = nobody.
+    """Who runs a sweep; None = nobody.
 
     A driver on another machine is named until its sweep is taken over, whether it still lives or
     not.
@@ -171,6 +171,7 @@ def cell_status(state: CellState) -> CellReport:
         task=state.cell.task.name,
         status=word,
         search_done=study["trials"],
+        # `trials` holds search and confirm runs, and only the first are part of the study.
         confirm_done=len(ended) - study["trials"],
         running=len(trials) - len(ended),
         left=left,
@@ -203,6 +204,7 @@ def study_facts(state: CellState) -> dict[str, Any]:
         "low": study.searched.low,
         "high": study.searched.high,
         "extensions": study.extensions,
+        # Before the end the guard may still lengthen the range.
         "edge": study.ended is not None and study.edge is not None,
         "pruned": sum(result.status is Status.PRUNED for result in ended),
         "room": study.room,
@@ -236,9 +238,10 @@ def pretrain_status(state: PretrainState) -> PretrainStatus:
 
 
 def _energy_kwh(state: PretrainState) -> float | None:
-    """Of all phases of a pretrain run; None where one of them has none."""
+    """The energy of all phases of a pretrain run, kWh; None where one phase has none."""
     energies = []
     for phase in state.result.phases.values() if state.result is not None else ():
+        # A sum without one phase would look like a cheaper run.
         if phase.energy_kwh is None:
             return None
         energies.append(phase.energy_kwh)
@@ -249,6 +252,7 @@ def _failures(state: CellState) -> tuple[TrialFailure, ...]:
     """Every run without a score that the cell's scores depend on."""
     trials = state.trials
     if state.pretrain is not None:
+        # All scores of the cell depend on this run, so its failure comes first.
         pretrain = Trial(state.pretrain.folder, state.pretrain.spec, state.pretrain.result)
         trials = [pretrain, *trials]
     found = []
@@ -264,17 +268,20 @@ def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
     result = trial.result
     record: FailureRecord | None
     if result is None:
+        # Where none counts, the last attempt of all still says what happened.
         attempts = counted(trial.folder) or trial.folder.failures()
         if not attempts:
             return None
         record = attempts[-1]
         gave_up = is_given_up(trial.folder, retries=retries)
         ending = "gave up" if gave_up else "interrupted"
+    # A pruned trial ended as the sweep asked, so it is no failure.
     elif result.status.has_score or result.status is Status.PRUNED:
         return None
     else:
         record = result.failure
         ending = result.status.value
+    # Even a result without a record of its failure gets a line that says how it ended.
     if record is None:
         record = FailureRecord(type=ending, message=f"the trial ended as {ending}")
     log_path = record.log_path or str(trial.folder.log(0))

@@ -1,4 +1,4 @@
-"""What a study may still gain, which the stop rule compares with its tolerance."""
+"""Bound what a study may still gain; the stop rule compares it with its tolerance."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from suite.plan.optuna_trials import Finished, as_trials, quiet
 Evaluator = Literal["emmr", "regret"]
 
 
+# A study is decided anew each time it is looked at, and the Gaussian process behind the bound is
+# slow.
 @lru_cache(maxsize=4096)
 def room_left(
     searched: LearningRateRange,
@@ -28,10 +30,10 @@ def room_left(
     Args:
         searched: The range.
         finished: (number, learning rate, score or None) of all trials; at least two with a score.
-        seed: Of the draws with which the bound is maximised.
-        evaluator: "emmr": Ishibashi et al., AISTATS 2023, in standard deviations of the scores by
-            Optuna, here in their units; "regret": Makarova et al., AutoML 2022. Which one, and why:
-            docs/protocol.md.
+        seed: Seed of the draws with which the bound is maximised.
+        evaluator: "emmr" is Ishibashi et al., AISTATS 2023: Optuna gives it in standard deviations
+            of the scores, this function in their units. "regret" is Makarova et al., AutoML 2022.
+            docs/protocol.md says which one the suite takes, and why.
     """
     trials = [trial for _, trial in as_trials(searched, finished)]
     with quiet():

@@ -1,4 +1,4 @@
-"""How far a study is, and whether it goes on: a pure function of the study's trials.
+"""Decide how far a study is, and whether it goes on: a pure function of the study's trials.
 
 Stage 0 is the sweep's budget. When a stage has used its budget up and the best learning rate lies
 at an end of the range, the edge guard begins the next stage: the range is a decade longer at that
@@ -26,12 +26,12 @@ class Study:
 
     Attributes:
         searched: The range, extensions included.
-        budget: Trials it is to have, extensions included.
+        budget: Number of trials that it gets, extensions included.
         extensions: Decades added.
         opened: What the last extension added; None without one.
         ended: `budget` where it is used up, `stopped` where the stop rule ended the study; None
             while it goes on.
-        trials: Trials that it has; those beyond the budget do not count.
+        trials: Number of trials that it has; those beyond the budget do not count.
         edge: The end of the range at which the best lies; None inside, or without a score.
         room: What the stop rule expected the study to gain yet, in points; None where it was not
             asked.
@@ -58,12 +58,14 @@ def decide(cell: Cell, planned: LearningRateRange, config: SearchConfig) -> Stud
     """The study of a cell as its trials so far leave it.
 
     Args:
-        cell: With all search trials that were handed out, in number order.
+        cell: The cell with all search trials that were handed out, in number order.
         planned: The range as the sweep has it.
         config: The budget and its rules, the same for every arm.
     """
     trials = {trial.spec.number: trial for trial in cell.search}
     study = Study(planned, planned.trials(config.trials))
+    # All stages are gone through from the first, so the outcome depends on the trials alone and not
+    # on when somebody asks.
     longer = _next_stage(study, cell, trials, config)
     while longer is not None:
         study = longer
@@ -78,9 +80,10 @@ def decide(cell: Cell, planned: LearningRateRange, config: SearchConfig) -> Stud
 def _next_stage(
     study: Study, cell: Cell, trials: Mapping[int, Trial], config: SearchConfig
 ) -> Study | None:
-    """The study with a decade more.
+    """The study with a range longer by a decade.
 
-    None where it has not used its budget up, its best lies inside, or the range cannot grow.
+    It is None where the study has not used its budget up, its best lies inside, or the range cannot
+    grow.
     """
     if study.extensions == config.edge_guard.extensions or not _is_used_up(study, trials):
         return None
@@ -88,8 +91,10 @@ def _next_stage(
     if end is None:
         return None
     longer = study.searched.extended(end)
+    # The range has reached the end of what is allowed.
     if longer == study.searched:
         return None
+    # Numbers begin at 0, so the old budget is the number of the first trial after it.
     if end == "low":
         opened = Opened(study.budget, end, longer.low, study.searched.low)
     else:
@@ -120,6 +125,7 @@ def _may_stop(study: Study, counted: Cell, config: SearchConfig) -> bool:
     if study.opened is not None:
         # The first trial in the new decade is what the range was extended for.
         least = max(least, study.opened.first + 1)
+    # Without a score there is nothing from which to judge.
     if len(ended) < least or counted.best_search() is None:
         return False
     # A trial that is on its way may change the answer, so it would depend on who asks when.
