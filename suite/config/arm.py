@@ -20,6 +20,7 @@ class Arm(Strict):
     """A backbone with an attention variant, a PETL method and an architecture choice."""
 
     backbone: BackboneChoice
+    # pretrained: the backbone's own attention, unchanged
     attention: AttentionChoice = AttentionChoice()
     method: str
     architecture: dict[str, Any] = Field(

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+# built once: `json.dumps` with such options would build an encoder in every call, and hashes of
+# rows need many calls
 _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True
 )
@@ -20,6 +22,7 @@ def canonical_json(value: Any) -> str:
 
 def short_hash(value: Any) -> str:
     """First 16 hexadecimal digits of the SHA-256 of `canonical_json(value)`."""
+    # 64 bits: short enough for a folder's name, and no two of some million trials get the same
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
 
 
@@ -30,4 +33,5 @@ def derive_seed(*parts: Any) -> int:
     draw.
     """
     digest = hashlib.sha256(canonical_json(list(parts)).encode()).digest()
+    # little-endian on every machine; 31 bits, because some libraries take seeds as signed numbers
     return int(np.frombuffer(digest[:4], dtype="<u4")[0] >> 1)

@@ -67,6 +67,8 @@ class LmEvalConfig(Strict):
     before: bool = Field(False, description="also evaluate what each arm starts from, untrained")
 
     @model_validator(mode="after")
+    # lm-eval keeps results by name, so the same task with two numbers of shots would overwrite
+    # itself
     def _distinct(self) -> LmEvalConfig:
         names = [request.name for request in parse_requests(self.tasks)]
         if len(set(names)) < len(names):
@@ -84,6 +86,7 @@ def parse_requests(tasks: Sequence[str]) -> list[Request]:
 
 
 def _parse(text: str) -> Request:
+    # no name of a task in lm-eval holds a colon
     name, colon, shots = text.partition(":")
     if not name or (colon and not shots.isdecimal()):
         raise ValueError(

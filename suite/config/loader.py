@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from suite.errors import ConfigError, UnknownNameError
 
+# far above what a person writes: these keep a hostile or mistaken file from using up the memory
 MAX_BYTES = 1_000_000
 MAX_NODES = 100_000
 MAX_DEPTH = 50
@@ -45,6 +46,7 @@ class _Loader(yaml.SafeLoader):
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
             raise _refusal("aliases (*name) are not allowed", mark)
+        # counted before the children are composed, so that a deep or large file ends early
         self.nodes += 1
         self.depth += 1
         if self.depth > MAX_DEPTH:
@@ -100,17 +102,28 @@ def load_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], Lines]:
-    """As `load_yaml`, from text; `where` names it in errors."""
+    """The mapping in a YAML text and the line of each of its keys.
+
+    Args:
+        text: The text.
+        where: What errors call it.
+
+    Raises:
+        ConfigError: As `load_yaml`.
+    """
     loader = _Loader(text)
     try:
+        # node and data apart, because only the node knows the lines
         node = loader.get_single_node()
         data = None
         if node is not None:
             data = loader.construct_document(node)
+    # marks count lines from 0, people from 1
     except yaml.MarkedYAMLError as error:
         if error.problem_mark is not None:
             where = f"{where}:{error.problem_mark.line + 1}"
         raise ConfigError(f"{where}: not valid YAML: {error.problem}") from None
+    # a ValueError comes from dates such as 2026-02-30, which PyYAML makes of plain text
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{where}: not valid YAML: {error}") from None
     finally:
@@ -164,12 +177,14 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
     loc: Key = tuple(part for part in error["loc"] if not _is_union_tag(part))
     key = ".".join(map(str, loc))
     place = where
+    # from the inside out, for the nearest line
     for length in range(len(loc), 0, -1):
         # a key that is missing has no line; the nearest one around it has
         if loc[:length] in lines:
             place = f"{where}:{lines[loc[:length]]}"
             break
     got = error.get("input")
+    # most likely a typing mistake, so the nearest known key is suggested
     if error["type"] == "extra_forbidden":
         return str(UnknownNameError("key", key, _keys_beside(model, loc), where=place))
     if error["type"] == "missing":
@@ -179,6 +194,7 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
             f"{place}: {key}: got the text {got!r}, expected a number; "
             f"YAML reads it as text, write {_with_point(got)}"
         )
+    # pydantic puts this before what our own validators raise
     message = error["msg"].removeprefix("Value error, ")
     if key:
         message = f"{key}: {message}"
@@ -202,6 +218,7 @@ def _is_union_tag(part: str | int) -> bool:
     """Whether a part of an error's place is a type of a union, which pydantic puts among keys."""
     if not isinstance(part, str):
         return False
+    # names of models are capitalised and keys are not; "[" stands in types such as list[str]
     return part[:1].isupper() or part in ("str", "int", "float", "bool") or "[" in part
 
 
@@ -245,6 +262,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
             raise ConfigError(
                 f"--set {item!r}: expected key=value, for example --set training.epochs=3"
             )
+        # each item begins at the top, and goes down one level with each part of its key
         target: Any = result
         *parents, last = key.split(".")
         for part in parents:

@@ -88,6 +88,7 @@ class PretrainConfig(Strict):
     @property
     def uptraining_steps(self) -> int:
         """Steps of a variant that starts from a converted checkpoint."""
+        # a small share of few steps would round to none
         return max(1, round(self.steps * (self.fraction or 1.0)))
 
     @model_validator(mode="after")

@@ -37,6 +37,7 @@ class Reference(Strict):
     attention: (
         Annotated[
             ReferenceAttention,
+            # a bare name stands for a variant with any options
             BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given),
         ]
         | None
@@ -68,6 +69,7 @@ class Reference(Strict):
     def _something_to_compare(self) -> Reference:
         if not self.scores:
             raise ValueError("scores is empty")
+        # nearly always a typing mistake in the name of a task
         extra = sorted(self.stds.keys() - self.scores.keys())
         if extra:
             raise ValueError(f"stds without a score: {', '.join(extra)}")
@@ -95,6 +97,7 @@ class Reference(Strict):
         if self.attention is not None:
             if self.attention.name != attention:
                 return False
+            # all of them must be equal: with one option more it is another variant
             if self.attention.options not in (None, options):
                 return False
         for key, value in self.architecture.items():
@@ -109,6 +112,7 @@ class Reference(Strict):
         A mean counts only where it is over the sweep's `tasks`.
         """
         if task == MEAN:
+            # means over different tasks cannot be compared, however close their names are
             averaged = self.mean_of or self.scores.keys() - {MEAN}
             if tasks != set(averaged):
                 return None

@@ -13,6 +13,7 @@ from suite.errors import UnknownNameError
 from suite.registry import yaml_names
 
 End = Literal["low", "high"]
+# a study is extended by a factor of 10 at one end
 DECADE = 10.0
 MOST = 10.0
 """No learning rate is larger (ours)."""
@@ -33,12 +34,15 @@ class LearningRateRange(Strict):
     @model_validator(mode="before")
     @classmethod
     def _number(cls, given: Any) -> Any:
+        # YAML reads 1.0e-3 as a float; an integer is no sensible rate, and the check of the type
+        # refuses it
         if isinstance(given, float):
             return {"low": given, "high": given, "fixed": True}
         return given
 
     def trials(self, budget: int) -> int:
         """How many trials of a sweep's budget a study uses."""
+        # a second trial with the same rate and seed would repeat the first
         return 1 if self.fixed else budget
 
     def extended(self, end: End) -> LearningRateRange:
@@ -58,10 +62,12 @@ class LearningRateRange(Strict):
         """
         if self.fixed:
             return None
+        # on a log scale, as the range is searched
         low = math.log(self.low)
         high = math.log(self.high)
         place = math.log(chosen)
         margin = EDGE_FRAC * (high - low)
+        # both are needed: a rate near the end says little if one further out was tried and is worse
         if chosen == min(tried) and place - low <= margin:
             return "low"
         if chosen == max(tried) and high - place <= margin:
@@ -72,6 +78,7 @@ class LearningRateRange(Strict):
     def _ordered(self) -> LearningRateRange:
         if self.fixed and self.low != self.high:
             raise ValueError(f"fixed, but low {self.low} is not high {self.high}; leave fixed out")
+        # equal ends get a message of their own, because a fixed rate was most likely meant
         if self.low >= self.high and not self.fixed:
             if self.low == self.high:
                 raise ValueError(
@@ -107,6 +114,7 @@ def load_space(name: str, *, where: str = "") -> SearchSpace:
         UnknownNameError: There is no such file.
         ConfigError: The file is not valid.
     """
+    # spaces of the user come first and hide those of the suite
     paths = yaml_names("search_spaces")
     stem = name.replace(":", "-")
     if stem not in paths:

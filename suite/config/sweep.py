@@ -59,6 +59,7 @@ class BackboneChoice(Strict):
 
     @model_validator(mode="after")
     def _layers_of_a_checkpoint(self) -> BackboneChoice:
+        # a configuration says how many layers there are, and two places could disagree
         if self.drop_layers and self.config is not None:
             raise ValueError(
                 "drop_layers shortens a checkpoint; with config, give the number of layers there"
@@ -171,6 +172,7 @@ class SearchConfig(Strict):
         # the rules below are about a second objective
         if self.objective == "score":
             return self
+        # the confirm runs take the best score, so the score must be one of the two
         if len(self.objective) != 2 or self.objective[0] != "score" or self.objective[1] == "score":
             raise ValueError(
                 f"objective: got {self.objective}, expected score, "
@@ -224,12 +226,14 @@ class SearchConfig(Strict):
 class ConfirmConfig(Strict):
     """Runs with the best learning rate; only these read test data."""
 
+    # from 1 on, because a confirm run with the seed of the search would be no fresh draw
     seeds: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = Field(
         [1, 2, 3], description="fresh seeds; the search uses 0"
     )
 
     @model_validator(mode="after")
     def _distinct(self) -> ConfirmConfig:
+        # two runs with one seed are equal, and would make the interval of a row too narrow
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds are not distinct: {self.seeds}")
         return self
@@ -281,6 +285,7 @@ class ResourceConfig(Strict):
 
     @model_validator(mode="after")
     def _no_fewer_than_the_fewest(self) -> ResourceConfig:
+        # with `workers` left open their number depends on the cluster
         if self.min_workers is None or self.workers is None:
             return self
         if self.min_workers > self.workers:
@@ -295,7 +300,9 @@ class TimeoutConfig(Strict):
 
     setup_s: Annotated[float, Field(gt=0)] = 900.0
     epoch_s: Annotated[float, Field(gt=0)] = 6 * 3600.0
+    # a rank that dies leaves the others waiting inside a collective, which ends with this
     collective_s: Annotated[float, Field(gt=0)] = 600.0
+    # how long a trial may wait for room on the cluster; a new node takes minutes to start
     placement_s: Annotated[float, Field(gt=0)] = 1800.0
 
 
@@ -358,6 +365,7 @@ class SweepConfig(Strict):
 
     @model_validator(mode="after")
     def _backbones_with_workers_exist(self) -> SweepConfig:
+        # a name that is mistyped would silently leave its backbone with the default
         names = [choice.name for choice in self.backbones]
         for name in self.resources.workers_by_backbone:
             if name not in names:
@@ -369,6 +377,7 @@ class SweepConfig(Strict):
 
     @model_validator(mode="after")
     def _pruner_can_prune(self) -> SweepConfig:
+        # the pruner would never be asked, and the sweep would cost more than its author thinks
         if self.search.pruner is not None and self.training.epochs == 1:
             raise ValueError(
                 f"search.pruner {self.search.pruner} ends trials between two epochs, but "

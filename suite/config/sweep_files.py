@@ -21,6 +21,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
         ConfigError: With file, line and key.
     """
     data, lines = load_yaml(path)
+    # before the check of trust, so that `--set` cannot grant it either
     data = apply_overrides(data, overrides)
     given = data.get("backbones")
     if isinstance(given, list):
@@ -28,6 +29,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
         for number, backbone in enumerate(given):
             refuse_trust(backbone, where=f"{path}: backbones[{number}]")
     config = validate(SweepConfig, data, where=str(path), lines=lines)
+    # a mistyped name on the command line would otherwise grant nothing, without a word
     check_named([backbone.name for backbone in config.backbones], where=str(path))
     backbones = []
     for backbone in config.backbones:

@@ -84,6 +84,7 @@ class ClassificationTask(LabelTask):
     @model_validator(mode="after")
     def _pair_uses_inputs(self) -> ClassificationTask:
         if self.pair is not None:
+            # together the texts must name every input, but either may leave some out
             self._check_prompt(" ".join(self.pair), self.inputs, key="pair")
         elif len(self.inputs) > 2:
             raise ValueError(
@@ -98,6 +99,7 @@ class ClassificationTask(LabelTask):
             # the file's own score() defines its metrics
             return self
         for metric in self.metrics:
+            # correlations are of numbers; all other metrics count classes
             is_correlation = metric in ("pearson", "spearman")
             if self.is_regression and not is_correlation:
                 raise ValueError(
@@ -121,6 +123,7 @@ class ClassificationTask(LabelTask):
 
     @property
     def columns(self) -> list[str]:
+        # an input may name the group as well, and each column is read once
         return list(dict.fromkeys([*super().columns, *self.group]))
 
 
@@ -140,6 +143,7 @@ class MultipleChoiceTask(LabelTask):
     @model_validator(mode="after")
     def _choices_fit(self) -> MultipleChoiceTask:
         self._check_prompt(self.stem, self.inputs, key="stem")
+        # a text-to-text model answers with the word that stands at the place of its choice
         if len(self.label.words or ()) != len(self.choices):
             raise ValueError(
                 f"label.words are {self.label.words}, "
@@ -269,10 +273,12 @@ class GenerationTask(WritingTask):
     def _one_group(cls, answer: str | None) -> str | None:
         if answer is None:
             return None
+        # a faulty pattern is found when the file is read, and not after hours of training
         try:
             groups = re.compile(answer).groups
         except re.error as error:
             raise ValueError(f"{answer!r} is not a regular expression: {error}") from None
+        # with no group or several it would be open what is compared
         if groups != 1:
             raise ValueError(
                 f"{answer!r} has {groups} groups, expected one: (...) around the answer itself, "
@@ -315,6 +321,7 @@ class InstructionTask(WritingTask):
 
     @model_validator(mode="after")
     def _second_prompt_fits(self) -> InstructionTask:
+        # with one input there is nothing that could be empty
         if (self.without_input is not None) != (len(self.inputs) == 2):
             raise ValueError(
                 "without_input is given exactly when there are two inputs, "
@@ -365,6 +372,7 @@ KINDS: dict[str, type[BaseTask]] = {
 DEFAULT_KIND = "classification"
 
 
+# given plain data, or a task that is already made
 def _kind(given: Any) -> Any:
     if isinstance(given, Mapping):
         return given.get("kind", DEFAULT_KIND)
@@ -393,6 +401,7 @@ def load_task(name: str, *, where: str = "") -> TaskConfig:
     """
     paths = task_paths()
     if name not in paths:
+        # the file may stand there under the name that was asked for, and yet not be taken
         beside = Path.cwd() / "tasks" / f"{name.replace('-', '_')}.py"
         # the file may be anybody's, so it does not run unless somebody asks for it
         if beside.is_file() and task_name(beside) not in paths:
@@ -421,6 +430,7 @@ def make_task(data: Mapping[str, Any], *, where: str, lines: Any = None) -> Task
     Raises:
         ConfigError: The data are not valid (as `validate`), or `kind` is unknown.
     """
+    # chosen here and not by pydantic, for a message with the line and the nearest known kind
     kind = data.get("kind", DEFAULT_KIND)
     if not isinstance(kind, str) or kind not in KINDS:
         place = where

@@ -52,6 +52,7 @@ class LabelConfig(Strict):
 
     @model_validator(mode="after")
     def _one_kind(self) -> LabelConfig:
+        # exactly one of them says what kind of answer it is
         if (self.words is None) == (self.range is None):
             raise ValueError("give either words (classification) or range (regression)")
         # a model that writes the word could not say which of two classes it means
@@ -89,6 +90,7 @@ class SplitConfig(Strict):
             raise ValueError(
                 "splits.rule held-out takes the validation rows from train; leave validation out"
             )
+        # a row in two splits would leak what is tested
         named = self.sources
         if len(set(named)) < len(named):
             raise ValueError(
@@ -101,6 +103,7 @@ class SplitConfig(Strict):
     def sources(self) -> list[str]:
         """The splits of the data that are read; GLUE's unlabelled `test` is never among them."""
         names = [self.train]
+        # with rule held-out the validation rows come out of train
         if self.rule != "held-out":
             names.append(self.validation)
         if self.test is not None:
@@ -155,9 +158,11 @@ class BaseTask(Strict):
         cls, given: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo
     ) -> Any:
         """A task file that scores by itself names its metrics as it likes."""
+        # `code` stands above `metrics` in the class: pydantic checks fields in this order
         code = info.data.get("code")
         if code is None or not code.score:
             return check(given)
+        # predictions are log-likelihoods there, in which a score() would find no answers
         if cls.item_score:
             raise ValueError(
                 "its score is made of what every item adds, "
@@ -176,6 +181,7 @@ class BaseTask(Strict):
 
     @model_validator(mode="after")
     def _headline_is_a_metric(self) -> BaseTask:
+        # else every trial would fail at its first validation
         if self.headline is not None and self.headline not in self.metrics:
             raise ValueError(f"headline {self.headline!r} is none of the metrics {self.metrics}")
         return self
@@ -205,6 +211,7 @@ class BaseTask(Strict):
         """
         if self.headline is not None:
             return float(scores[self.headline])
+        # `fsum` rounds once, so the order of the metrics does not change the last digit
         return math.fsum(scores[name] for name in self.metrics) / len(self.metrics)
 
     def utility(self, score: float) -> float:
@@ -221,6 +228,7 @@ class BaseTask(Strict):
 
     @staticmethod
     def _check_prompt(prompt: str, inputs: list[str], *, key: str = "text_to_text") -> None:
+        # stretches of plain text have None for a field
         used = {field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None}
         if used != set(inputs):
             raise ValueError(f"{key} uses {sorted(used)}, but inputs are {inputs}")

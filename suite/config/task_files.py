@@ -99,6 +99,7 @@ class TaskCode:
             made = self.rows(row)
         if made is None:
             return None
+        # further columns do no harm and are left out below
         if not isinstance(made, Mapping) or not made.keys() >= set(columns):
             raise ConfigError(
                 f"{self.path}: rows(), {where}: gave {_keys(made)}, "
@@ -124,6 +125,7 @@ class TaskCode:
             )
         with _blamed(self.path, "score()"):
             numbers = {name: float(made[name]) for name in metrics}
+        # NaN compares as neither better nor worse, so no trial could ever win
         if any(map(math.isnan, numbers.values())):
             raise ConfigError(
                 f"{self.path}: score(): gave NaN in {numbers}; say 0 where a metric is undefined"
@@ -147,11 +149,13 @@ def task_paths() -> dict[str, Path]:
         ConfigError: One folder has two files of the same name.
     """
     shipped = shipped_folder("tasks")
+    # Python is taken only from folders that the user named, and from the suite itself
     with_code = [*user_folders("tasks", code=True), shipped]
     found: dict[str, Path] = {}
     for folder in (*user_folders("tasks"), shipped):
         paths = sorted(folder.glob("*.yaml"))
         if folder in with_code:
+            # files such as `__init__.py` are no tasks
             paths += sorted(folder.glob("[!_]*.py"))
         here: dict[str, Path] = {}
         for path in paths:
@@ -209,6 +213,7 @@ def load_code(path: Path) -> TaskCode:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+    # resolved, so that a file reached by two paths runs once, and errors find its frames
     return _run(path.resolve(), content)
 
 
@@ -265,6 +270,7 @@ def describe(path: Path) -> dict[str, str]:
     for key, value in zip(given.keys, given.values, strict=True):
         if not isinstance(key, ast.Constant) or not isinstance(value, ast.Constant):
             continue
+        # a file of a task may have more keys, of which a listing shows none
         if key.value in texts:
             texts[str(key.value)] = str(value.value)
     return texts
@@ -273,6 +279,7 @@ def describe(path: Path) -> dict[str, str]:
 @lru_cache(maxsize=64)
 def _run(path: Path, content: bytes) -> TaskCode:
     """Run a file with this content; the cache forgets it when the content changes."""
+    # what is wrong with a user's file is named here, and not where it is used later
     module = _module(path, content)
     task = getattr(module, "TASK", None)
     if not isinstance(task, dict) or not all(isinstance(key, str) for key in task):
@@ -285,6 +292,7 @@ def _run(path: Path, content: bytes) -> TaskCode:
         raise ConfigError(f"{path}: reads is {reads!r}, expected names of columns")
     rows = _function(module, "rows", path)
     score = _function(module, "score", path)
+    # `rows` without columns would be given empty rows, and `reads` without it does nothing
     if (rows is None) != (not reads):
         raise ConfigError(
             f"{path}: give rows() and reads, the columns of the data that it needs, together"
@@ -320,6 +328,7 @@ def _blamed(path: Path, what: str) -> Iterator[None]:
     """Turns whatever the user's code raises into a ConfigError with the file's line."""
     try:
         yield
+    # any error at all: this is code of the user, and a traceback of ours would hide its line
     except Exception as error:
         line = _line_in(path, error)
         place = f"{path}:{line}" if line else f"{path}"
@@ -340,6 +349,7 @@ def _line_in(path: Path, error: Exception) -> int | None:
 def _task_dict(path: Path) -> ast.Dict | None:
     """The literal `TASK = {...}` of a file; None where the file makes it in another way."""
     try:
+        # parsed and never run: listing tasks must have no effects
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return None

@@ -98,6 +98,7 @@ class TrainingConfig(Strict):
 
     @model_validator(mode="after")
     def _micro_batch_divides(self) -> TrainingConfig:
+        # the rest would make a smaller step than all others, with another mean of the loss
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise ValueError(
                 f"batch_size {self.batch_size} is not divisible by "

@@ -30,12 +30,14 @@ def read_trusted(items: Sequence[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for item in items:
+        # from the right, since a folder's name may hold an @
         name, _, commit = item.rpartition("@")
         if not name or not _COMMIT.fullmatch(commit):
             raise ConfigError(
                 f"{OPTION} {item}: expected NAME@COMMIT, with the 40 hexadecimal digits of the "
                 "commit whose code you have read; a branch or a tag may be another tomorrow"
             )
+        # the same item twice does no harm
         if found.setdefault(name, commit) != commit:
             raise ConfigError(f"{OPTION}: {name} is given twice, with {found[name]} and {commit}")
     return found
@@ -48,12 +50,15 @@ def trusting(items: Sequence[str]) -> Iterator[None]:
     Raises:
         ConfigError: As `read_trusted`.
     """
+    # checked here, so that a mistake is found before anything starts
     read_trusted(items)
     before = os.environ.get(TRUSTED)
+    # one on each line, because names may hold commas and spaces
     os.environ[TRUSTED] = "\n".join(items)
     try:
         yield
     finally:
+        # put back as it was, also for tests that call commands one after another in one process
         if before is None:
             del os.environ[TRUSTED]
         else:
@@ -75,6 +80,7 @@ def with_trust(choice: BackboneChoice, *, where: str) -> BackboneChoice:
     commit = trusted().get(choice.name)
     if commit is None:
         return choice
+    # main is what stands there when nothing was typed
     if choice.revision not in ("main", commit):
         raise ConfigError(
             f"{where}: {choice.name} has revision {choice.revision}, but {OPTION} names {commit}; "
@@ -108,6 +114,7 @@ def refuse_trust(backbone: Any, *, where: str) -> None:
     Raises:
         ConfigError: It is there; the message says how to grant trust.
     """
+    # anything but false, so that no odd spelling of true slips through
     if isinstance(backbone, Mapping) and backbone.get("trust_remote_code", False) is not False:
         name = backbone.get("name", "NAME")
         raise ConfigError(
