@@ -19,6 +19,7 @@ _MODULES = {"Report": "data", "build": "compose", "read": "data", "write": "comp
 
 
 def __getattr__(name: str) -> Any:
+    # A module of its own; the other names stand inside one.
     if name == "figures":
         return import_module("suite.report.figures")
     if name not in _MODULES:

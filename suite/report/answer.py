@@ -74,6 +74,7 @@ def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sent
     if not behind:
         head = f"Nothing separates the {len(ranked)} ranked arms {where}:"
         return Sentence(head, _all_alike(report, ranked) + later)
+    # Several arms may share rank 1; the best score of them comes first.
     leader = first[0]
     rest = f"{_score(leader)}; {cost(leader)}."
     rivals = []
@@ -113,6 +114,7 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     cheapest: dict[str, list[str]] = defaultdict(list)
     for key, word in COSTS.items():
         if None not in values_of(rows, key):
+            # Only where all costs are known: the missing one might be the least.
             row = min(rows, key=lambda row: row[key])
             cheapest[report.label(row)].append(f"the least {word} ({_amount(row, key)})")
     takers = []
@@ -133,12 +135,12 @@ def _amount(row: Row, key: str) -> str:
 
 
 def _with_score(report: Report, row: Row) -> str:
-    """`read (61.2)`."""
+    """An arm with its score: `read (61.2)`."""
     return f"{report.label(row)} ({values.score(row['score_mean'])})"
 
 
 def _score(row: Row) -> str:
-    """`78.2, 95% interval 74.7 to 81.4`."""
+    """A score with its interval: `78.2, 95% interval 74.7 to 81.4`."""
     shown = values.score(row["score_mean"])
     if row["ci_low"] is not None:
         low = values.score(row["ci_low"])
@@ -160,9 +162,10 @@ def cost(row: Row) -> str:
 
 
 def _saving(row: Row, leader: Row) -> str:
-    """`; 40% less energy, 44% less memory` than the leader."""
+    """What an arm saves beside the leader: `; 40% less energy, 44% less memory`."""
     parts = []
     for key, word in COSTS.items():
+        # A percentage needs both costs, and the leader's above 0.
         if row[key] is None or not leader[key]:
             continue
         percent = 100 * (row[key] / leader[key] - 1)
@@ -182,6 +185,7 @@ def _like_a_constant(report: Report) -> list[Sentence]:
     found = []
     for task in report.tasks:
         rows = report.admitted(task)
+        # None means that there is no constant answer to compare with.
         alike = [row for row in rows if beats_constant(row) is False]
         if not alike:
             continue
@@ -212,6 +216,7 @@ def _rejected(report: Report) -> list[Sentence]:
     said = []
     for name, tasks in by_arm.items():
         said.append(f"{name} on {listed(tasks)}")
+    # The page and the document have a table of the rejected rows further down.
     return [Sentence(head, f"{listed(said)} (reasons below).")]
 
 
@@ -267,7 +272,7 @@ def _settings(report: Report) -> list[tuple[str, str]]:
 
 
 def _counted(count: int, word: str) -> str:
-    """`1 epoch`, `2 epochs`."""
+    """A number with its noun: `1 epoch`, `2 epochs`."""
     if count > 1:
         return f"{count} {word}s"
     return f"{count} {word}"

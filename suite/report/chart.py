@@ -31,6 +31,7 @@ SHAPES = (
     "hexagon",
 )
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+# Bars have no marker and no line: a hatch tells them apart without colour.
 HATCHES = ("", "/", ".", "x", "-", "\\")
 
 

@@ -92,10 +92,12 @@ def score_against_memory(report: Report, task: str) -> Chart | None:
 
 
 def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
+    # A row whose cost is not known has no place on the axis.
     rows = [row for row in report.scored(task) if row[cost.key]]
     if not rows:
         return None
     admitted = [row for row in report.admitted(task) if row[cost.key]]
+    # A rejected score may be wrong, so it must not keep other arms off the front.
     front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
     named = rows
     if len(rows) > MOST_LABELS:
@@ -116,6 +118,7 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
         f" {listed(report.label(row) for row in front)}. Bars are 95% intervals."
     )
     if len(named) < len(rows):
+        # The other points say their names when a reader points at them.
         text += " Only arms of the front are named."
     rejected = len(rows) - len(admitted)
     if rejected:
@@ -195,7 +198,7 @@ def pareto(rows: Sequence[Row], key: str, *, higher_is_better: bool) -> list[Row
 
 
 def place(report: Report, task: str) -> str:
-    """`on sst2`, or `on the mean over 2 tasks`."""
+    """The place in a sentence: `on sst2`, or `on the mean over 2 tasks`."""
     if task == MEAN:
         return f"on the mean over {len(report.tasks)} tasks"
     return f"on {task}"
@@ -212,7 +215,7 @@ def score_axis(report: Report, task: str, what: str = "test score") -> Axis:
 
 
 def energy(row: Row) -> str:
-    """`0.05 Wh`, or `0.05 Wh (estimate)` where it was not measured."""
+    """A row's energy: `0.05 Wh`, or `0.05 Wh (estimate)` where it was not measured."""
     shown = values.energy(row["energy_kwh"])
     if values.is_estimate(row):
         shown += " (estimate)"
@@ -305,7 +308,7 @@ def _shade(score: float, worst: float, best: float) -> float:
 
 
 def _best(report: Report, task: str) -> str:
-    """`sst2 81.9 (full)`; all arms that share the best score."""
+    """The best score of a task with all arms that share it: `sst2 81.9 (full)`."""
     best = _ends(report, task)[1]
     holders = [report.label(row) for row in report.scored(task) if row["score_mean"] == best]
     return f"{task} {values.score(best)} ({listed(holders, most=3)})"
@@ -365,6 +368,7 @@ def _mean_by_phase(runs: Sequence[Row]) -> dict[str, float]:
     found = {}
     for phase in PHASES:
         if any(phase in energies for energies in measured):
+            # From kWh to Wh. A run that never entered the phase spent nothing in it.
             found[phase] = 1000 * fmean(energies.get(phase, 0.0) for energies in measured)
     return found
 
@@ -401,6 +405,7 @@ def search_cost(report: Report) -> Chart | None:
     marks = []
     columns = dict(LABEL_COLUMNS)
     for style, (key, name) in enumerate(CHOICE_PARTS.items()):
+        # Bars cannot be unknown: an unknown amount draws nothing, and the label says so.
         used = [row[key] or 0.0 for row in rows]
         if any(used):
             marks.append(Bars(name, used, labels, style))
@@ -432,6 +437,7 @@ def _describe_costs(report: Report, rows: Sequence[Row]) -> str:
         f" Searching took {values.energy(searching_wh / 1000)} and confirming {confirming}{note}."
     )
     if known:
+        # Said of the arms whose whole cost is known; the others are named below.
         dearest = max(known, key=lambda row: fsum(row[key] for key in CHOICE_PARTS))
         text += f" Dearest: {dearest['label']}."
     unknown = [row["label"] for row in rows if row["confirm_wh"] is None]
@@ -532,6 +538,7 @@ def beside_the_paper(report: Report) -> Chart | None:
         ),
         x=Axis("score"),
         y=Axis("", categories=names),
+        # Ours come last, so that they lie on top of the printed ones.
         marks=[_printed_points(rows, names), our_points],
         table=Table("paper", "Ours beside the paper", columns, report.labelled(rows)),
         height=130 + 26 * len(rows),

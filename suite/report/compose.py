@@ -106,6 +106,7 @@ def _tables(report: Report, out: Path) -> list[Path]:
     from suite.report.tables import everything
 
     paths = []
+    # All other forms refer to these files for what they leave out.
     for table in everything(report, content(report, whole=True).figures):
         path = out / f"{report.sweep}-{table.key}.csv"
         write_atomic(path, table.csv().encode())

@@ -84,6 +84,7 @@ def content(report: Report, *, whole: bool = False) -> Content:
         ):
             if chart is not None:
                 made.tradeoffs.setdefault(place, []).append(chart)
+        # Epochs are those of runs on one task; the mean has none.
         if place != MEAN:
             made.training += curves.training_curves(drawn, place)
     # The curves of the chosen architectures come first, so that they get the room.
@@ -105,6 +106,7 @@ def best_arms(report: Report) -> Report:
     """The report of the arms that figures have room for."""
     if len(report.arms) <= MOST_DRAWN:
         return report
+    # Arms are in the order of their scores, the best first.
     kept = set(list(report.arms)[:MOST_DRAWN])
     # Everything else, as the definition, stays whole.
     return replace(
@@ -122,6 +124,7 @@ def _arms_with_room(report: Report) -> list[Arm]:
     rows = 0
     for arm in list(report.arms.values())[:MOST_ARMS]:
         rows += counts[arm.key]
+        # No smaller arm is taken instead: the parts are those of the best arms, without gaps.
         if rows > MOST_TRIAL_ROWS:
             break
         kept.append(arm)

@@ -79,6 +79,7 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
     if low is not None and high is not None and low < high:
         marks.append(Span(low, high))
     marks.append(_rate_points("tried", scored, style=0, line=True, shape="circle"))
+    # After the points that were tried, so that the ring lies on top of them.
     marks.append(_rate_points("chosen", chosen, style=1, ring=True))
     if failed:
         # Crosses lie at the bottom of the plot: they have no score of their own.
@@ -198,6 +199,7 @@ def training_curves(report: Report, task: str) -> list[Chart]:
         return []
     losses: dict[str, list[tuple[int, float]]] = {}
     scores: dict[str, list[tuple[int, float]]] = {}
+    # The order of the arms, and so of the legend, is that of all figures.
     for key in report.arms:
         if key in runs:
             losses[key] = []
@@ -225,7 +227,7 @@ def _by_epoch(
 
     Args:
         points: By arm, epoch and value of every epoch of every run.
-        key: Of the quantity in the table.
+        key: The quantity's key in the table.
         y: The quantity's axis.
     """
     what = QUANTITIES[key]
@@ -235,6 +237,7 @@ def _by_epoch(
         arm = report.arms[arm_key]
         own = _epoch_rows(found, key)
         for row in own:
+            # In place: the marks below and the table read the same dictionaries.
             row |= {"arm": arm.key, "label": arm.label, "task": task}
         rows += own
         by_arm.append((arm, own))
@@ -285,12 +288,13 @@ def _by_epoch(
 
 
 def _epoch_rows(points: Sequence[tuple[int, float]], key: str) -> list[dict[str, Any]]:
-    """Mean and range over seeds, an epoch a row."""
+    """Mean and range over seeds, with one row for each epoch."""
     by_epoch: dict[int, list[float]] = defaultdict(list)
     for number, value in points:
         by_epoch[number].append(float(value))
     rows = []
     for number in sorted(by_epoch):
+        # Every epoch counts its own seeds: runs need not have the same number of epochs.
         seeds = by_epoch[number]
         rows.append(
             {

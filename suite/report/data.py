@@ -98,6 +98,7 @@ class Report:
 
     def admitted(self, task: str) -> list[Row]:
         """Rows of a task with a test score that no check of validity rejects."""
+        # None means that nothing was checked, and then the row counts.
         return [row for row in self.scored(task) if row["admitted"] is not False]
 
     def label(self, row: Mapping[str, Any]) -> str:
@@ -177,6 +178,7 @@ class Report:
                     f"{len(absent)} of {len(planned)} planned cells have no ended trial yet:"
                     f" {named}."
                 )
+        # A mean row is no cell: its tasks would be counted twice.
         states = Counter(row["status"] for row in self.rows if row["task"] != MEAN)
         for state, meaning in UNFINISHED.items():
             if states[state]:
@@ -225,6 +227,7 @@ def read(
     store = open_store(uri, create=False)
     if sweep is None:
         sweep = _only(sorted(store.experiments()))
+    # Rejected rows, too: the report says what was taken out, and why.
     rows = to_rows(leaderboard(uri, sweep=sweep, rejected=True, sort=sort))
     own = _own_id(place)
     # A store without rows of this home is meant as a whole.
@@ -312,7 +315,9 @@ def read_trials(home: Home, sweep: str, plan: Plan | None) -> tuple[list[Trial],
         # A changed definition may have left trials behind.
         if plan is None or (spec.cell in cells and plan.includes(cells[spec.cell], trial)):
             trials.append(trial)
+    # Folders are named by hashes, in whose order nobody reads.
     trials.sort(key=_place_of_trial)
+    # The iterator goes on where `islice` stopped: this counts the rest.
     return trials, sum(1 for _ in folders)
 
 
@@ -388,6 +393,7 @@ def failure_rows(trial: Trial) -> list[Row]:
         row = _failure(attempt.type, attempt.message, attempt.log_path)
         rows.append(names | {"status": "attempt"} | row)
     result = trial.result
+    # A pruned trial did what the search asked of it.
     if result is None or result.status in (Status.COMPLETED, Status.PRUNED):
         return rows
     if result.failure is not None:

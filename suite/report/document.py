@@ -74,6 +74,7 @@ def document(report: Report, pictures: dict[str, Path]) -> str:
         lines += _section("Failures", _cut(report.failures, tables.failure_columns(report)))
     if report.pruned:
         lines += ["", report.pruned]
+    # At the end: readers want the answer first, and look these up.
     lines += _section("What was run", [])
     for name, text in facts(report):
         lines.append(f"- **{name}**: {escaped(text)}")
@@ -89,6 +90,7 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 def _leaderboards(report: Report) -> list[str]:
     """A table for the mean over tasks, and one for each task."""
     rows = tables.shown_rows(report)
+    # The title of each table says which task it is.
     columns = [column for column in tables.leaderboard_columns(report) if column.head != "task"]
     lines = []
     for place in (MEAN, *report.tasks):

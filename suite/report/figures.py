@@ -80,6 +80,7 @@ def learning_rate_curves(
         backend: "plotly" or "matplotlib".
     """
     if task is not None:
+        # For its error: an unknown name would look like a task without curves.
         task = _place(report, task)
     found = curves.learning_rate_curves(report, task)
     return drawn(found, backend, "no search trial has ended yet")
@@ -122,6 +123,7 @@ def _place(report: Report, task: str | None) -> str:
         UnknownNameError: The sweep has no such task.
     """
     places = report.places
+    # The mean comes first where it has scores.
     if task is None and places:
         return places[0]
     if task not in places:

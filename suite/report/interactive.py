@@ -50,6 +50,7 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
         height,
         width,
         subplot_titles=[plain(chart.title) for chart in charts],
+        # Spacings are shares of the whole figure, so more panels need smaller ones.
         vertical_spacing=0.4 / height,
         horizontal_spacing=0.18 / width,
     )
@@ -62,6 +63,7 @@ def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
             new = trace.name not in named
             trace.showlegend = bool(chart.legend and trace.showlegend is not False and new)
             named.add(str(trace.name))
+            # A press on a name hides its traces in all panels.
             trace.legendgroup = trace.name
             figure.add_trace(trace, row, column)
         _add_spans(figure, chart, row=row, col=column)

@@ -21,7 +21,9 @@ from suite.report.page import page, waiting_page
 from suite.tracking.rows import TAG, runs_with_rows
 from suite.tracking.store import open_store, resolve_uri
 
+# This machine alone: the server asks nobody for a password.
 HOST = "127.0.0.1"
+# A trial has a spec once it is handed out, and a result once it has ended.
 WATCHED = ("result.json", "spec.json")
 
 
@@ -88,6 +90,7 @@ class Source:
                     self._pages[chosen] = (version, page(report, live=version))
                 return self._pages[chosen][1]
             except SuiteError as error:
+                # The waiting page asks again by itself, and turns into the report once there is one.
                 return waiting_page(str(error))
 
     def _chosen(self, name: str | None) -> str:

@@ -38,6 +38,7 @@ class Arm:
     @property
     def anchor(self) -> str:
         """Its id on the page."""
+        # A key's dots would begin the names of classes in a selector.
         return "arm-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.key)
 
 
@@ -84,6 +85,7 @@ def _order(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
     score = row["score_mean"]
     if score is None:
         return True, row["task"] != MEAN, 0.0
+    # A row that does not say counts as one where more is better.
     if row["higher_is_better"] is not False:
         score = -score
     return False, row["task"] != MEAN, score
@@ -129,6 +131,7 @@ def differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> li
     for name, own in zip(names, settings, strict=True):
         shown = []
         for key, value in own.items():
+            # `get`: another arm may not have this setting at all.
             if any(other.get(key) != value for other in by_name[name]):
                 shown.append(f"{key}={value}")
         found.append(shown)
@@ -136,7 +139,7 @@ def differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> li
 
 
 def listed(items: Iterable[str], *, most: int = 8) -> str:
-    """`a, b and c`; of more than `most` items the first ones, and how many others there are."""
+    """Items as `a, b and c`; beyond `most` of them, only how many others there are."""
     shown = list(items)
     if len(shown) > most:
         shown = [*shown[:most], f"{len(shown) - most} more"]

@@ -100,6 +100,7 @@ def _inside_script(json_text: str) -> Markup:
     Secrets were taken out of the texts before: JSON writes a quote, or a letter of another
     alphabet, in another way, so they could not be found here.
     """
+    # A text with `</script>` in it would end the element.
     safe = json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return Markup(safe)  # noqa: S704 - nothing is left to escape
 
@@ -121,6 +122,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> di
         for column in columns:
             text = column.show(row)
             if not column.number:
+                # Numbers hold no secrets, and most cells are numbers.
                 text = clean(text)
             cells.append((text, _sort_key(column.value(row))))
         arm = report.arms.get(row.get("arm", ""))

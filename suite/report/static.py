@@ -58,6 +58,7 @@ def draw(charts: Sequence[Chart], columns: int = 4) -> Figure:
     else:
         tallest = max(chart.height for chart in charts)
         size = (7.2 * width, tallest / 88 + 0.4)  # inches; a chart's height is in pixels
+    # Not through pyplot, which would keep every figure in memory.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(height, width, squeeze=False)
     for place, axis in enumerate(axes.flat):
@@ -210,6 +211,7 @@ def _error_bars(
     axes.errorbar(
         known_x,
         known_y,
+        # The points are drawn already; only their bars are missing.
         fmt="none",
         ecolor=colour,
         elinewidth=0.8,
@@ -265,4 +267,5 @@ def _heat(mark: Heat, axes: Axes, chart: Chart) -> None:
 
 @_draw.register
 def _span(mark: Span, axes: Axes, chart: Chart) -> None:
+    # Behind everything else: it is the ground that the points stand on.
     axes.axvspan(mark.low, mark.high, color="0.94", zorder=0)

@@ -71,6 +71,7 @@ class Table:
         A value that is not known is empty, one that is not plain is JSON. There are no secrets.
         """
         out = io.StringIO()
+        # The csv module would end its lines with \r\n.
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)
         for row in self.rows:
@@ -84,6 +85,7 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     shown = clean(value)
+    # A quote in front makes it text. Numbers are no strings here, so they keep their sign.
     if shown.startswith(FORMULA_STARTS):
         return f"'{shown}"
     return shown
@@ -126,6 +128,7 @@ def plain_words(key: str, head: str = "") -> Column:
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """The table in Markdown; all texts are escaped."""
     heads = [escaped(column.head) for column in columns]
+    # The colon puts numbers to the right.
     rulers = [("--:" if column.number else "---") for column in columns]
     lines = [heads, rulers]
     for row in rows:

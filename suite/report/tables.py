@@ -74,24 +74,24 @@ FAILURES = {
 
 
 def leaderboard(report: Report) -> Table:
-    """All rows of the leaderboard."""
+    """The table of all rows of the leaderboard."""
     title = "All rows, rejected ones and architectures that were not chosen included"
     return Table("leaderboard", title, LEADERBOARD, report.labelled(report.rows))
 
 
 def trials(report: Report) -> Table:
-    """Every trial."""
+    """The table of every trial."""
     return Table("trials", "Every trial that was handed out", TRIALS, report.trials)
 
 
 def failures(report: Report) -> Table:
-    """Everything that went wrong."""
+    """The table of everything that went wrong."""
     title = "Attempts that ended without a result, and trials without a score"
     return Table("failures", title, FAILURES, report.failures)
 
 
 def dictionary(tables: Sequence[Table]) -> Table:
-    """What every column of every file means."""
+    """A table that says what every column of every file means."""
     rows = []
     for table in tables:
         for key, meaning in table.columns.items():
@@ -106,6 +106,7 @@ def everything(report: Report, charts: Sequence[Chart]) -> list[Table]:
     figures = [chart.table for chart in charts]
     for table in (leaderboard(report), trials(report), failures(report), *figures):
         if table.key in by_key:
+            # One file for each kind of figure, not one for each task or cell.
             rows = [*by_key[table.key].rows, *table.rows]
             by_key[table.key] = replace(by_key[table.key], rows=rows)
         else:
@@ -155,6 +156,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
             _field("constant_score", hint=f"{meaning}; shown where a row is not shown to do better")
         )
     if known("reference_score"):
+        # Only a sweep that carries a paper's numbers has these two.
         columns.append(_field("reference_score"))
         columns.append(number("difference", "ours - paper", _signed))
     columns.append(
@@ -168,6 +170,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
     )
     columns.append(_field("peak_memory_bytes"))
     columns.append(_field("trainable_parameters"))
+    # Both compare attention variants: with one variant they say nothing.
     if len(set(values_of(rows, "attention"))) > 1:
         columns.append(_field("prr"))
         columns.append(_field("peop"))
@@ -213,6 +216,7 @@ def _rank_value(row: Row) -> float | None:
     if not row["rank"]:
         return None
     best, worst = values.rank_bounds(row["rank"])
+    # The worst place only decides between equal best ones while it stays below 1,000.
     return best + worst / 1000
 
 
@@ -223,6 +227,7 @@ def _score(row: Row) -> str:
     if row["score_std"] is not None:
         shown += f" ± {values.score(row['score_std'])}"
     if row["higher_is_better"] is False:
+        # Not in the head of the column: one table may hold tasks of both kinds.
         shown += " ↓"
     return shown
 
@@ -232,6 +237,7 @@ def _interval(row: Row) -> str:
         return values.MISSING
     shown = f"{values.score(row['ci_low'])} to {values.score(row['ci_high'])}"
     if row["ci_of"] == "items":
+        # With a single seed nothing is known of the spread over seeds.
         shown += " (items only)"
     return shown
 
@@ -263,6 +269,7 @@ def _status(row: Row) -> str:
     status = str(row["status"])
     if row["admitted"] is False:
         status = "rejected"
+    # The code had changes that no commit holds, so the row cannot be repeated exactly.
     if row["dirty"]:
         status += " (dirty)"
     return status

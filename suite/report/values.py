@@ -14,6 +14,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def text(value: Any) -> str:
     """A value as it stands: a dash for what is absent, the items of a list with commas."""
     if isinstance(value, (set, frozenset)):
+        # A set has no order, but the same value must read the same in every report.
         value = sorted(value)
     if isinstance(value, (list, tuple)):
         value = ", ".join(map(str, value))
@@ -23,7 +24,7 @@ def text(value: Any) -> str:
 
 
 def settings(value: object) -> str:
-    """`rank=8 dropout=0.1`; settings inside settings stand in parentheses; a dash for none."""
+    """Settings as `rank=8 dropout=0.1`, inner ones in parentheses; a dash for none."""
     if not isinstance(value, dict) or not value:
         return text(value or None)
     parts = []
@@ -52,6 +53,7 @@ def attention(row: Mapping[str, Any]) -> str:
 
 def is_estimate(row: Mapping[str, Any]) -> bool:
     """Whether some of a row's energy was estimated, not measured."""
+    # A row over several runs names all of their sources.
     return ESTIMATE in (row["energy_source"] or "")
 
 
@@ -101,6 +103,7 @@ def duration(value: float | None) -> str:
         return MISSING
     if value < 60:
         return f"{value:.1f} s"
+    # Rounded before it is cut: 119.7 s would read as 1 min 60 s otherwise.
     minutes, seconds = divmod(round(value), 60)
     if minutes < 60:
         return f"{minutes} min {seconds:02d} s"
