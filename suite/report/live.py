@@ -90,7 +90,7 @@ class Source:
                     self._pages[chosen] = (version, page(report, live=version))
                 return self._pages[chosen][1]
             except SuiteError as error:
-                # The waiting page asks again by itself, and turns into the report once there is one.
+                # The waiting page looks again by itself, until it gets the report.
                 return waiting_page(str(error))
 
     def _chosen(self, name: str | None) -> str:
