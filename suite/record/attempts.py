@@ -1,4 +1,4 @@
-"""How often a trial was tried in vain: which failures count, and when it is given up."""
+"""Count how often a trial was tried in vain, and decide when it is given up."""
 
 from __future__ import annotations
 
@@ -12,39 +12,48 @@ class PreemptedError(Exception):
     """The group was asked to leave and has left a checkpoint, from which the trial goes on."""
 
 
+# These are values of `FailureRecord.type`. The last one is no failure: it is kept among them so
+# that its place in their order is known.
 PREEMPTED, OUT_OF_MEMORY, AGAIN = PreemptedError.__name__, "HostOutOfMemory", "TriedAgain"
 FREE = (PREEMPTED,)
 """The machine gave notice: no sign that the next attempt would fail."""
 
 
 def counted(folder: TrialFolder) -> list[FailureRecord]:
-    """The failures since the trial last got further than ever before, or since a person asked for
-    it to be tried again.
+    """The failures that count towards the retries of a trial.
+
+    These are the ones since the trial last got further than ever before, or since a person asked
+    for it to be tried again.
     """
+    # Progress earns new retries: a long trial goes on for as long as each attempt gets further.
     best = -1
     found: list[FailureRecord] = []
     for record in folder.failures():
         if record.type == AGAIN or (record.epoch or 0) > best:
             found.clear()
         best = max(best, record.epoch or 0)
+        # The record of a preemption may show progress, but is never a failure.
         if record.type not in (*FREE, AGAIN):
             found.append(record)
     return found
 
 
 def is_given_up(folder: TrialFolder, *, retries: int) -> bool:
-    """Whether an unfinished trial is not tried again; in this run of the sweep or another one."""
+    """Whether an unfinished trial has used up its retries, in this run of the sweep or another."""
+    # The first attempt is no retry, so this is "more than", not "at least".
     return len(counted(folder)) > retries
 
 
 def asked_again() -> FailureRecord:
-    """What is kept when a person wants a trial tried again that was given up."""
+    """The record that is kept when a person wants a trial tried again that was given up."""
     return FailureRecord(type=AGAIN, message="its retries begin anew, as asked for")
 
 
 def result_of(folder: TrialFolder, *, started_at: float) -> TrialResult | None:
     """The result of a given-up trial: out of memory if each attempt died of that, or None."""
     failures = counted(folder)
+    # A host without memory each time says something about the trial. Any other failure says
+    # something about a machine, and so is no result.
     if not failures or any(failure.type != OUT_OF_MEMORY for failure in failures):
         return None
     return TrialResult(

@@ -1,4 +1,4 @@
-"""Cells and their studies, read from trial folders: what was tried, and what was best."""
+"""Read cells from their trial folders: what was tried, and what was best."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class Trial:
 
     @property
     def feedback(self) -> float | None:
-        """What a sampler learns from: the utility, or that of a pruned trial's best epoch, which is
-        never chosen.
+        """What a sampler learns from: the utility, also that of a pruned trial's best epoch.
+
+        A pruned trial is never chosen.
         """
         result = self.result
         if result is None or result.status is not Status.PRUNED or result.validation_score is None:
@@ -40,11 +41,13 @@ class Trial:
         return self.spec.task.utility(result.validation_score)
 
     def outcome(self) -> Trial:
-        """The same with only that of its result on which other trials depend: what a driver
-        remembers of each for as long as it runs.
+        """The same trial, with only that part of its result on which other trials depend.
+
+        A driver remembers this of each trial for as long as it runs.
         """
         if self.result is None:
             return self
+        # The second objective of a search reads the train phase, so that one stays.
         train = {name: phase for name, phase in self.result.phases.items() if name == "train"}
         rest: dict[str, Any] = {
             "phases": train,
@@ -54,6 +57,7 @@ class Trial:
             "provenance": {},
         }
         rest |= dict.fromkeys(("timing", "parameters", "validity"))
+        # `model_copy` does not check the values again, and these come from a checked record.
         return replace(self, result=self.result.model_copy(update=rest))
 
 
@@ -78,6 +82,7 @@ class Cell:
             utility = trial.utility
             if utility is None:
                 continue
+            # The number is negative, so that the lowest wins a tie.
             key = (utility, -trial.spec.number)
             if best is None or key > best_key:
                 best = trial
@@ -85,10 +90,14 @@ class Cell:
         return best
 
     def edge(self, searched: LearningRateRange) -> End | None:
-        """The end of the range at which the best rate lies; None inside, if fixed or not known."""
+        """The end of the range at which the best rate lies.
+
+        It is None where the best rate lies inside, is fixed, or is not known.
+        """
         best = self.best_search()
         if best is None:
             return None
+        # A trial that still runs does not show that its side of the best is worse.
         tried = [trial.spec.learning_rate for trial in self.search if trial.result]
         return searched.end_of(best.spec.learning_rate, tried)
 
@@ -106,20 +115,23 @@ def read_cells(home: Home, sweep: str) -> dict[str, Cell]:
     trials = []
     for folder in home.trials():
         spec = folder.spec()
+        # A folder without a specification is just being handed out.
         if spec is not None and spec.sweep == sweep:
             trials.append(Trial(folder, spec, folder.result()))
     return group_cells(trials)
 
 
 def group_cells(trials: Iterable[Trial]) -> dict[str, Cell]:
-    """Trials by cell, in the order of their numbers and seeds."""
+    """Group trials by cell, in the order of their numbers and seeds."""
     cells: dict[str, Cell] = {}
     for trial in trials:
         cell = cells.setdefault(trial.spec.cell, Cell(trial.spec.arm, trial.spec.task.name))
         if trial.spec.phase is Phase.SEARCH:
             cell.search.append(trial)
+        # Pretrain runs lie in a folder of their own, so what is no search is a confirm run.
         else:
             cell.confirm.append(trial)
+    # Folders come in the order of their hashes, which means nothing.
     for cell in cells.values():
         cell.search.sort(key=lambda t: t.spec.number)
         cell.confirm.sort(key=lambda t: t.spec.seed)

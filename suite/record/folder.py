@@ -1,8 +1,8 @@
-"""The home of a sweep on disk: trial folders are the truth, all else can be rebuilt from them.
+"""The home of a sweep on disk. Trial folders are the truth; all else can be rebuilt from them.
 
 HOME/
   sweeps/<name>.json        the definition that was run
-  sweeps/leases/<name>/     which driver owns it; of a home with a storage they lie there
+  sweeps/leases/<name>/     which driver owns it; with a storage this lies there instead
   tracking-id               the home's name in stores that several homes write to
   trials/<hash>/
     spec.json               written when the trial is handed out
@@ -13,7 +13,7 @@ HOME/
     best.safetensors        the trained tensors of the best epoch (confirm phase)
     predictions-<split>.parquet
     rank<k>.log
-  pretrained/<hash>/        the same of a pretrain run, shared by all sweeps of the home
+  pretrained/<hash>/        the same files for a pretrain run, which all sweeps of the home share
     model.safetensors       its weights, written before result.json
   cache/                    tokenised data
   mlflow.db
@@ -46,8 +46,12 @@ def _read(path: Path, kind: type[M]) -> M | None:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
+        # A file that a crash cut short is as good as none. A whole file of another version is not:
+        # to write it anew would destroy what it holds.
         if any(problem["type"] == "json_invalid" for problem in error.errors()):
             return None
+        # Two levels of keys are enough to find the place, and five places to know the version is
+        # wrong.
         places = {".".join(map(str, problem["loc"][:2])) for problem in error.errors()}
         keys = ", ".join(sorted(places)[:5])
         raise ConfigError(
@@ -76,7 +80,7 @@ class TrialFolder:
 
     @property
     def weights(self) -> Path:
-        """What a pretrain run is for."""
+        """The weights that a pretrain run makes."""
         return self.path / "model.safetensors"
 
     def log(self, rank: int) -> Path:
@@ -86,14 +90,20 @@ class TrialFolder:
         return self.path / f"predictions-{split}.parquet"
 
     def write_spec(self, spec: TrialSpec) -> None:
-        """Idempotent: the hash is the folder's name, so an existing spec is the same (of a pretrain
-        run, but for its workers).
+        """Write the specification where it does not stand there yet.
+
+        The hash is the folder's name, so an existing specification is the same; only a pretrain run
+        may have another number of workers.
         """
         if self.spec() != spec:
             write_json(self.path / "spec.json", spec.model_dump(mode="json"))
 
     def spec(self) -> TrialSpec | None:
-        """The specification, or None where it was never written whole. Raises as `result`."""
+        """The specification, or None where it was never written whole.
+
+        Raises:
+            ConfigError: It is whole, but not one of this version.
+        """
         return _read(self.path / "spec.json", TrialSpec)
 
     def write_result(self, result: TrialResult) -> None:
@@ -103,8 +113,8 @@ class TrialFolder:
         """The result, or None while the trial is not finished.
 
         Raises:
-            ConfigError: It is whole, but not a record of this version; taken for absent, it would
-                be run again and replaced.
+            ConfigError: It is whole, but not a record of this version. If it counted as absent, the
+                trial would be run again and the record replaced.
         """
         return _read(self.path / "result.json", TrialResult)
 
@@ -115,6 +125,7 @@ class TrialFolder:
             for line in (self.path / "epochs.jsonl").read_text().splitlines():
                 with contextlib.suppress(ValidationError):  # a crash may cut a line off
                     record = EpochRecord.model_validate_json(line)
+                    # A later line wins: after a cut the epoch was trained again.
                     found[record.epoch] = record
         return [found[epoch] for epoch in sorted(found)]
 
@@ -125,6 +136,7 @@ class TrialFolder:
         )
 
     def failures(self) -> list[FailureRecord]:
+        # Sorted as numbers, because as text failure-10 comes before failure-2.
         paths = sorted(self.path.glob("failure-*.json"), key=lambda p: int(p.stem.split("-")[1]))
         return [FailureRecord.model_validate_json(p.read_bytes()) for p in paths]
 
@@ -142,10 +154,12 @@ class Home:
     @property
     def tracking_uri(self) -> str:
         """The default MLflow store: sqlite, written by the driver alone."""
+        # The path is absolute, because Ray changes the working directory of its workers.
         return f"sqlite:///{(self.path / 'mlflow.db').resolve()}"
 
     def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
         name = spec_or_hash if isinstance(spec_or_hash, str) else spec_or_hash.hash
+        # A hash alone does not tell the phase; callers that have one mean a trial of a sweep.
         if isinstance(spec_or_hash, TrialSpec) and spec_or_hash.phase is Phase.PRETRAIN:
             return self.pretrained(name)
         return TrialFolder(self.path / "trials" / name)
@@ -157,6 +171,7 @@ class Home:
     def trials(self) -> Iterator[TrialFolder]:
         """Every trial folder, sorted by hash."""
         root = self.path / "trials"
+        # The file system has an order of its own, and a home without trials has no such folder.
         for path in sorted(root.iterdir()) if root.is_dir() else ():
             if path.is_dir():
                 yield TrialFolder(path)

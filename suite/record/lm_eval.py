@@ -1,5 +1,6 @@
-"""`lm-eval.json`: what lm-eval measured on one model, kept beside it; an evaluation that stands
-there is not done again.
+"""Read and write `lm-eval.json`, which keeps beside a model what lm-eval measured on it.
+
+An evaluation that stands in the file is not done again.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ LOCK_TIMEOUT_S = 60.0
 
 
 class Score(Record):
-    """A metric in lm-eval's own units (accuracies: 0 to 1) and its standard error over the
-    questions, None where lm-eval has none.
+    """A metric in lm-eval's own units (accuracies: 0 to 1) and its standard error.
+
+    The error is over the questions, and None where lm-eval gives none.
     """
 
     value: float
@@ -33,8 +35,9 @@ class Score(Record):
 
 
 class TaskScores(Record):
-    """One task: its metrics by name; a filter other than lm-eval's default is part of the name
-    (`exact_match.strict-match`).
+    """The metrics of one task by name.
+
+    A filter other than lm-eval's default is part of the name (`exact_match.strict-match`).
     """
 
     scores: dict[str, Score]
@@ -59,6 +62,7 @@ class Settings(Record):
 
     @property
     def key(self) -> str:
+        # Every setting counts, so a new version of lm-eval measures anew beside the old numbers.
         return short_hash(self.model_dump(mode="json"))
 
     @property
@@ -69,8 +73,9 @@ class Settings(Record):
 
 
 class Evaluation(Record):
-    """One task, group or tag on one model; of a group `total` is the aggregate and `parts` its
-    tasks.
+    """The evaluation of one model on a task, a group or a tag.
+
+    For a group `total` is the aggregate, and `parts` are its tasks.
     """
 
     settings: Settings
@@ -92,10 +97,13 @@ class LmEvalRecord(Record):
     evaluations: dict[str, Evaluation] = Field(default_factory=dict)
 
     def latest(self) -> dict[str, Evaluation]:
-        """By name: of several with the same name (other versions, other types of numbers) the one
-        that ended last.
+        """The evaluations by name.
+
+        Of several with the same name (other versions, other types of numbers) it takes the one that
+        ended last.
         """
         return {
+            # Of two with the same name the later one replaces the earlier.
             e.settings.name: e
             for e in sorted(self.evaluations.values(), key=lambda e: e.finished_at)
         }
@@ -105,12 +113,13 @@ def read_record(folder: Path) -> LmEvalRecord:
     """What a folder holds; nothing where there is no file, or one that was cut.
 
     Raises:
-        ConfigError: Another version of the suite wrote the file; to measure again would overwrite
+        ConfigError: Another version of the suite wrote the file. To measure again would overwrite
             what it holds.
     """
     path = folder / FILE
     try:
         stored = json.loads(path.read_bytes())
+    # A cut file holds nothing to lose: what it held is measured again.
     except (FileNotFoundError, ValueError):
         return LmEvalRecord()
     version = stored.get("schema_version") if isinstance(stored, dict) else None
@@ -125,6 +134,7 @@ def read_record(folder: Path) -> LmEvalRecord:
 def add_evaluation(folder: Path, evaluation: Evaluation) -> None:
     """Put one evaluation into a folder's file, which it may share with another process."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Reading is under the lock too, or one of two processes would overwrite the other's numbers.
     with FileLock(folder / f".{FILE}.lock", timeout=LOCK_TIMEOUT_S):
         known = read_record(folder).evaluations
         record = LmEvalRecord(evaluations={**known, evaluation.settings.key: evaluation})
@@ -134,7 +144,7 @@ def add_evaluation(folder: Path, evaluation: Evaluation) -> None:
 def over_seeds(
     records: Iterable[LmEvalRecord],
 ) -> dict[str, dict[str, dict[str, float | int | None]]]:
-    """Metrics over the seeds of a cell, by name of the evaluation and metric.
+    """The metrics over the seeds of a cell, by name of the evaluation and metric.
 
     Each has `mean`, `std`, `stderr` and the number of `seeds`. `std` is the sample deviation
     between seeds, None for one. `stderr` is the mean of what lm-eval states for each, which is
@@ -145,6 +155,7 @@ def over_seeds(
     for record in records:
         for name, evaluation in record.latest().items():
             for metric, score in evaluation.total.scores.items():
+                # Of a group the total counts; its parts stay in the file.
                 scores.setdefault(name, {}).setdefault(metric, []).append(score)
     found = {}
     for name, metrics in sorted(scores.items()):
@@ -160,9 +171,11 @@ def _spread(scores: Sequence[Score]) -> dict[str, float | int | None]:
         if score.stderr is not None:
             errors.append(score.stderr)
     std = None
+    # `stdev` divides by n - 1 and needs two values.
     if len(values) > 1:
         std = stdev(values)
     stderr = None
+    # A mean over some of the seeds would pass for one over all.
     if len(errors) == len(values):
         stderr = fmean(errors)
     return {"mean": fmean(values), "std": std, "stderr": stderr, "seeds": len(values)}
@@ -179,6 +192,7 @@ def as_metrics(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[s
     for name, metrics in summary.items():
         for metric, numbers in metrics.items():
             for part, suffix in suffixes.items():
+                # MLflow stores numbers only, so what is not known has no metric.
                 if numbers[part] is not None:
                     found[f"lm_eval.{name}.{metric}{suffix}"] = float(numbers[part])
     return found

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions and git revision; no host names and no secrets."""
+"""Say where a result comes from: versions and git revision, without host names or secrets."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ PACKAGES = (
 )
 
 
+# Versions and revision do not change while a process runs, and every trial asks for them.
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Version of Python and of every package that can change a number; None where it is not
-    installed.
+    """The versions of Python and of every package that can change a number.
+
+    A package that is not installed has None.
     """
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("petl-suite", *PACKAGES):
@@ -39,16 +41,20 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache
 def git_state() -> dict[str, Any]:
-    """Revision of the suite's checkout and whether it was edited; nulls where it is installed from
-    a wheel.
+    """The revision of the suite's checkout, and whether it was edited.
+
+    Both are None where the suite is installed from a wheel.
     """
+    # This file lies two folders below the root of the checkout.
     root = Path(__file__).parents[2]
+    # git looks in the folders above as well, so from a wheel it would find a stranger's repository.
     if not (root / ".git").exists():
         return {"revision": None, "dirty": None}
     try:
         revision = _git(root, "rev-parse", "HEAD")
         return {
             "revision": revision,
+            # Files that git does not track are notes and outputs; they are no edit of the code.
             "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no")),
         }
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Which printed number belongs to which cell, and whether each belongs to one at all."""
+"""Find the printed number that belongs to a cell, and check that each number belongs to one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from suite.errors import ConfigError
 def printed(
     references: Iterable[Reference], arm: Arm, task: str, tasks: Set[str]
 ) -> dict[str, Any]:
-    """What a paper printed for an arm on a task, or on `mean` (`Reference.as_row`); empty where it
-    printed nothing.
+    """What a paper printed for an arm on a task, or on `mean`; empty where it printed nothing.
 
     Args:
-        tasks: Of the sweep: a mean over other tasks than the paper's is not compared.
+        tasks: All tasks of the sweep: a mean over other tasks than the paper's is not compared.
+
+    Returns:
+        The line as `Reference.as_row` gives it.
     """
     for line in references:
+        # Lines with an evaluation are about lm-eval's numbers, which `evaluated` gives.
         if line.evaluation or not _about(line, arm):
             continue
         if line.score_on(task, tasks) is not None:
@@ -31,11 +34,13 @@ def printed(
 def evaluated(
     references: Iterable[Reference], *, trained: bool, **arm: Any
 ) -> dict[str, dict[str, Any]]:
-    """What a paper printed of an arm's evaluation by lm-eval, by that library's `task/metric`
-    (`Reference.as_row`).
+    """What a paper printed of an arm's evaluation by lm-eval, by that library's `task/metric`.
 
     Args:
-        arm: As `Reference.matches`.
+        arm: The same words as for `Reference.matches`.
+
+    Returns:
+        Each line as `Reference.as_row` gives it.
     """
     state = "trained" if trained else "untrained"
     return {
@@ -49,28 +54,31 @@ def evaluated(
 def check_references(
     references: Sequence[Reference], arms: Collection[Arm], tasks: Collection[str], *, where: str
 ) -> None:
-    """See that every line is about a cell of the plan, and that no cell has two.
+    """Check that every line is about a cell of the plan, and that no cell has two.
 
     A line may have scores on known tasks beside those of the sweep, so that a sweep can be run on
     some of its tasks.
 
     Args:
-        arms: Of the plan, each once.
-        tasks: Of the sweep.
+        arms: The arms of the plan, each once.
+        tasks: The tasks of the sweep.
         where: The sweep's file, for errors.
 
     Raises:
-        ConfigError: Names the line.
+        ConfigError: A line is about no cell, or two are about the same one; the message names it.
     """
     for number, line in enumerate(references):
         place = f"{where}: reference[{number}] {line}"
+        # Such a line is most likely misspelt, and no row would ever show it.
         if not any(_about(line, arm) for arm in arms):
             raise ConfigError(
                 f"{place}: no arm of this sweep is like that; correct it, or run part of a sweep "
                 "with --set reference=[]"
             )
+        # Its scores are named by lm-eval's tasks, which are none of the sweep's.
         if line.evaluation:
             continue
+        # This raises where there is no such task at all.
         for task in line.scores.keys() - {*tasks, MEAN}:
             load_task(task, where=f"{place}: scores")
         if not line.scores.keys() & {*tasks, MEAN}:
@@ -86,6 +94,7 @@ def _check_single(references: Sequence[Reference], arm: Arm, *, where: str) -> N
     seen: dict[tuple[str | None, str], int] = {}
     for number, line in enumerate(references):
         for task in line.scores if _about(line, arm) else ():
+            # With two lines for one score, their order in the file would decide which is shown.
             first = seen.setdefault((line.evaluation, task), number)
             if first != number:
                 what = f"reference[{first}] {references[first]} and reference[{number}] {line}"

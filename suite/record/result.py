@@ -87,6 +87,7 @@ class FailureRecord(Record):
 
     @field_validator("message", "traceback")
     @classmethod
+    # This runs before the record exists, so no secret reaches a file or a store.
     def _without_secrets(cls, text: str) -> str:
         return redact(text)
 
@@ -134,6 +135,7 @@ class ValidityRecord(Record):
             found.append(f"other parameters trained than intended ({strays})")
         if not self.output_changed:
             found.append("training did not change the output")
+        # None means that it is not known, which speaks against nothing.
         if self.loss_fell is False:
             found.append("train loss did not fall")
         if not self.no_nan:
@@ -144,6 +146,7 @@ class ValidityRecord(Record):
 class TrialResult(Record):
     """Everything one trial says about itself; written once as `result.json`."""
 
+    # A record of a newer version may mean other things by the same names, so it is refused.
     schema_version: Annotated[int, Field(le=SCHEMA_VERSION)] = SCHEMA_VERSION
     trial: str = Field(description="hash of the specification")
     status: Status

@@ -1,4 +1,4 @@
-"""What one trial is: everything that decides its numbers, and nothing else."""
+"""Define what one trial is: everything that decides its numbers, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from suite.config.training import TrainingConfig
 
 
 class Phase(StrEnum):
-    """Which half of READ's protocol a trial belongs to, or the stage before it; test data exists
-    only in `CONFIRM`.
+    """The half of READ's protocol that a trial belongs to, or the stage before it.
+
+    Test data exists only in `CONFIRM`.
     """
 
     SEARCH = "search"
@@ -31,8 +32,7 @@ class TrialSpec(Strict):
     """One training run. Its hash names its folder and gates its resume.
 
     A pretrain run is one too: method `full` on a corpus. It belongs to no sweep, and its checkpoint
-        is the same thing
-    whatever number of workers made it, so neither is part of its hash.
+    is the same thing whatever number of workers made it, so neither is part of its hash.
     """
 
     sweep: str
@@ -54,6 +54,7 @@ class TrialSpec(Strict):
     @cached_property
     def hash(self) -> str:
         """16 hexadecimal digits over the whole specification as given."""
+        # To rename, add or remove a field changes every hash, and existing homes lose their trials.
         return short_hash(
             self.model_dump(
                 mode="json",
@@ -62,6 +63,7 @@ class TrialSpec(Strict):
         )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        # Pydantic copies the cached hash as well, which a changed field may have made wrong.
         return without_cached("hash", super().model_copy(update=update, deep=deep))
 
     @property
@@ -71,20 +73,24 @@ class TrialSpec(Strict):
 
     @property
     def cell(self) -> str:
-        """arm x task: the study this trial belongs to."""
+        """The arm and the task, which name the study that this trial belongs to."""
         return f"{self.arm.key}/{self.task.name}"
 
     @property
     def engine_key(self) -> str:
-        """Trials with the same key differ only in learning rate and number: one warm engine serves
-        them all.
+        """A key that trials share if they differ only in learning rate and number.
+
+        One warm engine serves all trials with the same key.
         """
+        # The phase of two such trials may differ, but their seed may not: it decides the new
+        # weights.
         return short_hash(
             self.model_dump(mode="json", exclude={"learning_rate", "number", "phase", "sweep"})
         )
 
     def stream(self, name: str, *parts: int) -> int:
-        """The seed of a named random stream; the same for all arms of a comparison (task,
-        replicate, stream).
+        """The seed of a named random stream.
+
+        It depends on task, replicate and stream, so it is the same for all arms of a comparison.
         """
         return derive_seed(self.task.name, self.seed, name, *parts)
