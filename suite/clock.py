@@ -1,4 +1,4 @@
-"""The time that deadlines, pauses and leases go by.
+"""The clock that deadlines, pauses and leases use.
 
 Tests pass a clock of their own in and wait for nothing.
 """
@@ -13,7 +13,7 @@ class Clock:
     """This machine's time. All deadlines of a process may share one clock."""
 
     def now_s(self) -> float:
-        """Seconds since the machine started, with the time that it was suspended."""
+        """Return the seconds since the machine started, including those that it slept."""
         # A monotonic clock stands still while a laptop sleeps, and other drivers' clocks do not.
         return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
@@ -22,7 +22,7 @@ class Clock:
         time.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait for an event, at most so many seconds. Returns whether it happened."""
+        """Wait for an event for at most so many seconds, and return whether it happened."""
         return event.wait(seconds)
 
 

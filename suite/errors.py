@@ -57,7 +57,7 @@ class HubUnreachableError(BackboneError):
 
 
 class ResourceError(SuiteError):
-    """More workers, memory or disk asked for than the machine or cluster can ever give."""
+    """A demand for more workers, memory or disk than the machine or cluster can ever give."""
 
 
 class ClusterError(SuiteError):

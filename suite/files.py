@@ -21,7 +21,7 @@ LOCK_TIMEOUT_S = 3600.0
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file to write, which then replaces `path`.
+    """Give the block a temporary file to write, which then replaces `path`.
 
     A reader sees the old file or the new one, and so does whoever comes after a crash.
     """
@@ -74,7 +74,7 @@ def _fsync(path: Path) -> None:
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have `make(temporary)` make the folder unless it exists. Other processes wait for it.
+    """Call `make(temporary)` to make the folder unless it exists. Other processes wait for it.
 
     A crash leaves nothing half made.
 

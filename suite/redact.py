@@ -54,7 +54,7 @@ def redact(text: object, *, environment: Mapping[str, str] | None = None) -> str
 
 
 def secrets_of(environment: Mapping[str, str]) -> list[str]:
-    """Values of variables named like secrets, and passwords in URLs of any variable."""
+    """Return the values of secret variables, and the passwords in URLs of any variable."""
     found = set()
     for name, value in environment.items():
         if is_secret_name(name):

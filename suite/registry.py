@@ -173,5 +173,5 @@ class Registry(Generic[T]):
 
 
 def stem_to_name(stem: str) -> str:
-    """`mhe_add` -> `mhe-add`: names are typed with hyphens, modules are named with underscores."""
+    """Turn `mhe_add` into `mhe-add`: names have hyphens where modules have underscores."""
     return stem.replace("_", "-")

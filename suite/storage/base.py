@@ -1,4 +1,4 @@
-"""Keys and bytes below a URL: what homes, leases and exports need of a folder or a bucket.
+"""A storage holds bytes under keys below a URL, for homes, leases and exports.
 
 A storage must create a key only if nobody else has: by a hard link on files, by a conditional put
 on S3. A file system that cannot is refused, because two drivers could then both believe that a
@@ -28,7 +28,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Storage(ABC):
-    """A root with keys below it, `a/b/c`; the same on files and on S3.
+    """A root with keys such as `a/b/c` below it, which works the same on files and on S3.
 
     Every method raises `StorageError` if the storage does not do what it is asked.
 
@@ -102,7 +102,7 @@ class Storage(ABC):
 
     @contextlib.contextmanager
     def asked_once(self) -> Iterator[None]:
-        """Give up at the first error, for the time of the block."""
+        """Within the block, give up at the first error."""
         patience_s = self.patience_s
         self.patience_s = 0.0
         try:
@@ -111,7 +111,7 @@ class Storage(ABC):
             self.patience_s = patience_s
 
     def patiently(self, call: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
-        """Ask again, ever less often, while the error may pass and patience lasts."""
+        """Call again, less and less often, while the error may pass and patience lasts."""
         end_s = self.clock.now_s() + self.patience_s
         pause_s = FIRST_PAUSE_S
         while True:

@@ -52,7 +52,7 @@ def check_local(path: Path, *, option: str = "--tracking-uri") -> None:
 
 
 def file_system(path: Path) -> str:
-    """Type of the mount that holds a path: `ext4`, `nfs4`, `fuse.sshfs`."""
+    """Return the type of the mount that holds a path: `ext4`, `nfs4`, `fuse.sshfs`."""
     # Without `all`, psutil lists physical disks and leaves out just the network's mounts.
     mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
     if not mounts:

@@ -1,4 +1,4 @@
-"""One live driver per sweep, on any number of machines.
+"""A lease keeps each sweep to one live driver, on any number of machines.
 
 The highest claim `leases/<sweep>/<epoch>` owns the sweep, and its holder rewrites the file
 `<epoch>.beat` again and again. Who wants the sweep watches that file for three intervals. If it
@@ -64,12 +64,12 @@ class Claim(Strict):
 
     @property
     def is_here(self) -> bool:
-        """Whether its process is one of this machine's."""
+        """Whether the claim's process runs, or ran, on this machine."""
         return bool(self.machine) and self.machine == _machine()
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process is known to have ended."""
+        """Whether the claim's process is known to have ended."""
         if not self.is_here:
             return False
         try:
@@ -117,7 +117,7 @@ class Lease:
         self._thread.start()
 
     def held(self) -> bool:
-        """Whether the sweep is still this process's; asks the storage only if beats were late.
+        """Whether this process still holds the sweep. The storage is asked only if beats were late.
 
         Raises:
             StorageError: Beats were late, and the storage does not answer.
@@ -182,7 +182,7 @@ class Lease:
 def acquire(
     root: str | Path, sweep: str, *, beat_s: float | None = None, clock: Clock = CLOCK
 ) -> Lease:
-    """Take a sweep that nobody holds, or whose holder shows no life for three of its beats.
+    """Take a sweep that nobody holds, or whose holder misses three beats.
 
     Args:
         root: Folder or URL that holds the claims.
@@ -216,7 +216,7 @@ def held_lease(root: str | Path, sweep: str) -> Iterator[Lease]:
 
 
 def holder(root: str | Path, sweep: str) -> Claim | None:
-    """Who holds a sweep, as far as anybody can tell at once.
+    """Say who holds a sweep, as far as that can be told without waiting.
 
     This is the last claim, unless it was released or its process has ended. If the holder's machine
     went down, it is shown until another driver takes over.
@@ -232,7 +232,7 @@ def holder(root: str | Path, sweep: str) -> Claim | None:
 
 
 def newest_epoch(storage: Storage, sweep: str) -> int:
-    """Epoch of the last claim; 0 where there never was one."""
+    """Return the epoch of the last claim; 0 where there never was one."""
     newest = 0
     for key in storage.keys(claims_key(sweep)):
         name = key.rpartition("/")[2]
@@ -294,7 +294,7 @@ def _own_claim(beat_s: float) -> Claim:
 
 
 def _submission_id() -> str:
-    """Ray's id of the job that this process drives; "" where there is none."""
+    """Return Ray's id of the job that this process drives; "" where there is none."""
     try:
         # Ray sets the variable for submitted jobs; a driver started by hand lacks it.
         job = json.loads(os.environ.get(JOB_VARIABLE, "{}"))
@@ -331,7 +331,7 @@ def _beat_key(sweep: str, epoch: int) -> str:
 
 
 def _machine() -> str:
-    """This kernel and its table of processes; two containers share the kernel, not the table."""
+    """Name this kernel and its table of processes. Two containers share only the kernel."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # The process namespace tells containers on one kernel apart.

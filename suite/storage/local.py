@@ -107,7 +107,7 @@ def _files_below(start: Path) -> list[Path]:
 
 
 def _link_new(path: Path, data: bytes) -> bool:
-    """Give whole bytes a name that nobody had.
+    """Write a new file whole; return False if somebody has taken its name before.
 
     A file opened exclusively under its own name could be seen half written.
     """

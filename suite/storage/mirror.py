@@ -1,4 +1,4 @@
-"""A home's copy below a URL, for hosts that share no disk.
+"""A mirror keeps a copy of a home below a URL, for hosts that share no disk.
 
 Each host has a home of its own, and what all must know lies in the storage. Keys are paths below
 the home (`suite.record.folder`). A trial's result is created last, after everything that it speaks
@@ -38,7 +38,7 @@ RECORDS = (".json", ".jsonl", ".parquet")
 
 
 class Mirror:
-    """What one process fetches from the storage and puts there.
+    """One process's way to fetch files from the storage and to put files there.
 
     Args:
         home: The home of this host.
@@ -103,7 +103,7 @@ class Mirror:
         return self._end(folder, result)
 
     def settle(self, folder: TrialFolder) -> TrialResult | None:
-        """The result of a trial, as stored. If the trial has none, its failures are fetched.
+        """Return the stored result of a trial. If there is none, fetch its failures.
 
         A result that only this host has is put into the storage first.
         """
@@ -135,7 +135,7 @@ class Mirror:
         write_atomic(folder.path / f"failure-{number}.json", data)
 
     def fetch(self, folder: TrialFolder) -> None:
-        """Get what tables are made of, the result last: predictions, curve, failures."""
+        """Get the files that tables are made of (predictions, curve, failures), the result last."""
         self._fetch_folder(folder, is_record)
 
     def fetch_all(self, folder: TrialFolder) -> None:
@@ -143,7 +143,10 @@ class Mirror:
         self._fetch_folder(folder, lambda name: is_record(name) or name.endswith(".safetensors"))
 
     def fetch_begun(self, folder: TrialFolder) -> None:
-        """Get what a trial that goes on from a checkpoint had kept by then, whatever lies here."""
+        """Get the curve, best weights and predictions of a trial that goes on from a checkpoint.
+
+        They replace what lies here.
+        """
         if self.storage is None:
             return
         # The checkpoint's state speaks of these three files.
@@ -200,7 +203,7 @@ class Mirror:
         self._pull_all(lacking)
 
     def generations(self, checkpoints: Path) -> list[int]:
-        """Epochs of which anything is stored."""
+        """The epochs of which anything is stored."""
         if self.storage is None:
             return []
         prefix = f"{self.key(checkpoints)}/"
@@ -236,7 +239,7 @@ class Mirror:
         return self._pull_due(key for key in stored if self._is_wanted(key, weights=weights))
 
     def push_home(self) -> int:
-        """Put what only this home has: trials that ended without a storage, or began without one.
+        """Put the trials that only this home has: those that ended or began without a storage.
 
         Returns:
             Trials that were put.
@@ -265,13 +268,13 @@ class Mirror:
         return count
 
     def push_definition(self, sweep: str) -> None:
-        """Put what was decided about a sweep: its definition."""
+        """Put the files that define a sweep."""
         definition = self.home.sweep_definition(sweep)
         paths = [definition.with_suffix(suffix) for suffix in DEFINITIONS]
         self._push_all(path for path in paths if path.is_file())
 
     def push_tokenizers(self) -> None:
-        """Put the tokenizers that were trained here: a model is loaded with the one that it had."""
+        """Put the tokenizers that were trained here, because a model is loaded with its own."""
         self._push_all(_visible_files(self.home.cache / "tokenizers"))
 
     def key(self, path: Path) -> str:
@@ -353,7 +356,7 @@ class Mirror:
         return came + self._pull_all(results)
 
     def _is_wanted(self, key: str, *, weights: bool) -> bool:
-        """Whether other commands read it: not claims, locks, checkpoints."""
+        """Whether other commands read the file: claims, locks and checkpoints are left out."""
         root, _, rest = key.partition("/")
         *middle, name = rest.split("/")
         if root == "sweeps":
@@ -368,7 +371,7 @@ class Mirror:
         )
 
     def _is_due(self, key: str, ended: set[str]) -> bool:
-        """Whether to get a file: it is lacking here, or of a kind that changes."""
+        """Whether to get a file, because it is lacking here or is of a kind that changes."""
         folder, _, name = key.rpartition("/")
         # A later run may extend a definition, so definitions are always due.
         if not (self.home.path / key).exists() or folder == "sweeps":
@@ -429,7 +432,7 @@ def is_record(name: str) -> bool:
 
 
 def digest(path: Path) -> str | None:
-    """SHA-256 of a file, None where there is none."""
+    """Return the SHA-256 of a file; None where there is no file."""
     try:
         return sha256(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -437,7 +440,7 @@ def digest(path: Path) -> str | None:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write unless an equal file lies there: it keeps its time, so that nothing looks changed."""
+    """Write a file unless it holds these bytes: it keeps its time, and nothing looks changed."""
     if not path.is_file() or path.read_bytes() != data:
         write_atomic(path, data)
 

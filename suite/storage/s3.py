@@ -36,7 +36,7 @@ SETTINGS = (*ENDPOINTS, "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 
 
 class S3Storage(Storage):
-    """A bucket, or a prefix in one. Credentials and endpoint are those of the AWS tools."""
+    """A bucket, or a prefix in one. Credentials and endpoint come from where AWS tools look."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S, clock: Clock = CLOCK) -> None:
         super().__init__(url, patience_s=patience_s, clock=clock)
@@ -160,7 +160,7 @@ class S3Storage(Storage):
 
 @functools.lru_cache(maxsize=4)
 def _client(process: int, settings: tuple[str, ...]) -> Any:
-    """One set of connections for all storages of a process; a fork must not share its parent's."""
+    """Make one client for all storages of a process; a fork must not share its parent's."""
     # boto3 is an extra. Homes on a disk do without it, so it is imported where it is used.
     from boto3.session import Session
     from botocore.config import Config
@@ -208,7 +208,7 @@ def _status(error: Exception) -> int:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether to ask again: no answer, a broken one, or a server that says later.
+    """Whether to ask again: there was no answer, a broken one, or the server says "later".
 
     Not: no key, no bucket, no right, no credentials.
     """

@@ -11,7 +11,7 @@ from suite.storage.fence import Fence
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where a rank finds and puts things; not part of a trial's identity.
+    """The places where a rank finds and puts files. They are no part of a trial's identity.
 
     Attributes:
         home: The sweep's home.
@@ -34,6 +34,6 @@ class Workspace:
 
     @property
     def engines(self) -> Path:
-        """Where warm engines keep their step 0."""
+        """The folder in which warm engines keep their step 0."""
         scratch = self.scratch or self.home.path / ".tune"
         return scratch / "engines"

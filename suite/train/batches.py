@@ -69,7 +69,7 @@ class TrainBatches:
         """The steps of an epoch.
 
         Args:
-            number: Of the epoch, from 1.
+            number: The epoch, counted from 1.
             seed: Seed of the permutation of a pass over the data, by the pass's number from 1. An
                 epoch is a pass unless `epoch_steps` says otherwise.
             first: Steps of the epoch that are done already.
@@ -80,11 +80,13 @@ class TrainBatches:
         """
         order = np.empty(0, dtype=np.int64)
         pass_seed = 0
+        # Steps count through the whole trial, so that a pass may span several epochs.
         for step in range((number - 1) * len(self) + first, number * len(self)):
             passes_done, place = divmod(step, self.pass_steps)
             # Also at an epoch that begins, or is taken up, within a pass.
             if place == 0 or not len(order):
                 pass_seed = seed(passes_done + 1)
+                # A generator of its own: the streams that dropout draws from stay as they are.
                 order = np.random.default_rng(pass_seed).permutation(len(self.data))
             batch = order[place * self.batch_size : (place + 1) * self.batch_size]
             yield self._parts(batch, pass_seed), self.lengths[batch]
@@ -94,6 +96,7 @@ class TrainBatches:
     ) -> list[tuple[dict[str, torch.Tensor], float]]:
         mine = batch[self.rank :: self.world_size]
         size = self.micro_batch_size
+        # All ranks have the same number of parts: `micro_batching` refuses what leaves a rest.
         parts = [mine[i : i + size] for i in range(0, len(mine), size)]
         mean_units = self.units[batch].sum() / (len(parts) * self.world_size)
         found = []
@@ -119,6 +122,7 @@ def eval_batches(
     """
     order: list[int] = sorted(range(len(data)), key=data["length"].__getitem__)
     mine: list[int | None] = [*order[rank::world_size]]
+    # Rounded up: the ranks would wait for ever for one that has a batch less.
     share = -(-len(order) // world_size)
     mine += [None] * (share - len(mine))
     for start in range(0, share, batch_size):

@@ -32,9 +32,11 @@ def build_model(
         meta: Make shapes only, and leave the random generator as it is.
 
     Raises:
-        As `build_arm`.
+        ConfigError: A name or key is unknown, or a value out of range.
+        IncompatibleError: The choices do not go together.
     """
     if not meta:
+        # Heads and methods draw next, and must not depend on what was drawn before.
         torch.manual_seed(spec.stream("init"))
     return build_arm(
         resolved,

@@ -35,11 +35,12 @@ from suite.train.shards import FORMAT
 
 log = logging.getLogger(__name__)
 MARKER = "COMMIT.json"
+# If the newest is cut off or damaged, the one before it serves.
 GENERATIONS = 2
 
 
 class UnusableError(Exception):
-    """Why a generation cannot be used."""
+    """A generation cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,15 @@ class Checkpoints:
             shutil.rmtree(target, ignore_errors=True)
         if dist.get_rank() == 0 and self.mirror is not None:
             self.mirror.drop(target, MARKER)
+        # No rank writes before the remains are gone.
         dist.barrier()
         path = engine.save(target)
         if self.mirror is not None:
             self.mirror.push_file(path)
         about = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        # When this returns, every rank has written and pushed its file, so the marker may follow.
         files = dict(gather_objects((path.name, about)))
+        # Collective, so it cannot stand in the branch of rank 0.
         frozen = engine.frozen_fingerprint
         if dist.get_rank() == 0:
             marker = {
@@ -83,6 +87,7 @@ class Checkpoints:
                 "files": files,
                 "state": state,
             }
+            # Asked again: writing may have taken long enough for another driver to come.
             self._check_fence()
             write_json(target / MARKER, sealed(marker))
             if self.mirror is not None:
@@ -123,7 +128,7 @@ class Checkpoints:
         return None
 
     def _check_fence(self) -> None:
-        """Raise StaleDriverError if what lies here is another driver's by now."""
+        """Raise StaleDriverError if another driver has taken the sweep over."""
         if self.fence is not None and dist.get_rank() == 0:
             self.fence.check()
 
@@ -136,7 +141,7 @@ class Checkpoints:
                 self.mirror.drop(self.folder, MARKER)
 
     def _agreed(self, epoch: int) -> dict[str, Any] | None:
-        """Rank 0's marker of a generation, if every host sees all the files that it names."""
+        """Return rank 0's marker of a generation if every host has all files that it names."""
         folder = self.folder / f"epoch-{epoch}"
         marker: dict[str, Any] | None = None
         problem = ""
@@ -148,12 +153,14 @@ class Checkpoints:
         marker = gather_objects(marker)[0]
         if marker is None:
             return None
+        # The ranks of a host see the same files, so one of them reads and hashes them for all.
         if _first_of_host():
             if self.mirror is not None:
                 self.mirror.fetch_files(folder, marker["files"])
             try:
                 check_files(folder, marker["files"])
             except UnusableError as error:
+                # Not raised: the other ranks would wait in the gather below.
                 problem = f"{error} (seen by rank {dist.get_rank()})"
         problems = [text for text in gather_objects(problem) if text]
         if not problems:
@@ -178,7 +185,7 @@ class Checkpoints:
 
 
 def _outdated(epochs: list[int], newest: int) -> set[int]:
-    """Generations to drop: all but the last ones up to `newest`.
+    """The generations to drop: all but the last `GENERATIONS` up to `newest`.
 
     Later ones were left out when this attempt loaded.
     """
@@ -187,12 +194,12 @@ def _outdated(epochs: list[int], newest: int) -> set[int]:
 
 
 def _first_of_host() -> bool:
-    """Whether this is the one rank of its host that looks after the disk."""
+    """Whether this rank is the one that looks after its host's disk."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with a checksum over itself."""
+    """Return the content with a checksum over itself."""
     seal = hashlib.sha256(canonical_json(content).encode()).hexdigest()
     return {**content, "seal": seal}
 
@@ -236,6 +243,7 @@ def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         if Path(name).name != name or path.is_symlink() or folder.is_symlink():
             raise UnusableError(f"{name} leads out of the folder")
         try:
+            # The size first: it costs nothing and finds every file that was cut off.
             size = path.stat().st_size
             if size != expected["bytes"]:
                 raise UnusableError(f"{name} has {size} bytes, {expected['bytes']} were written")

@@ -1,4 +1,4 @@
-"""The DeepSpeed ZeRO engine: with `suite.train.process_group` all that imports deepspeed.
+"""The DeepSpeed ZeRO engine. Only this module and `suite.train.process_group` import deepspeed.
 
 It hides what ZeRO changes about a model (partitioned parameters, collective access, engines that
 are never freed) behind whole tensors by name. Every method marked *collective* must be called on
@@ -67,11 +67,13 @@ class Engine:
         if uses_bf16(training, device):
             dtype = torch.bfloat16
         model.to(dtype)
+        # ZeRO 3 replaces this function for the whole process; `release` puts it back.
         self._linear = torch.nn.functional.linear
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
         self._frozen: str | None = None
+        # A setting that DeepSpeed overlooks would silently clip at its own default, 1.0.
         if self._engine.gradient_clipping() != training.gradient_clipping:
             raise AssertionError("DeepSpeed did not take the gradient clipping it was given")
 
@@ -88,7 +90,7 @@ class Engine:
         *,
         mark: Callable[[str], None] | None = None,
     ) -> torch.Tensor:
-        """One optimizer step over this rank's micro-batches. Collective.
+        """Take one optimizer step over this rank's micro-batches. Collective.
 
         Args:
             batches: Model inputs with their weight. The loss of the step is the mean of weight x
@@ -101,6 +103,7 @@ class Engine:
             This rank's part of the step's loss, detached, on the device.
         """
         assert self._engine.optimizer is not None
+        # The loop owns the schedule; DeepSpeed has none that could go out of step.
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         total = torch.zeros((), device=self.device)
@@ -110,9 +113,11 @@ class Engine:
             mark("forward")
             self._engine.backward(loss)
             mark("backward")
+            # Only the last micro-batch of a step updates the weights; DeepSpeed counts the others.
             self._engine.step()
             mark("update")
             total += loss.detach().float()
+        # DeepSpeed divides the gradients by the number of micro-batches as well.
         return total / len(batches)
 
     def save(self, folder: Path, *, alone: bool = False) -> Path:
@@ -171,9 +176,11 @@ class Engine:
         try:
             with Shards([folder / name for name in names]) as shards:
                 if not alone:
+                    # A file of this rank alone may be a part, and would fail the check.
                     shards.check({name: whole_numel(p) for name, p in self._trained()})
                 self._take(shards)
         except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as error:
+            # Kept until all have voted: a rank that raises alone leaves the others waiting.
             cause = error
         if not all_agree(cause is None):
             # Another rank may have failed, and knows why.
@@ -188,13 +195,14 @@ class Engine:
         self._leave_partitioned(True)
         adam = adam_of(self._engine.optimizer)
         pieces = pieces_of(self.module, self._engine.optimizer, rank=dist.get_rank())
+        # Adam has no state before its first step, and `read` needs one to fill.
         set_steps(adam, masters_of(self.module, self._engine.optimizer), shards.steps)
         shards.read(pieces, adam.state)
         for name, buffer in self._buffers().items():
             buffer.copy_(shards.buffers[name])
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """What the model keeps beside its parameters and stores with them."""
+        """The buffers that the model stores with its parameters."""
         # Non-persistent buffers are not in a state dict.
         stored = self.module.state_dict(keep_vars=True).keys()
         return {name: buffer for name, buffer in self.module.named_buffers() if name in stored}
@@ -216,6 +224,7 @@ class Engine:
         """Trained tensors by name, whole, fp32 on the CPU; empty except on rank 0. Collective."""
         state: dict[str, torch.Tensor] = {}
         for name, parameter in self._trained():
+            # One at a time, so that no device must hold all of them whole at once.
             with self._gathered([parameter]):
                 if dist.get_rank() == 0:
                     state[name] = parameter.detach().to("cpu", torch.float32, copy=True)
@@ -233,6 +242,7 @@ class Engine:
             with self._gathered([parameter], modifier_rank=0), torch.no_grad():
                 if dist.get_rank() == 0:
                     parameter.copy_(state[name])
+                # Under ZeRO 3 the end of the block sends rank 0's values to all; here nobody would.
                 if self.training.zero_stage < 3:
                     dist.broadcast(parameter.data, src=0)
 
@@ -246,6 +256,7 @@ class Engine:
             if parameter.requires_grad == trained:
                 local = getattr(parameter, "ds_tensor", parameter).detach()
                 sha.update(name.encode())
+                # Seen as bytes, because numpy has no bfloat16.
                 sha.update(local.to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
         return hashlib.sha256("".join(gather_objects(sha.hexdigest())).encode()).hexdigest()
 
@@ -268,7 +279,7 @@ class Engine:
 
     @property
     def frozen_fingerprint(self) -> str:
-        """`fingerprint` of the frozen weights. Collective.
+        """The fingerprint of the frozen weights. Collective.
 
         It is taken once: no training changes them, which the end of every trial checks.
         """
@@ -277,7 +288,7 @@ class Engine:
         return self._frozen
 
     def numel(self, *, trained_only: bool = False) -> int:
-        """Parameters counted whole, each shared one once."""
+        """Count the parameters before partitioning; one that is shared counts once."""
         return sum(
             whole_numel(p) for p in self.module.parameters() if p.requires_grad or not trained_only
         )
@@ -289,7 +300,7 @@ class Engine:
     def check_mask(self) -> None:
         """Check that `requires_grad` is what it was at the start.
 
-        What is unfrozen later would never train, silently.
+        A parameter that is unfrozen later would never train, and nothing would say so.
         """
         now = [name for name, p in self.module.named_parameters() if p.requires_grad]
         if now != self.trained_names:
@@ -309,6 +320,7 @@ class Engine:
         self._engine.destroy()
         # ZeRO-3 leaves its own function there, for the whole process.
         torch.nn.functional.linear = self._linear
+        # A list of modules that is never popped, and a cache that holds the coordinator.
         parameter_offload.FWD_MODULE_STACK.clear()
         _clear_caches(PartitionedParameterCoordinator)
         del self._engine
@@ -325,6 +337,7 @@ class Engine:
     ) -> Iterator[None]:
         import deepspeed
 
+        # Below ZeRO 3 every rank has whole parameters, and nothing is to be gathered.
         with deepspeed.zero.GatheredParameters(
             list(parameters), modifier_rank=modifier_rank, enabled=self.training.zero_stage == 3
         ):
@@ -336,12 +349,12 @@ def _unmarked(_part: str) -> None:
 
 
 def whole_numel(parameter: torch.Tensor) -> int:
-    """Elements of a parameter before partitioning."""
+    """The number of elements of a parameter before partitioning."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _local_run(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """What this rank holds of a parameter, flat, and where that begins in the whole.
+    """Return this rank's elements of a parameter, flat, and where they begin in the whole.
 
     Elements that only fill up the last slice are left out.
     """
@@ -355,12 +368,13 @@ def _local_run(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
 def _adamw(
     parameters: list[nn.Parameter], training: TrainingConfig, *, offloaded: bool
 ) -> torch.optim.Optimizer:
-    """AdamW. It is torch's fused one (one pass over each tensor), or DeepSpeed's for the CPU.
+    """Make AdamW: torch's fused one, or DeepSpeed's for the CPU.
 
-    DeepSpeed's own, vectorised, serves an optimizer that lies on the CPU beside a GPU.
+    The fused one takes one pass over each tensor. DeepSpeed's, which is vectorised, serves an
+    optimizer whose state lies on the CPU beside a GPU.
     """
     options: dict[str, Any] = {
-        # Every step sets its own.
+        # every step sets its own
         "lr": 1.0,
         "betas": (training.adam_beta1, training.adam_beta2),
         "eps": training.adam_eps,

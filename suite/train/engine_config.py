@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: precision, ZeRO, and how a batch is cut."""
+"""Make DeepSpeed's configuration: precision, ZeRO, and how a batch is cut."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ def engine_config(training: TrainingConfig, *, world_size: int, device: str) -> 
         "stage": training.zero_stage,
         "reduce_bucket_size": training.reduce_bucket_elements,
         "allgather_bucket_size": training.reduce_bucket_elements,
+        # a CPU has no streams that could overlap
         "overlap_comm": device == "cuda",
         "contiguous_gradients": device == "cuda",
     }
     if training.zero_stage == 3:
+        # Both bound how much is gathered at a time, and with it the peak of memory.
         zero["stage3_prefetch_bucket_size"] = training.reduce_bucket_elements
         zero["stage3_param_persistence_threshold"] = training.persistence_threshold_elements
+    # On a CPU everything is where offloading would put it.
     if device == "cuda" and training.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if training.offload == "all":
@@ -49,7 +52,7 @@ def uses_bf16(training: TrainingConfig, device: str) -> bool:
 
 
 def micro_batching(training: TrainingConfig, world_size: int) -> tuple[int, int]:
-    """Examples per forward pass, and forward passes per step on each rank.
+    """Return the examples per forward pass, and the forward passes per step on each rank.
 
     Raises:
         IncompatibleError: The batch cannot be cut into equal parts.
@@ -60,6 +63,7 @@ def micro_batching(training: TrainingConfig, world_size: int) -> tuple[int, int]
             f"training.batch_size {training.batch_size} is not divisible by {world_size} workers; "
             f"use {share * world_size or world_size} or another number of workers"
         )
+    # Without a size of its own, a rank's share goes through in one pass.
     micro = training.micro_batch_size or share
     if share % micro:
         raise IncompatibleError(

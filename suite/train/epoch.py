@@ -27,7 +27,7 @@ def train_epoch(
     """Train one epoch, or the rest of one. Collective.
 
     Args:
-        number: Of the epoch, from 1.
+        number: The epoch, counted from 1.
         midway: Where an earlier attempt left the epoch.
         before_s, before_kwh: What training had cost before the epoch.
         leaving: Whether this rank was told to leave.
@@ -41,6 +41,7 @@ def train_epoch(
     engine = run.warm.engine
     batches = run.batches
     engine.check_mask()
+    # The evaluation before left the model in evaluation mode.
     engine.module.train()
     first = 0
     total_so_far = 0.0
@@ -48,6 +49,7 @@ def train_epoch(
     if midway is not None:
         first = midway.step
         total_so_far, half_so_far = midway.sums(dist.get_rank(), engine.world_size)
+    # On the device: reading the loss at every step would make a GPU wait.
     total = torch.tensor(total_so_far, device=engine.device)
     half = torch.tensor(half_so_far, device=engine.device)
     done_before = (number - 1) * len(batches)
@@ -58,6 +60,7 @@ def train_epoch(
     pace = Pace(first)
     seed = partial(run.spec.stream, "order")
     for i, (parts, lengths) in enumerate(batches.epoch(number, seed, first=first), first):
+        # All ranks leave at the same step: those that stay would wait for one that left.
         if pace.is_due(i):
             finite, stay = pace.vote(i, finite=bool(torch.isfinite(total)), stay=not leaving())
             if not finite:
@@ -84,12 +87,14 @@ def train_epoch(
 def _mean(
     run: RunningTrial, number: int, total: torch.Tensor, half: torch.Tensor, half_steps: int
 ) -> float | None:
-    """The epoch's mean loss. Notes that of the first epoch's first half."""
+    """Return the epoch's mean loss. In the first epoch, note that of its first half too."""
     world_size = run.warm.engine.world_size
+    # Only a trial of one epoch is judged by its halves (`suite.train.validity`).
     if number == 1 and half_steps:
         dist.all_reduce(half)
         run.progress.first_half_loss = float(half) / half_steps / world_size
     dist.all_reduce(total)
+    # Each rank holds its part of every loss; their mean is the loss of the whole batch.
     mean = float(total) / len(run.batches) / world_size
     if not math.isfinite(mean):
         return None
@@ -113,5 +118,6 @@ def _leave(run: RunningTrial, number: int, midway: Midway, *, new: bool) -> None
 
 def _now(device: str) -> float:
     if device == "cuda":
+        # Kernels run behind Python: without this only their launch would be timed.
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Predictions and scores of a split, on all ranks together."""
+"""Predict and score a split on all ranks together."""
 
 from __future__ import annotations
 
@@ -86,9 +86,11 @@ def evaluate(
                 # Row None only fills up a batch.
                 if row is not None:
                     mine[row] = prediction
+    # Every rank gets all predictions: each computes the score, and decides by it alike.
     merged: dict[int, Any] = {}
     for part in gather_objects(mine):
         merged |= part
+    # In the order of the data, whichever rank predicted a row.
     found = objective.merge(data, [merged[row] for row in range(len(data))])
     scores = objective.scores(found.predictions, found.golds, found.groups)
     return Evaluation(

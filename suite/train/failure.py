@@ -59,6 +59,7 @@ def status_of(error: BaseException) -> Status:
     """How a trial's own exception ends it: OOM or failed."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return Status.OOM
+    # Some libraries say it in a plain RuntimeError.
     if "out of memory" in str(error).lower():
         return Status.OOM
     return Status.FAILED
@@ -70,6 +71,7 @@ def failure_record(error: BaseException, *, log_path: str = "") -> FailureRecord
     return FailureRecord(
         type=type(error).__name__,
         message=redact(error)[:2000],
+        # the end names the cause, so the beginning goes
         traceback=text[-20_000:],
         log_path=log_path,
     )
@@ -79,6 +81,7 @@ def write_failed(
     folder: TrialFolder, status: Status, failure: FailureRecord, *, started_at: float
 ) -> TrialResult:
     """End a trial without a score; an existing result is kept."""
+    # Several ranks may fail at once; the first result counts.
     existing = folder.result()
     if existing is not None:
         return existing

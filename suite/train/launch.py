@@ -16,7 +16,9 @@ from suite.train.process_group import free_port
 
 
 def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
-    """Run a trial to its end, or go on with one that was cut off. A finished one is returned.
+    """Run a trial to its end, or go on with one that was cut off.
+
+    The result of a finished trial is returned as it is.
 
     Args:
         spec: `world_size` says how many ranks. More than one are started as processes here, each
@@ -36,11 +38,13 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
         raise ResourceError(
             f"--ranks {spec.world_size}: this machine has {torch.cuda.device_count()} GPUs"
         )
+    # Chosen here, because all ranks must know the same one.
     port = free_port()
     if spec.world_size == 1:
         _rank(0, spec, workspace, port, device)
     else:
         threads = max(1, (os.cpu_count() or 1) // spec.world_size)
+        # The ranks inherit it. What the user has set stays.
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         try:
             mp.spawn(_rank, args=(spec, workspace, port, device), nprocs=spec.world_size)
@@ -68,6 +72,7 @@ def _rank(rank: int, spec: TrialSpec, workspace: Workspace, port: int, device: s
             pass
         trainer.finish()
     except TrialEndedError:
+        # The spawner ends the other ranks only if this one raises.
         if spec.world_size > 1:
             raise
     finally:

@@ -103,6 +103,7 @@ class Trainer:
         self.world_size = world_size
         self.device = device
         if device == "cuda":
+            # Before the group is made: NCCL takes the current device.
             torch.cuda.set_device(local_rank)
         init_process_group(
             rank=rank,
@@ -137,6 +138,7 @@ class Trainer:
             folder.write_spec(spec)
         started_at = time.time()
         with self._boundary(folder, started_at):
+            # Epoch 0 is whatever comes before the first step.
             self._seed(spec, epoch=0)
             if spec.training.threads_per_worker is not None:
                 torch.set_num_threads(spec.training.threads_per_worker)
@@ -146,6 +148,7 @@ class Trainer:
                 warm = self._warm_for(spec)
                 state = self._load_or_reset(warm, checkpoints, folder)
             progress = self._progress(state, meter)
+            # A trial that is taken up began with its first attempt.
             progress.started_at = min(progress.started_at, started_at)
             progress.world_sizes.append(self.world_size)
             batches = self._train_batches(spec, warm)
@@ -155,6 +158,7 @@ class Trainer:
                 f"seed {spec.seed}, {spec.phase}, pid {os.getpid()}"
             )
             return progress.epoch
+        # For mypy, which cannot know that the boundary swallows no exception.
         raise AssertionError("unreachable: the boundary raises")
 
     def epoch(self) -> EpochReport:
@@ -175,6 +179,7 @@ class Trainer:
                     before_kwh=before_kwh,
                     leaving=lambda: self._leaving,
                 )
+            # The ranks have voted on this, so that all of them end here.
             if loss is None:
                 return self._diverged(run, f"epoch {number}: loss is not finite")
             with run.meter.phase("eval"):
@@ -183,6 +188,7 @@ class Trainer:
                 return self._diverged(run, f"epoch {number}: the validation score is not finite")
             energy_kwh = self._train_energy_kwh(run)
             if energy_kwh is not None:
+                # The meter counts the whole trial, the record this epoch.
                 energy_kwh -= before_kwh or 0.0
             record = EpochRecord(
                 epoch=number,
@@ -210,6 +216,7 @@ class Trainer:
             if pruned:
                 run.status = Status.PRUNED
             test: Evaluation | None = None
+            # A search trial never sees the test split: choices rest on validation alone.
             if run.spec.phase is Phase.CONFIRM and run.status is None:
                 test = self._test(run)
                 if not math.isfinite(test.score):
@@ -219,6 +226,7 @@ class Trainer:
             validity: ValidityRecord | None = None
             if run.status is None:
                 validity = self._validity(run)
+            # Collective: all ranks put it together, and one writes it.
             result = build_result(run, test, validity)
             if self.rank == 0:
                 self._mirror.end(run.folder, result)
@@ -240,7 +248,7 @@ class Trainer:
         self._leaving = True
 
     def baseline_bytes(self) -> int:
-        """Memory that this process holds now: shows a group that grows from trial to trial."""
+        """The bytes that this process holds now, by which a group is seen to grow."""
         return baseline_bytes(torch.device(self.device))
 
     def close(self) -> None:
@@ -258,7 +266,7 @@ class Trainer:
         return EpochReport(None, True, run.status)
 
     def _epoch_start(self, run: RunningTrial) -> tuple[Midway | None, float, float | None]:
-        """Where the epoch was left, if it was, and the seconds and kWh of training before it."""
+        """Return where the epoch was left, if it was, and the seconds and kWh before it."""
         if run.progress.midway is None:
             return None, run.meter.seconds("train"), self._train_energy_kwh(run)
         midway = Midway(**run.progress.midway)
@@ -271,6 +279,7 @@ class Trainer:
 
     def _warm_for(self, spec: TrialSpec) -> Warm:
         if self._warm is not None and self._warm.key != spec.engine_key:
+            # Released before the next is built: memory may not hold two.
             self._warm.release()
             self._warm = None
         if self._warm is None:
@@ -287,14 +296,16 @@ class Trainer:
             warm.reset()
         elif self.rank == 0:
             self._mirror.fetch_begun(folder)
+        # From here on the weights may differ from step 0.
         warm.pristine = False
         return state
 
     def _fetch_pretrained(self, spec: TrialSpec) -> None:
-        """Every host needs the weights that the arm starts from. Collective."""
+        """Bring the weights that the arm starts from to every host. Collective."""
         if spec.arm.pretrain is not None and self.workspace.storage is not None:
             if self._leads:
                 self._mirror.fetch_weights(self.workspace.home.pretrained(spec.arm.pretrain))
+            # Only now is the file there for the other ranks of the host.
             dist.barrier()
 
     def _progress(self, state: dict[str, Any] | None, meter: PhaseMeter) -> TrialProgress:
@@ -303,6 +314,7 @@ class Trainer:
         progress = TrialProgress.from_json(state)
         attempt = len(progress.world_sizes)
         for rank, accounts in progress.meters.items():
+            # This attempt may give a board to another rank; what it spends is added then.
             progress.meters[rank] = name_devices_by_attempt(accounts, attempt)
         meter.load_state(progress.meters.get(str(self.rank), {}))
         progress.resumed_from.append(progress.epoch)
@@ -321,7 +333,7 @@ class Trainer:
         )
 
     def _train_energy_kwh(self, run: RunningTrial) -> float | None:
-        """Energy of the trial's training so far, every device once. Collective."""
+        """Energy of the trial's training so far in kWh, each device counted once. Collective."""
         train = run.accounts()[0].get("train")
         if train is None:
             return None
@@ -356,7 +368,9 @@ class Trainer:
         )
         if not run.done:
             if self.rank == 0:
+                # Before the marker, because the state that it holds speaks of these files.
                 self._mirror.push(run.folder)
+            # Before `to_json`, which must hold the accounts of all ranks.
             run.note_meters()
             progress.checkpoint_bytes = run.checkpoints.save(
                 run.warm.engine, record.epoch, progress.to_json()
@@ -385,6 +399,7 @@ class Trainer:
         return of_rank_0
 
     def _test(self, run: RunningTrial) -> Evaluation:
+        # The engine still has the last epoch's weights.
         if run.progress.best_epoch != run.progress.epoch:
             with run.meter.phase("load"):
                 self._load_best(run)
@@ -404,6 +419,7 @@ class Trainer:
                 begins anew.
         """
         best = run.folder.best
+        # Rank 0 alone reads the file, but every rank must raise if it is another.
         if not all_agree(self.rank != 0 or digest(best) == run.progress.best_sha256):
             if self._leads:
                 run.checkpoints.clear()
@@ -423,6 +439,7 @@ class Trainer:
 
     def _seed(self, spec: TrialSpec, *, epoch: int) -> None:
         """Reseed every stream, so that a resumed or warm trial draws what a cold one draws."""
+        # With the rank: otherwise all ranks would draw the same dropout masks.
         seed = spec.stream("dropout", epoch, self.rank)
         random.seed(seed)
         np.random.seed(seed)
@@ -445,12 +462,12 @@ class Trainer:
     def _boundary(self, folder: TrialFolder, started_at: float) -> Iterator[None]:
         """The one place where a trial's exception becomes its status.
 
-        The machine's failures pass through, because another attempt may succeed.
-
-        A rank that fails alone writes the result and raises; the group then ends the others.
+        The machine's failures pass through, because another attempt may succeed. A rank that fails
+        alone writes the result and raises; the group then ends the others.
         """
         try:
             yield
+        # Not BaseException: Ctrl-C says nothing about the trial.
         except Exception as error:
             _log_to(folder.log(self.rank), f"{type(error).__name__}: {error}")
             logging.getLogger("suite").debug("trial %s", folder.hash, exc_info=True)

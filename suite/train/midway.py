@@ -1,6 +1,6 @@
-"""What it takes to go on with an epoch that was left in the middle as if nothing had happened.
+"""Leave an epoch in the middle, and go on with it later as if nothing had happened.
 
-Beside the weights and Adam's moments these are the steps done, the losses added up so far, and the
+Beside the weights and Adam's moments this takes the steps done, the losses added up so far, and the
 state of every random stream of every rank. On the same number of ranks the rest of the epoch is
 then the same bit for bit. On another number dropout draws anew.
 """
@@ -51,7 +51,7 @@ class Midway:
         before_s: float,
         before_kwh: float | None,
     ) -> Midway:
-        """How things stand on all ranks. Collective."""
+        """Gather from all ranks where they leave the epoch. Collective."""
         totals = []
         halves = []
         states = []
@@ -67,9 +67,10 @@ class Midway:
         return asdict(self)
 
     def sums(self, rank: int, world_size: int) -> tuple[float, float]:
-        """A rank's part of the sums: its own, or an equal share if the number of ranks changed."""
+        """Return a rank's sums: its own, or the mean of all if the number of ranks changed."""
         if world_size == len(self.totals):
             return self.totals[rank], self.halves[rank]
+        # The epoch's loss is a mean over ranks, so the mean of the parts keeps it.
         return sum(self.totals) / len(self.totals), sum(self.halves) / len(self.halves)
 
     def resume_streams(self, rank: int, world_size: int) -> None:
@@ -102,6 +103,7 @@ def set_streams(state: dict[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = state["numpy"]
+    # JSON has made a list of the array.
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(_tensor(state["torch"]))
     if state["cuda"] is not None and torch.cuda.is_available():
@@ -109,7 +111,7 @@ def set_streams(state: dict[str, Any]) -> None:
 
 
 class Pace:
-    """When the ranks next ask each other whether all is well.
+    """Decides when the ranks next ask each other whether all is well.
 
     They do so every `VOTE_EVERY_S` or so, and at least every `MOST_STEPS` steps. Each rank's own
     watch would tell another step, so the interval follows the slowest rank, for all of them.
@@ -124,8 +126,7 @@ class Pace:
         return step >= self._at
 
     def vote(self, step: int, *, finite: bool, stay: bool) -> tuple[bool, bool]:
-        """Whether the loss is finite on all ranks, and whether nobody wants to leave.
-        Collective."""
+        """Say whether the loss is finite on all ranks, and whether all stay. Collective."""
         elapsed_s = time.perf_counter() - self._since
         all_finite, all_stay, slowest = lowest(float(finite), float(stay), -elapsed_s)
         # The lowest of the negative times is the longest time.
@@ -141,4 +142,5 @@ def _text(state: torch.Tensor) -> str:
 
 
 def _tensor(text: str) -> torch.Tensor:
+    # Copied, because torch wants memory that it may write to.
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.uint8).copy())

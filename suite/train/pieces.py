@@ -1,4 +1,4 @@
-"""What a rank holds of every trained parameter: views on the fp32 weights and on Adam's moments.
+"""The pieces of parameters that a rank holds: views on fp32 weights and Adam's moments.
 
 ZeRO 3 cuts every parameter into one slice per rank, ZeRO 1 and 2 cut the flattened whole of them,
 and ZeRO 0 leaves all of it on every rank (under bf16 beside an fp32 copy). A piece says which
@@ -40,11 +40,12 @@ class Piece:
     everywhere: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The piece's view of a tensor that is laid out as `master` is: (length,)."""
+        """Return the view (length,) of this piece in a tensor that is laid out like `master`."""
         return tensor.detach().reshape(-1).narrow(0, self.offset, self.length)
 
     def share(self, rank: int, world_size: int) -> Piece:
         """The part that one rank writes of a piece that all ranks hold."""
+        # Rounded up: the last ranks write less, or nothing.
         part = -(-self.length // world_size)
         first = min(rank * part, self.length)
         return replace(
@@ -71,6 +72,7 @@ def pieces_of(module: nn.Module, optimizer: Any, *, rank: int) -> list[Piece]:
         found = _fragments(trained, optimizer)
     else:
         found = _wholes(trained, optimizer)
+    # The last slices of a small parameter may be nothing but filling.
     return [piece for piece in found if piece.length > 0]
 
 
@@ -100,6 +102,7 @@ def _wholes(trained: list[tuple[str, nn.Parameter]], optimizer: Any) -> Iterator
     """ZeRO 0: the parameter itself, or its fp32 copy."""
     copies = {id(low): high for low, high in _half_and_full(optimizer)}
     for name, parameter in trained:
+        # In fp32 there are no copies: Adam steps the parameter itself.
         master = copies.get(id(parameter), parameter)
         size = parameter.numel()
         yield Piece(name, 0, size, size, master, 0, everywhere=True)
@@ -128,7 +131,7 @@ def publish(optimizer: Any) -> None:
 
 
 def masters_of(module: nn.Module, optimizer: Any) -> list[torch.Tensor]:
-    """The tensors that Adam steps on this rank, with those that only fill up."""
+    """The tensors that Adam steps on this rank, those with nothing but filling included."""
     for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):
         if hasattr(optimizer, name):
             return list(getattr(optimizer, name))
@@ -150,12 +153,14 @@ def held_bytes(module: nn.Module, optimizer: Any) -> tuple[int, int]:
     weights = set()
     for parameter in module.parameters():
         weights.add(_storage(parameter.data))
+        # Under ZeRO 3 the rank's share lies here, and `data` may be empty between two steps.
         weights.add(_storage(getattr(parameter, "ds_tensor", parameter.data)))
     copies = {_storage(tensor) for tensor in masters_of(module, optimizer)}
     for state in adam_of(optimizer).state.values():
         for value in state.values():
             if torch.is_tensor(value):
                 copies.add(_storage(value))
+    # Where the weights are their own masters, they count as weights.
     weight_bytes = sum(size for _, size in weights)
     return weight_bytes, sum(size for _, size in copies - weights)
 
@@ -174,13 +179,14 @@ def steps_of(adam: torch.optim.Optimizer) -> int:
 
 
 def set_steps(adam: torch.optim.Optimizer, masters: list[torch.Tensor], steps: int) -> None:
-    """Give Adam a state at that step count, its moments to be written, or none at step 0."""
+    """Give Adam a state at that step count, into which moments are read; none at step 0."""
     if steps == 0:
         adam.state.clear()
         return
     for master in masters:
         state = adam.state[master]
         for key in MOMENTS:
+            # Adam makes its moments at its first step, and a load may come before.
             if key not in state:
                 state[key] = torch.zeros_like(master, requires_grad=False)
         # torch's AdamW counts in a tensor, DeepSpeed's CPU Adam in a Python number.

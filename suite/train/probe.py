@@ -40,7 +40,7 @@ class Probe:
 
 
 def probe(engine: Engine, objective: Objective, data: Dataset) -> Probe:
-    """One forward pass in evaluation mode over `PROBE_ROWS` training rows. Collective.
+    """Make one forward pass in evaluation mode over `PROBE_ROWS` training rows. Collective.
 
     The rows are training rows, because only these are sure to have labels. They are the same on
     every rank. Random streams stay as they are.
@@ -66,6 +66,7 @@ def digest_of(output: Mapping[str, Any]) -> Probe:
     finite = True
     for name, tensor in output.items():
         if isinstance(tensor, torch.Tensor):
+            # As fp32, because numpy has no bfloat16.
             values = tensor.detach().float().cpu().contiguous()
             sha.update(name.encode())
             sha.update(values.numpy().tobytes())
@@ -76,7 +77,7 @@ def digest_of(output: Mapping[str, Any]) -> Probe:
 def strays(
     engine: Engine, spec: TrialSpec, resolved: ResolvedBackbone, head: Head, *, weights: Path | None
 ) -> list[str]:
-    """Names of parameters that train, or have a size, other than in a fresh build of the arm.
+    """Return the names of parameters that a fresh build of the arm trains or sizes otherwise.
 
     The fresh build has shapes only.
     """

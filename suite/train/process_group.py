@@ -31,6 +31,7 @@ def init_process_group(
     # argument, and that group is then never freed.
     import deepspeed  # noqa: F401
 
+    # DeepSpeed reads these, and `suite.train.checkpoint` asks for the local rank.
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world_size),
@@ -39,6 +40,7 @@ def init_process_group(
         MASTER_PORT=str(port),
     )
     backend = "nccl" if device == "cuda" else "gloo"
+    # Left alone, torch notices a rank that hangs only after half an hour.
     timeout = timedelta(seconds=timeout_s)
     store = _rendezvous(address, port, rank=rank, world_size=world_size, timeout=timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -46,7 +48,7 @@ def init_process_group(
 
 
 def _rendezvous(address: str, port: int, *, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Where the ranks find each other.
+    """Make the store at which the ranks find each other.
 
     Rank 0 listens at the group's own address only. Left alone, torch would listen at every address
     of the machine.
@@ -56,6 +58,7 @@ def _rendezvous(address: str, port: int, *, rank: int, world_size: int, timeout:
     if rank == 0:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         server = socket.create_server((address, port), family=family, backlog=world_size + 8)
+        # torch takes the descriptor over, so Python must not close it.
         listening = server.detach()
     return untyped.TCPStore(
         address, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listening
@@ -123,14 +126,14 @@ def lowest(*values: float) -> list[float]:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """`value` of every rank, in rank order. Collective."""
+    """Return the `value` of every rank, in rank order. Collective."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def _device() -> str:
-    """Where the group's backend wants its tensors."""
+    """The device on which the group's backend wants its tensors."""
     if dist.get_backend() == "nccl":
         return "cuda"
     return "cpu"

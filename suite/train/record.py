@@ -53,6 +53,7 @@ def build_result(
         trial=run.folder.hash,
         status=run.status or Status.COMPLETED,
         **_scores(run, test),
+        # 0 means that no epoch was ever the best
         best_epoch=progress.best_epoch or None,
         epochs=[EpochRecord(**epoch) for epoch in progress.epochs],
         phases=phases,
@@ -60,6 +61,7 @@ def build_result(
         parameters=_parameters(warm),
         checkpoint_bytes=progress.checkpoint_bytes,
         pretrain=warm.pretrain,
+        # a pretrain run's last weights, or the best ones of a confirm run
         weights_sha256=run.weights_sha256 or progress.best_sha256,
         splits=warm.data.sizes,
         data_hash=warm.data.data_hash,
@@ -124,6 +126,7 @@ def _parameters(warm: Warm) -> ParameterCount:
         total=warm.engine.numel(),
         trainable=trainable,
         trainable_head=warm.head_parameters,
+        # trained tensors are stored in fp32
         stored_bytes=4 * trainable,
         attention_parameters=warm.attention.with_output_projection,
         kv_bytes_per_token=warm.attention.kv_bytes_per_token,

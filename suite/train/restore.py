@@ -1,4 +1,4 @@
-"""A trained model, taken up again from its trial's folder.
+"""Restore a trained model from its trial's folder.
 
 `suite export`, `suite lm-eval` and `suite analyze` start from here. No data are read: whatever a
 method prepared on them is part of what it trained. A hash tells whether the frozen weights are
@@ -88,10 +88,12 @@ def restore(
     pretrained = pretrained_weights(spec, home)
     model, method = build_model(spec, resolved, objective.head, weights=pretrained)
     if uses_bf16(spec.training, result.provenance.get("device", "cpu")):
+        # Before the hash is taken: the trial hashed the weights that it computed with.
         model.to(torch.bfloat16)
     start = {}
     for name, parameter in model.named_parameters():
         if start_of is not None and name.endswith(start_of):
+            # Copied, because the trained tensors are about to be written into this memory.
             start[name] = parameter.detach().clone()
     _check_frozen(model, spec, result, folder)
     try:
@@ -130,6 +132,7 @@ def open_trained(
     choice = spec.arm.backbone
     wanted = result.provenance.get("tokenizer_sha256")
     bpe = parse_bpe(choice.tokenizer)
+    # None is the tokenizer that the backbone itself comes with.
     folders: list[Path | None] = [None]
     searched = "its files"
     if bpe is not None:
@@ -149,7 +152,7 @@ def open_trained(
 
 
 def _ended(folder: TrialFolder) -> tuple[TrialSpec, TrialResult, Path]:
-    """Specification, result and trained tensors of a trial that kept them."""
+    """Return the specification, the result and the file of trained tensors of an ended trial."""
     spec, result = folder.spec(), folder.result()
     tensors = folder.best
     if spec is not None and spec.phase is Phase.PRETRAIN:
@@ -208,7 +211,7 @@ def _check_frozen(
 
 
 def frozen_digest(model: nn.Module, *, parts: int, ranks: int) -> str | None:
-    """What `Engine.digest(trained=False)` gives for a model that lies in `parts` on `ranks`.
+    """Return what `Engine.digest(trained=False)` gives for a model in `parts` on `ranks`.
 
     Args:
         model: Whole, in the precision of the engine.

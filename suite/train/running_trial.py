@@ -25,7 +25,7 @@ Caches and ZeRO's prefetch trace are cold then.
 
 @dataclass(slots=True)
 class TrialProgress:
-    """What must survive a cut: stored with every committed epoch.
+    """How far a trial is. This must survive a cut, so every committed epoch stores it.
 
     Attributes:
         best_sha256: SHA-256 of the file with the best epoch's weights (confirm phase).
@@ -109,6 +109,7 @@ class RunningTrial:
         # A pretrain run keeps its last weights, whatever they score.
         if self.spec.phase is Phase.PRETRAIN or best is None:
             return True
+        # A higher utility is always better, also where the score is a perplexity.
         return self.spec.task.utility(score) > self.spec.task.utility(best)
 
     @property

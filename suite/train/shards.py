@@ -57,6 +57,7 @@ def write_shard(
         if steps:
             for key in MOMENTS:
                 tensors[f"{key}/{piece.name}"] = piece.of(state[piece.master][key])
+    # The metadata of safetensors are text, keys and values.
     metadata = {"format": FORMAT, "steps": str(steps), "runs": json.dumps(runs)}
     for key, value in about.items():
         metadata[key] = str(value)
@@ -90,6 +91,7 @@ class Shards:
         try:
             for path in paths:
                 steps.add(self._open(path))
+        # No `with` block will close what this one has opened so far.
         except BaseException:
             self._stack.close()
             raise
@@ -118,13 +120,13 @@ class Shards:
         self._stack.close()
 
     def check(self, wholes: Mapping[str, int]) -> None:
-        """The files hold exactly these parameters, each element once.
+        """Check that the files hold exactly these parameters, each element once.
 
         Args:
             wholes: Elements of every trained parameter.
 
         Raises:
-            ValueError: What they hold instead.
+            ValueError: They hold something else; the text says what.
         """
         if self.runs.keys() != wholes.keys():
             strange = sorted(self.runs.keys() ^ wholes.keys())
@@ -135,6 +137,7 @@ class Shards:
             covered = 0
             fits = all(run.whole == whole for run in runs)
             for start, end in ends:
+                # In order of their starts, each run must begin where the one before ends.
                 fits = fits and start == covered
                 covered = end
             if not fits or covered != whole:
@@ -165,6 +168,7 @@ class Shards:
             low = max(piece.start, run.start)
             high = min(piece.start + piece.length, run.start + run.length)
             if low < high:
+                # Reads these elements from the disk, not the whole tensor.
                 stored = run.file.get_slice(f"{key}/{piece.name}")
                 values = stored[low - run.start : high - run.start]
                 target[low - piece.start : high - piece.start].copy_(values)

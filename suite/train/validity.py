@@ -19,12 +19,13 @@ Means over fewer batches tell the batches apart, not the training.
 
 
 def validity_of(run: RunningTrial, end: Probe) -> ValidityRecord:
-    """The record of a trial that has a score."""
+    """Make the validity record of a trial that has a score."""
     warm = run.warm
     first: float | None = None
     last: float | None = None
     fell: bool | None = None
     losses = compared_losses(run.progress, len(run.batches))
+    # Too short an epoch leaves all three at None: not judged.
     if losses is not None:
         first, last = losses
         fell = last < first
@@ -42,7 +43,7 @@ def validity_of(run: RunningTrial, end: Probe) -> ValidityRecord:
 
 
 def compared_losses(progress: TrialProgress, epoch_steps: int) -> tuple[float, float] | None:
-    """Mean training loss at first and later: of the first epoch, and the lowest of a later one.
+    """Return two mean training losses: the first epoch's, and the lowest of all later epochs.
 
     A single epoch is cut into the first and the second half of its steps. None if it has fewer than
     `HALVED_STEPS`.
@@ -54,5 +55,6 @@ def compared_losses(progress: TrialProgress, epoch_steps: int) -> tuple[float, f
     if first_half is None or epoch_steps < HALVED_STEPS:
         return None
     half = epoch_steps // 2
+    # The epoch's loss is the mean of both halves by their steps; this is the other half.
     second_half = (first * epoch_steps - first_half * half) / (epoch_steps - half)
     return first_half, second_half

@@ -63,7 +63,7 @@ class Warm:
     pristine: bool = True
 
     def reset(self) -> None:
-        """Back to step 0. Collective.
+        """Go back to step 0. Collective.
 
         Raises:
             AssertionError: The weights are not those of step 0: a result would be contaminated.
@@ -77,6 +77,7 @@ class Warm:
     def release(self) -> None:
         """Free the engine and its files."""
         self.engine.release()
+        # The ranks of a host share the folder: another one may have removed it.
         shutil.rmtree(self.initial.parent, ignore_errors=True)
         release_memory()
 
@@ -116,8 +117,10 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         model.gradient_checkpointing_enable(  # type: ignore[operator]
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
+    # Counted before ZeRO cuts the parameters into slices.
     head_parameters = sum(p.numel() for p in task_head(model, resolved))
     engine = Engine(model, spec.training, world_size=dist.get_world_size(), device=device)
+    # Rank 0 draws a name that no other group has, and all ranks take it.
     initial = workspace.engines / gather_objects(uuid.uuid4().hex)[0] / "step-0"
     engine.save(initial, alone=True)
     return Warm(
@@ -173,6 +176,7 @@ def _single_rows(
     One by one, because Fisher importance is per example.
     """
     rows = data.split("train", confirm=False)
+    # A generator of its own leaves the global streams alone.
     generator = torch.Generator().manual_seed(spec.stream("preparation"))
     order = torch.randperm(len(rows), generator=generator)
     for index in order.tolist():
