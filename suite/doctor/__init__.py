@@ -1,6 +1,7 @@
-"""What a machine can do and measure, and what stands in the way: small checks, each a few findings with their remedy.
+"""Checks what a machine can do and measure, and says what to do about what stands in the way.
 
-Here is what needs no Ray; `suite.doctor.cluster` asks every node of a cluster, `suite.doctor.mlflow` the stores.
+The names here need no Ray. `suite.doctor.cluster` asks every node of a cluster, and
+`suite.doctor.mlflow` and `suite.doctor.optuna` look at the stores.
 """
 
 from suite.doctor.finding import Finding, Level, run_checks

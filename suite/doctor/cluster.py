@@ -1,4 +1,4 @@
-"""What a Ray cluster can do, asked of every node by a process of its own there."""
+"""Checks what a Ray cluster can do; a process on every node answers for it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ VISIBLE_S = 10.0
 
 Network file systems keep what they know of a folder for seconds.
 """
+# S3 and TLS refuse clocks that are far off; both limits are ours.
 SKEW_WARN_S = 1.0
 SKEW_FAIL_S = 60.0
 ROUND_TRIPS = 5
 REVISION = "revision of the suite"
+# All versions are compared, but one line has room for these only.
 SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers", "ray", REVISION)
 
 
@@ -48,6 +50,8 @@ class Probe:
 
     def findings(self, home: str, url: str | None) -> list[Finding]:
         """The checks of a single machine, and of the places that it writes to."""
+        # The storage is tried from each node, since credentials and the network differ between
+        # them.
         checks = [*machine_checks(Path(home)), ("home", lambda: home_writable(Path(home)))]
         if url is not None:
             checks.append(("storage", lambda: storage(url)))
@@ -127,6 +131,7 @@ def _check(home: Path, url: str | None, *, local: bool) -> list[Finding]:
 def _size(*, local: bool) -> list[Finding]:
     """What the cluster has, and the nodes that it has lost."""
     alive = [node for node in ray.nodes() if node["Alive"]]
+    # Ray goes on listing nodes that it has lost.
     gone = {node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
     total = ray.cluster_resources()
     parts = [_count(len(alive), "node")]
@@ -159,15 +164,19 @@ def _probes() -> Iterator[Probes]:
     probes = {}
     for node in alive:
         name, address = node["NodeID"], node["NodeManagerAddress"]
+        # Two nodes of one machine have the same address, so a label needs a piece of the id.
         several = addresses.count(address) > 1
         label = f"{address} ({name[:6]})" if several else address
+        # Hard affinity: a probe that could start elsewhere would answer for the wrong node.
         strategy = NodeAffinitySchedulingStrategy(name, soft=False)
+        # Without a CPU of its own, so that a cluster that is busy can be checked too.
         probe = actor.options(num_cpus=0, scheduling_strategy=strategy).remote()
         probes[Node(name, label, address, int(node["Resources"].get("GPU", 0)))] = probe
     try:
         yield probes
     finally:
         for probe in probes.values():
+            # The actor may be gone together with its node.
             with contextlib.suppress(RayError):
                 ray.kill(probe, no_restart=True)
 
@@ -175,11 +184,13 @@ def _probes() -> Iterator[Probes]:
 def _answering(probes: Probes) -> tuple[Probes, list[Finding]]:
     """The probes that run, and what is wrong with the other nodes."""
     asked = {node: probe.now_s.remote() for node, probe in probes.items()}
+    # One deadline for all, or many silent nodes would take minutes each.
     end = time.monotonic() + ANSWER_S
     answering = {}
     silent = []
     for node, reference in asked.items():
         try:
+            # At least a moment for each, because an answer may be there when the time is over.
             ray.get(reference, timeout=max(0.1, end - time.monotonic()))
             answering[node] = probes[node]
         except GetTimeoutError:
@@ -196,6 +207,7 @@ def _answering(probes: Probes) -> tuple[Probes, list[Finding]]:
 def _ask(probes: Probes, method: str, *arguments: Any) -> dict[str, Any]:
     """One answer per node, by the node's label."""
     asked = [getattr(probe, method).remote(*arguments) for probe in probes.values()]
+    # All are asked before any answer is awaited, so that the nodes work at the same time.
     answers = ray.get(asked, timeout=ANSWER_S)
     return {node.label: answer for node, answer in zip(probes, answers, strict=True)}
 
@@ -220,6 +232,7 @@ def check_versions(by_node: Mapping[str, Mapping[str, str | None]]) -> list[Find
         by_node: Package -> version, by node.
     """
     packages: dict[str, dict[str | None, list[str]]] = {}  # nodes by version, by package
+    # In the order in which nodes name them: a node may lack a package that others have.
     names = dict.fromkeys(name for installed in by_node.values() for name in installed)
     for package in names:
         nodes = packages.setdefault(package, {})
@@ -259,6 +272,7 @@ def _offset(probe: Any) -> tuple[float, float]:
         there_s = ray.get(probe.now_s.remote(), timeout=ANSWER_S)
         trip_s = time.perf_counter() - began_s
         trips.append((trip_s, there_s - sent_s - trip_s / 2))
+    # The quickest trip is the least uncertain one.
     return min(trips)
 
 
@@ -295,6 +309,7 @@ def _shared_home(probes: Probes, home: Path, url: str | None) -> list[Finding]:
 
 def _shared(probes: Probes, folder: Path) -> list[Finding]:
     """Whether the nodes and this process read what each other write to a folder."""
+    # A name that nobody else uses, for two doctors may look at the same home.
     mark = f".doctor-{uuid.uuid4().hex}"
     made = not folder.exists()  # then it goes again: the doctor leaves nothing behind
     here = folder / mark
@@ -309,6 +324,8 @@ def _shared(probes: Probes, folder: Path) -> list[Finding]:
         sees = _ask(probes, "sees", str(here), mark)
         for node, probe in probes.items():
             if sees[node.label]:
+                # The other way too: a mount may be read-only, or show this machine's files and hide
+                # its own.
                 problem = _comes_back(probe, folder / f"{mark}-{node.id[:12]}", mark)
             else:
                 problem = (
@@ -320,10 +337,12 @@ def _shared(probes: Probes, folder: Path) -> list[Finding]:
                 found, remedy = problem
                 problems.append(fail("shared home", found=found, remedy=remedy, node=node.label))
     finally:
+        # Also what nodes wrote, which may appear here late.
         for path in folder.glob(f"{mark}*"):
             path.unlink(missing_ok=True)
         if made:
             with contextlib.suppress(OSError):
+                # `rmdir` refuses a folder that somebody has put something into meanwhile.
                 folder.rmdir()
     same = f"{folder} is the same folder on {_count(len(probes), 'node')}"
     return problems or [ok("shared home", found=same)]
@@ -370,11 +389,14 @@ def _dashboard() -> Finding:
     url = _dashboard_url()
     if not url:
         return ok("dashboard", found="none")
+    # The URL names one address, but the port may be open on all of them.
     beyond = [address for address in _listeners(url) if not _is_loopback(address)]
     where = f"{url}, on this machine alone"
     if beyond:
         where = f"{url}, listening on {', '.join(beyond)}"
     if _answers_without_token(url):
+        # Whoever can send a job runs any code; on the loopback these are users of this machine
+        # alone.
         judge = fail if beyond else warn
         return judge(
             "dashboard",
@@ -411,6 +433,7 @@ def _listeners(url: str) -> list[str]:
     Of a dashboard that runs elsewhere, its own address.
     """
     host, _, port = url.rpartition(":")
+    # An IPv6 address stands in brackets before its port.
     host = host.strip("[]")
     ours = set()
     for addresses in psutil.net_if_addrs().values():
@@ -427,6 +450,7 @@ def _listeners(url: str) -> list[str]:
 
 def _is_loopback(address: str) -> bool:
     try:
+        # A link-local IPv6 address ends with a zone, such as `%eth0`.
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:  # a name
         return address == "localhost"

@@ -1,4 +1,4 @@
-"""One line of `suite doctor`."""
+"""A finding is one line of `suite doctor`; checks return findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from functools import partial
 
 
 class Level(StrEnum):
-    """`WARN`: sweeps run, but something is missing or will bite. `FAIL`: they do not run, or their results cannot be trusted."""
+    """How bad a finding is.
+
+    `WARN`: sweeps run, but something is missing or will cause trouble. `FAIL`: sweeps do not run,
+    or their results cannot be trusted.
+    """
 
     OK = "ok"
     WARN = "warn"
@@ -21,11 +25,11 @@ class Finding:
     """What one check found.
 
     Attributes:
-        check: Its name.
+        check: The name of the check.
         level: How bad it is.
         found: What was seen, never a secret.
         remedy: What to do; empty where nothing is to be done.
-        node: Where, as Ray names the node; empty for this machine, "all" for every node of a cluster.
+        node: The node, as Ray names it; empty for this machine, "all" for every node of a cluster.
     """
 
     check: str
@@ -36,7 +40,7 @@ class Finding:
 
 
 ok = partial(Finding, level=Level.OK)
-"""`ok("memory", found="...")`"""
+"""Makes a finding of a level: `ok("memory", found="...")`."""
 warn = partial(Finding, level=Level.WARN)
 fail = partial(Finding, level=Level.FAIL)
 
@@ -44,7 +48,10 @@ Check = Callable[[], Finding | list[Finding]]
 
 
 def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
-    """Run named checks one after another; one that breaks is itself a finding, and the others still run."""
+    """Run named checks one after another.
+
+    A check that breaks is itself a finding, and the others still run.
+    """
     found: list[Finding] = []
     for name, check in checks:
         try:
@@ -60,7 +67,13 @@ def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
 
 
 def merge_nodes(found: Sequence[Finding], nodes: int) -> list[Finding]:
-    """Findings that are equal but for their node as one, which names them all; in the order of the first."""
+    """Merge findings that differ in their node alone into one that names all these nodes.
+
+    Args:
+        found: The findings; each keeps the place of the first of its kind.
+        nodes: How many nodes were asked.
+    """
+    # A finding is frozen and so can be a key; without its node, equal ones meet.
     places: dict[Finding, list[str]] = {}
     for finding in found:
         places.setdefault(replace(finding, node=""), []).append(finding.node)

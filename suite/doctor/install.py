@@ -1,4 +1,4 @@
-"""Checks of what is installed and of what earlier Ray processes and tokens left: packages, Ray itself, tokens, sessions."""
+"""Checks what is installed, and what earlier Ray clusters left: packages, Ray, tokens, sessions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ USES = {
     "s3": "--storage s3://...",
     "postgres": "an MLflow store in PostgreSQL",
 }
-"""What an optional set of packages is for; sets that are not here are for developers."""
+"""What each optional set of packages is for; a set that is not here is for developers."""
 IMPORT_TIMEOUT_S = 120.0
-TOKEN_REMEDY = "make a token with `ray get-auth-token --generate`, copy it to every node, and set RAY_AUTH_MODE=token there"  # noqa: S105 - says how to get one
+TOKEN_REMEDY = (
+    "make a token with `ray get-auth-token --generate`, "  # noqa: S105 - says how to get one
+    "copy it to every node, and set RAY_AUTH_MODE=token there"
+)
 
 
 def install_checks() -> list[tuple[str, Check]]:
@@ -41,7 +44,7 @@ def install_checks() -> list[tuple[str, Check]]:
 
 
 def packages() -> list[Finding]:
-    """Every requirement of the suite met, and which optional sets are whole."""
+    """Whether every requirement of the suite is met, and which optional sets are complete."""
     try:
         wanted = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
     except metadata.PackageNotFoundError:
@@ -53,6 +56,7 @@ def packages() -> list[Finding]:
             )
         ]
     remedy = "pip install -c constraints.txt -e . (or make setup)"
+    # The extra "" stands for none: these are what every installation needs.
     bad = [text for r in wanted if _asked_for(r, "") and (text := _trouble(r))]
     found = [
         fail("packages", found="; ".join(bad), remedy=remedy)
@@ -90,6 +94,7 @@ def _trouble(requirement: Requirement) -> str:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
         return f"{requirement.name} is missing"
+    # A release candidate that somebody installed on purpose counts as well.
     fits = requirement.specifier.contains(version, prereleases=True)
     return "" if fits else f"{requirement.name} is {version}, expected {requirement.specifier}"
 
@@ -99,14 +104,20 @@ def compiler() -> Finding:
     path = shutil.which("c++") or shutil.which("g++")
     return ok(
         "compiler",
-        found=f"{path or 'none'}; none is needed (DeepSpeed's own fused operators and offloading would build with one)",
+        found=f"{path or 'none'}; none is needed "
+        "(DeepSpeed's own fused operators and offloading would build with one)",
     )
 
 
 def amdsmi(python: str = sys.executable) -> Finding:
-    """Its import raises KeyError where ROCm's library is absent, and Ray, which tries it, then cannot be imported."""
+    """Whether the package amdsmi, if installed, can be imported.
+
+    Where ROCm's library is absent, its import raises a KeyError. Ray tries to import it, expects an
+    ImportError at most, and then cannot be imported itself.
+    """
     if util.find_spec("amdsmi") is None:
         return ok("amdsmi", found="not installed")
+    # In a process of its own, as a library that is missing may end the process.
     error = _import_error("amdsmi", python)
     if error is None:
         return ok("amdsmi", found="works")
@@ -151,9 +162,11 @@ def _import_error(module: str, python: str) -> str | None:
 
 
 def sessions(base: Path | None = None) -> Finding:
-    """Ray clusters that run on this machine, and folders of such that do not any more."""
+    """Ray clusters that run on this machine, and folders that ended clusters left behind."""
     base = base or Path(os.environ.get("RAY_TMPDIR") or "/tmp")  # noqa: S108 - looks at it only
+    # Ray's processes have the name of their session among their arguments.
     lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    # Names begin with the year; `session_latest` is a link to one of them.
     folders = [p for p in (base / "ray").glob("session_2*") if p.is_dir() and not p.is_symlink()]
     live = [p for p in folders if any(p.name in line for line in lines)]
     stale = [p for p in folders if p not in live]
@@ -177,6 +190,7 @@ def sessions(base: Path | None = None) -> Finding:
 def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
     """Where Ray's token comes from, and that nobody else can read it. Its text is never shown."""
     mode = environment.get("RAY_AUTH_MODE", "not set")
+    # Ray looks at the variable first, then at the file.
     if environment.get("RAY_AUTH_TOKEN"):
         found = f"RAY_AUTH_MODE {mode}, token in RAY_AUTH_TOKEN, which child processes and logs see"
         return warn("token file", found=found, remedy="put it into ~/.ray/auth_token, mode 600")
@@ -189,6 +203,7 @@ def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
         if mode == "token":
             return fail("token file", found=found, remedy=TOKEN_REMEDY)
         return ok("token file", found=f"{found} (a local cluster makes its own)")
+    # Whoever reads the token can run code on the cluster.
     bits = stat.S_IMODE(path.stat().st_mode)
     found = f"RAY_AUTH_MODE {mode}, token at {path}, mode {bits:o}"
     if bits & (stat.S_IRWXG | stat.S_IRWXO):

@@ -18,7 +18,9 @@ from suite.cluster import network
 from suite.cluster.session import last_line
 from suite.doctor.finding import Finding, fail, ok, warn
 
+# For starting the ranks, which import torch, and for joining.
 JOIN_S = 90.0
+# Large enough that the network's rate counts, and not its latency.
 MESSAGE_BYTES = 16 * 2**20
 REPEATS = 5
 REMEDY = (
@@ -31,10 +33,10 @@ class Node:
     """A node of the cluster.
 
     Attributes:
-        id: Ray's id.
+        id: Ray's id of the node.
         label: Its address, with the beginning of its id where several nodes share one.
-        address: In the cluster.
-        gpus: How many it has.
+        address: The address by which the cluster knows it.
+        gpus: How many GPUs it has.
     """
 
     id: str
@@ -44,7 +46,7 @@ class Node:
 
 
 class JoiningRank:
-    """One rank: joins, sums a tensor with the others, leaves."""
+    """One rank: it joins the others, sums a tensor with them, and leaves."""
 
     def port(self) -> int:
         return network.free_port()
@@ -61,6 +63,8 @@ class JoiningRank:
         import torch
         import torch.distributed as dist
 
+        # The interface is chosen just as trials choose theirs, so that this tries what they will
+        # use.
         if address == network.LOOPBACK:
             network.use_loopback()
         else:
@@ -71,11 +75,15 @@ class JoiningRank:
             init_method=f"tcp://{address}:{port}",
             rank=rank,
             world_size=world_size,
+            # Shorter than the wait of the asking process, which then hears why the ranks did not
+            # join.
             timeout=timedelta(seconds=JOIN_S / 2),
         )
         try:
+            # float32 takes 4 bytes.
             tensor = torch.ones(MESSAGE_BYTES // 4, device=device)
             dist.all_reduce(tensor)  # the first one also opens the connections
+            # Each rank adds a one.
             if float(tensor[-1]) != world_size:
                 raise RuntimeError(f"the sum over {world_size} ranks is {float(tensor[-1])}")
             began = time.perf_counter()
@@ -97,8 +105,10 @@ def check_join(nodes: Sequence[Node]) -> list[Finding]:
 
     On a single node two ranks do it.
     """
+    # With one rank nothing would be sent.
     ranks = list(nodes) if len(nodes) > 1 else [nodes[0]] * 2
     found = [_join(ranks, "cpu")]
+    # NCCL refuses two ranks on one GPU.
     if all(node.gpus >= ranks.count(node) for node in nodes):
         found.append(_join(ranks, "cuda"))
     return found
@@ -111,12 +121,14 @@ def _join(nodes: Sequence[Node], device: str) -> Finding:
     address = nodes[0].address if several else network.LOOPBACK
     ranks = [_spawn(node, device) for node in nodes]
     try:
+        # Rank 0 chooses it, since the ranks meet at a port of its node.
         port = ray.get(ranks[0].port.remote(), timeout=JOIN_S)
         asked = []
         for number, rank in enumerate(ranks):
             asked.append(rank.sum_with_others.remote(number, len(ranks), address, port, device))
         answers = ray.get(asked, timeout=JOIN_S)
     except GetTimeoutError:
+        # Trials hold the GPUs of a busy cluster: that is no fault, it only leaves NCCL untried.
         if device == "cuda":
             return warn(
                 backend,
@@ -130,6 +142,7 @@ def _join(nodes: Sequence[Node], device: str) -> Finding:
         for rank in ranks:
             with contextlib.suppress(RayError):
                 ray.kill(rank, no_restart=True)
+    # An all-reduce is over when its slowest rank is.
     slowest_s = max(seconds for seconds, _ in answers)
     interfaces = ", ".join(sorted({interface for _, interface in answers}))
     rate = MESSAGE_BYTES / 2**20 / slowest_s

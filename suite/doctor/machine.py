@@ -1,4 +1,4 @@
-"""Checks of one machine's hardware and limits: GPUs, energy meters, memory, disk, files, sockets."""
+"""Checks one machine's hardware and limits: GPUs, energy meters, memory, disk, files, sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ BF16_SINCE = (8, 0)
 
 
 def machine_checks(home: Path) -> list[tuple[str, Check]]:
-    """Checks of the machine that this process runs on; they start nothing and make no CUDA context."""
+    """The checks of the machine that this process runs on.
+
+    They start nothing and make no CUDA context.
+    """
     return [
         ("gpus", gpus),
         ("torch", torch_build),
@@ -41,6 +44,7 @@ def machine_checks(home: Path) -> list[tuple[str, Check]]:
 
 def gpus(api: Any = pynvml) -> list[Finding]:
     """Boards, driver and whether torch can use them."""
+    # Imported here, because it takes seconds, which `import suite.doctor` shall not.
     import torch
 
     try:
@@ -51,6 +55,7 @@ def gpus(api: Any = pynvml) -> list[Finding]:
         return [ok("gpus", found=f"none (NVML: {why}): trials train on the processor, over gloo")]
     names = ", ".join(sorted({str(api.nvmlDeviceGetName(h)) for h in handles})) or "none"
     seen = f"{len(handles)} ({names}), driver {driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+    # Trials would silently train on the processor, beside idle GPUs.
     if handles and torch.version.cuda is None:
         return [
             fail(
@@ -68,6 +73,7 @@ def gpus(api: Any = pynvml) -> list[Finding]:
                 remedy=remedy,
             )
         ]
+    # The boards of one machine are taken to be alike.
     return [ok("gpus", found=seen), *(_bf16(api, h) for h in handles[:1])]
 
 
@@ -84,13 +90,16 @@ def _bf16(api: Any, handle: Any) -> Finding:
 
 
 def torch_build() -> Finding:
-    """The back ends that this torch was built with; without one for its device no group of ranks can form."""
+    """Whether this torch was built with a back end for its device, through which ranks talk."""
     import torch
     import torch.distributed as dist
 
     names = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
     there = [name for name, has in names.items() if dist.is_available() and has()]
-    text = f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}, {' and '.join(there) or 'no collectives'}"
+    text = (
+        f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}, "
+        f"{' and '.join(there) or 'no collectives'}"
+    )
     needed = "nccl" if torch.version.cuda else "gloo"
     if needed not in there:
         return fail("torch", found=text, remedy=f"install a torch with {needed}")
@@ -109,7 +118,10 @@ def energy(api: Any = pynvml, powercap: Path = Path("/sys/class/powercap")) -> l
         Rapl(powercap)
     except Unavailable as why:
         found = f"{why}: estimated as processor time x {WATTS_PER_CORE:g} W per core"
-        remedy = "as root: chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj; a virtual machine mostly has none"
+        remedy = (
+            "as root: chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj; "
+            "a virtual machine mostly has none"
+        )
         return [warn("energy", found=found, remedy=remedy)]
     return [ok("energy", found="RAPL, of the whole host's processors")]
 
@@ -133,6 +145,7 @@ def _board_energy(api: Any, name: str) -> Finding:
         return Gpu(name, api)
 
     short = name[:12]
+    # Other guests' work is in these counters.
     if _is_virtual(api, name):
         return warn(
             "energy",
@@ -152,6 +165,7 @@ def _board_energy(api: Any, name: str) -> Finding:
         others = len(open_gpu().ask("ComputeRunningProcesses"))
     except Unavailable:
         others = 0
+    # The board's counter would count their energy as the trial's.
     if others:
         return warn(
             "energy",
@@ -176,8 +190,9 @@ def _is_virtual(api: Any, name: str) -> bool:
 
 
 def memory() -> Finding:
-    """Free memory, within the container's limit where there is one."""
+    """How much memory is free, within the container's limit where there is one."""
     total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
+    # `psutil` reports the host's memory, of which a container may have little.
     limit = container_limit()
     where = ""
     if limit is not None and limit[0] < total:
@@ -206,7 +221,7 @@ def container_limit(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | No
 
 
 def disk(home: Path) -> Finding:
-    """Free space where the home is, or will be."""
+    """How much space is free where the home is, or will be."""
     return _room(
         "disk",
         nearest(home),
@@ -238,6 +253,7 @@ def _room(name: str, path: Path, least: int, little: int, remedy: str) -> Findin
 def nearest(path: Path) -> Path:
     """`path`, or the folder above it that exists."""
     path = path.resolve()
+    # The root always exists.
     return next(p for p in (path, *path.parents) if p.exists())
 
 
@@ -258,6 +274,7 @@ def open_files() -> Finding:
 def socket_paths(environment: Callable[[str], str | None] = os.environ.get) -> Finding:
     """Ray's sockets live below its temporary folder, and their path has to be short."""
     base = environment("RAY_TMPDIR") or environment("TMPDIR") or "/tmp"  # noqa: S108 - looks at it only
+    # 2**22 is the largest process number of Linux, and so the longest.
     longest = f"{base}/ray/session_2026-01-01_00-00-00_000000_{2**22}/sockets/plasma_store"
     text = f"{len(longest)} bytes below {base}, {LONGEST_SOCKET} are possible"
     if len(longest) > LONGEST_SOCKET:

@@ -1,4 +1,4 @@
-"""Whether an MLflow store can be reached, and has the tables of this MLflow."""
+"""Checks whether an MLflow store can be reached and has the tables of this MLflow."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def check_store(tracking_uri: str) -> Finding:
     Args:
         tracking_uri: As `resolve_uri` gives it: a database, or an MLflow server.
     """
+    # With MLflow's own values a server that is away would be waited for for minutes.
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     try:
@@ -36,6 +37,7 @@ def check_store(tracking_uri: str) -> Finding:
         path = sqlite_path(tracking_uri)
         if path is not None:
             check_local(path)
+            # To open it would make an empty file.
             if not path.exists():
                 return ok("mlflow", found=f"{path}: none yet, the first run makes it")
         return _database(tracking_uri)
@@ -86,6 +88,7 @@ def _server(uri: str) -> Finding:
             f"{without_password(uri)}: does not say its version: {type(error).__name__}"
         ) from None
     text = f"{without_password(uri)}: MLflow {theirs}, answers in {took_s * 1000:.0f} ms"
+    # Patch releases keep the interface between server and client.
     if theirs.split(".")[:2] != ours.split(".")[:2]:
         return warn(
             "mlflow",

@@ -1,7 +1,7 @@
-"""Checks of the storage that `--optuna` names: connection, schema and the right to write.
+"""Checks the storage that `--optuna` names: connection, schema and the right to write.
 
-They change nothing there. `RDBStorage` would: opening a database makes missing tables and writes its
-version.
+The checks change nothing there. `RDBStorage` would: when it opens a database, it makes missing
+tables and writes its version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the folders and stores that a sweep writes to: the home and the storage behind it."""
+"""Checks the folders and stores that a sweep writes to: the home and the storage behind it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ SLOW_WRITE_S = 0.5
 
 
 def home_writable(home: Path) -> Finding:
-    """A file written as a trial's results are: atomically, and on the disk before it has its name."""
+    """Whether a file can be written to the home, in the way in which trials write their results.
+
+    They write atomically, and a file is on the disk before it has its name.
+    """
+    # Innermost first, so that the folders can be removed again in this order.
     made = [p for p in (home, *home.parents) if not p.exists()]
     path = home / f".doctor-{uuid.uuid4().hex}"
     began = time.perf_counter()
@@ -34,7 +38,10 @@ def home_writable(home: Path) -> Finding:
             if folder.is_dir() and not os.listdir(folder):
                 folder.rmdir()
     took_s = time.perf_counter() - began
-    text = f"{home}: {file_system(nearest(home)) or 'unknown file system'}, a synced file in {took_s * 1000:.0f} ms"
+    text = (
+        f"{home}: {file_system(nearest(home)) or 'unknown file system'}, "
+        f"a synced file in {took_s * 1000:.0f} ms"
+    )
     if took_s > SLOW_WRITE_S:
         return warn(
             "home",
@@ -45,7 +52,11 @@ def home_writable(home: Path) -> Finding:
 
 
 def storage(url: str) -> Finding:
-    """Storage that answers, and refuses to create a key twice, on which the claim of a sweep by one driver rests."""
+    """Whether the storage answers, and refuses to create a key twice.
+
+    One driver claims a sweep by such a key.
+    """
+    # Imported here, because most homes have no storage behind them.
     from suite.errors import StorageError
     from suite.storage.urls import open_storage
 
@@ -60,5 +71,6 @@ def storage(url: str) -> Finding:
         )
     return ok(
         "storage",
-        found=f"{url}: written, read, and a key created only once, in {time.perf_counter() - began:.2f} s",
+        found=f"{url}: written, read, and a key created only once, "
+        f"in {time.perf_counter() - began:.2f} s",
     )
