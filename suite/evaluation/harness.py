@@ -37,7 +37,7 @@ class Opened:
 
 
 def choose_device(given: str | None) -> str:
-    """The device asked for; without one, the GPU if there is one.
+    """Return the device asked for; without one, the GPU if there is one.
 
     Raises:
         ConfigError: Torch knows no such device, or cannot reach it.
@@ -56,7 +56,7 @@ def choose_device(given: str | None) -> str:
 def settings_of(
     request: Request, config: LmEvalConfig, library: Library, *, positions: int | None, device: str
 ) -> Settings:
-    """Everything that decides the numbers, complete before a model is loaded.
+    """Collect everything that decides the numbers, before a model is loaded.
 
     Args:
         positions: Tokens that the model can see; None where it has no bound.
@@ -103,7 +103,7 @@ def check_room(loaded: Loaded, settings: Settings) -> None:
 def wrap_for_lm_eval(
     opened: Opened, *, dtype: str, max_length: int, batch_size: int | str | None, device: str
 ) -> Any:
-    """The model in lm-eval's own class.
+    """Put the model into lm-eval's own class.
 
     Text is encoded with the tokenizer's start token but never with an end token, which some
     tokenizers (ByT5's) put after every text.
@@ -180,7 +180,7 @@ def evaluate(
 
 
 def _groups_of(loaded: Loaded) -> dict[str, Any]:
-    """The group that was asked for and all groups inside it; {} for a single task."""
+    """Return the group that was asked for and all groups inside it; {} for a single task."""
     if loaded.item in loaded.leaves:
         return {}
     groups = {loaded.request.name: loaded.item}
@@ -246,7 +246,7 @@ def _missing(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
 
 
 def _is_value(key: str) -> bool:
-    """Whether a key is that of a metric's value; standard errors and counts are none."""
+    """Say whether a key is that of a metric's value, not of a standard error or a count."""
     return "," in key and not key.split(",")[0].endswith("_stderr")
 
 

@@ -65,7 +65,7 @@ def version() -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within the block lm-eval downloads no code, starts no process and logs no warning."""
+    """Keep lm-eval from downloading code, starting processes and logging warnings."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     before = {
@@ -112,7 +112,7 @@ class Library:
                 )
 
     def definition(self, request: Request) -> str | None:
-        """Digest of the files that define a task of the user's own.
+        """Compute a digest of the files that define a task of the user's own.
 
         None for lm-eval's tasks: its version defines them.
         """
@@ -222,7 +222,7 @@ def _shipped() -> Any:
 
 
 def _as_group(name: str, tasks: Sequence[Any]) -> Any:
-    """A group of the tasks of a tag, with every metric that most of them have.
+    """Make a group of the tasks of a tag, with every metric that most of them have.
 
     It is weighted by size, like lm-eval's own groups.
     """

@@ -65,7 +65,7 @@ def plan(
 
 
 def load_tasks(work: Sequence[Work], library: Library) -> dict[Request, Loaded]:
-    """The tasks that are wanted, with their data.
+    """Load the tasks that are wanted, with their data.
 
     Raises:
         ConfigError, DataError: As in `Library.load` and `check_room`.
@@ -82,7 +82,7 @@ def load_tasks(work: Sequence[Work], library: Library) -> dict[Request, Loaded]:
 
 
 def _silent(line: str) -> None:
-    """The progress of a call that asked for none."""
+    """Report no progress: the caller asked for none."""
 
 
 def measure(

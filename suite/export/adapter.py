@@ -33,7 +33,7 @@ class PeftCannotHoldError(RuntimeError):
 
 
 def peft_config_of(restored: Restored) -> PeftConfig | None:
-    """peft's configuration of the method.
+    """Give peft's configuration of the method.
 
     None where peft has no such method, and where the base is not a plain checkpoint.
     """
@@ -116,7 +116,7 @@ def _fill(model: PeftModel, trained: nn.Module) -> None:
 
 
 def _source(name: str, ours: dict[str, Tensor], like: Tensor) -> Tensor:
-    """Our tensor for one of peft's names.
+    """Find our tensor for one of peft's names.
 
     peft's prefix may be missing in ours, the head has its own name, and a prompt lies wherever
     our method keeps it.

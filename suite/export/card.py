@@ -206,7 +206,7 @@ def _data(restored: Restored) -> str:
 
 
 def loading_lines(restored: Restored, description: Description) -> Iterator[str]:
-    """A snippet with `suite.load`, and one without the suite where the format has one."""
+    """Yield a snippet with `suite.load`, and one without the suite where the format has one."""
     folder = folder_name(description)
     load = f'model, tokenizer = suite.load("{folder}")'
     yield from ("```python", "import suite", "", load, "```")

@@ -61,12 +61,12 @@ class Description(Record):
 
 
 def head_fields(head: Head) -> dict[str, Any]:
-    """The head as `Description.head` stores it."""
+    """Turn a head into what `Description.head` stores."""
     return asdict(head)
 
 
 def read_description(folder: Path) -> Description:
-    """The description that `suite export` wrote.
+    """Read the description that `suite export` wrote.
 
     Raises:
         ConfigError: The folder holds none, or one of another version of the suite.

@@ -26,7 +26,7 @@ SEED = 0
 
 
 def place_of_base(restored: Restored) -> BasePlace:
-    """Where the base comes from when the folder is loaded.
+    """Decide where the base comes from when the folder is loaded.
 
     A copy is needed where no name finds the backbone and part of it stayed as it was.
     """

@@ -39,7 +39,7 @@ class Plain:
 
 
 def as_plain(restored: Restored) -> Plain | None:
-    """The same function as a model of transformers without code of the suite.
+    """Turn the arm into a plain model of transformers with the same function.
 
     None where there is no such model.
     """
@@ -135,7 +135,7 @@ def _fuse(site: AttentionSite) -> None:
 def _filled(
     restored: Restored, config: PreTrainedConfig, model: PreTrainedModel
 ) -> PreTrainedModel | None:
-    """A new model of the configuration with the weights of `model`; None where they do not fit."""
+    """Build the configuration with the weights of `model`; None where they do not fit."""
     resolved = replace(restored.resolved, config=config)
     # A model is built with random weights first; the caller's random numbers stay as they are.
     with torch.random.fork_rng(devices=[]):

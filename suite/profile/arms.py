@@ -65,7 +65,7 @@ class ArmChoice:
         return f"{length} exceed the backbone's {positions} positions; use a smaller --seq"
 
     def build(self, resolved: ResolvedBackbone, *, meta: bool = False) -> nn.Module:
-        """The model to train, with what the attention variant adds as if it were pretrained.
+        """Build the model to train; what the attention variant adds counts as pretrained.
 
         Raises:
             IncompatibleError: Backbone, attention and method cannot be combined.
@@ -123,7 +123,7 @@ def choose(
     architectures: Mapping[str, Mapping[str, Any]] | None = None,
     shape: Mapping[str, Any] | None = None,
 ) -> list[ArmChoice]:
-    """All combinations, in the order of a table; those that cannot be built carry the reason.
+    """Make all combinations, in a table's order; those that cannot be built carry the reason.
 
     Args:
         architectures: Hyperparameters by method, where they differ from the method's defaults.

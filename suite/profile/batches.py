@@ -13,7 +13,7 @@ SMALLEST_ID = 4
 
 
 def head_of(family: Family) -> Head:
-    """Two classes for encoders, text for all others: what GLUE asks of the papers' backbones."""
+    """Give encoders two classes and all others text, as GLUE asks of the papers' backbones."""
     if family.kind == "encoder":
         return Head("classification", 2)
     return Head("text")

@@ -11,7 +11,7 @@ from suite.meters import TensorPeak, release_memory, synchronise
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Wall-clock seconds of one call."""
+    """Time one call, in wall-clock seconds."""
     synchronise(device)
     began_s = time.perf_counter()
     run()
@@ -27,7 +27,7 @@ def repeated(
     least: int = 5,
     most: int = 200,
 ) -> list[float]:
-    """Seconds of as many calls as fit into the budget, after two that are not counted."""
+    """Time as many calls as fit into the budget, after two that are not counted; in seconds."""
     run()
     one_s = seconds_of(run, device)
     # A call may be too short for the clock to see.

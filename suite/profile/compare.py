@@ -38,7 +38,7 @@ class Ratio:
 
 
 def ratios(first: ArmProfile, second: ArmProfile) -> list[Ratio]:
-    """Every quantity that both arms have and that is above 0, noisy ones first."""
+    """Compare every quantity that both arms have and that is above 0, noisy ones first."""
     found = [_noisy_ratio(name, first, second) for name in _noisy_names(first, second)]
     values = _exact_values(first)
     other_values = _exact_values(second)

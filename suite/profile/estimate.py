@@ -75,7 +75,7 @@ class Step:
 
 
 def estimate(arm: ArmChoice, setting: Setting) -> Estimate:
-    """What training an arm takes on the fullest rank.
+    """Estimate what training an arm takes on the fullest rank.
 
     It needs no memory of the model's size and no GPU.
     """
@@ -161,7 +161,7 @@ def step_on_shapes(model: nn.Module, batch: dict[str, Tensor], options: dict[str
 
 
 def _pass(model: nn.Module, batch: dict[str, Tensor], options: dict[str, bool]) -> tuple[int, int]:
-    """Bytes beside the parameters: after the forward pass, and most at once."""
+    """Count the bytes beside the parameters: after the forward pass, and most at once."""
     watch = TensorPeak(of=[*model.parameters(), *model.buffers()])
     states = watch.live_bytes
     with watch:
@@ -289,7 +289,7 @@ def patched(name: str, function: Any) -> Iterator[None]:
 
 
 def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
-    """The table of the module's docstring, and what a step holds beside it."""
+    """Compute the table of the module's docstring, and what a step holds beside it."""
     whole = 0
     largest = 0
     trained = 0
@@ -338,7 +338,7 @@ def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
 
 
 def _step_bytes(step: Step, setting: Setting, gradients: int) -> int:
-    """Most bytes of a step below stage 3: from the second pass on, gradients are there before."""
+    """Most bytes of a step below stage 3; from its second pass on, gradients exist already."""
     if setting.accumulation > 1:
         return step.peak + gradients
     return step.peak

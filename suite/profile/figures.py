@@ -206,7 +206,7 @@ def by_size(
 
 
 def _distance_from_plain(arm: ArmProfile) -> tuple[bool, bool]:
-    """Sorts full fine-tuning of the backbone's own attention first."""
+    """A sort key that puts full fine-tuning of the backbone's own attention first."""
     return arm.method != "full", arm.attention != "pretrained"
 
 

@@ -62,7 +62,7 @@ class Findings:
 
 
 def _silent(line: str) -> None:
-    """The progress of a call that asked for none."""
+    """Report no progress: the caller asked for none."""
 
 
 def estimate_only(

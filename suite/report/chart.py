@@ -87,7 +87,7 @@ class Points:
 
     @property
     def marker_shape(self) -> str:
-        """One of `SHAPES`, or `shape`."""
+        """The marker's shape: `shape` where it is given, or else one of `SHAPES`."""
         if self.shape:
             return self.shape
         if self.ring:
@@ -96,7 +96,7 @@ class Points:
 
     @property
     def dash(self) -> str:
-        """One of `DASHES`."""
+        """The line's dash, one of `DASHES`."""
         if self.style is None:
             return "dot"
         return DASHES[self.style % len(DASHES)]

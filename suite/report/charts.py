@@ -315,7 +315,7 @@ def _best(report: Report, task: str) -> str:
 
 
 def energy_by_phase(report: Report) -> Chart | None:
-    """Where the energy of a confirm run goes."""
+    """Show where the energy of a confirm run goes."""
     spent: dict[str, dict[str, float]] = {}
     for key, runs in _confirm_runs(report).items():
         by_phase = _mean_by_phase(runs)

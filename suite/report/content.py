@@ -1,4 +1,4 @@
-"""What a report has, in which order, whatever it is written as."""
+"""The content of a report and its order, the same for every form."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def content(report: Report, *, whole: bool = False) -> Content:
 
 
 def best_arms(report: Report) -> Report:
-    """The report of the arms that figures have room for."""
+    """Reduce a report to the arms that figures have room for."""
     if len(report.arms) <= MOST_DRAWN:
         return report
     # Arms are in the order of their scores, the best first.

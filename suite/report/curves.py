@@ -158,7 +158,7 @@ def learning_rate_curves(
 
 
 def score_limits(cells: Sequence[Row]) -> Limits | None:
-    """From the worst to the best score of all curves, and a little beyond; None without a score."""
+    """Span all curves from the worst to the best score, with a margin; None without a score."""
     scores = [score for cell in cells for _, score, _ in cell.curve if score is not None]
     if not scores:
         return None
@@ -170,7 +170,7 @@ def score_limits(cells: Sequence[Row]) -> Limits | None:
 
 
 def of_cells(cells: Sequence[Row]) -> list[Chart]:
-    """One chart per cell, whatever sweep it is of.
+    """Draw one chart per cell; the cells may be of several sweeps.
 
     The titles leave out what all cells have in common.
     """

@@ -289,7 +289,7 @@ def _only(names: Sequence[str]) -> str:
 
 
 def _own_id(home: Home) -> str | None:
-    """The home's name in a store that several write to; None where it was never given one."""
+    """Read the home's name in a store that several write to; None where it has none."""
     try:
         return (home.path / "tracking-id").read_text().strip() or None
     except FileNotFoundError:
@@ -297,7 +297,7 @@ def _own_id(home: Home) -> str | None:
 
 
 def read_trials(home: Home, sweep: str, plan: Plan | None) -> tuple[list[Trial], int]:
-    """Trials of the sweep as it now stands, and how many folders were left unread.
+    """Read the trials of the sweep as it now stands, and count the folders left unread.
 
     Raises:
         ConfigError: A record is of another version.
@@ -382,7 +382,7 @@ def trial_row(trial: Trial) -> Row:
 
 
 def failure_rows(trial: Trial) -> list[Row]:
-    """What went wrong with a trial.
+    """List what went wrong with a trial.
 
     There is a row per attempt that ended without a result, and one where the trial itself ended
     without a score.

@@ -50,12 +50,12 @@ def draw(report: Report, out: Path, prefix: str) -> dict[str, Path]:
 
 
 def file_name(name: str) -> str:
-    """The name with a dash for every character that a file name should not have."""
+    """Put a dash for every character that a file name should not have."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 def document(report: Report, pictures: dict[str, Path]) -> str:
-    """The report in Markdown; `pictures` lie beside it."""
+    """Write the report in Markdown; `pictures` lie beside it."""
     made = content(report)
     lines = [f"# {escaped(report.sweep)}", ""]
     for sentence in answer(report):

@@ -101,7 +101,7 @@ def training_curves(report: Report, task: str | None = None, *, backend: Backend
 
 
 def drawn(found: Sequence[Chart | None], backend: str, missing: str) -> Any:
-    """The charts as one figure.
+    """Draw the charts as one figure.
 
     Raises:
         StatisticsError: There are no charts; the message is `missing`.
@@ -117,7 +117,7 @@ def drawn(found: Sequence[Chart | None], backend: str, missing: str) -> Any:
 
 
 def _place(report: Report, task: str | None) -> str:
-    """The task asked for, or the first place of the report.
+    """Check the task asked for; without one, take the first place of the report.
 
     Raises:
         UnknownNameError: The sweep has no such task.

@@ -29,7 +29,7 @@ SHADES = [[0.0, "#eef4fa"], [0.5, "#6baed6"], [1.0, "#08306b"]]
 
 
 def plain(text: str) -> str:
-    """Text that plotly shows as it is written, without secrets.
+    """Make a text that plotly shows as it is written, without secrets.
 
     Plotly would read `<b>`, `<a href>` and `&amp;` as HTML.
     """
@@ -134,7 +134,7 @@ def traces(chart: Chart) -> list[Any]:
 
 
 def _left_end(mark: Mark) -> tuple[bool, float]:
-    """Sorts labelled points from left to right, after all other marks."""
+    """A sort key that puts labelled points after all other marks, from left to right."""
     if isinstance(mark, Points) and mark.labels and mark.x and not isinstance(mark.x[0], str):
         return True, float(mark.x[0])
     return False, 0.0

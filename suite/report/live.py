@@ -52,7 +52,7 @@ class Source:
         self._lock = Lock()
 
     def version(self) -> str:
-        """A digest that changes when a trial starts or ends, and when a leaderboard row does."""
+        """Compute a digest that changes with every trial's start or end, and with every row."""
         digest = hashlib.sha256()
         for folder in Home(self.home).trials():
             # Reading thousands of records every three seconds would slow the sweep.
@@ -76,7 +76,7 @@ class Source:
         return sweeps(self.home, self.tracking_uri)
 
     def page(self, name: str | None) -> str:
-        """The page of a sweep; None = the first sweep.
+        """Give the page of a sweep; None = the first sweep.
 
         The page holds its version. What cannot be read yet is said on the page.
         """
@@ -177,5 +177,5 @@ def _handler(source: Source) -> type[BaseHTTPRequestHandler]:
 
 
 def addresses(server: ThreadingHTTPServer, names: Sequence[str]) -> list[str]:
-    """The addresses to open, one per sweep; the server's own where there is no sweep yet."""
+    """List the addresses to open, one per sweep; only the server's own before any sweep."""
     return [f"http://{HOST}:{server.server_port}/{name}" for name in names or [""]]

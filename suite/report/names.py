@@ -37,7 +37,7 @@ class Arm:
 
     @property
     def anchor(self) -> str:
-        """Its id on the page."""
+        """The arm's id on the page."""
         # A key's dots would begin the names of classes in a selector.
         return "arm-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.key)
 
@@ -81,7 +81,7 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
 
 
 def _order(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
-    """Sorts rows with a score first, then means, then the best scores."""
+    """A sort key that puts rows with a score first, then means, then the best scores."""
     score = row["score_mean"]
     if score is None:
         return True, row["task"] != MEAN, 0.0
@@ -101,7 +101,7 @@ def _names_of(row: Mapping[str, Any]) -> Names:
 
 
 def distinct(arms: Sequence[Names], *, among: Sequence[Names] = ()) -> list[str]:
-    """A name for each arm.
+    """Give each arm a name.
 
     The method is always there. The backbone and the attention are left out where all arms share
     them (all of `among`, if given). The settings are those that differ between arms that would

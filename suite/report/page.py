@@ -32,7 +32,7 @@ PLOT_MARGIN = 5
 
 
 def page(report: Report, *, live: str = "") -> str:
-    """The page as text.
+    """Render the page as text.
 
     Args:
         report: What `suite.report.read` returned.
@@ -95,7 +95,7 @@ def _environment() -> Environment:
 
 
 def _inside_script(json_text: str) -> Markup:
-    """JSON that can stand inside a script element, whatever its texts are.
+    """Make JSON safe to stand inside a script element, whatever its texts are.
 
     Secrets were taken out of the texts before: JSON writes a quote, or a letter of another
     alphabet, in another way, so they could not be found here.
@@ -111,7 +111,7 @@ def data_link(table: Table) -> str:
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> dict[str, Any]:
-    """What the template's table needs.
+    """Prepare what the template's table needs.
 
     This is the columns, and for every row its arm and its cells: each as text, and as the value
     that it is sorted by.

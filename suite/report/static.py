@@ -76,7 +76,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib shows as it is written, without secrets.
+    """Make a text that matplotlib shows as it is written, without secrets.
 
     Between two `$` matplotlib would read a formula, and fail where it is none.
     """

@@ -41,7 +41,7 @@ def rows_where(rows: Iterable[R], key: str, value: object) -> list[R]:
 
 @functools.lru_cache(maxsize=2**16)
 def clean(text: str) -> str:
-    """`redact`, with a memory.
+    """Take secrets out of a text as `redact` does, and remember the answer.
 
     `redact` looks through the environment each time, and a page asks it ten thousand times, mostly
     for the same words.
@@ -66,7 +66,7 @@ class Table:
     rows: Sequence[Row]
 
     def csv(self) -> str:
-        """A line of keys, and a line per row.
+        """Write the table as CSV: a line of keys, and a line per row.
 
         A value that is not known is empty, one that is not plain is JSON. There are no secrets.
         """
@@ -126,7 +126,7 @@ def plain_words(key: str, head: str = "") -> Column:
 
 
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """The table in Markdown; all texts are escaped."""
+    """Write the table in Markdown; all texts are escaped."""
     heads = [escaped(column.head) for column in columns]
     # The colon puts numbers to the right.
     rulers = [("--:" if column.number else "---") for column in columns]

@@ -212,7 +212,7 @@ def _rank(row: Row) -> str:
 
 
 def _rank_value(row: Row) -> float | None:
-    """Sorts by the best place, and where these are equal by the worst."""
+    """A sort key: the best place, and where these are equal the worst."""
     if not row["rank"]:
         return None
     best, worst = values.rank_bounds(row["rank"])
