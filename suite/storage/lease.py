@@ -30,7 +30,7 @@ from suite.storage.fence import Fence, claim_key, claims_key
 from suite.storage.urls import open_storage
 
 log = logging.getLogger(__name__)
-# A sweep whose driver died is free again after `MISSED` of these, in 30 s.
+# Another host may take a dead driver's sweep after `MISSED` of these, so after 30 s.
 BEAT_S = 10.0
 MISSED = 3
 """Beats that a holder misses before another driver may take its sweep over."""
@@ -320,7 +320,7 @@ def _read_beat(storage: Storage, sweep: str, epoch: int) -> Beat | None:
     if data is None:
         return None
     try:
-        # A beat that cannot be read is no sign of life.
+        # A beat that cannot be read counts as one that is not there.
         return Beat.model_validate_json(data)
     except ValidationError:
         return None
