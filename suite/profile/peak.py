@@ -95,7 +95,7 @@ def _inspect_here(setting: Setting) -> Machine:
 
 
 def free_bytes(setting: Setting) -> int:
-    """Memory that one rank may fill."""
+    """Find how much memory one rank may fill, in bytes."""
     if setting.device == "cuda":
         # The fullest board decides: every rank needs as much.
         free = min(torch.cuda.mem_get_info(board)[0] for board in range(setting.ranks))
@@ -105,7 +105,7 @@ def free_bytes(setting: Setting) -> int:
 
 
 def peak_flops(setting: Setting, name: str) -> tuple[float, str]:
-    """Operations per second of one rank's device in the setting's precision, and their source."""
+    """Find a device's operations per second in the setting's precision, and their source."""
     if setting.device == "cuda" and setting.dtype == "bf16":
         for board, flops in DENSE_BF16.items():
             # Whole words: "L4" must not match an L40S.
@@ -119,7 +119,7 @@ def peak_flops(setting: Setting, name: str) -> tuple[float, str]:
 
 
 def measured_flops(setting: Setting, side: int) -> float:
-    """Operations per second of the fastest of a few products of two `side` x `side` matrices."""
+    """Time a few products of two `side` x `side` matrices; operations per second of the fastest."""
     device = torch.device(setting.device)
     before = torch.get_num_threads()
     torch.set_num_threads(setting.rank_threads)

@@ -173,7 +173,7 @@ def _gib(size: int) -> str:
 
 
 def _visits(arms: Sequence[ArmChoice], found: Sequence[Findings], rounds: int) -> list[Visit]:
-    """Every arm that fits, once a round.
+    """List every arm that fits, once for each round.
 
     Every second round goes backwards, so that a drift of the machine meets all arms alike.
     """
@@ -288,7 +288,7 @@ def _progress(each: Findings, left: int) -> str:
 
 
 def _record_of(each: Findings, setting: Setting) -> ArmProfile:
-    """The record of an arm from its rounds; memory and peaks come from the first round."""
+    """Make an arm's record from its rounds; memory and peaks come from the first round."""
     if not each.rounds:
         return each.record
     first = each.rounds[0]  # the only round that measured memory
@@ -326,7 +326,7 @@ def _record_of(each: Findings, setting: Setting) -> ArmProfile:
 
 
 def _again(medians: Sequence[dict[str, float]], name: str, key: str) -> dict[str, Spread]:
-    """The spread over the rounds' medians, to replace the first round's; {} for one round."""
+    """Spread over the rounds' medians, to replace the first round's; {} for one round."""
     values = [measured[name] for measured in medians if name in measured]
     if len(values) > 1:
         return {key: Spread.of(values)}
@@ -334,7 +334,7 @@ def _again(medians: Sequence[dict[str, float]], name: str, key: str) -> dict[str
 
 
 def _energy(rounds: Sequence[dict[str, Any]]) -> tuple[float | None, str | None, dict[str, str]]:
-    """The median over rounds, its source, and the reasons for what is missing.
+    """Find the median energy over rounds, its source, and the reasons for what is missing.
 
     None where a round has no energy, or where the sources differ: measured and estimated joules
     do not mix.
@@ -353,7 +353,7 @@ def _energy(rounds: Sequence[dict[str, Any]]) -> tuple[float | None, str | None,
 
 
 def _over_rounds(rounds: Sequence[dict[str, Any]], setting: Setting) -> TrainingTime:
-    """The spread of the rounds' medians; of a single round the spread of its steps."""
+    """Spread the rounds' medians; a single round gives the spread of its steps."""
     if len(rounds) == 1:
         return TrainingTime(**rounds[0]["time"])
     times = {}
@@ -363,7 +363,7 @@ def _over_rounds(rounds: Sequence[dict[str, Any]], setting: Setting) -> Training
 
 
 def _medians(measured: dict[str, Any], source: str | None) -> dict[str, float]:
-    """One round as plain numbers, by the names that `suite.profile.compare` knows."""
+    """Flatten one round to numbers, by the names that `suite.profile.compare` knows."""
     found = {name: measured["time"][name]["median"] for name in TIMES}
     if source is not None:
         found["energy_kwh_per_1000"] = measured["energy_kwh_per_1000"]
@@ -382,7 +382,7 @@ def _profile(
     *,
     stopped: bool = False,
 ) -> Profile:
-    """The table, with what it was measured on; `machine` is None where nothing ran."""
+    """Make the table, with what it was measured on; `machine` is None where nothing ran."""
     measured_on: dict[str, Any] = {
         "device_name": "nothing ran",
         "idle_watts_missing": "nothing was measured",

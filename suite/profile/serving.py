@@ -87,7 +87,7 @@ class Serving:
         return Decoding(context_tokens=context, token_s=Spread.of(times), kv_bytes=held_bytes)
 
     def why_not(self, context: int) -> str | None:
-        """Why there is no decoding at this length; None where there is."""
+        """Say why there is no decoding at this length; None where there is."""
         if self.family.kind == "encoder":
             return NO_DECODING
         if self.family.kind == "encoder-decoder":
@@ -107,7 +107,7 @@ class Serving:
         return {name: random_ids(self.vocabulary, 1, length).to(self.device)}
 
     def _source(self, length: int) -> dict[str, Any]:
-        """An encoder-decoder's encoded source; nothing for other families."""
+        """Encode an encoder-decoder's source; {} for other families."""
         if self.family.kind != "encoder-decoder":
             return {}
         encoder: Any = self.model.get_encoder()  # type: ignore[operator]

@@ -61,7 +61,7 @@ class Training:
         self._engine.step(self._batches, LEARNING_RATE, mark=mark)
 
     def memory(self) -> Memory:
-        """Bytes of one step on the fullest rank."""
+        """Measure the bytes of one step on the fullest rank."""
         self.step()  # the first step makes Adam's states
         seen: dict[str, int] = {}
         with self._bytes as watched:
@@ -132,7 +132,7 @@ class Training:
         return time.perf_counter() - began_s
 
     def _parted_step(self) -> dict[str, float]:
-        """Seconds of one step by part; it waits for the device after each part."""
+        """Time one step by part, in seconds; it waits for the device after each part."""
         spent = dict.fromkeys(PARTS, 0.0)
         last_s = time.perf_counter()
 
@@ -147,7 +147,7 @@ class Training:
         return spent
 
     def _number_of_steps(self) -> int:
-        """How many steps fit into the budget. The first rank's clock decides for all ranks."""
+        """Find how many steps fit into the budget. The first rank's clock decides for all."""
         self.step()  # warms up
         synchronise(self.device)
         wanted = round(self.setting.seconds / self._timed_step())
@@ -158,7 +158,7 @@ class Training:
 def _micro_batches(
     family: Family, vocabulary: int, setting: Setting, device: torch.device, *, rank: int
 ) -> list[Any]:
-    """The micro-batches of a step with their weights, as the engine takes them."""
+    """Make the micro-batches of a step with their weights, as the engine takes them."""
     made = []
     for i in range(setting.accumulation):
         batch = training_batch(

@@ -127,7 +127,7 @@ def measure_arm(
 def measured_training(
     visit: Visit, setting: Setting, device: torch.device, *, rank: int
 ) -> dict[str, Any]:
-    """Time, energy and, where it is wanted, memory, ready for JSON. Collective."""
+    """Measure time, energy and, where it is wanted, memory, ready for JSON. Collective."""
     found: dict[str, Any] = {}
     training = Training(visit.arm, setting, device, rank=rank)
     try:
@@ -145,7 +145,7 @@ def measured_training(
 
 
 def measured_serving(arm: ArmChoice, setting: Setting, device: torch.device) -> dict[str, Any]:
-    """Inference at every batch size and decoding at every context, ready for JSON.
+    """Measure inference at every batch size and decoding at every context, ready for JSON.
 
     What does not fit stands in `missing` with the reason.
     """
@@ -172,7 +172,7 @@ def measured_serving(arm: ArmChoice, setting: Setting, device: torch.device) -> 
 
 
 def error_status(error: BaseException) -> str:
-    """How an arm ended that raised this: oom, incompatible or failed."""
+    """Say how an arm that raised this has ended: oom, incompatible or failed."""
     if isinstance(error, SuiteError):
         return "incompatible"
     # The CPU's allocator and cuBLAS raise a plain RuntimeError when memory is short.
@@ -183,7 +183,7 @@ def error_status(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The message in one line; for an unexpected error also its type and place in the code."""
+    """Put an error into one line; an unexpected one with its type and place in the code."""
     lines = str(error).splitlines() or [""]
     if error_status(error) != "failed":
         return lines[0]

@@ -32,7 +32,7 @@ class Sentence:
 
 
 def answer(report: Report) -> list[Sentence]:
-    """What the sweep says so far, the most general finding first."""
+    """Say what the sweep shows so far, the most general finding first."""
     found: list[Sentence] = []
     for task in report.places:
         # Arms of different backbones are not ranked against each other.
@@ -53,7 +53,7 @@ def answer(report: Report) -> list[Sentence]:
 
 
 def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sentence:
-    """Who leads the rows of one task and backbone."""
+    """Say who leads the rows of one task and backbone."""
     higher = report.higher_is_better(task)
     ordered = sorted(rows, key=lambda row: row["score_mean"], reverse=higher)
     ranked = [row for row in ordered if row["rank"]]
@@ -88,7 +88,7 @@ def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sent
 
 
 def _unranked(report: Report, rows: Sequence[Row], where: str, end: str) -> Sentence:
-    """The first of some rows that no test has compared."""
+    """Name the first of some rows that no test has compared."""
     leader = rows[0]
     scored = f"{_score(leader)}; {cost(leader)}."
     if len(rows) == 1:
@@ -103,7 +103,7 @@ def _unranked(report: Report, rows: Sequence[Row], where: str, end: str) -> Sent
 
 
 def _all_alike(report: Report, rows: Sequence[Row]) -> str:
-    """The range of scores of arms that no test separates, and which of them cost least."""
+    """Give the range of scores of arms that no test separates, and say which cost least."""
     scores = values_of(rows, "score_mean")
     low = values.score(min(scores))
     high = values.score(max(scores))
@@ -150,7 +150,7 @@ def _score(row: Row) -> str:
 
 
 def cost(row: Row) -> str:
-    """What a training run of the arm takes, as far as it was measured."""
+    """Say what a training run of the arm takes, as far as it was measured."""
     parts = []
     if row["energy_kwh"] is not None:
         parts.append(f"{energy(row)} a run")
@@ -181,7 +181,7 @@ def _saving(row: Row, leader: Row) -> str:
 
 
 def _like_a_constant(report: Report) -> list[Sentence]:
-    """By task, the arms that are not shown to beat one answer for everything."""
+    """Name by task the arms that are not shown to beat one answer for everything."""
     found = []
     for task in report.tasks:
         rows = report.admitted(task)
@@ -200,7 +200,7 @@ def _like_a_constant(report: Report) -> list[Sentence]:
 
 
 def _rejected(report: Report) -> list[Sentence]:
-    """By task, the arms that a check of validity took out."""
+    """Name by arm the tasks on which a check of validity took it out."""
     by_arm: dict[str, list[str]] = defaultdict(list)
     count = 0
     for row in report.rows:
@@ -221,7 +221,7 @@ def _rejected(report: Report) -> list[Sentence]:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """What was run, on what, with which budget: name and text."""
+    """List what was run, on what and with which budget, as pairs of name and text."""
     labels = [arm.label for arm in report.arms.values()]
     return [
         *_settings(report),
@@ -233,7 +233,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 
 def _settings(report: Report) -> list[tuple[str, str]]:
-    """What the sweep's file asks for."""
+    """List what the sweep's file asks for."""
     if report.plan is None:
         return [("Sweep", report.sweep)]
     config = report.plan.config
@@ -279,7 +279,7 @@ def _counted(count: int, word: str) -> str:
 
 
 def _spent(report: Report) -> list[tuple[str, str]]:
-    """What all ended trials took together, and when they ran."""
+    """Say what all ended trials took together, and when they ran."""
     ended = [trial for trial in report.trials if trial["status"] != "unfinished"]
     if not ended:
         return []
@@ -306,7 +306,7 @@ def _minute(seconds: float) -> str:
 
 
 def _machines(report: Report) -> list[tuple[str, str]]:
-    """Distinct hardware, versions, revisions and meters of the results."""
+    """List the distinct hardware, versions, revisions and meters of the results."""
     # Dictionaries without values keep the order of first sight; sets would not.
     shown: dict[str, dict[str, None]] = {"Hardware": {}, "Versions": {}, "Commit": {}, "Energy": {}}
     for record in report.provenance:
