@@ -44,6 +44,7 @@ class HeadObjective(LabelObjective):
         self.head = Head("regression" if task.is_regression else "classification", task.num_labels)
 
     def encode(self, columns: Columns) -> Features:
+        # decoders read the same prompt as text-to-text models, so that only the head differs
         if self.pairs:
             texts = self._texts(columns)
         else:
@@ -54,6 +55,7 @@ class HeadObjective(LabelObjective):
             features["token_type_ids"] = encoded["token_type_ids"]
         features["gold"] = self._gold(columns)
         features["length"] = lengths(features["input_ids"])
+        # a head has one loss per row, however long the text is
         features["units"] = [1] * len(features["gold"])
         return features
 

@@ -43,6 +43,7 @@ class TextToTextObjective(LabelObjective):
         super().__init__(task, tokenizer, training)
         self.words = LabelWords(task.label, tokenizer, where=f"task {task.name}")
         texts = self.words.texts()
+        # generation ends after the longest label, because nothing longer can be right
         self.longest = 0
         longest_text = ""
         for text, ids in zip(texts, self._targets(texts), strict=True):
@@ -114,6 +115,7 @@ class DecoderTextObjective(LabelObjective):
                     f"{task.label.words} are not distinct"
                 )
             self.labels.append(label)
+        # room for the longest label, so that a prompt is the same whichever label follows it
         self.room = training.max_length - len(self.cue) - max(map(len, self.labels))
         if self.room < 1:
             raise IncompatibleError(
@@ -158,6 +160,8 @@ class DecoderTextObjective(LabelObjective):
         # each token is predicted at the place before it
         first = torch.tensor([len(start) - 1 for start in starts], device=device)[:, None]
         places = first + torch.arange(len(label), device=device)  # (B, label tokens)
+        # picked before the softmax: over all places it would take as much memory again as the
+        # logits
         picked = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
         wanted = torch.tensor(label, device=device).expand(len(starts), -1)[..., None]
         found = picked.float().log_softmax(-1).gather(-1, wanted).squeeze(-1)  # (B, label tokens)

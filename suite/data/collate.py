@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+# the default of PyTorch's cross-entropy, which transformers' own losses use too
 IGNORED = -100
 """Label that the loss skips."""
 

@@ -45,6 +45,7 @@ class Window:
                 inside.append(number)
         if not inside:
             return 0, 0
+        # the answer reaches out of the window on the left or on the right
         begins_before = self.offsets[inside[0]][0] > span[0]
         ends_after = self.offsets[inside[-1]][1] < span[1]
         if begins_before or ends_after:
@@ -117,7 +118,9 @@ class _Template:
         b = list(tokenizer("b", add_special_tokens=False)["input_ids"])
         pair = tokenizer("a", "b")
         ids = list(pair["input_ids"])
+        # everything around and between the two letters is special
         one = _find(ids, a, 0)
+        # after the first letter, since b's tokens may occur before it among the special ones
         two = _find(ids, b, one + len(a))
         between = slice(one + len(a), two)
         after = slice(two + len(b), None)
@@ -161,6 +164,7 @@ def _plain(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 ) -> list[tuple[list[int], list[Span]]]:
     """Tokens without special ones, and the characters that each covers."""
+    # it is slow and gives no offsets, but bytes are easily counted
     if isinstance(tokenizer, ByT5Tokenizer):
         return [_bytes(text, tokenizer.offset) for text in texts]
     encoded = tokenizer(

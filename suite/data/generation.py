@@ -54,6 +54,7 @@ class GenerationObjective(Objective):
         written = model.generate(
             **inputs,
             max_new_tokens=self.training.target_max_length,
+            # greedy or beams: a sample would add chance to the score
             do_sample=False,
             num_beams=self.beams,
             pad_token_id=self.pad_id,
@@ -61,6 +62,7 @@ class GenerationObjective(Objective):
         )
         answers = self._answers(written, inputs)
         texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        # decoders write a space before the first word
         return [str(text).strip() for text in texts]
 
     def score(

@@ -108,6 +108,7 @@ class TaskRows:
         source = open_source(task, data_root)
         tables = read_splits(task, source)
         where = f"task {task.name}, {source.where}"
+        # without a limit: a sweep's limit is not known here
         parts = split_rows(task, tables, LimitConfig(), where=where)
         dropped = dict(source.dropped) if isinstance(source, CodeSource) else {}
         return cls(task, tables, parts, dropped)
@@ -139,6 +140,7 @@ def inspect_rows(rows: TaskRows) -> tuple[list[SplitFacts], list[Finding]]:
     task = rows.task
     found: dict[SplitName, list[Row]] = {}
     facts: list[SplitFacts] = []
+    # always in the order train, validation, test, on which the checks below rely
     for split in SPLIT_NAMES:
         found[split] = list(_rows(task, rows.columns(split)))
         facts.append(_facts(task, split, rows.parts[split].source, found[split]))
@@ -183,6 +185,7 @@ def percent(share: float) -> str:
 
 def _rows(task: TaskConfig, columns: Columns) -> Iterator[Row]:
     answer = answer_column(task)
+    # a target is text as well, but the model does not read it
     reads = [name for name in task.text_columns if name != answer]
     for number, texts in enumerate(rows_of(columns, reads)):
         given = None if answer is None else columns[answer][number]
@@ -200,6 +203,7 @@ def _facts(task: TaskConfig, split: SplitName, source: str, rows: Sequence[Row])
         shares = dict(zip(("min", "25%", "median", "75%", "max"), points, strict=True))
     else:
         counts = Counter(answer_text(task, answer) for answer in answers)
+        # answers that are texts may be as many as rows
         shown = [word for word, _ in counts.most_common(MOST_COMMON)]
         if isinstance(task, LabelTask) and task.label.words is not None:
             # all labels, also those that do not occur
@@ -229,12 +233,14 @@ def _check_labels(task: TaskConfig, facts: Sequence[SplitFacts]) -> Iterator[Fin
     if not isinstance(task, LabelTask) or task.is_regression:
         return
     train = facts[0]
+    # nothing else needs to be said then
     if train.distinct_answers < 2:
         label, _ = _most_common(train)
         yield Finding(
             "fail", "labels", f"every row of train is {label!r}: there is nothing to learn"
         )
         return
+    # first what is missing, then what prevails, each over all splits
     said = []
     for fact in facts:
         for label, share in fact.answers.items():
@@ -276,12 +282,14 @@ def _check_repeated(task: TaskConfig, found: RowsBySplit) -> Iterator[Finding]:
         for split, rows in found.items():
             long[split] = [row for row in rows if len(row.reads[0]) >= LONG_CHARACTERS]
         found = long
+    # rows that were trained on come first: they make scores too high
     yield _check_leak(task, found, "train", "validation")
     yield _check_leak(task, found, "train", "test")
     yield _check_leak(task, found, "validation", "test")
     for split, rows in found.items():
         counts = Counter(rows)
         twice = [row for row, count in counts.items() if count > 1]
+        # a row that stands there three times counts twice
         extra = len(rows) - len(counts)
         level: Level = "warn" if extra > REPEATED_WARN_FRAC * len(rows) else "ok"
         share = _share(extra, len(rows))
@@ -293,6 +301,7 @@ def _check_leak(
     task: TaskConfig, found: RowsBySplit, first: SplitName, second: SplitName
 ) -> Finding:
     """Rows of the second split that also stand in the first."""
+    # rows are hashable, so that large splits are compared in one pass
     seen = set(found[first])
     rows = found[second]
     same = [row for row in rows if row in seen]
@@ -335,4 +344,5 @@ def _share(count: int, total: int) -> str:
 
 
 def _shown(task: TaskConfig, rows: Sequence[Row]) -> tuple[str, ...]:
+    # three are enough to see what is wrong
     return tuple(row.shown(task) for row in rows[:3])

@@ -109,6 +109,7 @@ class TextToTextInstruction(InstructionObjective):
 
     def encode(self, columns: Columns) -> Features:
         end = end_ids(self.tokenizer)
+        # the end token is added here, because a cut prompt must have it too
         room = self.training.max_length - len(end)
         inputs = []
         responses = []
@@ -157,6 +158,7 @@ class DecoderInstruction(InstructionObjective):
         responses = []
         for prompt, tail, text in self._examples(columns):
             prompts.append(_cut(self.tokenizer, prompt, tail, self.training.max_length, self.task))
+            # the response is cut and not its end token, so that the model always learns to stop
             responses.append([*plain_ids(self.tokenizer, text)[:room], *self.end])
         return continuation_features(prompts, responses, lengths(responses))
 
@@ -180,6 +182,8 @@ class DecoderInstruction(InstructionObjective):
         """Rows joined in order as long as they fit; their names are joined by `+`."""
         packed: Features = {name: [] for name in rows}
         for number, length in enumerate(rows["length"]):
+            # sizes of the sequences so far; rows keep their order, so only the last one can be
+            # filled
             sizes = packed["length"]
             fits = bool(sizes) and sizes[-1] + length <= self.positions
             for name, values in rows.items():
@@ -234,6 +238,7 @@ def make_instruction(
 
 def _tail(template: str) -> str:
     """What stands after the last column of a template."""
+    # a stretch of a template is a text and the field after it; the last one may lack the field
     text, field, _, _ = list(string.Formatter().parse(template))[-1]
     return text if field is None else ""
 

@@ -35,6 +35,7 @@ class LabelWords:
         self.ids: dict[str, int] = {}
         for number, word in enumerate(words):
             self.ids[self._as_read(word)] = number
+        # such as words that a tokenizer reads in lower case, or that it does not know
         if len(self.ids) < len(words):
             raise IncompatibleError(
                 f"{where}: to this backbone's tokenizer label.words {words} are not distinct; "

@@ -73,11 +73,13 @@ class LanguageModelObjective(Objective):
         self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
     ) -> Iterator[Features]:
         rows = self._rows(chunks)
+        # training needs each token once; scores need enough text before each token
         items = self._blocks(rows) if split == "train" else self._windows(rows)
         start = 0
         while chunk := list(itertools.islice(items, CHUNK_ITEMS)):
             ids = [tokens for tokens, _ in chunk]
             scored = [count for _, count in chunk]
+            # numbered through the whole split, since an item is no row of the data
             numbers = range(start, start + len(chunk))
             start += len(chunk)
             yield {
@@ -91,6 +93,7 @@ class LanguageModelObjective(Objective):
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         labels = []
         for row in rows:
+            # what stands before the scored tokens is context alone
             context = row["length"] - row["gold"]
             labels.append([IGNORED] * context + row["input_ids"][context:])
         batch = self._padded(rows, {"input_ids": self.pad_id})
@@ -139,6 +142,7 @@ class LanguageModelObjective(Objective):
         first = self.tokenizer.bos_token_id
         if first is None:
             first = end
+        # without it the very first word would be in no score
         context = [] if first is None else [first]
         tokens = itertools.chain(context, stream(rows, separator=end))
         return windows(tokens, self.training.max_length, stride=self.stride)

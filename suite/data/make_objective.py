@@ -60,6 +60,7 @@ def make_objective(
         return make_choice(
             task, tokenizer, training, kind=kind, decoder_objective=decoder_objective
         )
+    # here and below: a class or a number
     if kind == "encoder":
         return HeadObjective(task, tokenizer, training, pairs=True)
     if kind == "encoder-decoder":

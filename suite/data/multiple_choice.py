@@ -109,6 +109,7 @@ class ChoiceHeadObjective(LabelObjective):
                 stem_ids = _fit(prompt_ids(self.tokenizer, stem), choice_ids, limit)
                 sequences.append(stem_ids + choice_ids)
             return {"input_ids": sequences}
+        # not verbose, or the tokenizer warns of every row that is cut
         encoded = self.tokenizer(stems, choices, truncation=True, max_length=limit, verbose=False)
         features: Features = {"input_ids": encoded["input_ids"]}
         if "token_type_ids" in encoded:
@@ -145,6 +146,7 @@ class ChoiceLikelihoodObjective(LabelObjective):
         choices = rows_of(columns, self.task.choices)
         for text, row, gold in zip(texts, choices, features["gold"], strict=True):
             stems, ids = self._encode_row(text, row)
+            # trained on the right choice alone; the others are only for evaluation
             right = ids[gold]
             features["input_ids"].append(stems[gold] + right)
             features["labels"].append([IGNORED] * len(stems[gold]) + right)

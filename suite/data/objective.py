@@ -176,6 +176,7 @@ class Objective(ABC):
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
     ) -> dict[str, float]:
         """The task file's own score where it has one, else `score`."""
+        # a task file's own score comes first, because it defines what the metrics' names mean
         own = own_score(self.task)
         if own is not None:
             return own(predictions, golds)

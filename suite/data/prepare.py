@@ -62,6 +62,7 @@ class Prepared:
         Raises:
             RuntimeError: Test data are asked for outside the confirm phase, which is a bug of ours.
         """
+        # the search must not see test data, whoever calls this
         if name == "test" and not confirm:
             raise RuntimeError("test data may be read in the confirm phase only")
         return Dataset.from_file(str(self.path / f"{name}.arrow"))
@@ -154,6 +155,7 @@ def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
     tables: dict[str, pa.Table] = {}
     for split in source_splits(task.splits):
         where = f"{source.where}, split {split!r}"
+        # first the numbers, since `check_rows` looks at their range
         table = number_labels(source.read(split, task.read_columns), task, where=where)
         check_rows(table, task, where=where)
         tables[split] = table
@@ -215,6 +217,7 @@ def number_groups(table: pa.Table, task: TaskConfig) -> Rows:
         return np.arange(table.num_rows)
     numbers: dict[Any, int] = {}
     columns = table.select(task.group).to_pydict()
+    # numbered in the order of their first rows, so that every machine numbers alike
     keys = rows_of(columns, task.group)
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
@@ -224,6 +227,7 @@ def _chunks(
 ) -> Iterator[tuple[list[str], Columns]]:
     """Names and columns of the rows of `part`, some at a time; `digest` takes in their content."""
     for start in range(0, len(part.rows), CHUNK_ROWS):
+        # in parts, since a column of Python objects takes many times the memory of Arrow's
         rows = part.rows[start : start + CHUNK_ROWS]
         columns = table.take(pa.array(rows)).to_pydict()
         for row in rows_of(columns, task.columns):

@@ -74,6 +74,7 @@ class PretrainingObjective(Objective):
 
     def encode(self, columns: Columns) -> Features:
         """Token ids of every text, without special tokens; `features` makes blocks of them."""
+        # the columns of a row follow one another as texts of their own
         texts = list(itertools.chain.from_iterable(rows_of(columns, self.task.inputs)))
         encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)
         return {"input_ids": encoded["input_ids"]}
@@ -84,6 +85,8 @@ class PretrainingObjective(Objective):
         items = blocks(self._texts(chunks), self.block_tokens, separator=self.separator)
         start = 0
         while ids := list(itertools.islice(items, CHUNK_ITEMS)):
+            # counted here: the corruption is drawn later, but it never changes how many tokens it
+            # hides
             predicted = [self.predicted_tokens(block) for block in ids]
             numbers = range(start, start + len(ids))
             start += len(ids)
@@ -92,6 +95,7 @@ class PretrainingObjective(Objective):
                 "input_ids": ids,
                 "gold": predicted,
                 "units": predicted,
+                # corrupted and with its special tokens, a block fills the input
                 "length": [self.training.max_length] * len(ids),
             }
 
@@ -144,6 +148,7 @@ class PretrainingObjective(Objective):
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
     ) -> dict[str, float]:
+        # per token, as blocks may differ in how many they predict
         return {"loss": float(np.sum(predictions) / np.sum(golds))}
 
     def fingerprint(self) -> dict[str, Any]:
@@ -176,6 +181,7 @@ class MaskedObjective(PretrainingObjective):
         super().__init__(task, tokenizer, training)
         self.before: list[int] = []
         self.after: list[int] = []
+        # used where the tokenizer has no separator of its own
         self.separator = tokenizer.eos_token_id
         if tokenizer.cls_token_id is not None:
             self.before = [tokenizer.cls_token_id]
@@ -201,6 +207,7 @@ class MaskedObjective(PretrainingObjective):
     def corrupt(self, block: Ids, draw: np.random.Generator) -> tuple[list[int], list[int]]:
         # a fixed number of tokens, not each with some chance, as in BERT's code
         chosen = draw.permutation(np.flatnonzero(block != self.separator))[: self.wanted]
+        # one draw per token decides among mask, any token and no change
         fate = draw.random(len(chosen))
         labels = np.full_like(block, IGNORED)
         labels[chosen] = block[chosen]
@@ -276,6 +283,7 @@ class SpanObjective(PretrainingObjective):
         """The most tokens of text that, once corrupted, fill `max_length` and no more."""
         longest = 0
         most = self.training.max_length
+        # a block may be longer than the input, because each span shrinks to one sentinel
         for tokens in range(2, 2 * most + 2):
             hidden, spans = self._spans(tokens)
             if tokens - hidden + spans + len(self.end) <= most and spans <= tokens - hidden:
@@ -286,6 +294,7 @@ class SpanObjective(PretrainingObjective):
 
     def _spans(self, tokens: int) -> tuple[int, int]:
         """How many tokens of a block are hidden, and in how many spans."""
+        # at least one token is hidden, and at least one is kept
         hidden = min(max(round(tokens * self.task.corrupted_frac), 1), tokens - 1)
         return hidden, max(round(hidden / self.task.mean_span_tokens), 1)
 
@@ -295,6 +304,7 @@ def segments(items: int, parts: int, draw: np.random.Generator) -> Ids:
 
     Every cut is equally likely.
     """
+    # cuts differ and stand between two items, so that no part is empty
     cuts = np.sort(draw.permutation(items - 1)[: parts - 1]) + 1
     return np.diff(cuts, prepend=0, append=items)
 

@@ -131,6 +131,7 @@ def read_as(
         examples: How many examples to show.
     """
     try:
+        # lengths are those of whole rows; what training keeps is compared with them
         whole = _objective(rows.task, reader, _uncut(training))
         cut = None if reader.draft else _objective(rows.task, reader, training)
         shown = _examples(cut or whole, reader, rows, examples)
@@ -177,6 +178,7 @@ def check_metrics(rows: TaskRows, sample: TaskRows, objective: Objective) -> lis
     golds, groups = _golds(objective, sample.columns("test"))
     perfect = golds
     if isinstance(task, QuestionAnsweringTask):
+        # any accepted text is right
         perfect = [texts[0] for texts in golds]
     constant = _most_common_class(task, golds)
     try:
@@ -186,6 +188,7 @@ def check_metrics(rows: TaskRows, sample: TaskRows, objective: Objective) -> lis
             always = [constant] * len(golds)
             same = task.score_of(objective.scores(always, golds, groups))
             text += f", always {answer_text(task, constant)!r} scores {same:.4g}"
+            # such a metric would rank a model that learnt nothing first
             if same >= best:
                 return [Finding("fail", "metrics", f"{text}: more must be better")]
     except SuiteError as error:
@@ -221,6 +224,7 @@ def check_lengths(readings: Sequence[Reading]) -> list[Finding]:
     keys = {"inputs": "training.max_length", "answers": "training.target_max_length"}
     for reading in readings:
         for found in reading.lengths:
+            # unknown, or nothing is cut
             if not found.cut_frac:
                 continue
             share = percent(found.cut_frac)
@@ -245,6 +249,7 @@ def _objective(task: TaskConfig, reader: Reader, training: TrainingConfig) -> Ob
         kind=reader.kind,
         tokenizer=reader.tokenizer,
         training=training,
+        # a head, because label words cannot ask for a number
         decoder_objective="head",
     )
 
@@ -316,6 +321,7 @@ def _golds(objective: Objective, columns: Columns) -> tuple[list[Any], list[str]
     count = len(next(iter(columns.values())))
     names = [str(number) for number in range(count)]
     parts = objective.features([(names, columns)], "test")
+    # a gold belongs to a question and not to each of its windows
     features = _first_windows(next(iter(parts)))
     return features["gold"], features.get("group")
 
@@ -394,6 +400,7 @@ def _count_splits(objective: Objective, reader: Reader, sample: TaskRows) -> dic
 def _count(objective: Objective, reader: Reader, columns: Columns) -> dict[str, Counts]:
     """Tokens of every row's `inputs`, and of its `answers` where they are written."""
     features = _first_windows(objective.encode(columns))
+    # decoders have the answer in the same sequence, so it is taken off their inputs below
     if "labels" in features:
         written = []
         for row in features["labels"]:

@@ -72,6 +72,7 @@ class SpanObjective(Objective):
         for number, (windows, (text, starts), texts) in enumerate(
             zip(cut, rows, golds(self.task, columns), strict=True)
         ):
+            # trained on the first accepted text; all of them count when answers are scored
             span = _span(text, texts[0], starts)
             for window in windows:
                 # a window that does not hold the answer is taught to say "no answer"
@@ -125,6 +126,7 @@ class SpanObjective(Objective):
         output = model(**inputs)
         start = output.start_logits.float()  # (B, T)
         end = output.end_logits.float()  # (B, T)
+        # the first token stands for "no answer", as in training
         null = start[:, 0] + end[:, 0]
         longest = self.training.target_max_length
         best, first, last = best_spans(start, end, inside, longest=longest)
@@ -153,6 +155,7 @@ class SpanObjective(Objective):
         """The text that a question's windows agree on, and its accepted texts."""
         row, (best, _, first, last) = max(windows, key=lambda window: window[1][0])
         least_null = min(null for _, (_, null, _, _) in windows)
+        # where every question has an answer, silence is never right
         silent = self.task.unanswerable and least_null > best
         # -inf is the score of a context without a single token
         if silent or best == -math.inf:
@@ -180,6 +183,7 @@ def best_spans(
     # the end logits of the `longest` tokens from each token on, (B, T, longest)
     ends = pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)
     best, place = (start[..., None] + ends).flatten(1).max(dim=1)
+    # `place` counts through a table with `longest` columns, one row for each first token
     first = place // longest
     return best, first, first + place % longest
 
@@ -244,6 +248,7 @@ def make_question_answering(
 
 def golds(task: QuestionAnsweringTask, columns: Columns) -> list[list[str]]:
     """The accepted texts of every question, `[""]` where there is no answer."""
+    # an empty text, so that whoever writes can learn to write nothing
     return [[*texts] or [""] for texts in columns[task.answers]]
 
 

@@ -26,6 +26,7 @@ def check_rows(table: pa.Table, task: TaskConfig, *, where: str) -> None:
     """
     if not table.num_rows:
         raise DataError(f"{where}: the split is empty")
+    # nulls first, because a comparison with null is null and would hide a wrong label below
     for column in task.read_columns:
         if table[column].null_count:
             row = _first(pc.is_null(table[column]))

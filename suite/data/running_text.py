@@ -29,6 +29,7 @@ def blocks(
 ) -> Iterator[list[int]]:
     """As `pack`, one block at a time, because a corpus need not fit into memory."""
     tokens = stream(sequences, separator=separator)
+    # a shorter one is the rest at the end, and is dropped
     while len(block := list(itertools.islice(tokens, length))) == length:
         yield block
 
@@ -62,6 +63,7 @@ def windows(tokens: Iterable[int], length: int, *, stride: int) -> Iterator[tupl
     """
     source = iter(tokens)
     window = list(itertools.islice(source, length))
+    # a single token has nothing before it, and is not scored
     if len(window) > 1:
         yield window, len(window) - 1
     while new := list(itertools.islice(source, stride)):

@@ -81,6 +81,7 @@ class Source(ABC):
         arrays = []
         for column in wanted:
             name, *inside = self.names.get(column, column).split(".")
+            # a chunked array, in which `struct_field` reaches through all levels at once
             array = table[name]
             try:
                 arrays.append(pc.struct_field(array, inside) if inside else array)
@@ -138,6 +139,7 @@ class CodeSource(Source):
         return {**self.raw.identity(), "code_sha256": self.code.sha256}
 
     def read(self, split: str, columns: Sequence[str]) -> pa.Table:
+        # plain Python values, since users write `rows` for dictionaries
         raw = self.raw.read(split, self.code.reads).to_pylist()
         values: dict[str, list[Any]] = {column: [] for column in columns}
         self.dropped[split] = 0
@@ -169,6 +171,7 @@ class GeneratedSource(Source):
             data.options, where=f"task {task.name}: data.options"
         )
         self.rows = {}
+        # made at once, because `identity` needs the rows, and generators are quick
         for split in source_splits(task.splits):
             if split not in SPLITS:
                 raise DataError(
@@ -204,6 +207,7 @@ class LocalSource(Source):
         # where code makes the rows, the task's columns are not those of the file
         if task.code is None or not task.code.rows:
             self.texts = [self.names.get(column, column) for column in task.text_columns]
+        # looked for at once: an absent file is known before anything is computed
         for split in self.splits:
             self._path(split)
 
@@ -288,6 +292,7 @@ def _read_file(
     )
     chosen = choose(table.column_names)
     for name in chosen:
+        # a CSV file may name two columns alike, and nothing says which one is meant
         times = table.column_names.count(name)
         if times > 1:
             raise DataError(
@@ -308,8 +313,10 @@ class HubSource(Source):
         return self.data.model_dump()
 
     def read(self, split: str, columns: Sequence[str]) -> pa.Table:
+        # imported here, because local and generated data need no hub
         from datasets import load_dataset
 
+        # once for all splits, so that none comes from a newer commit
         self.revision = self.revision or self._resolve()
         name: str | None = self.data.config
         folder = None

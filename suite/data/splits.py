@@ -71,6 +71,7 @@ def plan_splits(
                 f"{where}: split {name!r} is empty (from {part.source!r} with "
                 f"{sizes[part.source]:,} rows); use other splits"
             )
+    # after the rule, so that a limit never moves a row from one split to another
     limited = {}
     for name, part in parts.items():
         limited[name] = _limited(
@@ -102,6 +103,7 @@ def _by_read(config: SplitConfig, groups: Mapping[str, Rows], where: str) -> dic
     train = groups[config.train]
     validation = groups[config.validation]
     if len(train) < SMALL_TRAIN_ROWS:
+        # at most half, in whole groups
         first = _places(validation, "halves") <= len(validation) // 2
         return {
             "train": _whole(config.train, groups),
@@ -150,6 +152,7 @@ def _hold_out(config: SplitConfig, train: Rows, times: int, where: str) -> list[
         )
     # 0, 1, ...: the set that each row falls into
     number = (_places(train, "held out") - 1) // config.held_out
+    # a group falls into the set of its last row; what lies beyond the sets stays in training
     sets = [np.flatnonzero(number >= times)]
     for wanted in range(times):
         sets.append(np.flatnonzero(number == wanted))
@@ -187,5 +190,6 @@ def _places(groups: Rows, *stream: str) -> Rows:
     # a stream of its own for each use, so that a limit draws independently of the split
     order = np.random.default_rng(derive_seed("data splits", *stream)).permutation(len(sizes))
     places = np.empty(len(sizes), dtype=np.int64)
+    # a group's place is the number of rows up to its end, so a limit never cuts it
     places[order] = np.cumsum(sizes[order])
     return places[number]

@@ -37,6 +37,7 @@ def _without_state(backend: Any) -> str:
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Tokens of a text that a model continues: with the start token, without the end token."""
+    # not verbose: what is too long is cut by the caller, and needs no warning
     ids = [*tokenizer(text, verbose=False)["input_ids"]]
     if ids and ids[-1] == tokenizer.eos_token_id:
         return ids[:-1]

@@ -52,6 +52,7 @@ class Acceptability(Generator[Options]):
     )
 
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
+        # a sample and not two choices, so that the two differ
         noun, other = rng.sample(self.share(NOUNS, split), 2)
         # the order of the draws is part of the data: another one would make other rows
         words = {

@@ -78,6 +78,7 @@ class Generator(ABC, Generic[OptionsT]):
         Raises:
             ConfigError: The words do not give so many rows.
         """
+        # a stream for each split, so that a larger one leaves the others as they are
         rng = random.Random(derive_seed(self.name, self.options.seed, split))
         wanted: int = getattr(self.options, split)
         rows: list[Row] = []
@@ -98,6 +99,7 @@ class Generator(ABC, Generic[OptionsT]):
                     f"generator {self.name}: {split}: {wanted:,} rows, but its words give about "
                     f"{len(rows):,}; ask for fewer"
                 )
+        # the rows of a group would otherwise follow one another
         rng.shuffle(rows)
         return rows
 
@@ -109,6 +111,7 @@ class Generator(ABC, Generic[OptionsT]):
             split: Name of the split.
         """
         dealt = words.split()
+        # the same deal for every split, or a word could be in two of them
         random.Random(derive_seed(self.name, self.options.seed, "words")).shuffle(dealt)
         first = round(0.6 * len(dealt))
         second = round(0.8 * len(dealt))

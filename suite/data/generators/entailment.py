@@ -67,6 +67,7 @@ class Entailment(Generator[EntailmentOptions]):
     Options = EntailmentOptions
 
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
+        # sorted, so that the order of the dictionary in this file is no part of the data
         kinds = rng.sample(sorted(KINDS), 2)
         things = [rng.choice(self.share(KINDS[kind], split)) for kind in kinds]
         determiner = rng.choice(DETERMINERS)
