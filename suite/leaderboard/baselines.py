@@ -1,4 +1,4 @@
-"""PRR and PEoP of every row: its score beside multi-head and single-head attention's.
+"""Compute PRR and PEoP of every row: its score beside multi-head and single-head attention's.
 
 A baseline is the row of the same home, sweep, backbone, method, architecture and task whose
 attention is `mha`, else `pretrained` (the backbone as it is, whatever its attention), or `sha`. On
@@ -13,12 +13,15 @@ from collections.abc import Callable, Sequence
 from suite.leaderboard.fields import Row, with_values
 from suite.metrics.efficiency import peop, prr
 
+# The first that a sweep has is the baseline. A pretrained backbone's attention need not be
+# multi-head, yet it is what the variants replace.
 MHA = ("mha", "pretrained")
 SHA = ("sha",)
 
 
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
     """The same rows, rejected ones last, with `prr` and `peop`, or with the reasons for none."""
+    # None means "not checked yet", which rejects nothing.
     fit = [row for row in rows if row.admitted is not False]
     rejected = [row for row in rows if row.admitted is False]
     rivals: dict[tuple[str, ...], list[Row]] = defaultdict(list)
@@ -33,6 +36,7 @@ def with_efficiency(rows: Sequence[Row]) -> list[Row]:
 
 
 def _comparison(row: Row) -> tuple[str, ...]:
+    # `rivals` is equal for rows that differ in their attention and its pretrain run alone.
     return row.home, row.sweep, row.rivals, row.task
 
 
@@ -53,6 +57,7 @@ def _value_or_reason(
 ) -> tuple[float | None, str | None]:
     try:
         return compute(row, rivals), None
+    # The functions below raise their reasons, which the row then shows in place of the number.
     except ValueError as reason:
         return None, str(reason)
 
@@ -64,6 +69,7 @@ def _prr(row: Row, rivals: Sequence[Row]) -> float:
 
 def _peop(row: Row, rivals: Sequence[Row]) -> float:
     higher_is_better = _direction(row)
+    # The formula would divide by zero: the row has as many parameters as itself.
     if row.attention in SHA:
         raise ValueError("it is single-head attention itself")
     sha = _baseline(SHA, rivals)
@@ -77,9 +83,10 @@ def _peop(row: Row, rivals: Sequence[Row]) -> float:
 
 
 def _baseline(names: Sequence[str], rivals: Sequence[Row]) -> Row:
-    """The row of the first of these names that there is."""
+    """The row with the first of these names that the sweep has."""
     for name in names:
         found = [row for row in rivals if row.attention == name]
+        # To take one of them would make the metric depend on the order of the rows.
         if len(found) > 1:
             raise ValueError(
                 f"{len(found)} rows of this sweep have attention {name}, with different options or "
@@ -110,6 +117,7 @@ def _parameters(row: Row) -> int:
 
 
 def _direction(row: Row) -> bool:
+    # This is a mean row over tasks of both directions, on which a ratio says nothing.
     if row.higher_is_better is None:
         raise ValueError("higher is better on some of these tasks and lower on others")
     return row.higher_is_better

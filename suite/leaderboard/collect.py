@@ -1,8 +1,8 @@
-"""The rows of a sweep, from the trial folders of its home; those that still hold are kept.
+"""Collect the rows of a sweep from the trial folders of its home; rows that still hold are kept.
 
-A row's digest is made of what its numbers can depend on: the part of the sweep's definition that is
-about the cell, and the names and times of its trials' files. So it is known whether a row still
-holds before any result is read.
+A row's digest covers what its numbers can depend on: the part of the sweep's definition that is
+about the cell, and the names and times of its trials' files. So the digest tells whether a row
+still holds before any result is read.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.references import printed
 from suite.storage.identity import home_id
 
+# This is part of every row's digest, so rows of another format never hold.
 FORMAT = short_hash([1, NAMES])
-"""The first number is raised when a field is computed in another way; all rows are then made again.
+"""The format of the rows. Raise the number when a field is computed in another way.
+
+All rows are then made again.
 """
 DECIDING = {"search", "confirm", "training", "limit", "decoder_objective"}
 """Parts of a sweep that decide which trials count and when a cell is done."""
 
+# These two live as long as the process: a driver asks for the same rows at every update.
 _cell_of_folder: dict[str, tuple[str, str]] = {}
 """Sweep and key of the cell by path of the trial folder.
 
-A folder's name is the hash of its specification, which so never changes. To read 100,000 of them
-again at every update would take 20 s.
+A folder's name is the hash of its specification, which therefore never changes. To read 100,000 of
+them again at every update would take 20 s.
 """
 _evidence: Known = {}
 
@@ -50,12 +54,13 @@ def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row
     Args:
         home: Its folders are only read.
         sweep: Its name.
-        known: Rows of before, of any home and sweep; those that still hold are used again.
+        known: Rows of earlier calls, of any home and sweep; those that still hold are used again.
 
     Raises:
         ConfigError: The home holds no such sweep, or a record of another version.
     """
     definition = _definition(home, sweep)
+    # The rows of several homes may lie in one store, so a row is known by its home as well.
     own = home_id(home)
     before = {}
     for row in known:
@@ -65,6 +70,7 @@ def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row
     digests = _digests(definition, home, folders)
     changed = []
     for key in definition.cells:
+        # The digest decides without reading a result, which is the slow part.
         if key in folders and (key not in before or before[key].digest != digests[key]):
             changed.append(key)
     states = _states(definition, home, folders, changed)
@@ -75,6 +81,7 @@ def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row
         elif key in folders:
             rows.append(before[key])
 
+    # Ranks need the answers of rows that were kept, whose runs have not been read yet.
     def read(row: Row) -> list[Trial]:
         return _confirmed(definition, folders, row, states)
 
@@ -100,13 +107,14 @@ class _Definition:
 
 def _definition(home: Home, sweep: str) -> _Definition:
     path = home.sweep_definition(sweep)
+    # They are the cache's key: a definition that is written again is read again.
     stamps = _stamp(str(path)), _stamp(str(path.with_suffix(".cells")))
     return _read_definition(home.path, sweep, stamps)
 
 
 @lru_cache(maxsize=16)
 def _read_definition(home: Path, sweep: str, stamps: object) -> _Definition:
-    """A definition; `stamps` change when it does, so that it is read once for many updates."""
+    """Read a definition once for many updates; `stamps` change when the definition does."""
     plan = read_plan(Home(home), sweep)
     cells = {cell.key: cell for cell in plan.cells}
     contests: dict[str, list[str]] = defaultdict(list)
@@ -122,9 +130,12 @@ def _asked(plan: Plan, cell: PlannedCell, of_sweep: str) -> str:
     config = plan.config
     references = []
     if config.reference:
+        # A row shows what a paper printed for its own task, and its arm's mean row the other.
         for task in (cell.task.name, MEAN):
             references.append(printed(config.reference, cell.arm, task, set(config.tasks)))
     return short_hash(
+        # What is in this list makes the row anew when it changes, so a new input of a row belongs
+        # here.
         [
             FORMAT,
             of_sweep,
@@ -174,6 +185,7 @@ def _digests(
     for key, cell in definition.cells.items():
         if key in folders:
             parts: list[Any] = [definition.asked[key], files[key]]
+            # A cell without a contest or a pretrain run has "" here, which is the key of none.
             parts.append(contests.get(cell.contest or ""))
             parts.append(pretrains.get(cell.arm.pretrain or ""))
             found[key] = short_hash(parts)
@@ -181,8 +193,9 @@ def _digests(
 
 
 def _marks(folder: TrialFolder) -> list[str | int | None]:
-    """What changes when a trial is handed out, ends, or is measured by lm-eval."""
+    """The marks that change when a trial is handed out, ends, or is measured by lm-eval."""
     path = str(folder.path)
+    # Times are enough: both files are replaced whole and never written in place.
     return [folder.hash, _stamp(f"{path}/result.json"), _stamp(f"{path}/{LM_EVAL}")]
 
 
@@ -201,8 +214,10 @@ def _states(
     changed: Sequence[str],
 ) -> dict[str, CellState]:
     """The states of the cells that changed."""
+    # A dictionary rather than a set, because it keeps the plan's order.
     needed = dict.fromkeys(changed)
     for key in changed:
+        # Only the whole contest can tell who won, so all its cells are read.
         contest = definition.cells[key].contest
         if contest is not None:
             needed |= dict.fromkeys(definition.contests[contest])
@@ -215,6 +230,7 @@ def _states(
     found: dict[str, Cell] = group_cells(trials)
     cells = [definition.cells[key] for key in needed]
     states = make_states(definition.plan, home, cells, found)
+    # The others were read only to tell who won their contest.
     return {key: states[key] for key in changed}
 
 
@@ -224,13 +240,14 @@ def _confirmed(
     row: Row,
     states: Mapping[str, CellState],
 ) -> list[Trial]:
-    """The confirm runs of a row, by seed; of one that was not made now they are read."""
+    """The confirm runs of a row, by seed; for a row that was kept they are read from disk."""
     key = f"{row.arm}/{row.task}"
     if key in states:
         return [trial for trial in states[key].at_best if trial.result is not None]
     trials = []
     for folder in folders[key]:
         spec = folder.spec()
+        # Its result is not read yet, as most folders of a cell are search trials at other rates.
         if spec is None or spec.learning_rate != row.learning_rate:
             continue
         trial = Trial(folder, spec, None)

@@ -1,4 +1,4 @@
-"""The cost of the search behind a row, and the energy until it nearly equals full fine-tuning.
+"""Compute the cost of the search behind a row, and its energy until it nears full fine-tuning.
 
 Both compare rows, so they are computed when the leaderboard is read, for each home by itself.
 """
@@ -13,17 +13,18 @@ from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.measures import total
 
 TARGET_FRAC = 0.95
-"""Share of full fine-tuning's best validation score that counts as nearly as good; ours."""
+"""Share of full fine-tuning's best validation score that counts as nearly as good; our choice."""
 FULL = "full"
 
 
 def with_selection_cost(rows: Sequence[Row]) -> list[Row]:
-    """The same rows with `selection_*`: what was searched to find their configuration on this task.
+    """The same rows with `selection_*`: what the search for their configuration cost on this task.
 
     That is the row's own study, and where architectures competed and this one won, the studies of
     all of them. An architecture that lost has none: its study is part of the winner's.
     """
     contests: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    # `chosen` is None outside a contest, and also while one is open.
     for row in rows:
         if row.chosen is not None:
             contests[_contest(row)].append(row)
@@ -39,6 +40,7 @@ def with_selection_cost(rows: Sequence[Row]) -> list[Row]:
 
 
 def _contest(row: Row) -> tuple[str, ...]:
+    # Rows that agree on these differ in their architecture alone, so they are one contest.
     return row.home, row.sweep, row.conditions, row.method, row.task
 
 
@@ -61,6 +63,7 @@ def with_energy_to_target(rows: Sequence[Row], target_frac: float = TARGET_FRAC)
     """
     full: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
+        # An architecture of full fine-tuning that lost its contest is no target.
         if row.method == FULL and row.chosen is not False:
             full[_conditions(row)].append(row)
     return [_with_energy(row, full[_conditions(row)], target_frac) for row in rows]
@@ -72,6 +75,7 @@ def _conditions(row: Row) -> tuple[str, ...]:
 
 def _with_energy(row: Row, full: Sequence[Row], target_frac: float) -> Row:
     try:
+        # Both raise the reason for which there is no number.
         energy = _energy(row, _target(full, target_frac))
     except ValueError as reason:
         return with_values(row, energy_to_target_kwh=None, energy_to_target_missing=str(reason))
@@ -93,10 +97,12 @@ def _target(full: Sequence[Row], target_frac: float) -> float:
     score = full[0].validation_score
     if score is None:
         raise ValueError("method full has no validation score yet")
+    # A share of a negative score would be a higher score, and so a harder target.
     if score <= 0:
         raise ValueError(
             f"the validation score of method full is {score:g}, of which no share can be taken"
         )
+    # For a perplexity, nearly as good means a little higher.
     if full[0].higher_is_better is False:
         return score / target_frac
     return score * target_frac
@@ -106,6 +112,7 @@ def _energy(row: Row, target: float) -> float:
     """Mean energy of the confirm runs up to the target, kWh."""
     if not row.progress:
         raise ValueError("no confirm run has ended")
+    # Each seed once, in the order of the runs.
     seeds = dict.fromkeys(seed for seed, _, _ in row.progress)
     spent = []
     for seed in seeds:
@@ -117,7 +124,8 @@ def _energy(row: Row, target: float) -> float:
 
 
 def _first_at(row: Row, seed: int, target: float) -> float | None:
-    """Energy of a run up to its first epoch that reaches the target."""
+    """The energy of a run up to its first epoch that reaches the target, kWh."""
+    # `progress` is in the order of the epochs, so the first hit is the earliest.
     for other, energy, score in row.progress:
         reached = score <= target if row.higher_is_better is False else score >= target
         if other == seed and reached:

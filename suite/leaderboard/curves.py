@@ -1,4 +1,4 @@
-"""Curves that a row keeps beside its numbers, and the width of the learning-rate curve's top."""
+"""Make the curves that a row keeps, and measure the width of the learning-rate curve's top."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from suite.record.cells import Trial
 
 POINT = 1.0
-"""How far below the best a score still counts as equally good: points of a score in percent,
-percent of a perplexity.
+"""How far below the best a score still counts as equally good.
+
+The unit is points of a score in percent, and percent of a perplexity.
 """
 
 Curve = list[list[Any]]
@@ -28,23 +29,23 @@ def learning_rate_curve(search: Sequence[Trial]) -> Curve:
 
 
 def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None:
-    """Width, log10, of the unbroken run of tried rates around the best whose score is within a
-    point of it.
+    """Width, log10, of the unbroken run of tried rates around the best that are nearly as good.
 
-    Within a point: of a score in percent, at most 1.0 lower; of a perplexity, at most 1% higher. A
-        trial without a score
-    ends the run. What lies between and beyond the tried rates is not known, so the width is that of
-    the known part.
+    Nearly as good means within a point: for a score in percent at most 1.0 lower, for a perplexity
+    at most 1% higher. A trial without a score ends the run. What lies between and beyond the tried
+    rates is not known, so the width is that of the known part.
 
     Args:
-        curve: As `learning_rate_curve`.
+        curve: What `learning_rate_curve` gives.
 
     Returns:
         None where fewer than two learning rates were tried, or none has a score; 0 where the best
         stands alone.
     """
+    # A rate may have been tried twice, where the range has few of them.
     scores = _best_by_rate(curve, higher_is_better=higher_is_better)
     found = [score for score in scores.values() if score is not None]
+    # One point has no width, and without a score there is no best.
     if len(scores) < 2 or not found:
         return None
     best = max(found) if higher_is_better else min(found)
@@ -56,12 +57,15 @@ def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None
             return False
         if higher_is_better:
             return score >= best - POINT
+        # A perplexity is compared by its ratio, because its scale differs from task to task.
         return score <= best * (1 + POINT / 100)
 
     # Of several rates with the best score, the lowest.
     at = next(i for i, rate in enumerate(rates) if scores[rate] == best)
+    # Each run ends at the first rate that is not good, even if a good one follows.
     above = takewhile(good, rates[at:])
     below = takewhile(good, reversed(rates[: at + 1]))
+    # Both runs hold the best rate itself, so neither is empty.
     return math.log10(max(above) / min(below))
 
 
@@ -71,6 +75,7 @@ def _best_by_rate(curve: Curve, *, higher_is_better: bool) -> dict[float, float 
     scores: dict[float, float | None] = {}
     for rate, score, _ in curve:
         known = scores.get(rate)
+        # A run without a score never takes the place of one with a score.
         if known is None:
             scores[rate] = score
         elif score is not None:
@@ -79,11 +84,10 @@ def _best_by_rate(curve: Curve, *, higher_is_better: bool) -> dict[float, float 
 
 
 def epochs_at_best(runs: Sequence[Trial], *, higher_is_better: bool) -> Curve:
-    """`[seed, energy, score]` for every epoch of the confirm runs whose validation score is the
-    best of its run so far.
+    """`[seed, energy, score]` for every epoch of the confirm runs that is the best of its run yet.
 
-    Energy is that of the train phase from the run's start to this epoch's end, kWh; null once an
-    epoch has none.
+    The best is that with the best validation score. Energy is that of the train phase from the
+    run's start to this epoch's end, kWh; it is null once an epoch has none.
     """
     points: Curve = []
     for run in runs:
@@ -92,6 +96,7 @@ def epochs_at_best(runs: Sequence[Trial], *, higher_is_better: bool) -> Curve:
         spent: float | None = 0.0
         best: float | None = None
         for epoch in run.result.epochs:
+            # Once one epoch is unknown, so is every sum after it.
             if spent is None or epoch.energy_kwh is None:
                 spent = None
             else:

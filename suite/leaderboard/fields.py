@@ -47,13 +47,13 @@ class Average(Enum):
     """What stands on the mean row of an arm."""
 
     NOTHING = "nothing"
-    """Its default: it means nothing for several tasks."""
+    """The field's default, because the value means nothing for several tasks."""
     SAME = "same"
     """The value of its first task: it is the same on all."""
     MEAN = "mean"
     """The mean over tasks, if every task has a value; an integer is rounded."""
     SCORE = "score"
-    """The same, and only where more is better on all tasks or less on all."""
+    """The same mean, but only where more is better on all tasks or less is on all."""
     OWN = "own"
     """Something else, which `suite.leaderboard.table` says."""
 
@@ -63,18 +63,18 @@ class Field:
     """One line of the table.
 
     Attributes:
-        name: Of the attribute and the column; ends in its unit where it has one.
+        name: Name of the attribute and the column; ends in its unit where it has one.
         kind: Its type.
         unit: `kWh`, `s`, `bytes`, `count`, `percent` (or the unit of the task's score), ...; empty
             where it has none.
         title: Head of the column for people.
         average: What the mean row of an arm shows.
         meaning: One sentence, or the part of one that follows a colon.
-        hidden: Whether it is kept with the row and no column.
+        hidden: Whether the row keeps it without showing it as a column.
         report: Whether the report's table has it.
         metric: Whether MLflow gets it as a metric of the cell's run.
-        measure: Makes it from the results of the trials; None where `suite.leaderboard.row` or
-            another row does.
+        measure: Function that makes it from the results of the trials; None where
+            `suite.leaderboard.row` makes it, or a comparison with other rows.
     """
 
     name: str
@@ -114,6 +114,7 @@ def _column(
         "metric": metric,
         "measure": measure,
     }
+    # dataclasses refuse a mutable default, and one object for all rows would be a trap.
     if make is not None:
         return field(default_factory=make, metadata=about)
     return field(default=default, metadata=about)
@@ -141,6 +142,7 @@ def flag(title: str = "", **about: Any) -> Any:
 
 def mapping(title: str = "", **about: Any) -> Any:
     """A line of JSON objects."""
+    # Missing is an empty mapping here, never None.
     return _column(Kind.JSON, title, make=dict, **about)
 
 
@@ -149,14 +151,15 @@ def listing(title: str = "", **about: Any) -> Any:
     return _column(Kind.JSON, title, make=list, **about)
 
 
+# Without slots: `row_of` fills the dictionary of a row in one step.
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A cell in one row, or with the task `mean` an arm over its tasks; None is "not measured" or
-    "not yet".
+    """One cell, or with the task `mean` one arm over its tasks.
 
-    The order of the lines is that of the columns.
+    None means "not measured" or "not yet". The columns have the order of these lines.
     """
 
+    # The names: what the row is about.
     backbone: str = text(
         "backbone", default="", average=Average.SAME, report=True, meaning="name of the backbone"
     )
@@ -172,6 +175,7 @@ class Row:
     task: str = text(
         "task", default="", average=Average.OWN, report=True, meaning="task, or mean over all"
     )
+    # The scores: what the confirm runs reached on test data, and the search on validation data.
     score_mean: float | None = number(
         "test score",
         unit="percent",
@@ -206,6 +210,7 @@ class Row:
         report=True,
         meaning="learning rate that validation chose",
     )
+    # What the arm costs: parameters, energy, memory and time.
     trainable_parameters: int | None = integer(
         "trained",
         unit="count",
@@ -261,6 +266,7 @@ class Row:
         measure=mean_of_runs(samples_per_s),
         meaning="training speed of a confirm run, mean over seeds",
     )
+    # What its search cost, and where the cell stands.
     search_trials: int = integer(
         "trials",
         unit="count",
@@ -303,6 +309,7 @@ class Row:
     attention_options: dict[str, Any] = mapping(
         average=Average.SAME, report=True, meaning="options of the attention variant, JSON"
     )
+    # The attention's own size, and the two metrics of the MHE paper that need it.
     attention_parameters: int | None = integer(
         "in attention",
         unit="count",
@@ -317,6 +324,8 @@ class Row:
         measure=parameter_count("kv_bytes_per_token"),
         meaning="what the decoder's self-attention caches for a token, fp16; null for encoders",
     )
+    # These compare rows, so they are made when the leaderboard is read and are never MLflow metrics
+    # of one cell.
     prr: float | None = number(
         "PRR",
         unit="percent",
@@ -339,6 +348,7 @@ class Row:
         average=Average.OWN,
         meaning="of the task's score; false for perplexity, null over tasks of both directions",
     )
+    # What the pretrain run cost. It is not in `energy_kwh`, because rows may share the run.
     pretrain_energy_kwh: float | None = number(
         "pretrain energy",
         unit="kWh",
@@ -360,6 +370,7 @@ class Row:
         measure=of_pretrain("steps"),
         meaning="optimizer steps of the pretrain run; null where there was none",
     )
+    # What was decided about the study: its range, extensions and the contest.
     lr_sensitivity_decades: float | None = number(
         "good rates (decades)",
         unit="log10",
@@ -385,6 +396,7 @@ class Row:
         meaning="whether this architecture won the contest of its method's; null where there was "
         "none, or not yet",
     )
+    # What the choice of the architecture cost; this too compares rows.
     selection_trials: int | None = integer(
         "trials of all architectures",
         unit="count",
@@ -418,6 +430,7 @@ class Row:
     energy_to_target_missing: str | None = text(
         average=Average.OWN, meaning="why there is no energy to the target"
     )
+    # What a paper printed, beside what this sweep measured.
     reference_score: float | None = number(
         "paper",
         unit="percent",
@@ -444,6 +457,7 @@ class Row:
     lm_eval: dict[str, dict[str, dict[str, float | int | None]]] = mapping(
         meaning="what lm-eval measured on the confirm runs: means and spreads by metric, JSON"
     )
+    # How sure the score is: the rank and the interval. These need the answers of the runs.
     rank: str | None = text(
         "rank",
         average=Average.OWN,
@@ -471,6 +485,7 @@ class Row:
         meaning="what the interval is over: seeds x items, or items for one seed",
     )
     ci_missing: str | None = text(meaning="why there is no interval")
+    # Whether the row may be believed.
     admitted: bool | None = flag(
         average=Average.OWN,
         report=True,
@@ -580,18 +595,22 @@ def metrics_of(row: Row) -> dict[str, float]:
         # MLflow would store infinity as 1.8e308.
         if about.metric and value is not None and math.isfinite(value):
             found[about.name] = float(value)
+    # lm-eval names its metrics by tasks of its own, which no table can list.
     return found | as_metrics(row.lm_eval)
 
 
 def with_values(row: Row, **values: Any) -> Row:
-    """`dataclasses.replace` in a tenth of its time: a leaderboard of 10,000 rows does it four times
-    for each.
+    """A copy of a row with some other values.
+
+    It does what `dataclasses.replace` does in a tenth of the time: a leaderboard of 10,000 rows
+    needs it four times for each.
     """
     return row_of({**vars(row), **values})
 
 
 def row_of(values: dict[str, Any]) -> Row:
-    """A row of values for all its fields, without its slow constructor."""
+    """Make a row from values for all its fields, without its slow constructor."""
+    # The dataclass is frozen, so its own `__setattr__` would refuse.
     row = object.__new__(Row)
     object.__setattr__(row, "__dict__", values)
     return row

@@ -1,4 +1,4 @@
-"""Rows as one parquet file: a line per cell, a column per field of `suite.leaderboard.fields`.
+"""Keep rows in one parquet file: a line per cell, a column per field of `Row`.
 
 Mappings and lists are JSON text. The schema's metadata says which schema version the file has.
 """
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MEANING = 1
-"""Raised when a field changes its meaning."""
+"""Raise this number when a field changes its meaning."""
+# Made of the table itself, so that no field can come or go without a new version.
 SCHEMA_VERSION = short_hash([MEANING, [[about.name, about.kind.value] for about in FIELDS]])
-"""Another one when a field comes or goes, or changes its meaning or its kind."""
+"""The version changes when a field comes or goes, or changes its meaning or its kind."""
 VERSION_KEY = b"suite-rows"
 REMEDY = "remove it, and run: suite sync"
 
@@ -37,9 +38,11 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     for about in FIELDS:
         values = [getattr(row, about.name) for row in rows]
         if about.kind is Kind.JSON:
+            # NaN is no JSON, and other readers of the file would stop at it.
             values = [json.dumps(value, allow_nan=False) for value in values]
         columns[about.name] = pa.array(values, _type(about.kind))
     table = pa.table(columns).replace_schema_metadata({VERSION_KEY: SCHEMA_VERSION})
+    # Whoever reads meanwhile sees the old file or the new one.
     with replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
@@ -59,6 +62,7 @@ def read_rows(path: Path) -> list[Row]:
     except FileNotFoundError:
         raise TrackingError(f"{path}: no such file; run: suite sync") from None
     except (OSError, pa.ArrowException) as error:
+        # pyarrow's messages may have many lines, of which the first says what is wrong.
         reason = str(error).splitlines()[0]
         raise TrackingError(f"{path}: not a whole file of rows: {reason}; {REMEDY}") from None
     version = (table.schema.metadata or {}).get(VERSION_KEY)
@@ -69,6 +73,7 @@ def read_rows(path: Path) -> list[Row]:
             f"{path}: got rows of schema version {version.decode(errors='replace')}, expected "
             f"{SCHEMA_VERSION}; {REMEDY}"
         )
+    # The version says what should be there; a file that another program wrote may still lack it.
     absent = sorted(set(NAMES) - set(table.column_names))
     if absent:
         raise TrackingError(f"{path}: lacks the columns {', '.join(absent)}; {REMEDY}")
@@ -85,12 +90,14 @@ def read_rows(path: Path) -> list[Row]:
 def _values(table: pa.Table, name: str) -> list[Any]:
     about = BY_NAME[name]
     column = table.column(name)
+    # A column of another type would become wrong values without an error.
     if column.type != _type(about.kind):
         raise ValueError(f"column {name} is {column.type}, expected {_type(about.kind)}")
     values: list[Any] = column.to_pylist()
     if about.kind is Kind.JSON:
         # One call for the whole column: 10,000 calls would take ten times as long.
         parsed: list[Any] = from_json("[" + ",".join(values) + "]")
+        # A text such as "1,2" is no JSON by itself, yet gives two values in the joined list.
         if len(parsed) != len(values):
             raise ValueError(f"column {name} holds text that is not JSON")
         return parsed

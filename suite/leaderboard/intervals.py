@@ -14,8 +14,9 @@ from suite.stats.interval import cell_interval
 
 
 def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
-    """`ci_low`, `ci_high` and `ci_of`, or `ci_missing`, and those of `constant_fields`; nothing
-    before a run has a score.
+    """The fields `ci_low`, `ci_high` and `ci_of`, or `ci_missing`, and those of `constant_fields`.
+
+    There are none before a run has a score.
     """
     if not any(t.result is not None and t.result.score is not None for t in confirmed):
         return {}
@@ -23,6 +24,7 @@ def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
         answers = read_answers(confirmed)
     except SuiteError as reason:  # also a task file of the user's that is gone or raises
         return {"ci_missing": str(reason), "constant_missing": str(reason)}
+    # The constant answer has its own reasons to be missing, so either may stand without the other.
     constant = constant_fields(answers)
     try:
         found = cell_interval(answers)
@@ -32,7 +34,7 @@ def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
 
 
 def constant_fields(answers: Answers) -> dict[str, Any]:
-    """`constant_score` and `constant_p`, or `constant_missing`, which says why there are none."""
+    """The fields `constant_score` and `constant_p`, or `constant_missing`: why there are none."""
     try:
         constant = best_constant(answers)
         found = difference(gather([answers, constant]))

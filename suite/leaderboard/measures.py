@@ -1,4 +1,4 @@
-"""How the numbers of a row are made from the results of a cell's trials."""
+"""Make the numbers of a row from the results of a cell's trials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.record.result import TrialResult
 
 @dataclass(frozen=True, slots=True)
 class CellResults:
-    """What a number of a row can be made from.
+    """The results that a number of a row can be made from.
 
     Attributes:
         confirmed: Results of the confirm runs that have a score, by seed.
@@ -31,7 +31,7 @@ class CellResults:
 
 
 Measure = Callable[[CellResults], Any]
-"""Makes one value of a row; None where it was not measured."""
+"""A function that makes one value of a row; None where it was not measured."""
 
 
 def mean_of_runs(read: Callable[[TrialResult], float | None]) -> Measure:
@@ -44,7 +44,7 @@ def mean_of_runs(read: Callable[[TrialResult], float | None]) -> Measure:
 
 
 def of_train(name: str) -> Callable[[TrialResult], float | None]:
-    """Reads a number of a trial's train phase."""
+    """A function that reads a number of a trial's train phase."""
 
     def read(run: TrialResult) -> float | None:
         phase = run.phases.get("train")
@@ -65,6 +65,7 @@ def parameter_count(name: str) -> Measure:
     """A number of `ParameterCount`, which is the same for all trials."""
 
     def measure(results: CellResults) -> int | None:
+        # Confirm runs are the ones that the row shows; before there is one, the latest trial.
         for result in (*results.confirmed, *reversed(results.searched)):
             if result.parameters is not None:
                 value: int | None = getattr(result.parameters, name)
@@ -78,6 +79,7 @@ def of_pretrain(name: str) -> Measure:
     """A number of the one pretrain run that gave all trials of the cell their weights."""
 
     def measure(results: CellResults) -> float | None:
+        # All trials of a cell share the run, so the first that names it will do.
         for result in (*results.confirmed, *results.searched):
             if result.pretrain is not None:
                 value: float | None = getattr(result.pretrain, name)
@@ -98,6 +100,7 @@ def peak_memory_bytes(results: CellResults) -> int | None:
     largest = 0
     for run in results.confirmed:
         train = run.phases.get("train")
+        # A run without a number may have been the largest.
         if train is None or train.memory.allocated_max_bytes is None:
             return None
         largest = max(largest, train.memory.allocated_max_bytes)
@@ -123,12 +126,14 @@ def last_end_s(results: CellResults) -> float | None:
 def mean(values: Iterable[float | None]) -> float | None:
     """The mean, or None where there is no value or one of them is missing."""
     known = _all_known(values)
+    # `_all_known` gives an empty list where one value is missing.
     return fmean(known) if known else None
 
 
 def total(values: Iterable[float | None]) -> float | None:
     """The sum, or None where there is no value or one of them is missing."""
     known = _all_known(values)
+    # `fsum` is exact, so the sum does not depend on the order of the phases.
     return math.fsum(known) if known else None
 
 
@@ -136,11 +141,12 @@ def _all_known(values: Iterable[float | None]) -> list[float]:
     known = []
     for value in values:
         if value is None:
+            # A mean or a sum over the rest would pass for the whole.
             return []
         known.append(value)
     return known
 
 
 def join(names: Iterable[str | None]) -> str | None:
-    """Distinct names, `nvml+rapl`; None where there is none."""
+    """Distinct names in one text, such as `nvml+rapl`; None where there is none."""
     return "+".join(sorted({name for name in names if name})) or None

@@ -1,7 +1,7 @@
-"""Ranks of the arms of a backbone on a task, or on the mean over tasks, in one sweep of one home.
+"""Rank the arms of a backbone on a task, or on the mean over tasks, in one sweep of one home.
 
-Ranks need the answers of all these arms at once, so they are stored in the rows, with a digest of
-the rows they compare, and computed again only when one of those has changed.
+Ranks need the answers of all these arms at once. So they are stored in the rows, with a digest of
+the rows that they compare, and computed again only when one of those has changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Read = Callable[[Row], Sequence[Trial]]
 
 @dataclass(frozen=True, slots=True)
 class TaskEvidence:
-    """What there is of one task: the arms that can be compared, and why others cannot."""
+    """The evidence of one task: the arms that can be compared, and why others cannot."""
 
     arms: list[str]
     evidence: Evidence | None
@@ -43,17 +43,17 @@ class TaskEvidence:
 
 
 Known = dict[tuple[str, ...], TaskEvidence]
-"""Evidence by home, sweep, backbone, task and the digest of the rows that it is of."""
+"""Evidence by home, sweep, backbone, task and the digest of the rows behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The arms of one place.
+    """The ranks of the arms of one place.
 
     Attributes:
-        ranks: By arm.
-        intervals: Of the means over tasks, by arm: low, high, of what.
-        missing: By arm why it has no rank, and under "" why none has.
+        ranks: Rank by arm.
+        intervals: Interval of the mean over tasks by arm: low, high, and what it is over.
+        missing: Why an arm has no rank, by arm; the entry "" says why none has.
     """
 
     ranks: dict[str, Rank] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of a place: `ranking` is None where the rows carry it already."""
+    """The comparison of the arms of a place; `ranking` is None where the rows carry it already."""
 
     digest: str
     arms: set[str]
@@ -93,30 +93,34 @@ def with_ranks(rows: Sequence[Row], read: Read, known: Known | None = None) -> l
     """The same rows with their rank and that of their arm's mean row, or the reasons for none.
 
     Args:
-        rows: All cells of one sweep of one home.
-        read: Called for the rows of a place whose ranks do not hold any more.
+        rows: The rows of all cells of one sweep of one home.
+        read: Function that is called for the rows of a place whose ranks do not hold any more.
         known: Evidence of earlier calls, which this one adds to; None = nothing is remembered.
     """
+    # A new dictionary each time, because a default of {} would be shared by all calls.
     remembered: Known = {} if known is None else known
     places = _places(rows)
     found: dict[Place, Comparison] = {}
     for place, members in places.items():
         digest = _digest(members)
         ranking = None
+        # To read the answers of all arms is slow, so ranks that still hold are kept.
         if not _holds(place, members, digest):
             ranking = _rank(members, read, remembered)
         found[place] = Comparison(digest, {row.arm for row in members}, ranking)
+    # A driver calls this at every update, and each call may add new evidence.
     _forget(remembered, rows, places.values())
     return [_ranked(row, found) for row in rows]
 
 
 def _forget(known: Known, rows: Sequence[Row], places: Iterable[Sequence[Row]]) -> None:
-    """Drop the evidence of comparisons that are none any more."""
+    """Drop the evidence of comparisons that are no longer made."""
     sweeps = {(row.home, row.sweep) for row in rows}
     current = set()
     for members in places:
         for same_task in _by_task(members):
             current.add(_evidence_key(same_task))
+    # A copy of the keys, because the loop deletes from the dictionary.
     for key in list(known):
         if key[:2] in sweeps and key not in current:
             del known[key]
@@ -133,6 +137,7 @@ def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
         if is_ranked(row):
             finished[row.backbone, row.task].append(row)
     for backbone, names in tasks.items():
+        # With one task the mean is that task.
         if len(names) > 1:
             finished[backbone, MEAN] = _complete(finished, backbone, names)
     return {
@@ -145,8 +150,9 @@ def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
 def _complete(
     finished: Mapping[Place, Sequence[Row]], backbone: str, tasks: Iterable[str]
 ) -> list[Row]:
-    """Rows of the arms that have finished all tasks; none where the tasks' scores point in both
-    directions.
+    """The rows of the arms that have finished all tasks.
+
+    There are none where more is better on some tasks and less on others.
     """
     by_arm: dict[str, list[Row]] = defaultdict(list)
     names = sorted(tasks)
@@ -155,24 +161,29 @@ def _complete(
             by_arm[row.arm].append(row)
     whole: list[Row] = []
     for members in by_arm.values():
+        # A mean over fewer tasks is another quantity and cannot be compared.
         if len(members) == len(names):
             whole += members
     directions = {row.higher_is_better for row in whole}
+    # The mean of an accuracy and a perplexity has no better and worse.
     return whole if len(directions) == 1 else []
 
 
 def _digest(members: Sequence[Row]) -> str:
+    # Sorted, so that the same rows in another order have the same digest.
     return short_hash([FORMAT, sorted([row.arm, row.task, row.digest] for row in members)])
 
 
 def _holds(place: Place, members: Sequence[Row], digest: str) -> bool:
     """Whether the rows carry the ranks of exactly this comparison."""
+    # The rank of a mean row is stored in the rows of its tasks and has a digest of its own.
     if place[1] == MEAN:
         return all(row.mean_ranked == digest for row in members)
     return all(row.ranked == digest for row in members)
 
 
 def _ranked(row: Row, found: Mapping[Place, Comparison]) -> Row:
+    # Where one of the two returns nothing, the row keeps its stored values.
     return with_values(row, **_own_rank(row, found), **_mean_rank(row, found))
 
 
@@ -206,6 +217,7 @@ def _mean_rank(row: Row, found: Mapping[Place, Comparison]) -> dict[str, Any]:
 def _rank(members: Sequence[Row], read: Read, known: Known) -> Ranking:
     tasks = [_evidence(same_task, read, known) for same_task in _by_task(members)]
     try:
+        # All rows of a place have the same direction, so the first one tells it.
         return _ranking(tasks, higher_is_better=members[0].higher_is_better is not False)
     except StatisticsError as reason:
         return Ranking(missing={"": str(reason)})
@@ -236,6 +248,7 @@ def _read_evidence(rows: Sequence[Row], read: Read) -> TaskEvidence:
     missing: dict[str, str] = {}
     for row in rows:
         try:
+            # One arm without predictions must not take the rank from the others.
             answers[row.arm] = read_answers(read(row))
         except SuiteError as reason:
             missing[row.arm] = str(reason)
@@ -253,18 +266,23 @@ def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Rankin
     missing: dict[str, str] = {}
     for task in tasks:
         missing |= task.missing
+    # The order of the first task's arms, which `_places` has sorted.
     arms = [arm for arm in tasks[0].arms if all(arm in task.arms for task in tasks)]
+    # A rank of one among one says nothing.
     if len(arms) < 2:
         return Ranking(missing={"": "fewer than two arms can be compared", **missing})
     parts = []
     configs = []
     for task in tasks:
         if task.evidence is not None:
+            # Tasks may have other arms beside these, so each one's evidence is cut to the same
+            # ones.
             parts.append(select_arms(task.evidence, [task.arms.index(arm) for arm in arms]))
         if task.config is not None:
             configs.append(task.config)
     evidence = over_tasks(parts)
     groups = rank_groups(evidence, higher_is_better=higher_is_better)
+    # On one task the row has an interval of its own already.
     intervals = _intervals(arms, evidence, configs) if len(tasks) > 1 else {}
     return Ranking(dict(zip(arms, groups, strict=True)), intervals, missing)
 
@@ -275,6 +293,7 @@ def _intervals(
     found = {}
     for n, arm in enumerate(arms):
         scores = evidence.scores[n].tolist()
+        # The last bit of a variance that is zero may fall below it.
         item_variance = max(float(evidence.items[n, n]), 0.0)
         try:
             interval = mean_interval(scores, item_variance, tasks)

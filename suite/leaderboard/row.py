@@ -1,4 +1,4 @@
-"""From the state of a cell to its row: everything that its own trials and the plan say."""
+"""Make the row of a cell from its state: everything that its own trials and the plan say."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
     """The row of a cell as far as it has come, without what compares it with other rows.
 
     Args:
-        state: With whole results, not outcomes alone.
+        state: State of the cell, with whole results and not outcomes alone.
         home: Id of the home.
-        digest: Of what the row is made of (`suite.leaderboard.collect`).
+        digest: Digest of what the row is made of (`suite.leaderboard.collect`).
     """
     task = state.cell.task
     confirmed = state.at_best
+    # Costs count the runs with a score: a run that died early would look cheap.
     scored = [t.result for t in confirmed if t.result is not None and t.result.score is not None]
     ended = [trial.result for trial in state.searched if trial.result is not None]
+    # Made first, because the difference to a paper needs the mean.
     of_score = score_fields(confirmed, state.searched)
     return Row(
         home=home,
@@ -65,6 +67,7 @@ def score_fields(confirmed: Sequence[Trial], searched: Sequence[Trial]) -> dict[
             scores[str(trial.spec.seed)] = trial.result.score
     return {
         "score_mean": mean(scores.values()),
+        # `stdev` divides by n - 1 and needs two seeds.
         "score_std": stdev(scores.values()) if len(scores) > 1 else None,
         "seeds": len(scores),
         "seed_scores": scores,
@@ -85,6 +88,7 @@ def _names(state: CellState) -> dict[str, Any]:
         "architecture": arm.architecture,
         "arm": arm.key,
         "own_code": arm.backbone.revision if arm.backbone.trust_remote_code else None,
+        # PRR and PEoP compare within the first, costs within the second.
         "rivals": _arm_without(arm, "attention", "pretrain"),
         "conditions": _arm_without(arm, "method", "architecture"),
     }
@@ -102,6 +106,7 @@ def _study(state: CellState) -> dict[str, Any]:
     curve = learning_rate_curve(state.searched)
     better = state.cell.task.higher_is_better
     edge = None
+    # A fixed rate has no range, and so no edge.
     if best is not None and not searched.fixed:
         edge = study.edge is not None
     return {
@@ -114,6 +119,8 @@ def _study(state: CellState) -> dict[str, Any]:
         "learning_rate_high": searched.high,
         "extensions": study.extensions,
         "saved_trials": study.saved_trials,
+        # A state without a contest calls itself chosen; a row says that there was nothing to
+        # choose.
         "chosen": None if state.contest is None else state.chosen,
     }
 
@@ -132,7 +139,7 @@ def reference_fields(line: dict[str, Any], score: float | None) -> dict[str, Any
     """The columns that set a score beside what a paper printed.
 
     Args:
-        line: `suite.config.reference.Reference.as_row`; empty where nothing is printed.
+        line: What `suite.config.reference.Reference.as_row` gives; empty where nothing is printed.
     """
     if not line:
         return {}

@@ -1,4 +1,4 @@
-"""From rows to the leaderboard: comparisons, mean rows, order, filters, and the frame."""
+"""Turn rows into the leaderboard: comparisons, mean rows, order, filters, and the frame."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FRAME_TYPES = {Kind.INTEGER: "Int64", Kind.NUMBER: "float64", Kind.FLAG: "boolea
 AVERAGED = averaged(Average.MEAN, Average.SCORE)
 _averaged = attrgetter(*AVERAGED)
 _columns = attrgetter(*COLUMNS)
-"""All at once: a call for each would take as long as all the rest."""
+"""These two read all columns of a row at once; a call for each would double the time of a table."""
 JSON_COLUMNS = of_kind(Kind.JSON)
 
 
@@ -64,26 +64,27 @@ def leaderboard_of(
     target_frac: float = TARGET_FRAC,
     rejected: bool = False,
 ) -> pd.DataFrame:
-    """The leaderboard of some rows: one row per cell, and one per arm over its tasks (`task` =
-    "mean") where it has several.
+    """The leaderboard of some rows: one row per cell, and a mean row per arm with several tasks.
+
+    The task of a mean row is "mean".
 
     A mean row averages every number over the arm's tasks, once each of them has one; its spread is
     that of the per-seed means over tasks; its `status` is the least finished. It is null where a
     task of the sweep is missing.
 
     Args:
-        rows: Of any sweeps and homes; of each sweep of a home all of them, or PRR and the like lack
-            their baselines.
-        task: Only this task, or "mean".
-        method: Only this method.
-        attention: Only this attention variant; its baselines for PRR and PEoP are looked up all the
-            same.
-        sort: Within each task: score, prr or peop (best first), energy, memory or trainable (least
-            first); unknown last.
-        target_frac: Share of full fine-tuning's validation score of which `energy_to_target_kwh`
-            speaks.
-        rejected: Whether rows that are not admitted are there too; `attrs["hidden"]` of the frame
-            counts those that are not.
+        rows: Rows of any sweeps and homes; of each sweep of a home all of them, or PRR and the like
+            lack their baselines.
+        task: Show only this task, or "mean".
+        method: Show only this method.
+        attention: Show only this attention variant; its baselines for PRR and PEoP are looked up
+            all the same.
+        sort: Order within each task: score, prr or peop (best first), energy, memory or trainable
+            (least first); unknown values come last.
+        target_frac: Share of full fine-tuning's validation score that is the target of
+            `energy_to_target_kwh`.
+        rejected: Whether to show rejected rows too; `attrs["hidden"]` of the frame counts the rows
+            that are left out.
 
     Returns:
         The columns of `suite.leaderboard.fields`; mappings and lists are JSON text; what is not
@@ -95,6 +96,7 @@ def leaderboard_of(
     if sort not in SORTS:
         raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
     with _without_collector():
+        # The filters come after the comparisons, because they may drop a row's baseline.
         found = compare(rows, target_frac)
         for key, value in {"method": method, "attention": attention, "task": task}.items():
             found = having(found, key, value)
@@ -106,14 +108,16 @@ def leaderboard_of(
                 f"{len(found)} rows, and all are rejected; --all shows them with the reason"
             )
         frame = to_frame(in_order(shown, sort))
+    # Whoever shows the frame says how many rows it leaves out.
     frame.attrs["hidden"] = len(found) - len(shown)
     return frame
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Hold the garbage collector: 10,000 rows are half a million objects without a cycle, which it
-    would look through.
+    """Switch the garbage collector off for a while.
+
+    10,000 rows are half a million objects without a cycle, and it would look through all of them.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -128,10 +132,13 @@ def compare(rows: Sequence[Row], target_frac: float = TARGET_FRAC) -> list[Row]:
     """Cells and means, with everything that takes more than one row to know.
 
     Args:
-        rows: As stored; of each sweep of a home all of them.
-        target_frac: As for `leaderboard_of`.
+        rows: Rows as they are stored; of each sweep of a home all of them.
+        target_frac: The same as for `leaderboard_of`.
     """
+    # One order for all that follows, whichever store the rows come from.
     found = sorted(rows, key=lambda row: (row.sweep, row.arm, row.task, row.home))
+    # Costs before mean rows, which average them; PRR and PEoP after, as a mean row's are ratios of
+    # its means.
     found = with_energy_to_target(with_selection_cost(found), target_frac)
     return with_efficiency([*found, *mean_rows(found)])
 
@@ -140,7 +147,7 @@ def having(rows: list[Row], key: str, value: str | None) -> list[Row]:
     """The rows with this value of a field; None takes all.
 
     Raises:
-        TrackingError: There is none; names those that there are.
+        TrackingError: There is none; the message names the values that there are.
     """
     if value is None:
         return rows
@@ -161,13 +168,15 @@ def mean_rows(rows: Sequence[Row]) -> list[Row]:
     found = []
     for (sweep, home, _), members in arms.items():
         if len(members) > 1:
+            # An arm is complete once it has a row for every task that any arm of its sweep has.
             found.append(_mean_row(members, complete=len(members) == len(tasks[sweep, home])))
     return found
 
 
 def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
-    """Every number averaged over the tasks; nothing but names where a task is missing, for it could
-    not be compared.
+    """The row of an arm with every number averaged over the tasks.
+
+    Where a task is missing it holds nothing but names, because its numbers could not be compared.
     """
     first = rows[0]
     values: dict[str, Any] = {}
@@ -177,6 +186,7 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
     one_direction = len({row.higher_is_better for row in rows}) == 1
     if complete:
         values |= _averages(rows)
+    # Without both there is no mean score, so there is no spread of one.
     if complete and one_direction:
         by_seed = _seed_means(rows)
     if not one_direction:  # the mean of an accuracy and a perplexity says nothing
@@ -206,6 +216,7 @@ def _averages(rows: Sequence[Row]) -> dict[str, Any]:
     integers = of_kind(Kind.INTEGER)
     for name, column in zip(AVERAGED, columns, strict=True):
         value = mean(column)
+        # The column holds integers, and half a trial means nothing to a reader.
         if value is not None and name in integers:
             value = round(value)
         values[name] = value
@@ -216,6 +227,7 @@ def _seed_means(rows: Sequence[Row]) -> dict[str, float]:
     """The mean over tasks by seed; empty unless every task has the same seeds."""
     seeds = rows[0].seed_scores.keys()
     for row in rows:
+        # A mean over different tasks for each seed would not be a spread over seeds.
         if row.seed_scores.keys() != seeds:
             return {}
     return {seed: fmean(row.seed_scores[seed] for row in rows) for seed in seeds}
@@ -224,6 +236,7 @@ def _seed_means(rows: Sequence[Row]) -> dict[str, float]:
 def _least_finished(statuses: Sequence[str], *, complete: bool) -> str:
     if len(set(statuses)) == 1 and complete:
         return statuses[0]
+    # An arm that lacks a task has not begun to search there.
     if CellStatus.SEARCHING in statuses or not complete:
         return CellStatus.SEARCHING.value
     return CellStatus.PARTIAL.value
@@ -247,6 +260,7 @@ def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
         key = 0.0
         if value is not None:
             key = -value if most_first else value
+        # False sorts before True: mean rows come last, and so do unknown values.
         return row.sweep, row.task == MEAN, row.task, value is None, key
 
     return sorted(rows, key=place)
@@ -256,25 +270,30 @@ def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Rows as a table whose columns have one type each; nullable integers stay integers."""
     lines = [_columns(row) for row in rows]
     values: dict[str, Sequence[Any]] = dict.fromkeys(COLUMNS, ())
+    # `zip` of no lines gives no columns, and the frame needs all of them.
     if lines:
         values = dict(zip(COLUMNS, zip(*lines, strict=True), strict=True))
     for name in JSON_COLUMNS:
         values[name] = [_json(value) for value in values[name]]
     types: dict[str, str] = {}
+    # "Int64" and "boolean" are pandas' nullable types: with "int64" one missing value would turn
+    # the column to floats.
     for kind, frame_type in FRAME_TYPES.items():
         types |= dict.fromkeys(of_kind(kind), frame_type)
     return pd.DataFrame(values).astype(types)
 
 
 def _json(value: Any) -> str:
-    """JSON text; most mappings are empty, for which this is quicker."""
+    """The value as JSON text; most mappings are empty, and for these `str` is quicker."""
     return canonical_json(value) if value else str(value)
 
 
 def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as JSON-ready mappings: null for what is not known, integers as integers,
-    JSON text as mappings.
+    """The rows of a frame as mappings that are ready for JSON.
+
+    What is not known is null, integers stay integers, and JSON text becomes mappings again.
     """
+    # Only a column of objects can hold None; in others it becomes NaN again.
     plain = frame.astype(object).where(frame.notna(), None)
     rows = []
     for line in plain.to_dict(orient="records"):

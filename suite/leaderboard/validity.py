@@ -1,4 +1,4 @@
-"""Whether a row may stand on the leaderboard.
+"""Judge whether a row may stand on the leaderboard.
 
 Every check of its confirm runs must hold, and all its runs must have seen the same data and code.
 """
@@ -30,12 +30,12 @@ def judge(confirmed: Sequence[Trial], search: Sequence[Trial]) -> dict[str, Any]
 
     Args:
         confirmed: The confirm runs that the row counts.
-        search: Its search trials. Of these only data and versions count, as a hopeless learning
-            rate need not train anything.
+        search: Its search trials. Of these only data and versions count, because a hopeless
+            learning rate need not train anything.
 
     Returns:
-        `admitted` is None while no confirm run has a score, and where runs from before there were
-        checks have nothing against them.
+        The fields. `admitted` is None while no confirm run has a score, and where nothing speaks
+        against runs whose results hold no checks.
     """
     rejected: list[str] = []
     runs = 0
@@ -54,8 +54,10 @@ def judge(confirmed: Sequence[Trial], search: Sequence[Trial]) -> dict[str, Any]
     for trial in search:
         if trial.result is not None and trial.result.score is not None:
             everything.append(trial.result)
+    # The search chose the learning rate, so it must have seen the same data and code.
     rejected += _disagreements(everything)
     admitted = None
+    # A reason against the row decides even where some of its runs were not checked.
     if rejected:
         admitted = False
     elif runs and checked == runs:
@@ -64,7 +66,7 @@ def judge(confirmed: Sequence[Trial], search: Sequence[Trial]) -> dict[str, Any]
 
 
 def judge_mean(rows: Mapping[str, tuple[bool | None, Sequence[str], bool]]) -> dict[str, Any]:
-    """The same for the mean over tasks: one task that is rejected is enough.
+    """The same fields for the mean over tasks: one task that is rejected is enough.
 
     Args:
         rows: The three fields by task.
@@ -77,6 +79,7 @@ def judge_mean(rows: Mapping[str, tuple[bool | None, Sequence[str], bool]]) -> d
         rejected += [f"{task}: {reason}" for reason in reasons]
         dirty = dirty or task_dirty
     verdict: bool | None = True
+    # The order matters: one rejection is enough, and one unknown is enough not to admit.
     if False in verdicts:
         verdict = False
     elif None in verdicts:
@@ -87,6 +90,7 @@ def judge_mean(rows: Mapping[str, tuple[bool | None, Sequence[str], bool]]) -> d
 def _any_dirty(runs: Sequence[TrialResult]) -> bool:
     """Whether an edited checkout made one of the runs."""
     for run in runs:
+        # From a wheel there is no revision, which is no edit.
         git = run.provenance.get("git") or {}
         if git.get("dirty"):
             return True
@@ -94,8 +98,9 @@ def _any_dirty(runs: Sequence[TrialResult]) -> bool:
 
 
 def _disagreements(runs: Sequence[TrialResult]) -> list[str]:
-    """What should be the same in all runs of a row; what a run does not say is passed over."""
+    """What differs between the runs of a row and should not; a run need not say everything."""
     found = []
+    # Results without a data hash say nothing here.
     if len({run.data_hash for run in runs if run.data_hash}) > 1:
         found.append("its runs read different data")
     splits = set()
