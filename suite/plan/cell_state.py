@@ -1,4 +1,4 @@
-"""Where a cell stands: its trials, its study, what is left to run, and the word for it."""
+"""Tell where a cell stands: its trials, its study, what is left to run, and the word for it."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ def make_states(
     Args:
         cells: Whole contests: of an architecture contest all cells, or none.
         found: Trials by key of the cell; those that are not of the plan are left out.
-        outcomes: As for `read_states`.
+        outcomes: The same as for `read_states`.
     """
     retries = plan.config.failures.retries
     pretrains = read_pretrains(plan, home)

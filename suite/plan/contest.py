@@ -1,4 +1,4 @@
-"""Which architecture of a method is confirmed: READ, arXiv 2305.15348, appendix D.
+"""Decide which architecture of a method is confirmed: READ, arXiv 2305.15348, appendix D.
 
 Every choice of the search space gets a study per task with the same budget. A choice is as good as
 the mean over tasks of its best validation utilities, and the best one wins for all tasks.

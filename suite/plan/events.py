@@ -1,4 +1,4 @@
-"""What happens in a sweep, for whoever listens: the live table, the MLflow writer."""
+"""Events of a sweep, for whoever listens to them: the live table and the MLflow writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run of a sweep ended.
+    """The end of one run of a sweep.
 
     Attributes:
         finished: Trials that ended in this run.

@@ -28,7 +28,7 @@ def as_trials(
 
     Args:
         searched: The range. It grows if trials lie outside it, because it was wider before.
-        finished: At least one with a score.
+        finished: Trials that have ended, at least one of them with a score.
         running: Trials without a result yet.
         costs: The second objective by trial number, where less is better; None = one objective.
     """

@@ -75,6 +75,7 @@ class Plan:
 
     def confirm_runs(self, cell: PlannedCell) -> int:
         """Confirm runs of a cell; of a contest's architectures the first counts them."""
+        # One architecture of a contest is confirmed, so its runs are counted once.
         if cell.choice:
             return 0
         return len(self.config.confirm.seeds)
@@ -300,6 +301,7 @@ def _method(
     if not given or learning_rate is None:
         space = load_space(name, where=place)
         given, learning_rate = given or space.architectures, learning_rate or space.learning_rate
+    # One choice, so no contest: the one that the search space lists first.
     if config.architectures == "first":
         given = given[:1]
     with _placed(place):

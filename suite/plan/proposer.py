@@ -76,8 +76,8 @@ def propose(
         running: (number, learning rate) of trials without a result yet.
         number: Number of the trial that needs a learning rate.
         opened: What the last extension added to the range.
-        costs: With two objectives the second one's value by trial number; less is better. None =
-            the score alone.
+        costs: Values of the second objective by trial number, where less is better; None = the
+            score is the only objective.
     """
     tried = {lr for _, lr, _ in finished} | {lr for _, lr in running}
     has_score = any(score is not None for _, _, score in finished)

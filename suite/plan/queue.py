@@ -33,7 +33,7 @@ class TrialQueue:
 
     Attributes:
         states: Every cell by key, live.
-        fetch: Gets what other hosts wrote of a trial, where each has a home of its own.
+        fetch: Function that gets what other hosts wrote of a trial, where each has its own home.
         held_for: Size of a trial that was handed out and found no room because of smaller ones:
             none of these follows.
     """

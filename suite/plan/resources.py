@@ -100,7 +100,7 @@ class Layout:
         return max(1, floor(self.cpus))
 
     def room_on(self, nodes: Sequence[Node]) -> Capacity:
-        """How many of these workers each of some nodes holds."""
+        """The capacity of some nodes for workers of this size."""
         return Capacity(
             tuple(_count(node, self.bundle) for node in nodes), self.placement == "strict-pack"
         )

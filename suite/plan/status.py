@@ -139,6 +139,7 @@ def driver(home: Home, sweep: str) -> str | None:
     A driver on another machine is named until its sweep is taken over, whether it still lives or
     not.
     """
+    # The lease knows of drivers on other machines too, the lock only of one here.
     claim = holder(lease_root(home, None), sweep)
     if claim is not None:
         return str(claim)
@@ -176,6 +177,7 @@ def cell_status(state: CellState) -> CellReport:
         running=len(trials) - len(ended),
         left=left,
         total=state.total,
+        # `best` has a result wherever it is there; the type does not say so.
         best_validation_score=None if best is None or best.result is None else best.result.score,
         best_learning_rate=None if best is None else best.spec.learning_rate,
         failures=_failures(state),
@@ -185,6 +187,7 @@ def cell_status(state: CellState) -> CellReport:
         saved_trials=study["saved_trials"],
         edge=study["edge"],
         waits_for=waits_for,
+        # Whoever reads the numbers should see that code outside the suite made them.
         own_code=arm.backbone.revision if arm.backbone.trust_remote_code else None,
         workers=state.plan.workers(state.cell),
         chosen=None if state.contest is None else state.chosen,
@@ -273,6 +276,7 @@ def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
         if not attempts:
             return None
         record = attempts[-1]
+        # The retries are the sweep's, so the same failures may end one sweep and not another.
         gave_up = is_given_up(trial.folder, retries=retries)
         ending = "gave up" if gave_up else "interrupted"
     # A pruned trial ended as the sweep asked, so it is no failure.

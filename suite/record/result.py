@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 
 class Status(StrEnum):
-    """How a trial ended. All of these are terminal; without a result file it has not ended."""
+    """How a trial ended. Each of these is final; a trial without a result file has not ended."""
 
     COMPLETED = "completed"
     DIVERGED = "diverged"
@@ -175,6 +175,7 @@ class TrialResult(Record):
     splits: dict[str, int] = Field(default={}, description="rows per split that were used")
     data_hash: str = ""
     frozen_sha256: str | None = Field(None, description="over the frozen weights at the end")
+    # Records that lack one of these fields stay readable, so each has a default.
     validity: ValidityRecord | None = Field(
         None, description="null without a score, and in results from before it was recorded"
     )
