@@ -18,7 +18,7 @@ def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
 
     There are none before a run has a score.
     """
-    # Before there is a score, an interval is not missing but not due.
+    # Before there is a score, an interval is not due yet, so nothing is called missing.
     if not any(t.result is not None and t.result.score is not None for t in confirmed):
         return {}
     try:
