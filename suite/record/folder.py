@@ -154,7 +154,7 @@ class Home:
     @property
     def tracking_uri(self) -> str:
         """The default MLflow store: sqlite, written by the driver alone."""
-        # The path is absolute, because Ray changes the working directory of its workers.
+        # The path is absolute, so the address means the same from every working directory.
         return f"sqlite:///{(self.path / 'mlflow.db').resolve()}"
 
     def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
