@@ -85,7 +85,7 @@ class TextToTextObjective(LabelObjective):
 
 
 class DecoderTextObjective(LabelObjective):
-    """Prompt and label word in one sequence, with loss on the label's tokens.
+    """Decoders read prompt and label word in one sequence; the loss is on the label's tokens.
 
     The answer is the likeliest label. A label ends with the end-of-text token where the tokenizer
     has one, so that no label is a prefix of another.
@@ -93,7 +93,7 @@ class DecoderTextObjective(LabelObjective):
 
     head = Head("text")
     CUE = " answer:"
-    """Ours; stands between the T5 prompt and the label, and is never cut off."""
+    """The text between the T5 prompt and the label (ours); it is never cut off."""
 
     def __init__(
         self, task: ClassificationTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig

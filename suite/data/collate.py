@@ -9,7 +9,7 @@ import torch
 
 # the default of PyTorch's cross-entropy, which transformers' own losses use too
 IGNORED = -100
-"""Label that the loss skips."""
+"""The label that the loss skips."""
 
 
 def padded_length(longest: int, *, at_most: int, multiple: int) -> int:

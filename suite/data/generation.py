@@ -93,7 +93,7 @@ class GenerationObjective(Objective):
 
 
 class TextToTextGeneration(GenerationObjective):
-    """Encoder-decoders: read T5's prompt and write the target text."""
+    """Encoder-decoders read T5's prompt and write the target text."""
 
     def encode(self, columns: Columns) -> Features:
         inputs = self.tokenizer(
@@ -118,14 +118,16 @@ class TextToTextGeneration(GenerationObjective):
 
 
 class DecoderGeneration(GenerationObjective):
-    """Decoders: prompt, cue and target in one sequence, with loss on the target and its end token.
+    """Decoders read prompt, cue and target in one sequence.
+
+    The loss is on the target and its end token.
 
     `training.max_length` bounds the prompt with its cue, `training.target_max_length` the target;
     the model needs room for both.
     """
 
     CUE = " answer:"
-    """Ours, the same as where a decoder scores label words; never cut off."""
+    """The text before the target (ours), as where a decoder scores label words; never cut off."""
 
     def __init__(
         self,

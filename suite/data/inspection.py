@@ -29,7 +29,7 @@ from suite.data.source import CodeSource, open_source
 from suite.data.splits import SPLIT_NAMES, Part, SplitName
 
 MOST_COMMON = 5
-"""Answers shown of a task whose answers are texts."""
+"""How many answers are shown of a task whose answers are texts."""
 LEAK_FAIL_FRAC = 0.05
 """With a larger share of a split's rows in another split, a task cannot compare arms (ours)."""
 REPEATED_WARN_FRAC = 0.01
@@ -67,7 +67,7 @@ class SplitFacts:
     """One split as the task uses it.
 
     Attributes:
-        split: Its name.
+        split: The name of the split.
         source: The data's split that its rows are from.
         rows: How many rows it has.
         answers: Share of each answer: of all labels, or of the most common texts. For numbers the

@@ -79,7 +79,7 @@ class InstructionObjective(Objective):
         """
 
     def _examples(self, columns: Columns) -> Iterator[tuple[str, str, str]]:
-        """Of every row the prompt, the part of it that must not be cut off, and the response."""
+        """Yield each row's prompt, the part of it that must not be cut off, and the response."""
         for *texts, response in rows_of(columns, self.task.columns):
             template = self._template(texts)
             prompt = template.format(**dict(zip(self.task.inputs, texts, strict=True)))
@@ -95,7 +95,7 @@ class InstructionObjective(Objective):
 
 
 class TextToTextInstruction(InstructionObjective):
-    """Encoder-decoders: the encoder reads the prompt, the decoder writes the response."""
+    """In an encoder-decoder the encoder reads the prompt, and the decoder writes the response."""
 
     def __init__(
         self, task: InstructionTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig
@@ -132,7 +132,7 @@ class TextToTextInstruction(InstructionObjective):
 
 
 class DecoderInstruction(InstructionObjective):
-    """Decoders: prompt and response in one sequence.
+    """Decoders read prompt and response in one sequence.
 
     With `packing`, training rows share a sequence, in order and whole, as long as they fit.
     """
@@ -237,7 +237,7 @@ def make_instruction(
 
 
 def _tail(template: str) -> str:
-    """What stands after the last column of a template."""
+    """The text that follows the last column of a template."""
     # a stretch of a template is a text and the field after it; the last one may lack the field
     text, field, _, _ = list(string.Formatter().parse(template))[-1]
     return text if field is None else ""

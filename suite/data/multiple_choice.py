@@ -118,7 +118,7 @@ class ChoiceHeadObjective(LabelObjective):
 
 
 class ChoiceLikelihoodObjective(LabelObjective):
-    """Decoders: stem and right choice in one sequence, with loss on the choice's tokens.
+    """Decoders read stem and right choice in one sequence; the loss is on the choice's tokens.
 
     The answer is the choice with the highest mean log-likelihood per token, its end token included.
     """
@@ -171,7 +171,10 @@ class ChoiceLikelihoodObjective(LabelObjective):
         return self.collate(flat)
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        """It takes one forward pass over all choices, whatever `synced` says."""
+        """Give the likeliest choice of each row.
+
+        It takes one forward pass over all choices, whatever `synced` says.
+        """
         sums, tokens = label_scores(model, batch)
         # per token, because a sum would favour the shortest choice
         answers = (sums / tokens).view(-1, len(self.task.choices)).argmax(-1).tolist()

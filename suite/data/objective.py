@@ -118,7 +118,7 @@ class Objective(ABC):
             split: Which split this is.
 
         Returns:
-            As `encode`, with the item's name as `index`.
+            What `encode` returns, with the item's name as `index`.
         """
         for index, columns in chunks:
             yield {"index": index, **self.encode(columns), **self._groups(columns)}

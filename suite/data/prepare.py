@@ -150,7 +150,7 @@ def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
     """Every source split that the task uses, checked, with its labels as numbers.
 
     Raises:
-        DataError: As `number_labels`, `check_rows`, `check_ids` and `Source.read`.
+        DataError: `number_labels`, `check_rows`, `check_ids` or `Source.read` raised it.
     """
     tables: dict[str, pa.Table] = {}
     for split in source_splits(task.splits):

@@ -300,7 +300,7 @@ class SpanObjective(PretrainingObjective):
 
 
 def segments(items: int, parts: int, draw: np.random.Generator) -> Ids:
-    """Sizes, each at least 1, of a random cut of `items` into `parts`, (parts,).
+    """The sizes, each at least 1, of a random cut of `items` into `parts`, (parts,).
 
     Every cut is equally likely.
     """

@@ -38,7 +38,7 @@ SAMPLE_ROWS = 2000
 WHOLE = 1_000_000
 """A limit in tokens that cuts nothing."""
 CUT_WARN_FRAC = 0.01
-"""Share of rows above which it is worth a warning that they are cut (ours)."""
+"""The command warns if more than this share of the rows is cut (ours)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Reader:
 
     Attributes:
         backbone: Name of the backbone.
-        kind: Its kind.
-        tokenizer: Its tokenizer, or one of bytes that stands in for it.
+        kind: The kind of the backbone.
+        tokenizer: The backbone's tokenizer, or one of bytes that stands in for it.
         draft: Whether a tokenizer of bytes stands in, because the hub cannot be reached. Lengths
             are then unknown.
     """
@@ -219,7 +219,7 @@ def check_families(readings: Sequence[Reading]) -> Finding:
 
 
 def check_lengths(readings: Sequence[Reading]) -> list[Finding]:
-    """What does not fit, and which limit would fit."""
+    """Say what does not fit, and which limit would fit."""
     findings = []
     keys = {"inputs": "training.max_length", "answers": "training.target_max_length"}
     for reading in readings:
@@ -389,7 +389,7 @@ def _in_parts(objective: Objective) -> bool:
 
 
 def _count_splits(objective: Objective, reader: Reader, sample: TaskRows) -> dict[str, Counts]:
-    """As `_count`, of all splits together."""
+    """The counts that `_count` gives, over the rows of all splits."""
     parts: dict[str, list[Counts]] = {}
     for split in SPLIT_NAMES:
         for what, tokens in _count(objective, reader, sample.columns(split)).items():
@@ -398,7 +398,7 @@ def _count_splits(objective: Objective, reader: Reader, sample: TaskRows) -> dic
 
 
 def _count(objective: Objective, reader: Reader, columns: Columns) -> dict[str, Counts]:
-    """Tokens of every row's `inputs`, and of its `answers` where they are written."""
+    """Count the tokens of every row's `inputs`, and of its `answers` where they are written."""
     features = _first_windows(objective.encode(columns))
     # decoders have the answer in the same sequence, so it is taken off their inputs below
     if "labels" in features:

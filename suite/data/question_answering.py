@@ -206,11 +206,11 @@ class WrittenAnswers(GenerationObjective):
 
 
 class TextToTextAnswers(WrittenAnswers, TextToTextGeneration):
-    """Encoder-decoders: read T5's prompt and write the answer."""
+    """Encoder-decoders read T5's prompt and write the answer."""
 
 
 class DecoderAnswers(WrittenAnswers, DecoderGeneration):
-    """Decoders: prompt, cue and answer in one sequence."""
+    """Decoders read prompt, cue and answer in one sequence."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ def stream(sequences: Iterable[Sequence[int]], *, separator: int | None) -> Iter
 def blocks(
     sequences: Iterable[Sequence[int]], length: int, *, separator: int | None
 ) -> Iterator[list[int]]:
-    """As `pack`, one block at a time, because a corpus need not fit into memory."""
+    """Yield the blocks of `pack` one at a time, because a corpus need not fit into memory."""
     tokens = stream(sequences, separator=separator)
     # a shorter one is the rest at the end, and is dropped
     while len(block := list(itertools.islice(tokens, length))) == length:

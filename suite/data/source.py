@@ -45,9 +45,9 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What distinguishes these data from others; it is part of a cache folder's name.
+        """The values that tell these data from others; they are part of a cache folder's name.
 
-        It must be cheap: tokenised rows are looked up with it before any row is read.
+        This must be cheap: tokenised rows are looked up with it before any row is read.
         """
 
     @abstractmethod

@@ -162,7 +162,7 @@ def _hold_out(config: SplitConfig, train: Rows, times: int, where: str) -> list[
 def _limited(
     part: Part, groups: Rows, name: str, limit: LimitConfig, *, where: str, in_order: bool
 ) -> Part:
-    """At most as many rows as `limit` says."""
+    """Keep at most as many rows as `limit` says."""
     at_most: int | None = getattr(limit, name)
     if at_most is None or in_order:
         return Part(part.source, part.rows[:at_most])

@@ -12,7 +12,7 @@ from suite.config.hashing import canonical_json
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 over class, special tokens and the whole vocabulary with its rules.
+    """The SHA-256 of class, special tokens and the whole vocabulary with its rules.
 
     The name under which the tokenizer was loaded does not count.
     """

@@ -30,7 +30,7 @@ CHUNK_ROWS = 1000
 def open_backbone(
     choice: BackboneChoice, *, data_root: Path | None, cache: Path, where: str = ""
 ) -> ResolvedBackbone:
-    """As `resolve`; a tokenizer that is to be trained is trained first.
+    """Resolve a backbone as `resolve` does, and first train its tokenizer where it has to be.
 
     Args:
         choice: The backbone.

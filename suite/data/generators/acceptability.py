@@ -21,7 +21,7 @@ nurse officer painter patient pilot player poet prince prisoner professor queen 
 scientist singer sister soldier son speaker student teacher tourist uncle visitor waiter worker
 writer
 """
-"""Persons; each plural ends in s."""
+"""Words for persons, whose plurals all end in s."""
 ADJECTIVES = """
 young happy old angry quiet famous rich lonely clever proud lazy polite brave gentle nervous
 honest careful cheerful bitter wise modest stubborn curious friendly
@@ -30,7 +30,7 @@ VERBS = """
 sang danced slept waited laughed smiled worked arrived returned prayed cried shouted walked
 stopped ate spoke listened escaped stood cooked
 """
-"""Past tense, without object."""
+"""Verbs in the past tense that take no object."""
 PREPOSITIONS = ("near", "behind", "with")
 TWINS = (
     (
