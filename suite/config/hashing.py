@@ -21,7 +21,7 @@ def canonical_json(value: Any) -> str:
 
 
 def short_hash(value: Any) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of `canonical_json(value)`."""
+    """The first 16 hexadecimal digits of the SHA-256 of `canonical_json(value)`."""
     # 64 bits: short enough for a folder's name, and no two of some million trials get the same
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
 

@@ -22,7 +22,7 @@ class Request:
     """A task, group or tag of lm-eval.
 
     Attributes:
-        name: As lm-eval knows it.
+        name: The name by which lm-eval knows it.
         shots: Solved examples before each question; None = as many as the task's own file says.
     """
 

@@ -173,7 +173,7 @@ def validate(
 
 
 def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> str:
-    """One of pydantic's errors in our words."""
+    """Put one of pydantic's errors into our words."""
     loc: Key = tuple(part for part in error["loc"] if not _is_union_tag(part))
     key = ".".join(map(str, loc))
     place = where
@@ -205,7 +205,7 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
 
 
 def _with_point(number: str) -> str:
-    """`1e-3` as YAML reads it as a number: `1.0e-3`."""
+    """Write `1e-3` in the form that YAML reads as a number: `1.0e-3`."""
     mantissa, exponent = re.split("[eE]", number)
     if "." not in mantissa:
         mantissa += ".0"

@@ -18,7 +18,7 @@ DECADE = 10.0
 MOST = 10.0
 """No learning rate is larger (ours)."""
 EDGE_FRAC = 0.05
-"""Share of the range, in log learning rate, that counts as its edge (ours)."""
+"""The share of the range, in log learning rate, that counts as its edge (ours)."""
 
 
 class LearningRateRange(Strict):
@@ -90,7 +90,7 @@ class LearningRateRange(Strict):
 
 
 def _digits(value: float) -> float:
-    """Four significant digits, so that a tenth of 3e-3 is 3e-4 and not 0.00030000000000000003."""
+    """Round to four significant digits: a tenth of 3e-3 is 3e-4, not 0.00030000000000000003."""
     return float(f"{value:.4g}")
 
 

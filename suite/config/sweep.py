@@ -25,7 +25,7 @@ from suite.config.training import TrainingConfig
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
 Named = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
-"""In a list of choices a bare name stands for a choice without options."""
+"""In a list of choices, a bare name stands for a choice without options."""
 
 
 class BackboneChoice(Strict):

@@ -332,7 +332,7 @@ class InstructionTask(WritingTask):
         return self
 
     def utility(self, score: float) -> float:
-        """As for a language model."""
+        """Minus the mean loss per token, as for a language model."""
         return -math.log(score)
 
 

@@ -67,10 +67,10 @@ class TaskCode:
 
     Attributes:
         path: The file.
-        sha256: Its hash.
-        task: Its `TASK`.
+        sha256: The hash of the file.
+        task: The dictionary `TASK` of the file.
         reads: Columns of the data that `rows` is given.
-        rows, score: Its functions; None where it has none.
+        rows, score: The functions of the file; None where it has none.
     """
 
     path: Path

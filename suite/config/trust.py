@@ -18,7 +18,7 @@ from suite.errors import ConfigError
 
 OPTION = "--trust-remote-code"
 TRUSTED = "SUITE_TRUST_REMOTE_CODE"
-"""Environment variable that holds items `NAME@COMMIT`, one on each line."""
+"""The environment variable that holds items `NAME@COMMIT`, one on each line."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
