@@ -46,7 +46,7 @@ SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers", "ray", REVISIO
 
 
 class Probe:
-    """A process on one node."""
+    """Answers the questions of the doctor from a process on one node."""
 
     def findings(self, home: str, url: str | None) -> list[Finding]:
         """The checks of a single machine, and of the places that it writes to."""
@@ -75,7 +75,7 @@ class Probe:
         return _appears(Path(path), text)
 
     def write(self, path: str, text: str) -> str | None:
-        """Write a file; returns why it cannot."""
+        """Write a file, and return why that failed; None = it is written."""
         try:
             Path(path).write_text(text)
         except OSError as error:
@@ -88,7 +88,7 @@ Probes = Mapping[Node, Any]
 
 
 def check_cluster(address: str | None, *, home: Path, url: str | None = None) -> list[Finding]:
-    """Everything that takes Ray to find out.
+    """Run every check that needs Ray.
 
     Args:
         address: A running cluster ("auto" finds one here); None = start a local one for the check.
@@ -129,7 +129,7 @@ def _check(home: Path, url: str | None, *, local: bool) -> list[Finding]:
 
 
 def _size(*, local: bool) -> list[Finding]:
-    """What the cluster has, and the nodes that it has lost."""
+    """Say what the cluster has, and which nodes it has lost."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     # Ray goes on listing nodes that it has lost.
     gone = {node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
@@ -205,7 +205,7 @@ def _answering(probes: Probes) -> tuple[Probes, list[Finding]]:
 
 
 def _ask(probes: Probes, method: str, *arguments: Any) -> dict[str, Any]:
-    """One answer per node, by the node's label."""
+    """Ask every node for one answer, and return the answers by the node's label."""
     asked = [getattr(probe, method).remote(*arguments) for probe in probes.values()]
     # All are asked before any answer is awaited, so that the nodes work at the same time.
     answers = ray.get(asked, timeout=ANSWER_S)
@@ -213,7 +213,7 @@ def _ask(probes: Probes, method: str, *arguments: Any) -> dict[str, Any]:
 
 
 def _each(probes: Probes, home: Path, url: str | None, *, local: bool) -> list[Finding]:
-    """The checks of single machines. A local cluster's only node was checked before."""
+    """Check each machine by itself. The only node of a local cluster was checked before."""
     if local:
         return []
     findings = []
@@ -253,7 +253,7 @@ def check_versions(by_node: Mapping[str, Mapping[str, str | None]]) -> list[Find
 
 
 def _clocks(probes: Probes) -> list[Finding]:
-    """Each node's clock against this one's; one line if all are right."""
+    """Compare each node's clock with this one's; the finding is one line if all are right."""
     offsets = {node.label: _offset(probe) for node, probe in probes.items()}
     judged = [judge_clock(*offset, node=label) for label, offset in offsets.items()]
     bad = [finding for finding in judged if finding.level is not Level.OK]
@@ -264,7 +264,7 @@ def _clocks(probes: Probes) -> list[Finding]:
 
 
 def _offset(probe: Any) -> tuple[float, float]:
-    """Round trip and offset in seconds, by the quickest of some round trips."""
+    """Measure a node's round trip and clock offset, in seconds, by the quickest of some trips."""
     trips = []
     for _ in range(ROUND_TRIPS):
         sent_s = time.time()
@@ -277,7 +277,7 @@ def _offset(probe: Any) -> tuple[float, float]:
 
 
 def judge_clock(trip_s: float, offset_s: float, *, node: str = "") -> Finding:
-    """What a clock's offset means.
+    """Judge the offset of a node's clock.
 
     Half the round trip is uncertain: the node may have answered at either end of it.
     """
@@ -296,9 +296,9 @@ def judge_clock(trip_s: float, offset_s: float, *, node: str = "") -> Finding:
 
 
 def _shared_home(probes: Probes, home: Path, url: str | None) -> list[Finding]:
-    """Where the nodes meet: in the home, or in the storage.
+    """Check the place where the nodes meet: the home, or the storage.
 
-    A bucket is tried by each node for itself.
+    Each node tries a bucket for itself.
     """
     if url is None:
         return _shared(probes, home)
@@ -428,9 +428,9 @@ def _answers_without_token(url: str) -> bool:
 
 
 def _listeners(url: str) -> list[str]:
-    """Addresses of this machine that the dashboard's port is open on.
+    """The addresses of this machine on which the dashboard's port is open.
 
-    Of a dashboard that runs elsewhere, its own address.
+    If the dashboard runs on another machine, this is the address in its URL.
     """
     host, _, port = url.rpartition(":")
     # An IPv6 address stands in brackets before its port.

@@ -100,7 +100,7 @@ def _trouble(requirement: Requirement) -> str:
 
 
 def compiler() -> Finding:
-    """None is needed: the suite builds none of DeepSpeed's operators."""
+    """Name the compiler. None is needed: the suite builds none of DeepSpeed's operators."""
     path = shutil.which("c++") or shutil.which("g++")
     return ok(
         "compiler",
@@ -188,7 +188,7 @@ def sessions(base: Path | None = None) -> Finding:
 
 
 def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
-    """Where Ray's token comes from, and that nobody else can read it. Its text is never shown."""
+    """Say where Ray's token comes from, and whether others can read it; never show its text."""
     mode = environment.get("RAY_AUTH_MODE", "not set")
     # Ray looks at the variable first, then at the file.
     if environment.get("RAY_AUTH_TOKEN"):

@@ -1,4 +1,4 @@
-"""Whether ranks on different nodes can join one process group, and how fast they then talk."""
+"""Checks whether ranks on different nodes can join one process group, and how fast they talk."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _backend(device: str) -> str:
 
 
 def check_join(nodes: Sequence[Node]) -> list[Finding]:
-    """An all-reduce between one rank per node, over gloo, and over NCCL if each has a GPU.
+    """Try an all-reduce between one rank per node, over gloo, and over NCCL if each has a GPU.
 
     On a single node two ranks do it.
     """

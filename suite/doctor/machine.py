@@ -43,7 +43,7 @@ def machine_checks(home: Path) -> list[tuple[str, Check]]:
 
 
 def gpus(api: Any = pynvml) -> list[Finding]:
-    """Boards, driver and whether torch can use them."""
+    """Which GPUs and which driver there are, and whether torch can use them."""
     # Imported here, because it takes seconds, which `import suite.doctor` shall not.
     import torch
 
@@ -209,7 +209,10 @@ def memory() -> Finding:
 
 
 def container_limit(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
-    """(limit, used) bytes of this process' control group, version 2; None without a limit."""
+    """The limit and the use of this process' control group (version 2), in bytes.
+
+    None = there is no limit.
+    """
     try:
         limit, used = (
             (root / "memory.max").read_text().strip(),
@@ -232,7 +235,10 @@ def disk(home: Path) -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Ray's object store and NCCL live there; docker gives 64 MiB unless told otherwise."""
+    """How much of /dev/shm is free, which Ray's object store and NCCL use.
+
+    Docker gives 64 MiB unless told otherwise.
+    """
     return _room(
         "shared memory",
         Path("/dev/shm"),  # noqa: S108 - looks at it only
@@ -258,7 +264,7 @@ def nearest(path: Path) -> Path:
 
 
 def open_files() -> Finding:
-    """Each Ray process and each connection to it is a few files."""
+    """How many files a process may open; each Ray process and connection takes a few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"at most {soft} per process"
     if soft >= OPEN_FILES:
@@ -272,7 +278,7 @@ def open_files() -> Finding:
 
 
 def socket_paths(environment: Callable[[str], str | None] = os.environ.get) -> Finding:
-    """Ray's sockets live below its temporary folder, and their path has to be short."""
+    """Whether the paths of Ray's sockets, below its temporary folder, are short enough."""
     base = environment("RAY_TMPDIR") or environment("TMPDIR") or "/tmp"  # noqa: S108 - looks at it only
     # 2**22 is the largest process number of Linux, and so the longest.
     longest = f"{base}/ray/session_2026-01-01_00-00-00_000000_{2**22}/sockets/plasma_store"

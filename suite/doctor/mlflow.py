@@ -21,9 +21,9 @@ ANSWER_S = 10.0
 
 
 def check_store(tracking_uri: str) -> Finding:
-    """The store behind a URI: reachable, safe to write, with the right tables.
+    """Check that a store can be reached and is safe to write, and that it has the right tables.
 
-    Changes nothing there.
+    The check changes nothing there.
 
     Args:
         tracking_uri: As `resolve_uri` gives it: a database, or an MLflow server.
@@ -50,7 +50,7 @@ def check_store(tracking_uri: str) -> Finding:
 
 
 def _database(uri: str) -> Finding:
-    """A database that this process reaches by itself.
+    """Check a database that this process reaches by itself.
 
     Raises:
         TrackingError: It has the tables of another MLflow.
@@ -72,7 +72,7 @@ def _database(uri: str) -> Finding:
 
 
 def _server(uri: str) -> Finding:
-    """An MLflow server: an answer within seconds, and its version.
+    """Check that an MLflow server answers within seconds, and compare its version.
 
     Raises:
         TrackingError: It does not answer.

@@ -51,7 +51,7 @@ def _journal(path: Path) -> Finding:
 
 
 def _none_yet(path: Path) -> Finding:
-    """A file that the first run makes, where it may."""
+    """Judge a file that is not there: the first run makes it, where it may."""
     return _unwritable(path) or ok("optuna", found=f"{path}: none yet, the first run makes it")
 
 
@@ -90,7 +90,7 @@ def _database(url: str) -> Finding:
 
 
 def _judged(connection: Connection, tables: Collection[str], text: str) -> Finding:
-    """What the tables say; if they are complete, whether they take a row."""
+    """Judge the tables; if they are complete, try whether they take a row."""
     # A new storage in memory shows what this Optuna makes, without a look into its models.
     template = RDBStorage("sqlite:///:memory:")
     expected = set(inspect(template.engine).get_table_names())
