@@ -1,4 +1,4 @@
-"""The report of a sweep as a file of its run `report` in MLflow.
+"""Attaches the report of a sweep to its run `report` in MLflow.
 
 There is one run for each home and sweep; its file is replaced when results change.
 """
@@ -41,7 +41,8 @@ def attach_reports(
     trial yet. The caller knows.
 
     Args:
-        home: Whose sweeps are meant; other homes' sweeps of the same name keep their own reports.
+        home: The home whose sweeps are meant; another home's sweep of the same name keeps its own
+            report.
         tracking_uri: As `resolve_uri` gives it; the rows must be up to date there.
         build: Called only for sweeps that need it.
         sweep: Only this one; None = all.

@@ -90,7 +90,7 @@ def trial_metrics(result: TrialResult) -> list[Point]:
 
 
 def trial_params(spec: TrialSpec) -> dict[str, str]:
-    """What was chosen: learning rate, seed, architecture, training settings, limits."""
+    """The choices of a trial: learning rate, seed, architecture, training settings, limits."""
     chosen = spec.model_dump(
         mode="json", include={"learning_rate", "seed", "number", "world_size", "training", "limit"}
     )
@@ -106,7 +106,7 @@ def trial_params(spec: TrialSpec) -> dict[str, str]:
 
 
 def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, str]:
-    """Names of the trial, its outcome, and where the whole record lies."""
+    """The names of the trial, its outcome, and where the whole record lies."""
     tags = {
         "suite.cell": spec.cell,
         "sweep": spec.sweep,
@@ -144,7 +144,7 @@ def run_status(status: Status) -> str:
 
 
 def result_digest(result: TrialResult) -> str:
-    """Changes when a trial is run again, which the hash of the trial itself does not."""
+    """A hash that changes when a trial is run again, while the hash of the trial stays."""
     return short_hash(result.model_dump(mode="json"))
 
 
@@ -164,7 +164,7 @@ def cell_tags(row: Row) -> dict[str, str]:
 
 
 def cell_key(row: Row) -> str:
-    """As `TrialSpec.cell`."""
+    """The key of a row's cell, the same as `TrialSpec.cell` of its trials."""
     return f"{row.arm}/{row.task}"
 
 
@@ -180,7 +180,7 @@ def cell_metrics(row: Row) -> dict[str, float]:
 
 
 def flatten(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested mappings by dotted path; lists are leaves."""
+    """Yield the leaves of nested mappings with their dotted paths; lists are leaves."""
     # MLflow's keys are flat, so nested names are joined by dots.
     if not isinstance(value, Mapping):
         yield at, value
@@ -190,6 +190,6 @@ def flatten(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """A finite number: MLflow would store infinity as 1.8e308."""
+    """Whether a value is a finite number; MLflow would store infinity as 1.8e308."""
     # To Python `True` is an integer, but a flag is no measurement.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -30,7 +30,7 @@ from suite.tracking.sweep_runs import SweepRuns
 FORMAT = "suite-rows"
 SUFFIXES = (".json", ".parquet")
 MAX_BYTES = 512 * 2**20
-"""Largest file that is read; the results of 10,000 cells have some 50 MiB as JSON."""
+"""The largest file that is read; the results of 10,000 cells have some 50 MiB as JSON."""
 NEEDED = ("home", "sweep", "backbone", "method", "task", "arm", "digest")
 """Fields that may not be empty."""
 
@@ -137,7 +137,7 @@ def _check_suffix(path: Path) -> None:
 
 
 def _check_size(path: Path) -> None:
-    """The file comes from elsewhere, and is read into memory."""
+    """Check that the file is not too large: it comes from elsewhere and is read as a whole."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -206,7 +206,8 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
         sweep: Only this sweep; None = all.
 
     Raises:
-        TrackingError: As `read_results`; the file has no such sweep; the store cannot be written.
+        TrackingError: `read_results` refuses the file; the file has no such sweep; the store cannot
+            be written.
     """
     # By home too: two clusters may have run a sweep of the same name.
     of_sweeps: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -226,7 +227,7 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
 def _import_sweep(
     store: Store, sweep: str, home: str, rows: Sequence[Row], report: ImportReport
 ) -> None:
-    """First the rows, which the leaderboard reads, then a run for each cell, for people."""
+    """Write the rows, which the leaderboard reads, and then a run for each cell, for people."""
     runs = SweepRuns(store, home=home, sweep=sweep)
     here = {cell_key(row): row for row in runs.rows()}
     # Whoever has the later trial has the newer state of the whole sweep.
@@ -259,7 +260,7 @@ def _last_end_s(rows: Iterable[Row]) -> float:
 
 
 def describe(report: ImportReport, path: Path, tracking_uri: str) -> str:
-    """One line for a person."""
+    """Say in one line what an import did."""
     return (
         f"{report.total} cells in {path}: {report.new} new, {report.replaced} newer than here, "
         f"{report.already} here already, {report.older} older than here; "

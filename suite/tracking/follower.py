@@ -62,10 +62,10 @@ class Follower:
         )
 
     def prepare(self) -> None:
-        """Called in the sweep's own thread, before the first trial."""
+        """Get ready; the sweep's own thread calls this before the first trial."""
 
     def bring_up_to_date(self) -> str | None:
-        """Called in the follower's thread: write what is lacking, or return why it cannot be."""
+        """Write what is lacking, or return why that failed; the follower's thread calls this."""
         raise NotImplementedError
 
     @property

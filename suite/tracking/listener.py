@@ -1,4 +1,4 @@
-"""MLflow kept up to date while a sweep runs."""
+"""Keeps MLflow up to date while a sweep runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suite.tracking.store import load_mlflow, open_store
 from suite.tracking.writer import Syncer
 
 SHARE = 0.1
-"""Largest share of the time in which a sync may be at work, once the first is done."""
+"""The largest share of the time that syncs may take, once the first is done."""
 
 
 class TrackingListener(Follower):
@@ -25,7 +25,7 @@ class TrackingListener(Follower):
         home: The sweep's home.
         tracking_uri: As `resolve_uri` gives it.
         sweep: Only this sweep; None = all in the home.
-        say: As for `Follower`, as are the arguments after it.
+        say: `Follower` describes this argument and those after it.
     """
 
     def __init__(

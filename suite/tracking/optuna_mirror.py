@@ -1,4 +1,4 @@
-"""Studies mirrored into an Optuna storage, for optuna-dashboard.
+"""Mirrors studies into an Optuna storage, for optuna-dashboard.
 
 The mirror is a view of the trial folders: the search never reads it. Every cell has one study,
 named `<sweep>/<cell> @<home>`. It shows the trials that have ended. Each carries the hash of its
@@ -65,7 +65,7 @@ def mirror_studies(home: Home, url: str, *, sweep: str | None = None) -> MirrorR
     """Show the studies of a home in an Optuna storage. A second call writes nothing.
 
     Args:
-        home: Its folders are only read.
+        home: The home with the trials; nothing in it is changed.
         url: `postgresql://...`, `sqlite:///PATH` or `journal:///PATH`; not MLflow's own database.
         sweep: Only this sweep; None = all.
 
@@ -99,7 +99,7 @@ def open_storage(url: str) -> BaseStorage:
     """Open a storage, and make it where there is none.
 
     Raises:
-        TrackingError: As `database_url`.
+        TrackingError: `database_url` refuses the URL.
     """
     path = journal_path(url)
     if path is not None:
@@ -113,7 +113,7 @@ def open_storage(url: str) -> BaseStorage:
 
 
 def journal_path(url: str) -> Path | None:
-    """The file of a journal, None for a database."""
+    """The file of a journal; None = the URL names a database."""
     if not url.startswith("journal:///"):
         return None
     return Path(url.removeprefix("journal://"))
@@ -338,9 +338,9 @@ class OptunaFollower(Follower):
 
     Args:
         home: The sweep's home.
-        url: As `mirror_studies`.
-        sweep: Its name.
-        say: As in `Follower`.
+        url: The storage, as `mirror_studies` takes it.
+        sweep: The name of the sweep.
+        say: Receives the lines meant for the user, as in `Follower`.
     """
 
     def __init__(

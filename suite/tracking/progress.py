@@ -1,4 +1,4 @@
-"""How far a sync has come, for a person who waits for it."""
+"""Shows how far a sync has come to a person who waits for it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `1 h 20 min`."""
+    """A duration for people: `40 s`, `12 min`, `1 h 20 min`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

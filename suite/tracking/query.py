@@ -36,7 +36,7 @@ def leaderboard(
         rejected: Whether rejected rows are there too.
 
     Returns:
-        As `suite.leaderboard.table.leaderboard_of`.
+        The table that `suite.leaderboard.table.leaderboard_of` makes.
 
     Raises:
         TrackingError: The store cannot be read, has no results, or none of that sweep, task, method

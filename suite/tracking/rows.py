@@ -24,10 +24,10 @@ from suite.tracking.store import Store, StoredRun, without_password
 KIND = "leaderboard"
 NAMES = ("leaderboard-0.parquet", "leaderboard-1.parquet")
 TAG = "suite.file"
-"""Name of the file that counts, a space, and its SHA-256; empty while there is none."""
+"""The tag with the name of the file that counts, a space, and its SHA-256; empty = none yet."""
 ATTEMPTS = 3
 DOWNLOADS = 8
-"""Files that are fetched from a server at the same time."""
+"""How many files are fetched from a server at the same time."""
 
 
 def create_run(store: Store, experiment: str, *, home: str, sweep: str, now_s: float) -> StoredRun:

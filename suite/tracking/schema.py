@@ -23,7 +23,7 @@ from suite.storage.databases import check_local
 
 LOCK_TIMEOUT_S = 120.0
 SCHEMA_LOCK = 5_217_340_991_245
-"""Number of PostgreSQL's advisory lock; any that nobody else uses."""
+"""The number of PostgreSQL's advisory lock: any number that nobody else uses."""
 
 
 def prepare_sqlite(path: Path) -> None:
@@ -49,7 +49,7 @@ def prepare_sqlite(path: Path) -> None:
 
 
 def prepare_postgres(uri: str) -> None:
-    """The same for PostgreSQL, where the drivers run on several hosts.
+    """Make MLflow's tables in PostgreSQL, which drivers on several hosts may do at once.
 
     Raises:
         TrackingError: The driver for PostgreSQL is not installed.
@@ -108,7 +108,7 @@ def newest_revision() -> str:
 
 
 def sqlite_uri(path: Path) -> str:
-    """As MLflow and SQLAlchemy write it."""
+    """The URI of an sqlite file, as MLflow and SQLAlchemy write it."""
     return f"sqlite:///{path}"
 
 
@@ -130,7 +130,7 @@ def _engine(uri: str) -> Iterator[Engine]:
 
 
 def _make_tables(uri: str) -> None:
-    """What `mlflow db upgrade URI` does; as a call, so that no password is on a command line."""
+    """Do what `mlflow db upgrade URI` does, without a password on a command line."""
     from mlflow.db import commands
 
     commands.main(args=["upgrade", uri], prog_name="mlflow db", standalone_mode=False)

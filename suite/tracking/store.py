@@ -35,7 +35,7 @@ PAGE_SIZE = 1000
 MAX_TAG_CHARS = 8000
 MAX_PARAM_CHARS = 6000
 ARTIFACTS = "mlartifacts"
-"""Folder beside an sqlite file, for the files of its runs."""
+"""The folder beside an sqlite file for the files of its runs."""
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -46,7 +46,7 @@ ENVIRONMENT = {
     "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "2",
     "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "4",
 }
-"""Set for this process unless the user has set them.
+"""Environment variables that are set for this process unless the user has set them.
 
 By MLflow's own values, a caller waits four minutes for a server that is away, and each process may
 hold fifteen connections of a database.
@@ -210,7 +210,7 @@ class Store:
     """A handful of calls of MLflow's client.
 
     Args:
-        uri: Of the store; named in errors, without its password.
+        uri: The URI of the store; errors name it without its password.
         page_size: Runs per search request.
     """
 
@@ -220,7 +220,7 @@ class Store:
 
     @functools.cached_property
     def client(self) -> MlflowClient:
-        """MLflow's own; it is imported, and its connection opened, on first use."""
+        """MLflow's own client; it is imported, and its connection opened, on first use."""
         from mlflow import MlflowClient
 
         return MlflowClient(self.uri)
@@ -371,7 +371,7 @@ class Store:
         """Every run with these tags, oldest first, over all pages.
 
         Args:
-            experiments: Their ids.
+            experiments: The ids of the experiments.
             tags: Key and value.
             having: A key that only these runs have. Then the database looks at no others: among
                 300,000 runs with a tag it takes a second to find those with one value of it.
@@ -439,7 +439,7 @@ class Store:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """One request, unless there are more than MLflow takes at once (1,000 metrics)."""
+        """Send one request, or several where MLflow takes no more at once (1,000 metrics)."""
         from mlflow.entities import Metric, Param, RunTag
 
         self.client.log_batch(
@@ -468,12 +468,12 @@ class Store:
 
     @_explained
     def add_file(self, run: StoredRun, path: Path, *, name: str | None = None) -> None:
-        """A file as a run's artifact; one of the same name is replaced, and never half written.
+        """Make a file an artifact of a run; it replaces one of the same name, never by half.
 
         Args:
-            run: Whose artifact it becomes.
-            path: Of the file.
-            name: Of the artifact; None = the file's own.
+            run: The run whose artifact it becomes.
+            path: The path of the file.
+            name: The name of the artifact; None = the file's own name.
         """
         name = name or path.name
         folder = self._folder(run)
@@ -514,7 +514,7 @@ class Store:
         )
 
     def _folder(self, run: StoredRun) -> Path | None:
-        """Folder of a run's files beside an sqlite database; None where MLflow has to reach them.
+        """The folder of a run's files beside an sqlite database; None = MLflow has to reach them.
 
         A home may be moved or copied. The database goes on naming the place where it once was, to
         which MLflow's client would write.
@@ -526,7 +526,7 @@ class Store:
 
 
 def _stored(run: Any) -> StoredRun:
-    """A `mlflow.entities.Run`."""
+    """The part of a `mlflow.entities.Run` that is needed here."""
     info = run.info
     return StoredRun(
         info.run_id, info.status, info.start_time, dict(run.data.tags), info.artifact_uri or ""
@@ -534,13 +534,13 @@ def _stored(run: Any) -> StoredRun:
 
 
 def key_name(text: str) -> str:
-    """A metric's or parameter's name, every character that MLflow refuses as an underscore."""
+    """Replace every character of a name that MLflow refuses by an underscore."""
     # 250 characters is MLflow's limit for a key.
     return re.sub(r"[^A-Za-z0-9_\-./: ]", "_", text)[:250]
 
 
 def clip(texts: Mapping[str, Any], limit: int) -> dict[str, str]:
-    """Values cut to what MLflow stores, visibly: MLflow itself cuts them without a word.
+    """Cut values visibly to the length that MLflow stores; MLflow itself cuts them without a word.
 
     What no database holds is replaced.
     """

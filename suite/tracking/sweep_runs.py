@@ -26,9 +26,9 @@ from suite.tracking.notes import NOTE, cell_note
 from suite.tracking.store import Point, Store, StoredRun
 
 FORMAT = 5
-"""Raised when what is written changes: every cell is then written again at the next sync."""
+"""A number to raise when what is written changes; the next sync then writes every cell again."""
 DIGEST = "suite.digest"
-"""Tag of a cell's run that says what was written into it and its trials' runs. It comes last."""
+"""The tag of a cell's run that says what was written into it and its trials' runs; set last."""
 REVISION = "suite.revision"
 ARTIFACTS = ("spec.json", "result.json", "predictions-*.parquet", LM_EVAL)
 MAX_ARTIFACT_BYTES = 10 * 2**20
@@ -71,7 +71,7 @@ class SweepRuns:
         return kept
 
     def rows(self) -> list[Row]:
-        """The rows that were published last. Raises as `published`."""
+        """The rows that were published last; errors are those of `published`."""
         return [] if self._rows is None else files_of_rows.published(self.store, self._rows)
 
     def publish(self, rows: Sequence[Row]) -> None:
@@ -175,7 +175,7 @@ class SweepRuns:
         return True
 
     def _add_lm_eval(self, run: StoredRun, folder: TrialFolder) -> StoredRun:
-        """What lm-eval measured since the trial ended."""
+        """Log what lm-eval measured since the trial ended."""
         record = read_record(folder.path)
         if not record.evaluations:
             return run
@@ -225,7 +225,7 @@ def _digest(row: Row, *, artifacts: bool) -> str:
 
 
 def small_files(folder: TrialFolder) -> list[Path]:
-    """What is worth a look beside a trial's numbers, and not too large for a tracking server.
+    """The files worth a look beside a trial's numbers, and not too large for a tracking server.
 
     Weights and logs are neither.
     """

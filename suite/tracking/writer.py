@@ -30,7 +30,7 @@ LOCK_TIMEOUT_S = 60.0
 REFRESH_S = 30.0
 """While the runs of many trials are written, the rows are made anew this often."""
 Step = Callable[[int, int, int], None]
-"""Is told: cells done, cells in all, runs of trials written."""
+"""A function that is told: cells done, cells in all, runs of trials written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def sync(
     """Bring MLflow up to date with the trial folders of a home.
 
     Args:
-        home: Its folders are only read.
+        home: The home with the trials; nothing in it is changed.
         tracking_uri: As `resolve_uri` gives it.
         sweep: Only this sweep; None = all in the home.
         verify: Look every trial up in MLflow, also where its cell says that nothing changed (after
@@ -191,7 +191,7 @@ class Syncer:
         return cell.runs.write_cell(cell.row, trials, artifacts=cell.artifacts)
 
     def _ended(self, sweep: str | None) -> int:
-        """Trials that have a result."""
+        """How many trials have a result."""
         count = 0
         for name in self._runs:
             if sweep in (None, name):
