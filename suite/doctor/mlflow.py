@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from importlib import metadata
 from urllib.parse import urlsplit
@@ -14,7 +13,7 @@ from suite.doctor.finding import Finding, fail, ok, warn
 from suite.errors import TrackingError
 from suite.storage.databases import check_local, with_deadlines
 from suite.tracking.schema import revision
-from suite.tracking.store import ENVIRONMENT, open_store, sqlite_path, without_password
+from suite.tracking.store import open_store, set_environment, sqlite_path, without_password
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 ANSWER_S = 10.0
@@ -29,8 +28,7 @@ def check_store(tracking_uri: str) -> Finding:
         tracking_uri: As `resolve_uri` gives it: a database, or an MLflow server.
     """
     # With MLflow's own values a server that is away would be waited for for minutes.
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
+    set_environment()
     try:
         if urlsplit(tracking_uri).scheme.partition("+")[0] not in DATABASES:
             return _server(tracking_uri)

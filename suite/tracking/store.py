@@ -148,11 +148,21 @@ def without_password(uri: str) -> str:
     return redact(uri.partition("?")[0])
 
 
+def set_environment() -> None:
+    """Set MLflow's variables for this process, unless the user has.
+
+    MLflow reads some of them, among them whether it sends telemetry, when it is imported.
+    """
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+
+
 def load_mlflow() -> None:
     """Import MLflow in the calling thread.
 
     Two threads that import it at once, one of them inside Ray, lock each other out.
     """
+    set_environment()
     # Imported for its effect alone: later imports then find the module complete.
     import mlflow  # noqa: F401
 
@@ -171,8 +181,7 @@ def open_store(tracking_uri: str, *, create: bool = True, page_size: int = PAGE_
             that does not answer within seconds.
     """
     # Before MLflow is imported, since it reads some of these while it is imported.
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
+    set_environment()
     # These chat about the tables that they make, and print a traceback for each locked database.
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
