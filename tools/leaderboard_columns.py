@@ -1,4 +1,4 @@
-"""The list of the leaderboard's columns in docs/metrics.md, written from `suite.leaderboard.fields`.
+"""Writes the list of columns in docs/metrics.md from `suite.leaderboard.fields`.
 
 python tools/leaderboard_columns.py
 """
