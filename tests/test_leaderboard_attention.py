@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from suite.cli.options import Format
 from suite.config.sweep import AttentionChoice
 from suite.record.folder import Home
 from suite.record.result import PretrainRecord
-from suite.tracking import open_store, sync
-from tests.records import PERPLEXITY, RATES, make_result, make_spec, write_cell, write_trial
+from suite.tracking import sync
+from tests.records import PERPLEXITY, RATES, make_result, make_spec, write_trial
 from tests.test_leaderboard import finished, home, rows
 
 __all__ = ["finished", "home"]
@@ -143,34 +142,3 @@ def test_the_columns_on_attention_are_shown_where_it_varies(
     shown = capsys.readouterr().out
     assert "attention pretrained" in shown
     assert "PRR" not in shown and "↓" not in shown and "pretrain steps" not in shown
-
-
-def test_a_home_of_before_there_were_attention_variants_can_be_read(home: Home) -> None:
-    """Rows that an earlier version wrote lack the new keys; after the next sync they have them."""
-    write_cell(home, trials=1, seeds=[1])
-    sync(home, tracking_uri=home.tracking_uri)
-    store = open_store(home.tracking_uri)
-    (run,) = store.runs([store.experiment("demo")], {"suite.kind": "cell"})
-    later = {
-        "attention_parameters",
-        "kv_bytes_per_token",
-        "higher_is_better",
-        "rivals",
-        "pretrain_energy_kwh",
-        "pretrain_s",
-        "pretrain_steps",
-    }
-    before = {
-        key: value
-        for key, value in json.loads(run.tags["suite.summary"]).items()
-        if key not in later
-    }
-    store.log(
-        run.id, tags={"suite.summary": json.dumps(before), "suite.digest": "of another format"}
-    )
-    for key in ("attention_options", "suite.row"):
-        store.client.delete_tag(run.id, key)
-    (row,) = rows(home)
-    assert (row["attention_options"], row["attention_parameters"], row["prr"]) == ({}, None, 100.0)
-    sync(home, tracking_uri=home.tracking_uri)
-    assert rows(home)[0]["attention_parameters"] == 16_384
