@@ -24,6 +24,7 @@ from tests.commands import Suite, suite
 from tests.records import (
     PERPLEXITY,
     RATES,
+    define,
     make_result,
     make_spec,
     write_cell,
@@ -287,6 +288,7 @@ def test_a_mean_row_says_which_task_has_no_energy_to_target(home: Home) -> None:
     for task in ("agreement", "entailment"):
         write_cell(home, "lora", task, trials=1, seeds=[1])
     write_cell(home, "full", "agreement", trials=1, seeds=[1])
+    define(home)
     sync(home, tracking_uri=home.tracking_uri)
     (mean,) = to_rows(leaderboard(home.tracking_uri, method="lora", task="mean"))
     assert mean["energy_to_target_missing"].startswith(

@@ -179,6 +179,7 @@ def test_a_row_is_made_of_its_trials(finished: Home) -> None:
 
 def test_rows_are_strict_json_with_whole_numbers_and_null(home: Home) -> None:
     write_cell(home, trials=2, seeds=[1])
+    define(home)
     sync(home, tracking_uri=home.tracking_uri)
     (row,) = json.loads(json.dumps(rows(home), allow_nan=False))
     assert row["score_std"] is None
@@ -192,6 +193,7 @@ def test_the_leaderboard_needs_mlflow_only(finished: Home, tmp_path: Path) -> No
         closing(sqlite3.connect(tmp_path / "elsewhere.db")) as copy,
     ):
         source.backup(copy)
+    shutil.copytree(finished.path / "mlartifacts", tmp_path / "mlartifacts")
     assert to_rows(leaderboard(f"sqlite:///{tmp_path}/elsewhere.db")) == rows(finished)
 
 
@@ -326,9 +328,11 @@ def test_a_number_can_become_null_again(home: Home) -> None:
 
 def test_the_cells_metrics_in_mlflow_are_those_of_the_last_sync(home: Home) -> None:
     write_cell(home, seeds=[1])
+    define(home)
     sync(home, tracking_uri=home.tracking_uri)
     spec = make_spec("lora", seed=2, learning_rate=RATES[2])
     write_trial(home, spec, make_result(spec, score=0.1))
+    define(home)
     sync(home, tracking_uri=home.tracking_uri)
     store = open_store(home.tracking_uri)
     (run,) = store.runs([store.experiment("demo")], {"suite.kind": "cell"})
@@ -490,6 +494,7 @@ def test_unknown_values_sort_last_and_ties_keep_their_order(home: Home) -> None:
     for method in ("full", "lora", "read"):
         write_cell(home, method, trials=3, seeds=[1])
     write_trial(home, make_spec("adapter"))
+    define(home)
     sync(home, tracking_uri=home.tracking_uri)
     assert [row["method"] for row in rows(home, sort="energy")] == [
         "full",
@@ -509,6 +514,8 @@ def test_unknown_values_sort_last_and_ties_keep_their_order(home: Home) -> None:
 def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:
     write_cell(home, trials=1, seeds=[1])
     write_cell(home, "read", "entailment", trials=1, seeds=[1], sweep="other")
+    define(home)
+    define(home, "other")
     sync(home, tracking_uri=home.tracking_uri)
     assert [row["sweep"] for row in rows(home)] == ["demo", "other"]
     assert [row["task"] for row in rows(home, sweep="other")] == ["entailment"]

@@ -14,7 +14,7 @@ from suite.config.sweep import AttentionChoice
 from suite.record.folder import Home
 from suite.record.result import PretrainRecord
 from suite.tracking import sync
-from tests.records import PERPLEXITY, RATES, make_result, make_spec, write_trial
+from tests.records import PERPLEXITY, RATES, define, make_result, make_spec, write_trial
 from tests.test_leaderboard import finished, home, rows
 
 __all__ = ["finished", "home"]
@@ -37,6 +37,7 @@ def perplexities(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Ho
             )
             for spec in (search, confirm):
                 write_trial(home, spec, make_result(spec, score=score))
+    define(home)
     assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
     return home
 
@@ -92,6 +93,7 @@ def test_what_pretraining_cost_stands_beside_the_row_that_needed_it(home: Home) 
             arm = spec.arm.model_copy(update={"pretrain": run})
             spec = spec.model_copy(update={"arm": arm})
             write_trial(home, spec, make_result(spec, pretrain=pretrain))
+    define(home)
     sync(home, tracking_uri=home.tracking_uri)
     found = {row["attention"]: row for row in rows(home)}
     costs = {
