@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 
 from suite.config.arm import Arm
-from suite.config.sweep import AttentionChoice
+from suite.config.space import LearningRateRange
+from suite.config.sweep import (
+    AttentionChoice,
+    ConfirmConfig,
+    EdgeGuard,
+    MethodChoice,
+    SearchConfig,
+    SweepConfig,
+)
 from suite.config.task import load_task
 from suite.config.training import TrainingConfig
 from suite.petl.arm import full_architecture
+from suite.plan.definition import store_definition
+from suite.plan.plan import Plan, PlannedCell
 from suite.record.folder import Home
 from suite.record.lm_eval import FILE, read_record
 from suite.record.spec import Phase, TrialSpec
@@ -55,6 +65,23 @@ def specs(method: str, **changes: Any) -> list[TrialSpec]:
     ]
 
 
+def define(home: Home, search: TrialSpec) -> None:
+    """Store the sweep that asks for the trials of `specs`."""
+    config = SweepConfig(
+        name=search.sweep,
+        backbones=[search.arm.backbone],
+        methods=[MethodChoice(name=search.arm.method)],
+        tasks=[search.task.name],
+        search=SearchConfig(trials=1, edge_guard=EdgeGuard(extensions=0), stop=None),
+        confirm=ConfirmConfig(seeds=[1, 2]),
+        training=search.training,
+        decoder_objective=search.decoder_objective,
+    )
+    span = LearningRateRange(low=1e-3, high=1e-1)
+    cell = PlannedCell(search.arm, search.task, span)
+    store_definition(Plan(config, (cell,), world_size=1), home)
+
+
 def train_all(rank: int, home: Path, data: Path, wanted: list[str]) -> None:
     """In a process of its own, as a process group is made once."""
     trainer = Trainer(Workspace(Home(home), data), master_port=free_port())
@@ -78,6 +105,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
             finish(home, spec, 50.0)
         for spec in confirm:
             home.trial(spec).write_spec(spec)
+        define(home, search)
         in_processes(train_all, home.path, data, [spec.model_dump_json() for spec in confirm])
     return home, write_lm_tasks(folder / "lm")
 

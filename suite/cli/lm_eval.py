@@ -344,10 +344,12 @@ def _four(value: float | None) -> str:
 
 def _sync(home: Home, tracking_uri: str | None, sweeps: Iterable[str]) -> None:
     """Write the results into MLflow; if it is out of reach, `suite sync` can do it later."""
+    from suite.plan.definition import sweeps as defined_sweeps
     from suite.tracking.store import resolve_uri
     from suite.tracking.writer import sync
 
-    for sweep in sorted(sweeps):
+    # Runs by hand (`suite trial`) and copied trial folders belong to no sweep that MLflow shows.
+    for sweep in sorted(set(sweeps) & set(defined_sweeps(home))):
         report = sync(home, tracking_uri=resolve_uri(home, tracking_uri, write=True), sweep=sweep)
         if report.unreachable is not None:
             print(f"MLflow is behind ({report.unreachable}); run: suite sync", file=sys.stderr)
