@@ -23,7 +23,7 @@ import plotly.graph_objects
 import pytest
 
 from suite.config.reference import Reference
-from suite.errors import ConfigError, StatisticsError, SuiteError, TrackingError, UnknownNameError
+from suite.errors import ConfigError, StatisticsError, SuiteError, UnknownNameError
 from suite.files import write_json
 from suite.record.folder import Home
 from suite.record.result import Status
@@ -789,7 +789,7 @@ def test_records_of_a_newer_version_are_refused_and_not_misread(
     write_json(folder.path / "result.json", data)
     definition = home.sweep_definition("demo")
     write_json(definition, {**json.loads(definition.read_text()), "of_tomorrow": 1})
-    with pytest.raises(TrackingError, match="not a sweep definition of this version"):
+    with pytest.raises(ConfigError, match="not a definition of this version of the suite"):
         read(home.path)
 
 
