@@ -83,7 +83,7 @@ class BackboneChoice(Strict):
         """Store `drop_layers` only where it is set, since the hashes of trials depend on it."""
         stored: dict[str, Any] = handler(self)
         if not self.drop_layers:
-            del stored["drop_layers"]
+            stored.pop("drop_layers", None)  # a dump that leaves out defaults has none
         return stored
 
 
