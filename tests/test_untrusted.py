@@ -203,7 +203,7 @@ def test_imported_results_are_not_unpickled(canary: Canary, tmp_path: Path, suff
     for number in range(2):
         path = tmp_path / f"results{suffix}"
         plant(canary, *[path] * (number + 1))
-        with pytest.raises(TrackingError, match="not (a )?whole"):
+        with pytest.raises(TrackingError, match=r"not (a )?whole"):
             read_results(path)
 
 
