@@ -511,3 +511,9 @@ def test_mlflow_is_imported_before_a_second_thread_could_import_it_too(home: Hom
         "assert started == [True], started\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_trials_of_no_sweep_are_not_passed_over_in_silence(home: Home) -> None:
+    shutil.rmtree(home.path / "sweeps")
+    with pytest.raises(TrackingError, match=r"holds trials but defines no sweep"):
+        sync(home, tracking_uri=home.tracking_uri)

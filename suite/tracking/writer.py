@@ -77,6 +77,12 @@ def sync(
             f"{home.path}: no trials here; is this the --home that suite run was given?"
         )
     known = sweeps(home)
+    # Rows are made from a sweep's plan: without one, nothing would be written and nothing said.
+    if not known and any(True for _ in home.trials()):
+        raise TrackingError(
+            f"{home.path}: holds trials but defines no sweep (sweeps/*.json); got trials that were "
+            "run by hand or copied alone, expected those of suite run; copy the folder sweeps too"
+        )
     if sweep is not None and sweep not in known:
         raise TrackingError(str(UnknownNameError("sweep", sweep, known, where=str(home.path))))
     try:
