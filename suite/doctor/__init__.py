@@ -1,4 +1,4 @@
-"""Checks what a machine can do and measure, and says what to do about what stands in the way.
+"""Checks what a machine can do and measure, and says how to mend what is wrong.
 
 The names here need no Ray. `suite.doctor.cluster` asks every node of a cluster, and
 `suite.doctor.mlflow` and `suite.doctor.optuna` look at the stores.

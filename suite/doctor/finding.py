@@ -57,12 +57,12 @@ def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
         try:
             result = check()
         except Exception as error:  # noqa: BLE001 - whatever is broken here is what the doctor was asked about
-            result = fail(
-                name,
-                found=f"the check itself ended with {type(error).__name__}: {error}",
-                remedy="see the message",
-            )
-        found += result if isinstance(result, list) else [result]
+            text = f"the check itself ended with {type(error).__name__}: {error}"
+            result = fail(name, found=text, remedy="see the message")
+        if isinstance(result, list):
+            found += result
+        else:
+            found.append(result)
     return found
 
 
@@ -73,12 +73,15 @@ def merge_nodes(found: Sequence[Finding], nodes: int) -> list[Finding]:
         found: The findings; each keeps the place of the first of its kind.
         nodes: How many nodes were asked.
     """
-    # A finding is frozen and so can be a key; without its node, equal ones meet.
+    # A finding is frozen and so can be a key; without their nodes, equal findings share one key.
     places: dict[Finding, list[str]] = {}
     for finding in found:
         places.setdefault(replace(finding, node=""), []).append(finding.node)
-    named = {
-        finding: "all" if len(where) == nodes > 1 else ", ".join(filter(None, where))
-        for finding, where in places.items()
-    }
-    return [replace(finding, node=where) for finding, where in named.items()]
+    merged: list[Finding] = []
+    for finding, where in places.items():
+        # Findings about the cluster as a whole name no node.
+        node = ", ".join(filter(None, where))
+        if len(where) == nodes > 1:
+            node = "all"
+        merged.append(replace(finding, node=node))
+    return merged

@@ -1,4 +1,4 @@
-"""Checks what is installed, and what earlier Ray clusters left: packages, Ray, tokens, sessions."""
+"""Checks packages, Ray, Ray's token, and the folders that ended Ray clusters left behind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata, util
 from pathlib import Path
 
 import psutil
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from suite.doctor.finding import Check, Finding, fail, ok, warn
@@ -24,6 +23,7 @@ USES = {
     "postgres": "an MLflow store in PostgreSQL",
 }
 """What each optional set of packages is for; a set that is not here is for developers."""
+# Ray takes seconds to import, and far longer from a cold network disk.
 IMPORT_TIMEOUT_S = 120.0
 TOKEN_REMEDY = (
     "make a token with `ray get-auth-token --generate`, "  # noqa: S105 - says how to get one
@@ -44,80 +44,71 @@ def install_checks() -> list[tuple[str, Check]]:
 
 
 def packages() -> list[Finding]:
-    """Whether every requirement of the suite is met, and which optional sets are complete."""
+    """Check that every requirement of the suite is met, and which optional sets are complete."""
     try:
-        wanted = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
+        texts = metadata.requires(DISTRIBUTION) or ()
     except metadata.PackageNotFoundError:
-        return [
-            fail(
-                "packages",
-                found=f"{DISTRIBUTION} is not installed, only importable",
-                remedy="pip install -e . (or make setup)",
-            )
-        ]
-    remedy = "pip install -c constraints.txt -e . (or make setup)"
-    # The extra "" stands for none: these are what every installation needs.
-    bad = [text for r in wanted if _asked_for(r, "") and (text := _trouble(r))]
-    found = [
-        fail("packages", found="; ".join(bad), remedy=remedy)
-        if bad
-        else ok("packages", found="every requirement is met")
-    ]
+        found = f"{DISTRIBUTION} is not installed, only importable"
+        return [fail("packages", found=found, remedy="pip install -e . (or make setup)")]
+    always: list[Requirement] = []
+    optional: list[Requirement] = []
+    for text in texts:
+        requirement = Requirement(text)
+        # The extra "" stands for none: every installation needs these.
+        if _asked_for(requirement, ""):
+            always.append(requirement)
+        else:
+            optional.append(requirement)
+    bad = _unmet(always)
+    findings = [ok("packages", found="every requirement is met")]
+    if bad:
+        remedy = "pip install -c constraints.txt -e . (or make setup)"
+        findings = [fail("packages", found=bad, remedy=remedy)]
     for extra, use in USES.items():
-        missing = [
-            text
-            for r in wanted
-            if _asked_for(r, extra) and not _asked_for(r, "") and (text := _trouble(r))
-        ]
-        if missing:
-            found.append(
-                warn(
-                    "packages",
-                    found=f"{'; '.join(missing)}: needed for {use}",
-                    remedy=f"pip install '{DISTRIBUTION}[{extra}]'",
-                )
-            )
-    return found
+        bad = _unmet([requirement for requirement in optional if _asked_for(requirement, extra)])
+        if bad:
+            remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
+            findings.append(warn("packages", found=f"{bad}: needed for {use}", remedy=remedy))
+    return findings
 
 
 def _asked_for(requirement: Requirement, extra: str) -> bool:
-    environment: dict[str, str] = {
-        **{k: str(v) for k, v in default_environment().items()},
-        "extra": extra,
-    }
-    return requirement.marker is None or requirement.marker.evaluate(environment)
+    """Whether an installation with this optional set needs a requirement on this machine."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
-def _trouble(requirement: Requirement) -> str:
-    """What is wrong with an installed package; empty if nothing is."""
-    try:
-        version = metadata.version(requirement.name)
-    except metadata.PackageNotFoundError:
-        return f"{requirement.name} is missing"
-    # A release candidate that somebody installed on purpose counts as well.
-    fits = requirement.specifier.contains(version, prereleases=True)
-    return "" if fits else f"{requirement.name} is {version}, expected {requirement.specifier}"
+def _unmet(requirements: Iterable[Requirement]) -> str:
+    """Say which packages are missing or have a version that does not fit; empty = none."""
+    troubles: list[str] = []
+    for requirement in requirements:
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            troubles.append(f"{requirement.name} is missing")
+            continue
+        # A release candidate that somebody installed on purpose counts as well.
+        if not requirement.specifier.contains(version, prereleases=True):
+            expected = requirement.specifier
+            troubles.append(f"{requirement.name} is {version}, expected {expected}")
+    return "; ".join(troubles)
 
 
 def compiler() -> Finding:
     """Name the compiler. None is needed: the suite builds none of DeepSpeed's operators."""
-    path = shutil.which("c++") or shutil.which("g++")
-    return ok(
-        "compiler",
-        found=f"{path or 'none'}; none is needed "
-        "(DeepSpeed's own fused operators and offloading would build with one)",
-    )
+    path = shutil.which("c++") or shutil.which("g++") or "none"
+    use = "DeepSpeed's own fused operators and offloading would build with one"
+    return ok("compiler", found=f"{path}; none is needed ({use})")
 
 
 def amdsmi(python: str = sys.executable) -> Finding:
-    """Whether the package amdsmi, if installed, can be imported.
+    """Check that the package amdsmi, if it is installed, can be imported.
 
-    Where ROCm's library is absent, its import raises a KeyError. Ray tries to import it, expects an
-    ImportError at most, and then cannot be imported itself.
+    Its import raises a KeyError where ROCm's library is absent. Ray tries to import it and catches
+    nothing but an ImportError, so Ray's own import then fails as well.
     """
     if util.find_spec("amdsmi") is None:
         return ok("amdsmi", found="not installed")
-    # In a process of its own, as a library that is missing may end the process.
+    # In a process of its own, because a library that is broken may end the process.
     error = _import_error("amdsmi", python)
     if error is None:
         return ok("amdsmi", found="works")
@@ -130,7 +121,7 @@ def amdsmi(python: str = sys.executable) -> Finding:
 
 
 def ray_imports(python: str = sys.executable) -> Finding:
-    """Whether Ray can be imported, tried in a process of its own."""
+    """Check that Ray can be imported, in a process of its own."""
     error = _import_error("ray", python)
     if error is None:
         return ok("ray", found=metadata.version("ray"))
@@ -142,7 +133,7 @@ def ray_imports(python: str = sys.executable) -> Finding:
 
 
 def _import_error(module: str, python: str) -> str | None:
-    """The last line of what an import ends with; None where it works."""
+    """Return the last line of the error that an import ends with; None = the import works."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, with words of ours
             [python, "-c", f"import {module}"],
@@ -154,37 +145,40 @@ def _import_error(module: str, python: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"not done within {IMPORT_TIMEOUT_S:g} s"
-    return (
-        None
-        if done.returncode == 0
-        else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:300]
-    )
+    if done.returncode == 0:
+        return None
+    # A process that a signal ended writes nothing.
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return lines[-1][:300]
 
 
 def sessions(base: Path | None = None) -> Finding:
-    """Ray clusters that run on this machine, and folders that ended clusters left behind."""
+    """Count the Ray clusters that run on this machine, and the folders of those that have ended."""
     base = base or Path(os.environ.get("RAY_TMPDIR") or "/tmp")  # noqa: S108 - looks at it only
     # Ray's processes have the name of their session among their arguments.
-    lines = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    lines: list[str] = []
+    for process in psutil.process_iter(["cmdline"]):
+        lines.append(" ".join(process.info["cmdline"] or ()))
+    live = 0
+    stale: list[Path] = []
     # Names begin with the year; `session_latest` is a link to one of them.
-    folders = [p for p in (base / "ray").glob("session_2*") if p.is_dir() and not p.is_symlink()]
-    live = [p for p in folders if any(p.name in line for line in lines)]
-    stale = [p for p in folders if p not in live]
-    running = f"{len(live)} running in {base}/ray"
+    for folder in (base / "ray").glob("session_2*/"):
+        if any(folder.name in line for line in lines):
+            live += 1
+        else:
+            stale.append(folder)
+    running = f"{live} running in {base}/ray"
     if not stale:
         return ok("ray sessions", found=f"{running}, none left over")
-    size_bytes = sum(
-        file.lstat().st_size
-        for folder in stale
-        for file in folder.rglob("*")
-        if file.is_file() and not file.is_symlink()
-    )
+    size_bytes = 0
+    for folder in stale:
+        for path in folder.rglob("*"):
+            # The file behind a link is counted at its own place, or is none of Ray's.
+            if path.is_file() and not path.is_symlink():
+                size_bytes += path.lstat().st_size
     found = f"{running}, {len(stale)} left over with {size_bytes / 2**20:.0f} MiB"
-    return warn(
-        "ray sessions",
-        found=found,
-        remedy=f"remove the {base}/ray/session_* of clusters that have ended",
-    )
+    remedy = f"remove the {base}/ray/session_* of clusters that have ended"
+    return warn("ray sessions", found=found, remedy=remedy)
 
 
 def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
@@ -194,10 +188,8 @@ def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
     if environment.get("RAY_AUTH_TOKEN"):
         found = f"RAY_AUTH_MODE {mode}, token in RAY_AUTH_TOKEN, which child processes and logs see"
         return warn("token file", found=found, remedy="put it into ~/.ray/auth_token, mode 600")
-    path = Path(
-        environment.get("RAY_AUTH_TOKEN_PATH")
-        or Path(environment.get("HOME", "~")).expanduser() / ".ray" / "auth_token"
-    )
+    home = Path(environment.get("HOME", "~")).expanduser()
+    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or home / ".ray" / "auth_token")
     if not path.is_file():
         found = f"RAY_AUTH_MODE {mode}, no token at {path}"
         if mode == "token":
@@ -207,10 +199,8 @@ def token_file(environment: Mapping[str, str] = os.environ) -> Finding:
     bits = stat.S_IMODE(path.stat().st_mode)
     found = f"RAY_AUTH_MODE {mode}, token at {path}, mode {bits:o}"
     if bits & (stat.S_IRWXG | stat.S_IRWXO):
-        found, remedy = f"{found}: others can read it", f"chmod 600 {path}"
-        return (
-            fail("token file", found=found, remedy=remedy)
-            if mode == "token"
-            else warn("token file", found=found, remedy=remedy)
-        )
+        judge = warn
+        if mode == "token":
+            judge = fail
+        return judge("token file", found=f"{found}: others can read it", remedy=f"chmod 600 {path}")
     return ok("token file", found=found)

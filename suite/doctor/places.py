@@ -16,12 +16,12 @@ SLOW_WRITE_S = 0.5
 
 
 def home_writable(home: Path) -> Finding:
-    """Whether a file can be written to the home, in the way in which trials write their results.
+    """Check that the home can be written, in the way in which trials write their results.
 
-    They write atomically, and a file is on the disk before it has its name.
+    They write atomically: a file is on the disk before it gets its name.
     """
-    # Innermost first, so that the folders can be removed again in this order.
-    made = [p for p in (home, *home.parents) if not p.exists()]
+    # Innermost first, because a folder can be removed only when it is empty.
+    made = [folder for folder in (home, *home.parents) if not folder.exists()]
     path = home / f".doctor-{uuid.uuid4().hex}"
     began = time.perf_counter()
     try:
@@ -34,14 +34,13 @@ def home_writable(home: Path) -> Finding:
             remedy="choose a --home that can be written, with space",
         )
     finally:
+        # The doctor leaves nothing behind, but keeps what a sweep has put there meanwhile.
         for folder in made:
             if folder.is_dir() and not os.listdir(folder):
                 folder.rmdir()
     took_s = time.perf_counter() - began
-    text = (
-        f"{home}: {file_system(nearest(home)) or 'unknown file system'}, "
-        f"a synced file in {took_s * 1000:.0f} ms"
-    )
+    kind = file_system(nearest(home)) or "unknown file system"
+    text = f"{home}: {kind}, a synced file in {took_s * 1000:.0f} ms"
     if took_s > SLOW_WRITE_S:
         return warn(
             "home",
@@ -52,11 +51,11 @@ def home_writable(home: Path) -> Finding:
 
 
 def storage(url: str) -> Finding:
-    """Whether the storage answers, and refuses to create a key twice.
+    """Check that the storage answers and refuses to create a key that exists.
 
-    One driver claims a sweep by such a key.
+    A driver claims a sweep by creating a key, so two drivers must not both succeed.
     """
-    # Imported here, because most homes have no storage behind them.
+    # Imported here, because most homes have no storage behind them, and its client is slow to load.
     from suite.errors import StorageError
     from suite.storage.urls import open_storage
 
@@ -69,8 +68,6 @@ def storage(url: str) -> Finding:
             found=str(error),
             remedy="check the URL, this node's credentials and its way to the store",
         )
-    return ok(
-        "storage",
-        found=f"{url}: written, read, and a key created only once, "
-        f"in {time.perf_counter() - began:.2f} s",
-    )
+    took_s = time.perf_counter() - began
+    text = f"{url}: written, read, and a key created only once, in {took_s:.2f} s"
+    return ok("storage", found=text)
