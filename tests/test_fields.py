@@ -63,6 +63,7 @@ from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.fields import metrics_of
 from suite.leaderboard.file import read_rows, write_rows
 from suite.leaderboard.table import leaderboard_of, to_rows
+from suite.tracking import open_store, sync
 from suite.report.tables import LEADERBOARD
 from tests.records import make_home
 
@@ -78,12 +79,22 @@ assert all(2.0 <= cell["gradient_norm"] <= 3.0 for cell in cells)
 assert mean["task"] == "mean"
 assert mean["gradient_norm"] == sum(cell["gradient_norm"] for cell in cells) / 2
 assert metrics_of(rows[0])["gradient_norm"] == rows[0].gradient_norm
+uri = f"sqlite:///{Path('mlflow.db').resolve()}"
+sync(home, tracking_uri=uri)
+store = open_store(uri)
+stored = {"cell": set(), "trial": set()}
+for kind, values in stored.items():
+    for run in store.runs([store.experiments()["demo"]], {"suite.kind": kind}):
+        values.add(store.client.get_run(run.id).data.metrics["gradient_norm"])
+assert stored["trial"] == {2.0, 3.0}
+assert stored["cell"] == {row.gradient_norm for row in rows}
 assert LEADERBOARD["gradient_norm"].startswith("norm of the last gradient")
 """
 
 
-def test_a_measured_number_is_two_edits(tmp_path: Path) -> None:
-    """docs/adding.md, taken literally, in a copy of the package."""
+def test_a_measured_number_is_two_edits(tmp_path: Path, empty_db: Path) -> None:
+    """docs/adding.md, taken literally, in a copy of the package; the store is a real one."""
+    shutil.copy(empty_db, tmp_path / "mlflow.db")
     section = (ROOT / "docs" / "adding.md").read_text().partition("## A measured number")[2]
     in_record, in_row = re.findall(r"```py\n(.*?)```", section, re.DOTALL)[:2]
     ignored = shutil.ignore_patterns("__pycache__")

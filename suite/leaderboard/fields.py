@@ -588,7 +588,7 @@ def measured(results: CellResults) -> dict[str, Any]:
 
 
 def metrics_of(row: Row) -> dict[str, float]:
-    """The numbers of a row for MLflow's own pages, as far as they are known."""
+    """The known numbers of a row, which MLflow gets as the metrics of its cell's run."""
     found: dict[str, float] = {}
     for about in FIELDS:
         value = getattr(row, about.name)

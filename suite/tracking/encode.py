@@ -12,27 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.hashing import canonical_json, short_hash
-from suite.leaderboard.fields import FIELDS, Row
-from suite.record.lm_eval import as_metrics
+from suite.leaderboard.fields import Row
 from suite.record.result import Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.tracking.notes import NOTE, trial_note
 from suite.tracking.store import Point, RunRecord
 
-NUMBERS = {
-    "score",
-    "scores",
-    "validation_score",
-    "test_score",
-    "best_epoch",
-    "phases",
-    "timing",
-    "parameters",
-    "checkpoint_bytes",
-    "splits",
-    "pretrain",
+NO_METRICS = {
+    "schema_version",
+    "epochs",  # a curve: its numbers have the epoch as their step
+    "validity",
+    "failure",
+    "provenance",
+    "started_at",
+    "finished_at",
 }
-"""Fields of a result whose numbers become metrics, under their path: `phases.train.energy_kwh`."""
+"""Fields of a result that describe the trial. The numbers of all other fields become metrics.
+
+A measured number that joins the record is thus among MLflow's metrics without an edit here.
+"""
 
 
 def trial_record(
@@ -74,7 +72,8 @@ def trial_record(
 def trial_metrics(result: TrialResult) -> list[Point]:
     """The final numbers at the trial's end, and the training curve with the epoch as step."""
     points: list[Point] = []
-    for key, value in flatten(result.model_dump(mode="json", include=NUMBERS)):
+    # A number inside a field gets its path as its name: `phases.train.energy_kwh`.
+    for key, value in flatten(result.model_dump(mode="json", exclude=NO_METRICS)):
         # Texts and missing values are left out; the tags `missing.*` say why a value is missing.
         if is_number(value):
             points.append(Point(key, float(value), result.finished_at))
@@ -166,17 +165,6 @@ def cell_tags(row: Row) -> dict[str, str]:
 def cell_key(row: Row) -> str:
     """The key of a row's cell, the same as `TrialSpec.cell` of its trials."""
     return f"{row.arm}/{row.task}"
-
-
-def cell_metrics(row: Row) -> dict[str, float]:
-    """The numbers of a row that MLflow gets, by their names in the leaderboard."""
-    numbers: dict[str, float] = {}
-    for about in FIELDS:
-        value = getattr(row, about.name)
-        # The table of fields decides, so that a new column needs no change here.
-        if about.metric and is_number(value):
-            numbers[about.name] = float(value)
-    return numbers | as_metrics(row.lm_eval)
 
 
 def flatten(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:

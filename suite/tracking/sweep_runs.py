@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from suite.config.hashing import short_hash
-from suite.leaderboard.fields import Row
+from suite.leaderboard.fields import Row, metrics_of
 from suite.record.cells import Trial
 from suite.record.folder import TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.lm_eval import as_metrics, over_seeds, read_record
 from suite.tracking import rows as files_of_rows
-from suite.tracking.encode import cell_key, cell_metrics, cell_tags, result_digest, trial_record
+from suite.tracking.encode import cell_key, cell_tags, result_digest, trial_record
 from suite.tracking.notes import NOTE, cell_note
 from suite.tracking.store import Point, Store, StoredRun
 
@@ -205,7 +205,7 @@ class SweepRuns:
         # MLflow shows the value with the highest step as the latest.
         revision = int(cell.tags.get(REVISION, 0)) + 1
         points = []
-        for key, value in cell_metrics(row).items():
+        for key, value in metrics_of(row).items():
             points.append(Point(key, value, end_s, revision))
         tags = {
             "status": row.status,
