@@ -64,10 +64,7 @@ class InstructionObjective(Objective):
 
         It takes one forward pass, whatever `synced` says.
         """
-        logits, labels = self._aligned(model(**batch).logits, batch["labels"])
-        sums = [summed_nll(row, wanted) for row, wanted in zip(logits, labels, strict=True)]
-        answers: list[float] = torch.stack(sums).tolist()
-        return answers
+        return summed_nll(*self._aligned(model(**batch).logits, batch["labels"]))
 
     @abstractmethod
     def _aligned(

@@ -17,15 +17,12 @@ from suite.backbones.base import Kind
 from suite.backbones.loading import Head
 from suite.config.task import LanguageModelTask
 from suite.config.training import TrainingConfig
-from suite.data.collate import IGNORED, pad
+from suite.data.collate import IGNORED
 from suite.data.objective import Batch, Columns, Features, Objective, lengths
-from suite.data.running_text import blocks, stream, windows
+from suite.data.running_text import blocks, named_chunks, stream, windows
 from suite.data.splits import SplitName
 from suite.errors import IncompatibleError
 from suite.metrics.text import perplexity
-
-CHUNK_ITEMS = 1000
-"""Blocks or windows held in memory at a time."""
 
 
 class LanguageModelObjective(Objective):
@@ -75,15 +72,11 @@ class LanguageModelObjective(Objective):
         rows = self._rows(chunks)
         # training needs each token once; scores need enough text before each token
         items = self._blocks(rows) if split == "train" else self._windows(rows)
-        start = 0
-        while chunk := list(itertools.islice(items, CHUNK_ITEMS)):
+        for names, chunk in named_chunks(items, split):
             ids = [tokens for tokens, _ in chunk]
             scored = [count for _, count in chunk]
-            # numbered through the whole split, since an item is no row of the data
-            numbers = range(start, start + len(chunk))
-            start += len(chunk)
             yield {
-                "index": [f"{split}/{number}" for number in numbers],
+                "index": names,
                 "input_ids": ids,
                 "gold": scored,
                 "units": scored,
@@ -91,19 +84,13 @@ class LanguageModelObjective(Objective):
             }
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        labels = []
+        labelled = []
         for row in rows:
+            ids = row["input_ids"]
             # what stands before the scored tokens is context alone
             context = row["length"] - row["gold"]
-            labels.append([IGNORED] * context + row["input_ids"][context:])
-        batch = self._padded(rows, {"input_ids": self.pad_id})
-        batch["labels"] = pad(
-            labels,
-            IGNORED,
-            at_most=self.training.max_length,
-            multiple=self.training.pad_to_multiple,
-        )
-        return batch
+            labelled.append({"input_ids": ids, "labels": [IGNORED] * context + ids[context:]})
+        return self._padded(labelled, {"input_ids": self.pad_id, "labels": IGNORED})
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
         """Negative log-likelihood of each window's scored tokens, in nats, summed.
@@ -113,12 +100,8 @@ class LanguageModelObjective(Objective):
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         # prompt tuning puts its own positions in front
         logits = logits[:, -batch["labels"].shape[1] :]  # (B, T, vocabulary)
-        sums = []
-        for row, labels in zip(logits, batch["labels"], strict=True):
-            # the logits at one place predict the token at the next
-            sums.append(summed_nll(row[:-1], labels[1:]))
-        answers: list[float] = torch.stack(sums).tolist()
-        return answers
+        # the logits at one place predict the token at the next
+        return summed_nll(logits[:, :-1], batch["labels"][:, 1:])
 
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
@@ -148,11 +131,16 @@ class LanguageModelObjective(Objective):
         return windows(tokens, self.training.max_length, stride=self.stride)
 
 
-def summed_nll(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Negative log-likelihood in nats, summed over the labels that are not ignored.
+def summed_nll(logits: torch.Tensor, labels: torch.Tensor) -> list[float]:
+    """Negative log-likelihood of each row in nats, summed over the labels that are not ignored.
 
     Args:
-        logits: (T, vocabulary).
-        labels: (T,).
+        logits: (B, T, vocabulary).
+        labels: (B, T), each where it is predicted.
     """
-    return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    sums = []
+    # a row at a time, because float32 logits of a whole batch may not fit into memory
+    for row, wanted in zip(logits, labels, strict=True):
+        sums.append(cross_entropy(row.float(), wanted, ignore_index=IGNORED, reduction="sum"))
+    answers: list[float] = torch.stack(sums).tolist()
+    return answers

@@ -34,10 +34,10 @@ from suite.backbones.loading import Head
 from suite.config.hashing import derive_seed
 from suite.config.task import ObjectiveName, PretrainTask
 from suite.config.training import TrainingConfig
-from suite.data.collate import IGNORED, pad
+from suite.data.collate import IGNORED
 from suite.data.language_model import summed_nll
 from suite.data.objective import Batch, Columns, Features, Objective, rows_of
-from suite.data.running_text import blocks
+from suite.data.running_text import blocks, named_chunks
 from suite.data.splits import SplitName
 from suite.data.tokenizer import end_ids
 from suite.errors import IncompatibleError
@@ -50,8 +50,6 @@ OWN_OBJECTIVE: dict[Kind, ObjectiveName] = {
 # BERT, appendix A.1; the rest of the chosen tokens stays as it is
 MASK_FRAC = 0.8
 RANDOM_FRAC = 0.1
-CHUNK_ITEMS = 1000
-"""Blocks held in memory at a time."""
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -83,15 +81,12 @@ class PretrainingObjective(Objective):
         self, chunks: Iterable[tuple[list[str], Columns]], split: SplitName
     ) -> Iterator[Features]:
         items = blocks(self._texts(chunks), self.block_tokens, separator=self.separator)
-        start = 0
-        while ids := list(itertools.islice(items, CHUNK_ITEMS)):
+        for names, ids in named_chunks(items, split):
             # counted here: the corruption is drawn later, but it never changes how many tokens it
             # hides
             predicted = [self.predicted_tokens(block) for block in ids]
-            numbers = range(start, start + len(ids))
-            start += len(ids)
             yield {
-                "index": [f"{split}/{number}" for number in numbers],
+                "index": names,
                 "input_ids": ids,
                 "gold": predicted,
                 "units": predicted,
@@ -117,33 +112,21 @@ class PretrainingObjective(Objective):
         """
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        inputs = []
-        labels = []
+        corrupted = []
         for row in rows:
             # validation has no `draw`: there a block is corrupted in the same way every time
             seed = row["draw"] if "draw" in row else derive_seed("validation", row["index"])
             block = np.asarray(row["input_ids"])
             read, wanted = self.corrupt(block, np.random.default_rng(seed))
-            inputs.append({"input_ids": read})
-            labels.append(wanted)
-        batch = self._padded(inputs, {"input_ids": self.pad_id})
-        batch["labels"] = pad(
-            labels,
-            IGNORED,
-            at_most=self.training.max_length,
-            multiple=self.training.pad_to_multiple,
-        )
-        return batch
+            corrupted.append({"input_ids": read, "labels": wanted})
+        return self._padded(corrupted, {"input_ids": self.pad_id, "labels": IGNORED})
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
         """Negative log-likelihood of each block's predicted tokens, in nats, summed.
 
         It takes one forward pass, whatever `synced` says.
         """
-        logits, labels = self._aligned(model(**batch).logits, batch["labels"])
-        sums = [summed_nll(row, wanted) for row, wanted in zip(logits, labels, strict=True)]
-        answers: list[float] = torch.stack(sums).tolist()
-        return answers
+        return summed_nll(*self._aligned(model(**batch).logits, batch["labels"]))
 
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None

@@ -10,6 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+CHUNK_ITEMS = 1000
+"""Blocks or windows held in memory at a time."""
 
 
 def stream(sequences: Iterable[Sequence[int]], *, separator: int | None) -> Iterator[int]:
@@ -47,6 +52,19 @@ def pack(
         separator: Token put after every sequence; None = none.
     """
     return list(blocks(sequences, length, separator=separator))
+
+
+def named_chunks(items: Iterable[Item], split: str) -> Iterator[tuple[list[str], list[Item]]]:
+    """The items of a split with their names, some at a time.
+
+    An item is no row of the data, so its name is its number in the split.
+    """
+    source = iter(items)
+    start = 0
+    while chunk := list(itertools.islice(source, CHUNK_ITEMS)):
+        numbers = range(start, start + len(chunk))
+        yield [f"{split}/{number}" for number in numbers], chunk
+        start += len(chunk)
 
 
 def windows(tokens: Iterable[int], length: int, *, stride: int) -> Iterator[tuple[list[int], int]]:
