@@ -14,7 +14,7 @@ import pytest
 
 from suite.cli.leaderboard import show
 from suite.cli.options import Format
-from suite.cli.select import find_arm, find_cell
+from suite.cli.select import choose_arm, find_cell, read_arms
 from suite.config.sweep import AttentionChoice
 from suite.errors import ConfigError, UnknownNameError
 from suite.leaderboard.collect import sweep_rows
@@ -22,6 +22,7 @@ from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.ranks import is_ranked
 from suite.leaderboard.table import leaderboard_of, to_rows
 from suite.plan.definition import read_plan, store_definition
+from suite.record.cells import Cell
 from suite.record.folder import Home, TrialFolder
 from suite.tracking import sync
 from tests.answers import some_right, write_answers, write_confirmed
@@ -303,6 +304,10 @@ def test_mistakes_are_answered(
 ) -> None:
     code, _, err = suite("compare", *arguments, "--home", finished.path)
     assert code == 2 and message in err
+
+
+def find_arm(home: Home, name: str) -> list[Cell]:
+    return choose_arm(read_arms(home), name, home)
 
 
 def test_an_arm_is_found_by_what_is_unique_about_it(home: Home) -> None:

@@ -16,7 +16,7 @@ from suite.config.training import TrainingConfig
 from suite.data.language_model import LanguageModelObjective
 from suite.data.make_objective import make_objective
 from suite.data.prepare import Prepared, prepare
-from suite.data.running_text import pack, windows
+from suite.data.running_text import blocks, windows
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.text import perplexity
 from tests.texts import prose_task, write_prose
@@ -94,10 +94,11 @@ def scored_by(goal: LanguageModelObjective, model: Any, data: Prepared, *, batch
     return goal.score(sums, [row["gold"] for row in rows])["perplexity"]
 
 
-def test_pack_joins_separates_cuts_and_drops_the_rest() -> None:
-    assert pack([[1, 2], [], [3, 4, 5], [6]], 3, separator=0) == [[1, 2, 0], [3, 4, 5], [0, 6, 0]]
-    assert pack([[1, 2], [3, 4, 5]], 2, separator=None) == [[1, 2], [3, 4]]
-    assert pack([], 2, separator=0) == []
+def test_blocks_join_separate_cut_and_drop_the_rest() -> None:
+    found = blocks([[1, 2], [], [3, 4, 5], [6]], 3, separator=0)
+    assert list(found) == [[1, 2, 0], [3, 4, 5], [0, 6, 0]]
+    assert list(blocks([[1, 2], [3, 4, 5]], 2, separator=None)) == [[1, 2], [3, 4]]
+    assert list(blocks([], 2, separator=0)) == []
 
 
 @pytest.mark.parametrize(

@@ -26,24 +26,19 @@ Arms = Mapping[tuple[str, str], Sequence["Cell"]]
 """Cells by sweep and key of the arm."""
 
 
-def find_arm(home: Home, given: str, *, sweep: str | None = None) -> list[Cell]:
-    """All cells of one arm that belong to its sweep as last defined, in the order of their tasks.
+def choose_arm(arms: Arms, given: str, home: Home) -> list[Cell]:
+    """All cells of one arm, in the order of their tasks.
 
     Where architectures competed, a name that fits several arms means the one that was chosen.
 
     Args:
-        home: Whose trial folders are read.
+        arms: As `read_arms` gives them.
         given: `[SWEEP:]ARM`, see above.
-        sweep: Only this sweep; None = all of the home.
+        home: The home whose arms they are.
 
     Raises:
         ConfigError: No arm has this name, or several have; the message lists them.
     """
-    return choose_arm(read_arms(home, sweep), given, home)
-
-
-def choose_arm(arms: Arms, given: str, home: Home) -> list[Cell]:
-    """Like `find_arm`, for arms that were read already."""
     name, arms = _without_sweep(given, arms)
     return _find(arms, name, given, home)
 
@@ -52,7 +47,7 @@ def find_cell(home: Home, given: str, *, sweep: str | None = None) -> Cell:
     """One cell by `ARM/TASK`, or by ARM where that has one task.
 
     Raises:
-        ConfigError: As `find_arm`; the arm has several tasks, or not this one.
+        ConfigError: As `choose_arm`; the arm has several tasks, or not this one.
     """
     name, arms = _without_sweep(given, read_arms(home, sweep))
     tasks = set()

@@ -32,26 +32,20 @@ def stream(sequences: Iterable[Sequence[int]], *, separator: int | None) -> Iter
 def blocks(
     sequences: Iterable[Sequence[int]], length: int, *, separator: int | None
 ) -> Iterator[list[int]]:
-    """Yield the blocks of `pack` one at a time, because a corpus need not fit into memory."""
-    tokens = stream(sequences, separator=separator)
-    # a shorter one is the rest at the end, and is dropped
-    while len(block := list(itertools.islice(tokens, length))) == length:
-        yield block
-
-
-def pack(
-    sequences: Iterable[Sequence[int]], length: int, *, separator: int | None
-) -> list[list[int]]:
     """Join sequences and cut them into blocks of equal length.
 
-    What is left at the end is less than a block and is dropped.
+    What is left at the end is less than a block and is dropped. Blocks come one at a time, because
+    a corpus need not fit into memory.
 
     Args:
         sequences: Token ids, without special tokens.
         length: Tokens per block, at least 1.
         separator: Token put after every sequence; None = none.
     """
-    return list(blocks(sequences, length, separator=separator))
+    tokens = stream(sequences, separator=separator)
+    # a shorter one is the rest at the end, and is dropped
+    while len(block := list(itertools.islice(tokens, length))) == length:
+        yield block
 
 
 def named_chunks(items: Iterable[Item], split: str) -> Iterator[tuple[list[str], list[Item]]]:

@@ -100,7 +100,7 @@ def compiler() -> Finding:
     return ok("compiler", found=f"{path}; none is needed ({use})")
 
 
-def amdsmi(python: str = sys.executable) -> Finding:
+def amdsmi() -> Finding:
     """Check that the package amdsmi, if it is installed, can be imported.
 
     Its import raises a KeyError where ROCm's library is absent. Ray tries to import it and catches
@@ -109,7 +109,7 @@ def amdsmi(python: str = sys.executable) -> Finding:
     if util.find_spec("amdsmi") is None:
         return ok("amdsmi", found="not installed")
     # In a process of its own, because a library that is broken may end the process.
-    error = _import_error("amdsmi", python)
+    error = _import_error("amdsmi")
     if error is None:
         return ok("amdsmi", found="works")
     found = f"installed, but libamd_smi.so is not usable ({error}): Ray breaks on it"
@@ -120,9 +120,9 @@ def amdsmi(python: str = sys.executable) -> Finding:
     )
 
 
-def ray_imports(python: str = sys.executable) -> Finding:
+def ray_imports() -> Finding:
     """Check that Ray can be imported, in a process of its own."""
-    error = _import_error("ray", python)
+    error = _import_error("ray")
     if error is None:
         return ok("ray", found=metadata.version("ray"))
     return fail(
@@ -132,11 +132,11 @@ def ray_imports(python: str = sys.executable) -> Finding:
     )
 
 
-def _import_error(module: str, python: str) -> str | None:
+def _import_error(module: str) -> str | None:
     """Return the last line of the error that an import ends with; None = the import works."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, with words of ours
-            [python, "-c", f"import {module}"],
+            [sys.executable, "-c", f"import {module}"],
             capture_output=True,
             text=True,
             timeout=IMPORT_TIMEOUT_S,

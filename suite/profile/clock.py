@@ -9,6 +9,8 @@ import torch
 
 from suite.meters import TensorPeak, release_memory, synchronise
 
+MOST_CALLS = 200
+
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     """Time one call, in wall-clock seconds."""
@@ -25,7 +27,6 @@ def repeated(
     *,
     budget_s: float,
     least: int = 5,
-    most: int = 200,
 ) -> list[float]:
     """Time as many calls as fit into the budget, after two that are not counted; in seconds."""
     run()
@@ -33,7 +34,7 @@ def repeated(
     # A call may be too short for the clock to see.
     fitting = round(budget_s / max(one_s, 1e-6))
     # A budget of 0 gives exactly `least` calls: `Serving.decoding` relies on this.
-    count = min(most, max(least, fitting))
+    count = min(MOST_CALLS, max(least, fitting))
     return [seconds_of(run, device) for _ in range(count)]
 
 

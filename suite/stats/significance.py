@@ -68,19 +68,18 @@ def two_sided(
     return found
 
 
-def half_width(items: float, seeds: float, df: float, *, level: float = LEVEL) -> float:
-    """Half the width of the interval that holds the error with probability `level`.
+def half_width(items: float, seeds: float, df: float) -> float:
+    """Half the width of the interval that holds the error with probability `LEVEL`.
 
     Args:
         items, seeds, df: As in `two_sided`.
-        level: 0 to 1.
     """
     total = float(np.sqrt(items + seeds))
     if total == 0:
         return 0.0
 
     def excess(deviations: float) -> float:
-        return float(two_sided(deviations * total, items, seeds, df)) - (1 - level)
+        return float(two_sided(deviations * total, items, seeds, df)) - (1 - LEVEL)
 
     # solved in standard deviations of the error, so that the tolerance suits every unit
     return total * float(optimize.brentq(excess, 0.0, 1e4, xtol=1e-10))

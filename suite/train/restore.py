@@ -59,15 +59,12 @@ class Restored:
         return self.objective.tokenizer
 
 
-def restore(
-    folder: TrialFolder, home: Home, *, device: str = "cpu", start_of: str | None = None
-) -> Restored:
-    """The model of a confirm trial's best epoch, or of a pretrain run's end.
+def restore(folder: TrialFolder, home: Home, *, start_of: str | None = None) -> Restored:
+    """The model of a confirm trial's best epoch, or of a pretrain run's end, on the processor.
 
     Args:
         folder: The trial's folder.
         home: The home that holds it, with pretrained weights and trained tokenizers.
-        device: Where the model is put.
         start_of: End of the names of the tensors whose start is kept; None = of no tensor.
 
     Raises:
@@ -102,8 +99,7 @@ def restore(
         raise CheckpointError(
             f"{tensors}: not the trained tensors of this trial: {error}"
         ) from error
-    model = model.to(device).eval()
-    return Restored(folder, spec, result, resolved, objective, model, method, start)
+    return Restored(folder, spec, result, resolved, objective, model.eval(), method, start)
 
 
 def pretrained_weights(spec: TrialSpec, home: Home) -> Path | None:
