@@ -99,11 +99,7 @@ def cell_rows(plan: Plan) -> list[dict[str, Any]]:
         arm = cell.arm
         rows.append(
             {
-                "backbone": arm.backbone.name,
-                "attention": arm.attention.name,
-                "attention_options": arm.attention.options,
-                "method": arm.method,
-                "architecture": arm.architecture,
+                **arm.names,
                 "task": cell.task.name,
                 "pretrain": arm.pretrain,
                 "learning_rate": [cell.learning_rate.low, cell.learning_rate.high],

@@ -227,7 +227,7 @@ def _untrained(
 def _exported(folder: Path) -> Subject:
     """A model that `suite export` wrote; its results stand in the same folder."""
     from suite.evaluation.harness import Opened
-    from suite.evaluation.subjects import Subject, check_head, check_writes, names_of, positions_of
+    from suite.evaluation.subjects import Subject, check_head, check_writes, positions_of
     from suite.export import load
     from suite.export.base import open_base
     from suite.export.description import read_description
@@ -238,7 +238,8 @@ def _exported(folder: Path) -> Subject:
     # Refuse before lm-eval loads its data: that takes minutes.
     check_writes(resolved)
     check_head(description.made_head, arm, description.task)
-    names = {"sweep": None, **names_of(arm), "task": description.task, "seed": description.seed}
+    names = {"sweep": None, **arm.names, "arm": arm.key}
+    names |= {"task": description.task, "seed": description.seed}
     return Subject(folder, names, positions_of(resolved, arm), lambda: Opened(*load(folder)))
 
 
@@ -337,9 +338,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _four(value: float | None) -> str:
-    if value is None:
-        return render.MISSING
-    return f"{value:.4f}"
+    return render.number(value, ".4f")
 
 
 def _sync(home: Home, tracking_uri: str | None, sweeps: Iterable[str]) -> None:

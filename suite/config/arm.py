@@ -43,6 +43,24 @@ class Arm(Strict):
         digits = short_hash(self.model_dump(mode="json"))[:8]
         return f"{'.'.join(parts)}.{digits}"
 
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the arm is made of, under the names of the columns of every table of arms."""
+        return {
+            "backbone": self.backbone.name,
+            "attention": self.attention.name,
+            "attention_options": self.attention.options,
+            "method": self.method,
+            "architecture": self.architecture,
+        }
+
+    @property
+    def own_code(self) -> str | None:
+        """Commit of the code that the backbone's checkpoint brings; None = it brings none."""
+        if not self.backbone.trust_remote_code:
+            return None
+        return self.backbone.revision
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         return without_cached("key", super().model_copy(update=update, deep=deep))
 

@@ -70,7 +70,8 @@ def confirmed_run(trial: Trial, home: Home) -> Subject:
         restored = restore(trial.folder, home)
         return Opened(restored.model, tokenizer)
 
-    names = {"sweep": spec.sweep, **names_of(spec.arm), "task": spec.task.name, "seed": spec.seed}
+    names = {"sweep": spec.sweep, **spec.arm.names, "arm": spec.arm.key}
+    names |= {"task": spec.task.name, "seed": spec.seed}
     return Subject(trial.folder.path, names, positions_of(resolved, spec.arm), load)
 
 
@@ -115,7 +116,7 @@ def untrained(
     # method alone share a result.
     parts = arm.model_dump(mode="json", include={"backbone", "attention", "pretrain"})
     folder = home.path / "lm-eval" / short_hash(parts | {"seed": seed})
-    names = names_of(arm) | {
+    names = arm.names | {
         "method": UNTRAINED,
         "architecture": {},
         "arm": None,
@@ -162,18 +163,6 @@ def check_head(head: Head, arm: Arm, task: str) -> None:
             f"lm-eval needs the language-model head, but {arm.key} was trained on {task} with a"
             f" {head.kind} head of its own; run the sweep with decoder_objective: text"
         )
-
-
-def names_of(arm: Arm) -> dict[str, Any]:
-    """The columns of a table that say which arm this is."""
-    return {
-        "backbone": arm.backbone.name,
-        "attention": arm.attention.name,
-        "attention_options": arm.attention.options,
-        "method": arm.method,
-        "architecture": arm.architecture,
-        "arm": arm.key,
-    }
 
 
 def positions_of(resolved: ResolvedBackbone, arm: Arm) -> int | None:
