@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from suite.cli import complete, render
-from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, existing_home
+from suite.cli import render
+from suite.cli.options import (
+    DEFAULT_HOME,
+    Format,
+    FormatOption,
+    HomeOption,
+    OnlySweepOption,
+    OnlyTaskOption,
+    existing_home,
+)
 from suite.cli.render import Column, Row, column
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, StatisticsError, SuiteError, UnknownNameError
@@ -59,15 +67,8 @@ def compare(
         typer.Argument(metavar="ARM_B]", help="The arm to compare it with, named the same way."),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
-        ),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Only this task.")
-    ] = None,
+    sweep: OnlySweepOption = None,
+    task: OnlyTaskOption = None,
     all_pairs: Annotated[
         bool,
         typer.Option(
@@ -350,9 +351,7 @@ def _interval(row: Row) -> str:
 
 
 def _signed(value: float | None) -> str:
-    if value is None:
-        return render.MISSING
-    return f"{value:+.2f}"
+    return render.number(value, "+.2f")
 
 
 def _p(value: float | None) -> str:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.cli import complete, render
+from suite.cli import render
 from suite.cli.options import (
     DEFAULT_HOME,
     Format,
     FormatOption,
     HomeOption,
+    OnlySweepOption,
     TrackingOption,
     home_to_read,
 )
@@ -36,12 +37,7 @@ def curves(
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
-        ),
-    ] = None,
+    sweep: OnlySweepOption = None,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the curves too.")
     ] = None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from suite.cli import render
 from suite.cli.options import (
     DEFAULT_HOME,
+    AddressOption,
     Format,
     FormatOption,
     HomeOption,
@@ -29,12 +30,7 @@ COLUMNS = [column("level", ""), column("check"), column("node"), column("found")
 
 
 def doctor(
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDR", help="A running Ray cluster, or auto (default: this machine)."
-        ),
-    ] = None,
+    address: AddressOption = None,
     home: HomeOption = DEFAULT_HOME,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,

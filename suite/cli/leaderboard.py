@@ -15,6 +15,8 @@ from suite.cli.options import (
     Format,
     FormatOption,
     HomeOption,
+    OnlySweepOption,
+    OnlyTaskOption,
     TrackingOption,
     home_to_read,
 )
@@ -37,15 +39,8 @@ class Sort(StrEnum):
 def leaderboard(
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
-        ),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(metavar="T", autocompletion=complete.tasks, help="Only this task.")
-    ] = None,
+    sweep: OnlySweepOption = None,
+    task: OnlyTaskOption = None,
     method: Annotated[
         str | None,
         typer.Option(metavar="M", autocompletion=complete.methods, help="Only this method."),
@@ -296,9 +291,7 @@ def _score(row: Row) -> str:
 
 def _difference(row: Row) -> str:
     """Our score minus the paper's, with its sign."""
-    if row["difference"] is None:
-        return render.MISSING
-    return f"{row['difference']:+.1f}"
+    return render.number(row["difference"], "+.1f")
 
 
 def _interval(row: Row) -> str:

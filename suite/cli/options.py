@@ -184,6 +184,27 @@ SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given often."),
 ]
+OnlySweepOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--sweep",
+        metavar="NAME",
+        autocompletion=complete.sweeps_of_home,
+        help="Only this sweep.",
+    ),
+]
+OnlyTaskOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--task", metavar="T", autocompletion=complete.tasks, help="Only this task."),
+]
+AddressOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="ADDR",
+        help="A running Ray cluster, or auto (default: this machine).",
+    ),
+]
 FormatOption: TypeAlias = Annotated[
     Format, typer.Option("--format", help="How to print the result.")
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -412,7 +412,7 @@ def training_columns(found: Profile) -> list[Column]:
     source = "memory" if measured else "estimate"
     for name in ("parameters", "optimizer", "gradients", "activations"):
         columns.append(column(f"{source}.{name}_bytes", name, render.size, rank=1))
-    columns.append(column("step_flops", "FLOPs", _flops_text, rank=3))
+    columns.append(column("step_flops", "FLOPs", render.brief, rank=3))
     if measured:
         columns.append(column("flops_utilisation", "of peak", _percent_text, rank=2))
     columns.append(column("status", "", _problem_text))
@@ -423,34 +423,16 @@ def use_columns(found: Profile) -> list[Column]:
     """Columns of the second table: two for each batch size, and two for each context."""
     columns = [column("arm")]
     for batch in found.setting["inference_batches"]:
-        columns += [
-            _picked(
-                ("inference", "batch", batch),
-                f"forward, batch {batch}",
-                lambda item: seconds_text(item["seconds"]["median"]),
-            ),
-            _picked(
-                ("inference", "batch", batch),
-                f"peak, batch {batch}",
-                lambda item: render.size(item["peak_bytes"]),
-            ),
-        ]
+        where = ("inference", "batch", batch)
+        columns.append(_picked(where, f"forward, batch {batch}", _median_of("seconds")))
+        columns.append(_picked(where, f"peak, batch {batch}", _size_of("peak_bytes")))
     # Encoders do not decode: empty columns would only take room.
     if not any(arm.decoding for arm in found.arms):
         return columns
     for context in found.setting["contexts"]:
-        columns += [
-            _picked(
-                ("decoding", "context_tokens", context),
-                f"token at {context}",
-                lambda item: seconds_text(item["token_s"]["median"]),
-            ),
-            _picked(
-                ("decoding", "context_tokens", context),
-                f"cache at {context}",
-                lambda item: render.size(item["kv_bytes"]),
-            ),
-        ]
+        where = ("decoding", "context_tokens", context)
+        columns.append(_picked(where, f"token at {context}", _median_of("token_s")))
+        columns.append(_picked(where, f"cache at {context}", _size_of("kv_bytes")))
     return columns
 
 
@@ -461,16 +443,8 @@ def _watt_hours_text(kwh: float | None) -> str:
     return f"{kwh * 1000:.3g}"
 
 
-def _flops_text(flops: float | None) -> str:
-    if flops is None:
-        return render.MISSING
-    return f"{flops:.3g}"
-
-
 def _percent_text(share: float | None) -> str:
-    if share is None:
-        return render.MISSING
-    return f"{share:.0%}"
+    return render.number(share, ".0%")
 
 
 def _problem_text(status: str) -> str:
@@ -480,17 +454,25 @@ def _problem_text(status: str) -> str:
     return status
 
 
-def _picked(place: tuple[str, str, int], head: str, show_item: Any) -> Column:
+def _picked(place: tuple[str, str, int], head: str, show_item: Callable[[Any], str]) -> Column:
     """A column of the item in `row[place[0]]` whose `place[1]` has the value `place[2]`."""
     key, by, value = place
 
     def text(row: Mapping[str, Any]) -> str:
         for item in row[key]:
             if item[by] == value:
-                return str(show_item(item))
+                return show_item(item)
         return render.MISSING
 
     return Column(head, text, right=True)
+
+
+def _median_of(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda item: seconds_text(item[name]["median"])
+
+
+def _size_of(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda item: render.size(item[name])
 
 
 def seconds_text(value: float | None) -> str:

@@ -7,9 +7,14 @@ from typing import Annotated
 
 import typer
 
-from suite.cli import complete
 from suite.cli.leaderboard import Sort
-from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, home_to_read
+from suite.cli.options import (
+    DEFAULT_HOME,
+    HomeOption,
+    OnlySweepOption,
+    TrackingOption,
+    home_to_read,
+)
 from suite.errors import ConfigError, SuiteError, TrackingError
 from suite.report.compose import FOLDER, Form
 
@@ -20,12 +25,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write. (default: report in --home)")
     ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
-        ),
-    ] = None,
+    sweep: OnlySweepOption = None,
     form: Annotated[
         Form,
         typer.Option(

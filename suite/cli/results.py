@@ -10,15 +10,16 @@ from typing import Annotated
 
 import typer
 
-from suite.cli import complete
-from suite.cli.options import DEFAULT_HOME, HomeOption, TrackingOption, home_to_read
+from suite.cli.options import (
+    DEFAULT_HOME,
+    HomeOption,
+    OnlySweepOption,
+    TrackingOption,
+    home_to_read,
+)
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file; its name ends in .json or .parquet.")
-]
-SweepOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."),
 ]
 
 
@@ -26,7 +27,7 @@ def export_results(
     file: FileArgument,
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    sweep: SweepOption = None,
+    sweep: OnlySweepOption = None,
 ) -> None:
     """Write the leaderboard to one file, with all that another machine needs to show it."""
     # MLflow takes seconds to import, and `--help` must not wait for it.
@@ -42,7 +43,7 @@ def import_results(
     file: FileArgument,
     home: HomeOption = DEFAULT_HOME,
     tracking_uri: TrackingOption = None,
-    sweep: SweepOption = None,
+    sweep: OnlySweepOption = None,
 ) -> None:
     """Add the results in a file to this home's; run it twice and nothing is added twice."""
     from suite.record.folder import Home

@@ -15,6 +15,7 @@ from suite.cli import complete, leaderboard, render
 from suite.cli.attach import attach
 from suite.cli.options import (
     DEFAULT_HOME,
+    AddressOption,
     DataRootOption,
     Format,
     FormatOption,
@@ -51,12 +52,7 @@ def run(
     home: HomeOption = DEFAULT_HOME,
     data_root: DataRootOption = None,
     tasks: TasksOption = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDR", help="A running Ray cluster, or auto (default: this machine)."
-        ),
-    ] = None,
+    address: AddressOption = None,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
     optuna: OptunaOption = None,

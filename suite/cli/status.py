@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.cli import complete, render
-from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption
+from suite.cli import render
+from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, OnlySweepOption
 from suite.cli.render import Column, Row, column
 from suite.errors import ConfigError
 
@@ -51,12 +51,7 @@ KEYS = (
 
 def status(
     home: HomeOption = DEFAULT_HOME,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
-        ),
-    ] = None,
+    sweep: OnlySweepOption = None,
     address: Annotated[
         str | None,
         typer.Option(

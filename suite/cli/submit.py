@@ -212,7 +212,7 @@ def show_jobs(address: str, *, sweep: str | None, fmt: Format) -> None:
         column("home"),
         column("state"),
         Column("done", _progress, right=True),
-        Column("running for", _duration),
+        Column("running for", lambda row: render.duration(row["seconds"])),
     ]
     render.render(rows, columns, fmt, title=f"sweeps on {cluster.address}", keys=tuple(_KEYS))
 
@@ -260,12 +260,6 @@ def _row(cluster: JobClient, job: Job) -> dict[str, Any]:
         "exit_code": job.exit_code,
         "message": job.message.partition("\n")[0],
     }
-
-
-def _duration(row: Mapping[str, Any]) -> str:
-    if row["seconds"] is None:
-        return render.MISSING
-    return render.duration(row["seconds"])
 
 
 def _progress(row: Mapping[str, Any]) -> str:

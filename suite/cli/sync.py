@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.cli import complete
 from suite.cli.attach import attach
 from suite.cli.options import (
     DEFAULT_HOME,
     HomeOption,
+    OnlySweepOption,
     OptunaOption,
     StorageOption,
     TrackingOption,
@@ -36,12 +36,7 @@ def sync(
             "--all", help="Get trained weights and logs too from the storage, for suite export."
         ),
     ] = False,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", autocompletion=complete.sweeps_of_home, help="Only this sweep."
-        ),
-    ] = None,
+    sweep: OnlySweepOption = None,
     verify: Annotated[
         bool,
         typer.Option(

@@ -321,9 +321,7 @@ def _short(text: str, most: int) -> str:
 
 
 def _percent(share: float | None) -> str:
-    if share is None:
-        return render.MISSING
-    return f"{100 * share:.1f}%"
+    return render.number(share, ".1%")
 
 
 def _article(kind: str) -> str:

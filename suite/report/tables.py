@@ -260,9 +260,7 @@ def _energy_or_estimate(row: Row) -> str:
 
 
 def _signed(value: float | None) -> str:
-    if value is None:
-        return values.MISSING
-    return f"{value:+.1f}"
+    return values.number(value, "+.1f")
 
 
 def _status(row: Row) -> str:

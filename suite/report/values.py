@@ -63,25 +63,26 @@ def rank_bounds(rank: str) -> tuple[int, int]:
     return int(low), int(high or low)
 
 
-def count(value: float | None) -> str:
-    """A whole number: `12,345`."""
+def number(value: float | None, form: str) -> str:
+    """A number in a format of Python's, such as `.1f`; a dash where there is none."""
     if value is None:
         return MISSING
-    return f"{value:,.0f}"
+    return f"{value:{form}}"
+
+
+def count(value: float | None) -> str:
+    """A whole number: `12,345`."""
+    return number(value, ",.0f")
 
 
 def score(value: float | None) -> str:
     """A metric in percent, to a tenth: a test set of a few hundred rows cannot tell more."""
-    if value is None:
-        return MISSING
-    return f"{value:.1f}"
+    return number(value, ".1f")
 
 
 def brief(value: float | None) -> str:
     """Three significant digits: `0.00125`, `3.1e-06`."""
-    if value is None:
-        return MISSING
-    return f"{value:.3g}"
+    return number(value, ".3g")
 
 
 def size(value: float | None) -> str:
