@@ -73,6 +73,15 @@ def yaml_names(axis: str) -> dict[str, Path]:
     return found
 
 
+def plug_in_files(folder: Path) -> list[Path]:
+    """The files of a folder that may define a plug-in; names with `_` in front are helpers."""
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        if not path.stem.startswith("_") and path.stem != "base":
+            found.append(path)
+    return found
+
+
 class Registry(Generic[T]):
     """The classes of one axis, found by scanning `suite/<package>/*.py` and the user's folders.
 
@@ -119,9 +128,7 @@ class Registry(Generic[T]):
         shipped = Path(next(iter(importlib.import_module(self.package).__path__)))
         found: dict[str, type[T]] = {}
         for folder in (*folders, shipped):
-            for path in sorted(folder.glob("*.py")):
-                if path.stem.startswith("_") or path.stem == "base":
-                    continue
+            for path in plug_in_files(folder):
                 cls = self._class_in(self._load(path, shipped=folder == shipped))
                 if cls is not None:
                     name = getattr(cls, "name", "") or stem_to_name(path.stem)

@@ -1,18 +1,18 @@
 """Names for a shell to complete.
 
-Files are read as text, and nothing is imported or run: a shell waits for the answer.
+Files of methods and variants are read as text, and nothing in them runs: a shell waits for the
+answer.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import typer
 
-from suite.registry import shipped_folder, stem_to_name, user_folders, yaml_names
+from suite.registry import plug_in_files, shipped_folder, stem_to_name, user_folders, yaml_names
 
 PACKAGE = Path(__file__).parents[1]
 PLUG_IN = re.compile(r"^    description\b.*=", re.MULTILINE)
@@ -43,18 +43,9 @@ def tasks(incomplete: str) -> list[str]:
 
 
 def backbones(incomplete: str) -> list[str]:
-    names = []
-    # Importing the module would import transformers, which takes seconds.
-    tree = ast.parse((PACKAGE / "backbones" / "presets.py").read_text())
-    for node in tree.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.value, ast.Dict):
-            continue
-        if not isinstance(node.target, ast.Name) or node.target.id != "PRESETS":
-            continue
-        for key in node.value.keys:
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                names.append(key.value)
-    return _matching(names, incomplete)
+    from suite.backbones.presets import PRESETS
+
+    return _matching(PRESETS, incomplete)
 
 
 def sweeps(incomplete: str) -> list[str]:
@@ -92,9 +83,7 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 def _plug_ins(axis: str) -> list[str]:
     names = []
     for folder in [*user_folders(axis), PACKAGE / axis]:
-        for path in folder.glob("*.py"):
-            if path.stem.startswith("_") or path.stem == "base":
-                continue
+        for path in plug_in_files(folder):
             # A file that is no UTF-8 must not break the shell's completion.
             if PLUG_IN.search(path.read_text(errors="replace")):
                 names.append(stem_to_name(path.stem))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from suite.cli.options import Format, FormatOption, TasksOption
+from suite.cli.plug_ins import described
 from suite.cli.render import Row, column, render
+from suite.registry import Registry
 
+ABOUT = ("description", "source", "families")
 KEYS = ("name", "description", "source", "families", "start")
 
 
@@ -58,24 +62,34 @@ def _row(name: str, description: str, source: str = "", families: Any = ()) -> R
 
 
 def _methods() -> list[Row]:
-    from suite.petl import methods
+    found = described("petl", "Method", ABOUT)
+    if found is None:
+        from suite.petl import methods
 
-    rows = []
-    for name in methods.names():
-        method = methods.get(name)
-        rows.append(_row(name, method.description, method.source, method.families))
-    return rows
+        found = _of_classes(methods)
+    return [_row(name, **about) for name, about in sorted(found.items())]
 
 
 def _attention() -> list[Row]:
-    from suite.attention import variants
+    keys = (*ABOUT, "start")
+    found = described("attention", "Variant", keys)
+    if found is None:
+        from suite.attention import variants
 
+        found = _of_classes(variants, keys)
     rows: list[Row] = []
-    for name in variants.names():
-        variant = variants.get(name)
-        row = _row(name, variant.description, variant.source, variant.families)
-        rows.append({**row, "start": variant.start})
+    for name, about in sorted(found.items()):
+        start = about.pop("start")
+        rows.append({**_row(name, **about), "start": start})
     return rows
+
+
+def _of_classes(registry: Registry[Any], keys: Sequence[str] = ABOUT) -> dict[str, dict[str, Any]]:
+    """What `described` gives, from the classes themselves."""
+    found = {}
+    for name in registry.names():
+        found[name] = {key: getattr(registry.get(name), key) for key in keys}
+    return found
 
 
 def _backbones() -> list[Row]:
