@@ -25,7 +25,7 @@ from suite.config.task import (
     TaskConfig,
 )
 from suite.metrics.items import STATISTICS, Items
-from suite.metrics.quality import Values
+from suite.metrics.values import Values
 from suite.stats.answers import Answers
 from suite.stats.bootstrap import item_covariance
 from suite.stats.compare import gather

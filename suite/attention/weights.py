@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -125,7 +124,10 @@ def _one_sample_test(differences: Tensor) -> tuple[float | None, float | None]:
     """t and p of "the mean difference is 0"; None where there is no spread to compare it with."""
     if len(differences) < 2 or bool((differences == differences[0]).all()):
         return None, None
-    result = stats.ttest_1samp(differences.cpu().numpy(), 0.0)
+    # takes most of a second to import, and every search for variants imports this module
+    from scipy.stats import ttest_1samp
+
+    result = ttest_1samp(differences.cpu().numpy(), 0.0)
     t = float(result.statistic)
     # a spread below the smallest number gives infinity
     if not math.isfinite(t):

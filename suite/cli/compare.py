@@ -25,7 +25,7 @@ from suite.errors import ConfigError, StatisticsError, SuiteError, UnknownNameEr
 
 if TYPE_CHECKING:
     from suite.cli.select import Arms
-    from suite.metrics.quality import Values
+    from suite.metrics.values import Values
     from suite.record.cells import Cell
     from suite.record.folder import Home
     from suite.stats.answers import Answers

@@ -6,8 +6,6 @@ import hashlib
 import json
 from typing import Any
 
-import numpy as np
-
 # built once: `json.dumps` with such options would build an encoder in every call, and hashes of
 # rows need many calls
 _ENCODER = json.JSONEncoder(
@@ -34,4 +32,4 @@ def derive_seed(*parts: Any) -> int:
     """
     digest = hashlib.sha256(canonical_json(list(parts)).encode()).digest()
     # little-endian on every machine; 31 bits, because some libraries take seeds as signed numbers
-    return int(np.frombuffer(digest[:4], dtype="<u4")[0] >> 1)
+    return int.from_bytes(digest[:4], "little") >> 1

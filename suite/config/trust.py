@@ -11,10 +11,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from suite.config.sweep import BackboneChoice
 from suite.errors import ConfigError
+
+if TYPE_CHECKING:
+    # every command has the option, and few need the models of a sweep, which take long to build
+    from suite.config.sweep import BackboneChoice
 
 OPTION = "--trust-remote-code"
 TRUSTED = "SUITE_TRUST_REMOTE_CODE"

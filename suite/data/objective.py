@@ -10,10 +10,9 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.loading import Head
@@ -29,7 +28,9 @@ from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, collate_padded, pad
 from suite.data.splits import SPLIT_NAMES, SplitName
 from suite.data.tokenizer import tokenizer_fingerprint
-from suite.metrics.quality import score
+
+if TYPE_CHECKING:
+    from datasets import Dataset  # at run time it would cost a second, and pandas
 
 TEMPLATE = {
     "inputs",
@@ -237,6 +238,9 @@ class LabelObjective(Objective):
     def score(
         self, predictions: Sequence[Any], golds: Sequence[Any], groups: Sequence[str] | None = None
     ) -> dict[str, float]:
+        # imports scikit-learn, which whoever only checks a plan does without
+        from suite.metrics.quality import score
+
         return score(self.task.metrics, predictions, golds, groups)
 
     def _gold(self, columns: Columns) -> list[Any]:

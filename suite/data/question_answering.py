@@ -18,10 +18,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
@@ -35,6 +34,9 @@ from suite.data.objective import Answered, Batch, Columns, Features, Objective, 
 from suite.data.splits import SplitName
 from suite.errors import DataError, IncompatibleError
 from suite.metrics.squad import score_spans
+
+if TYPE_CHECKING:
+    from datasets import Dataset  # at run time it would cost a second, and pandas
 
 Pointed = tuple[float, float, int, int]
 """A window's answer: score of its best span, score of "no answer", span's first and last token."""

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from suite.config.task import GenerationTask, TaskConfig
-from suite.metrics.quality import Values, answered
 from suite.metrics.squad import SPAN_METRICS, span_rows
 from suite.metrics.text import ROUGE, bleu_counts, exact_matches, rouge_rows
+from suite.metrics.values import Values, answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +148,15 @@ def _moments(x: Values, y: Values) -> Values:
     return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=-1)
 
 
+def _rank_moments(items: Items) -> Values:
+    """The moments of the ranks."""
+    # scipy.stats takes most of a second to import, and no other metric needs it
+    from scipy.stats import rankdata
+
+    predicted, gold = numbers(items)
+    return _moments(rankdata(predicted), rankdata(gold))
+
+
 def _pearson(sums: Values) -> Values:
     """Pearson's correlation in percent; 0 where a resample has no spread."""
     n, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
@@ -233,7 +241,7 @@ STATISTICS: dict[str, Statistic] = {
     "group_em": Statistic(_group_em_rows, _percent),
     "matthews": Statistic(_matthews_rows, _matthews),
     "pearson": Statistic(lambda items: _moments(*numbers(items)), _pearson),
-    "spearman": Statistic(lambda items: _moments(*map(rankdata, numbers(items))), _pearson),
+    "spearman": Statistic(_rank_moments, _pearson),
     "perplexity": Statistic(lambda items: np.stack(numbers(items), axis=-1), _perplexity),
     "bleu": Statistic(lambda items: bleu_counts(items.predictions, items.golds), _bleu),
     "exact_match": exact_match(),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from scipy import stats
 from sklearn import metrics as sk
 
-Values = np.ndarray[Any, np.dtype[np.float64]]
+from suite.metrics.values import Values, answered
 
 
 def score(
@@ -91,15 +90,6 @@ def _spearman(predicted: Values, gold: Values) -> float:
     if not _varies(predicted, gold):
         return 0.0
     return float(stats.spearmanr(predicted, gold).statistic)
-
-
-def answered(predicted: Values, gold: Values) -> Values:
-    """Predictions in which an answer that is no label (-1) is a class other than the right one.
-
-    As a class of its own it would pass as a true negative.
-    """
-    wrong = np.where(gold == 0, 1.0, 0.0)
-    return np.where(predicted < 0, wrong, predicted)
 
 
 def _varies(predicted: Values, gold: Values) -> bool:

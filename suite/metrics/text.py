@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.metrics.quality import Values
+from suite.metrics.values import Values
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 

@@ -18,7 +18,7 @@ from suite.config.task import TaskConfig
 from suite.config.task_files import own_score
 from suite.errors import StatisticsError
 from suite.metrics.items import Items, unit_rows
-from suite.metrics.quality import Values
+from suite.metrics.values import Values
 from suite.stats.answers import Answers, statistics
 
 RESAMPLES = 2000

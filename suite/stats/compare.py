@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from suite.errors import StatisticsError
-from suite.metrics.quality import Values
+from suite.metrics.values import Values
 from suite.stats.answers import Answers
 from suite.stats.bootstrap import item_covariance
 from suite.stats.significance import half_width, two_sided

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from scipy.special import expit, logit
-
 from suite.config.task import TaskConfig
 from suite.errors import StatisticsError
 from suite.stats.answers import Answers, headline_metrics
@@ -141,6 +139,9 @@ def make_interval(mean: float, width: float, ends: Ends, *, seeds: int) -> Inter
 
 def _scale(ends: Ends) -> _Scale:
     """The scale on which a score with these ends has none."""
+    # who only reads stored intervals does without scipy
+    from scipy.special import expit, logit
+
     least = ends.least
     greatest = ends.greatest
     span = greatest - least

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.metrics.quality import Values
+from suite.metrics.values import Values
 from suite.stats.compare import Evidence, p_values
 from suite.stats.significance import LEVEL, holm
 

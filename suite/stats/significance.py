@@ -15,9 +15,8 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from scipy import optimize, special
 
-from suite.metrics.quality import Values
+from suite.metrics.values import Values
 
 LEVEL = 0.95
 NODES = 100
@@ -34,9 +33,12 @@ def _student_mixture(df: float) -> tuple[Values, Values]:
     long tails come from. P-values down to 1e-12 are within 1e-4 of scipy's for 1 to 30 degrees of
     freedom.
     """
+    # here and below: who only reads stored intervals does without scipy
+    from scipy.special import gammaincinv
+
     x, weights = np.polynomial.legendre.leggauss(NODES)
     root = (x + 1) / 2  # from [-1, 1] to [0, 1]
-    variances = df / (2 * special.gammaincinv(df / 2, root**POWER))
+    variances = df / (2 * gammaincinv(df / 2, root**POWER))
     return variances, weights / 2 * POWER * root ** (POWER - 1)
 
 
@@ -54,6 +56,8 @@ def two_sided(
     Returns:
         0 to 1; 1 where there is neither a difference nor a variance.
     """
+    from scipy.special import ndtr
+
     difference, items, seeds = np.broadcast_arrays(np.abs(difference), items, seeds)
     if df > 0:
         scales, weights = _student_mixture(df)
@@ -63,7 +67,7 @@ def two_sided(
     # without any variance this divides by 0; the `where` below replaces 0 / 0
     with np.errstate(divide="ignore", invalid="ignore"):
         far = difference[..., None] / deviation
-    p = np.clip((2 * special.ndtr(-far) * weights).sum(-1), 0.0, 1.0)
+    p = np.clip((2 * ndtr(-far) * weights).sum(-1), 0.0, 1.0)
     found: Values = np.where(difference == 0, 1.0, p)
     return found
 
@@ -74,6 +78,8 @@ def half_width(items: float, seeds: float, df: float) -> float:
     Args:
         items, seeds, df: As in `two_sided`.
     """
+    from scipy.optimize import brentq
+
     total = float(np.sqrt(items + seeds))
     if total == 0:
         return 0.0
@@ -82,7 +88,7 @@ def half_width(items: float, seeds: float, df: float) -> float:
         return float(two_sided(deviations * total, items, seeds, df)) - (1 - LEVEL)
 
     # solved in standard deviations of the error, so that the tolerance suits every unit
-    return total * float(optimize.brentq(excess, 0.0, 1e4, xtol=1e-10))
+    return total * float(brentq(excess, 0.0, 1e4, xtol=1e-10))
 
 
 def holm(p: Values) -> Values:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
 
+import suite.metrics.quality  # noqa: F401  (scikit-learn: before any clock of a trial starts)
 from suite.data.objective import Objective
 from suite.meters import PhaseMeter
 from suite.train.batches import eval_batches
