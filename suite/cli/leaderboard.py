@@ -64,7 +64,7 @@ def leaderboard(
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Show test scores with their cost: a row per cell, and a mean row per arm over its tasks."""
-    # MLflow and pandas take seconds to import, and `--help` must not wait for them.
+    # Neither `--help` nor another command waits for what reads the rows.
     from suite.record.folder import Home
     from suite.tracking.store import resolve_uri
 
@@ -90,25 +90,37 @@ def show(
     fmt: Format,
     target: float = 0.95,
     rejected: bool = False,
-    **only: str | None,
+    sweep: str | None = None,
+    task: str | None = None,
+    method: str | None = None,
+    attention: str | None = None,
 ) -> None:
     """Print the leaderboard that the MLflow store at `uri` holds.
 
-    `only` takes the filters of `suite.tracking.leaderboard`.
+    The other arguments are those of `suite.tracking.leaderboard`.
     """
-    from suite.leaderboard.table import to_rows
-    from suite.tracking.query import leaderboard as query
+    from suite.leaderboard.fields import COLUMNS
+    from suite.leaderboard.table import plain
+    from suite.tracking.query import chosen
 
-    frame = query(uri, sort=sort.value, target_frac=target, rejected=rejected, **only)
-    hidden = frame.attrs["hidden"]
-    if hidden == 1:
+    found = chosen(
+        uri,
+        sweep=sweep,
+        task=task,
+        method=method,
+        attention=attention,
+        sort=sort.value,
+        target_frac=target,
+        rejected=rejected,
+    )
+    if found.hidden == 1:
         typer.echo("1 row is rejected; --all shows it with the reason", err=True)
     # On stderr, because the table may be piped.
-    elif hidden:
-        typer.echo(f"{hidden} rows are rejected; --all shows them with the reason", err=True)
-    rows = to_rows(frame)
+    elif found.hidden:
+        typer.echo(f"{found.hidden} rows are rejected; --all shows them with the reason", err=True)
+    rows = plain(found.rows)
     title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
-    render.render(rows, columns(rows), fmt, keys=list(frame.columns), title=title)
+    render.render(rows, columns(rows), fmt, keys=COLUMNS, title=title)
 
 
 def constant(rows: Sequence[Row]) -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, stdev
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from suite.config.hashing import canonical_json
 from suite.config.reference import MEAN
@@ -38,6 +38,9 @@ from suite.leaderboard.row import reference_fields
 from suite.leaderboard.validity import judge_mean
 from suite.plan.cell_state import CellStatus
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SORTS = {
     "score": "score_mean",
     "energy": "energy_kwh",
@@ -52,9 +55,34 @@ _averaged = attrgetter(*AVERAGED)
 _columns = attrgetter(*COLUMNS)
 """These two read all columns of a row at once; a call for each would double the time of a table."""
 JSON_COLUMNS = of_kind(Kind.JSON)
+NUMBER_COLUMNS = of_kind(Kind.NUMBER)
 
 
-def leaderboard_of(
+class Choice(TypedDict, total=False):
+    """Which rows are shown, and in which order; `choose` says what each key means."""
+
+    task: str | None
+    method: str | None
+    attention: str | None
+    sort: str
+    target_frac: float
+    rejected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The rows of a leaderboard in the order in which they are shown.
+
+    Attributes:
+        rows: Rows of cells, and the mean rows of arms.
+        hidden: How many rejected rows are left out.
+    """
+
+    rows: list[Row]
+    hidden: int
+
+
+def choose(
     rows: Sequence[Row],
     *,
     task: str | None = None,
@@ -63,7 +91,7 @@ def leaderboard_of(
     sort: str = "score",
     target_frac: float = TARGET_FRAC,
     rejected: bool = False,
-) -> pd.DataFrame:
+) -> Chosen:
     """The leaderboard of some rows: one row per cell, and a mean row per arm with several tasks.
 
     The task of a mean row is "mean".
@@ -83,12 +111,7 @@ def leaderboard_of(
             (least first); unknown values come last.
         target_frac: Share of full fine-tuning's validation score that is the target of
             `energy_to_target_kwh`.
-        rejected: Whether to show rejected rows too; `attrs["hidden"]` of the frame counts the rows
-            that are left out.
-
-    Returns:
-        The columns of `suite.leaderboard.fields`; mappings and lists are JSON text; what is not
-        known is NaN, NA or None.
+        rejected: Whether to show rejected rows too.
 
     Raises:
         TrackingError: Nothing of that task, method or attention is there, or all of it is rejected.
@@ -107,9 +130,24 @@ def leaderboard_of(
             raise TrackingError(
                 f"{len(found)} rows, and all are rejected; --all shows them with the reason"
             )
-        frame = to_frame(in_order(shown, sort))
+        return Chosen(in_order(shown, sort), hidden=len(found) - len(shown))
+
+
+def leaderboard_of(rows: Sequence[Row], **choice: Unpack[Choice]) -> pd.DataFrame:
+    """The rows that `choose` gives as a table.
+
+    Returns:
+        The columns of `suite.leaderboard.fields`; mappings and lists are JSON text; what is not
+        known is NaN, NA or None. `attrs["hidden"]` counts the rejected rows that are left out.
+
+    Raises:
+        TrackingError: As `choose`.
+    """
+    chosen = choose(rows, **choice)
+    with _without_collector():
+        frame = to_frame(chosen.rows)
     # Whoever shows the frame says how many rows it leaves out.
-    frame.attrs["hidden"] = len(found) - len(shown)
+    frame.attrs["hidden"] = chosen.hidden
     return frame
 
 
@@ -133,7 +171,7 @@ def compare(rows: Sequence[Row], target_frac: float = TARGET_FRAC) -> list[Row]:
 
     Args:
         rows: Rows as they are stored; of each sweep of a home all of them.
-        target_frac: The same as for `leaderboard_of`.
+        target_frac: The same as for `choose`.
     """
     # One order for all that follows, whichever store the rows come from.
     found = sorted(rows, key=lambda row: (row.sweep, row.arm, row.task, row.home))
@@ -268,6 +306,9 @@ def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Rows as a table whose columns have one type each; nullable integers stay integers."""
+    # Most of a second to import; `suite leaderboard` prints its rows without a frame.
+    import pandas as pd
+
     lines = [_columns(row) for row in rows]
     values: dict[str, Sequence[Any]] = dict.fromkeys(COLUMNS, ())
     # `zip` of no lines gives no columns, and the frame needs all of them.
@@ -286,6 +327,21 @@ def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
 def _json(value: Any) -> str:
     """The value as JSON text; most mappings are empty, and for these `str` is quicker."""
     return canonical_json(value) if value else str(value)
+
+
+def plain(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows as `to_rows` gives them, without a frame between."""
+    found = []
+    for row in rows:
+        values = dict(zip(COLUMNS, _columns(row), strict=True))
+        for name in JSON_COLUMNS:
+            values[name] = json.loads(_json(values[name]))
+        for name in NUMBER_COLUMNS:
+            # A frame holds no other number for "not known", so NaN means that here too.
+            if values[name] is not None and math.isnan(values[name]):
+                values[name] = None
+        found.append(values)
+    return found
 
 
 def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import TYPE_CHECKING, Unpack
 
 from suite.errors import TrackingError, UnknownNameError
 from suite.leaderboard.costs import TARGET_FRAC
-from suite.leaderboard.table import SORTS, leaderboard_of
+from suite.leaderboard.fields import Row
+from suite.leaderboard.table import SORTS, Choice, Chosen, choose, leaderboard_of
 from suite.tracking.rows import read_rows
 from suite.tracking.store import open_store
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def leaderboard(
@@ -27,7 +31,7 @@ def leaderboard(
     Args:
         tracking_uri: MLflow store, e.g. `sqlite:////abs/runs/mlflow.db` or `http://host:5000`.
         sweep: Only this sweep; None = every sweep in the store.
-        task: Only this task; `suite.leaderboard.table.leaderboard_of` describes this argument and
+        task: Only this task; `suite.leaderboard.table.choose` describes this argument and
             those after it.
         method: Only this method.
         attention: Only this attention variant.
@@ -46,13 +50,8 @@ def leaderboard(
         >>> uri = "sqlite:////abs/runs/mlflow.db"
         >>> leaderboard(tracking_uri=uri, sort="energy")  # doctest: +SKIP
     """
-    # Before the store is opened, so that a typing mistake is known at once.
-    if sort not in SORTS:
-        raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
-    # A reader makes no tables: a wrong path must not leave an empty database behind.
-    rows = read_rows(open_store(tracking_uri, create=False), sweep)
     return leaderboard_of(
-        rows,
+        _rows(tracking_uri, sweep, sort),
         task=task,
         method=method,
         attention=attention,
@@ -60,3 +59,20 @@ def leaderboard(
         target_frac=target_frac,
         rejected=rejected,
     )
+
+
+def chosen(tracking_uri: str, *, sweep: str | None = None, **choice: Unpack[Choice]) -> Chosen:
+    """The rows of `leaderboard`, without a frame, which takes longer to import than to fill.
+
+    Raises:
+        TrackingError: As `leaderboard`.
+    """
+    return choose(_rows(tracking_uri, sweep, choice.get("sort", "score")), **choice)
+
+
+def _rows(tracking_uri: str, sweep: str | None, sort: str) -> list[Row]:
+    # Before the store is opened, so that a typing mistake is known at once.
+    if sort not in SORTS:
+        raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
+    # A reader makes no tables: a wrong path must not leave an empty database behind.
+    return read_rows(open_store(tracking_uri, create=False), sweep)
