@@ -50,6 +50,24 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def kept_folder(kind: str) -> Path:
+    """The user's folder for what takes long to compute and can be computed again."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "petl-suite" / kind
+
+
+def keep(path: Path, data: bytes, *, most: int) -> None:
+    """Write a file into such a folder, and remove the oldest of its kind beyond `most`.
+
+    A folder that cannot be written is left alone: next time the answer is computed again.
+    """
+    with contextlib.suppress(OSError):
+        write_atomic(path, data)
+        by_age = sorted(path.parent.glob(f"*{path.suffix}"), key=lambda file: file.stat().st_mtime)
+        for old in by_age[:-most]:
+            old.unlink(missing_ok=True)
+
+
 def json_bytes(value: Any) -> bytes:
     """Return a value as indented JSON; NaN and infinity are refused."""
     return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()

@@ -390,7 +390,10 @@ def test_tolerance_is_in_points_of_the_tasks_own_scale() -> None:
     ), "one percent"
 
 
-def test_room_shrinks_with_what_is_known_and_is_the_same_each_time() -> None:
+def test_room_shrinks_with_what_is_known_and_is_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
     searched = LearningRateRange(low=1e-5, high=1e-2)
     rates = [1e-5 * 10 ** (3 * k / 15) for k in range(16)]
     smooth = [(k, rate, 85.0 - 3.0 * math.log10(rate / 3e-4) ** 2) for k, rate in enumerate(rates)]
@@ -399,6 +402,7 @@ def test_room_shrinks_with_what_is_known_and_is_the_same_each_time() -> None:
         room_left(searched, tuple(smooth), seed=0),
     )
     room_left.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))  # no kept answer either
     assert many < few and many == room_left(searched, tuple(smooth), seed=0)
     coarse = tuple((n, rate, 100.0 * score) for n, rate, score in smooth)
     assert room_left(searched, coarse, seed=0) == pytest.approx(100.0 * many, rel=1e-3), (

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-
-import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from typing import TYPE_CHECKING
 
 from suite.config.space import LearningRateRange
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution, FloatDistribution
+    from optuna.trial import FrozenTrial
 
 Finished = tuple[int, float, float | None]
 """Number, learning rate and score of a trial that has ended: higher is better, None = no score."""
@@ -32,6 +33,9 @@ def as_trials(
         running: Trials without a result yet.
         costs: The second objective by trial number, where less is better; None = one objective.
     """
+    # Here and below: who shows a study reads this module too, and does without Optuna.
+    from optuna.trial import TrialState, create_trial
+
     tried = [learning_rate for _, learning_rate, _ in finished]
     tried += [learning_rate for _, learning_rate in running]
     # One distribution for all trials: Optuna refuses a value outside its trial's own.
@@ -64,6 +68,8 @@ def as_trials(
 
 def distribution_of(searched: LearningRateRange, tried: Sequence[float]) -> FloatDistribution:
     """The range in Optuna's form, wide enough to hold everything that was tried."""
+    from optuna.distributions import FloatDistribution
+
     low = min([searched.low, *tried])
     high = max([searched.high, *tried])
     return FloatDistribution(low, high, log=True)
@@ -72,6 +78,8 @@ def distribution_of(searched: LearningRateRange, tried: Sequence[float]) -> Floa
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep Optuna from reporting every new study and every experimental class."""
+    import optuna
+
     # This holds for the whole process, unlike the filters below.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():

@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import optuna
-from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.study import StudyDirection
-from scipy.stats import qmc
+from typing import TYPE_CHECKING, Literal
 
 from suite.config.hashing import derive_seed
 from suite.config.space import End, LearningRateRange
 from suite.plan.optuna_trials import NAME, Finished, Running, as_trials, distribution_of, quiet
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
 
 Sampler = Literal["gp", "tpe", "random", "grid"]
 MAX_REDRAWS = 64
@@ -116,6 +114,10 @@ def _quasi_random(
     study_key: str, lr_range: LearningRateRange, seed: int, number: int, tried: set[float]
 ) -> float:
     """Point `number` of the study's Sobol sequence, or a later one where that was tried."""
+    # Optuna and scipy.stats are imported where a rate is proposed: who shows a study waits for
+    # neither.
+    from scipy.stats import qmc
+
     # The seed is the study's own, so cells do not all start with the same rates.
     sequence = qmc.Sobol(d=1, scramble=True, rng=derive_seed(seed, study_key, "startup"))
     if number:
@@ -155,6 +157,9 @@ def _sample(
     costs: Mapping[int, float] | None,
 ) -> float:
     """Ask Optuna, in memory, over all trials in number order."""
+    import optuna
+    from optuna.study import StudyDirection
+
     distribution = distribution_of(
         lr_range, [lr for _, lr, _ in finished] + [lr for _, lr in running]
     )
@@ -169,6 +174,8 @@ def _sample(
 
 
 def _sampler(name: Sampler, seed: int) -> BaseSampler:
+    from optuna.samplers import GPSampler, RandomSampler, TPESampler
+
     # The Sobol sequence has done the start, so neither sampler draws one of its own. Scores are
     # noisy, so the Gaussian process must not run through each of them.
     if name == "gp":

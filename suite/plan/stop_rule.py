@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
+from importlib import metadata
+from pathlib import Path
 from statistics import pstdev
 from typing import Literal
 
-from optuna.study import StudyDirection
-from optuna.terminator import EMMREvaluator, RegretBoundEvaluator
-
+from suite.config.hashing import short_hash
 from suite.config.space import LearningRateRange
+from suite.files import keep, kept_folder, sha256
 from suite.plan.optuna_trials import Finished, as_trials, quiet
 
 Evaluator = Literal["emmr", "regret"]
 
 
+LIBRARIES = ("optuna", "scipy", "torch")
+KEPT = 4096
+"""Bounds that are kept, some bytes each; the oldest goes first."""
+
+
 # A study is decided anew each time it is looked at, and the Gaussian process behind the bound is
-# slow.
+# slow. `suite status`, which asks in a new process each time, would import torch for it.
 @lru_cache(maxsize=4096)
 def room_left(
     searched: LearningRateRange,
@@ -35,6 +42,35 @@ def room_left(
             of the scores, this function in their units. "regret" is Makarova et al., AutoML 2022.
             docs/protocol.md says which one the suite takes, and why.
     """
+    # As text, because JSON has no infinity, which a perplexity may be.
+    asked = repr((searched, finished, seed, evaluator))
+    path = kept_folder("stop-rule") / f"{short_hash([_version(), asked])}.txt"
+    # A file that cannot be read is as good as none.
+    with suppress(OSError, ValueError):
+        return float(path.read_text())
+    room = _room_left(searched, finished, seed=seed, evaluator=evaluator)
+    keep(path, repr(room).encode(), most=KEPT)
+    return room
+
+
+@cache
+def _version() -> list[str]:
+    """All that the bound depends on, apart from what is asked."""
+    folder = Path(__file__).parent
+    code = [sha256(folder / name) for name in ("stop_rule.py", "optuna_trials.py")]
+    return [*code, *map(metadata.version, LIBRARIES)]
+
+
+def _room_left(
+    searched: LearningRateRange,
+    finished: tuple[Finished, ...],
+    *,
+    seed: int,
+    evaluator: Evaluator,
+) -> float:
+    from optuna.study import StudyDirection
+    from optuna.terminator import EMMREvaluator, RegretBoundEvaluator
+
     trials = [trial for _, trial in as_trials(searched, finished)]
     with quiet():
         if evaluator == "regret":
