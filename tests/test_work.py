@@ -101,16 +101,18 @@ def test_methods_without_a_backward_pass_through_the_backbone_cost_less(toy_root
 def test_hours_are_trials_times_steps_times_the_assumed_time_of_a_step(toy_roots: Path) -> None:
     plan = make_plan(toy_sweep(methods=["full"], limit={"train": 16}), where="toy.yaml")
     (cell,) = plan.cells
-    flops = arm_work(plan, where="toy.yaml")[cell.arm.key].flops(plan.config.training)
+    work = arm_work(plan, where="toy.yaml")
+    flops = work[cell.arm.key].flops(plan.config.training)
     trials, steps = 5 + 2, 3 * (16 // 8)
     for on_gpus, tflops in ((True, GPU_TFLOPS), (False, CPU_TFLOPS)):
-        cost = device_hours(plan, {}, on_gpus=on_gpus, where="toy.yaml")
+        cost = device_hours(plan, work, trials={}, on_gpus=on_gpus)
         assert cost["device_hours_at_most"] == pytest.approx(
             trials * steps * flops / (tflops * 1e12) / 3600, rel=1e-12
         )
         assert f"assumes {tflops:g} TFLOP/s" in cost["assumption"]
     unknown = make_plan(toy_sweep(methods=["full"]), where="toy.yaml")
-    assert device_hours(unknown, {}, on_gpus=True, where="toy.yaml")["device_hours_at_most"] is None
+    hours = device_hours(unknown, work, trials={}, on_gpus=True)
+    assert hours["device_hours_at_most"] is None
 
 
 def test_measured_steps_replace_the_assumption_and_scale_the_cells_that_have_none(
@@ -125,8 +127,8 @@ def test_measured_steps_replace_the_assumption_and_scale_the_cells_that_have_non
         spec, score=50.0, epochs=epochs(40.0, 50.0)
     )  # 20 s of training on two workers, two steps
     ran = {full.key: [Trial(Home(tmp_path).trial(spec), spec, result)]}
-    cost = device_hours(plan, ran, on_gpus=False, where="toy.yaml")
     work = arm_work(plan, where="toy.yaml")
+    cost = device_hours(plan, work, trials=ran, on_gpus=False)
     share = work[lora.arm.key].flops(plan.config.training) / work[full.arm.key].flops(
         plan.config.training
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from suite.cli import render
 from suite.cli.options import Format
 from suite.cli.render import Column, column
-from suite.cli.work import device_hours, steps_at_most
+from suite.cli.work import Work, device_hours, steps_at_most
 from suite.config.sweep import SweepConfig
 from suite.config.task import PretrainTask
 from suite.errors import ResourceError
@@ -27,8 +27,8 @@ def show_plan(
     config: SweepConfig, *, where: str, home: Path, address: str | None, fmt: Format
 ) -> None:
     """Print the cells, then resources, trials and cost; JSON holds them as `cells` and `cost`."""
+    from suite.cli.kept_plan import checked_plan
     from suite.plan.definition import known_plan
-    from suite.plan.plan import make_plan
 
     place = Home(home)
     if address is None:
@@ -43,9 +43,9 @@ def show_plan(
         world_size = known.world_size
     elif layout is not None:
         world_size = layout.workers
-    plan = make_plan(config, where=where, world_size=world_size)
+    plan, work = checked_plan(config, where=where, world_size=world_size)
     cells = cell_rows(plan)
-    cost = estimate(plan, place, layout, where=where)
+    cost = estimate(plan, work, home=place, layout=layout)
     pretrains = pretrain_rows(plan, place)
     if fmt is Format.JSON:
         print(json.dumps({"cells": cells, "cost": cost, "pretrain": pretrains}, indent=2))
@@ -79,17 +79,25 @@ def _rates_text(row: Mapping[str, Any]) -> str:
 
 def local_layout(config: SweepConfig) -> tuple[Layout | None, str]:
     """What one trial would get on this machine; None and the reason where it never fits."""
-    # To count GPUs; takes seconds, so only a dry run pays for it.
-    import torch
-
     from suite.plan.resources import lay_out, local_cpus
 
-    node = {"CPU": float(local_cpus()), "GPU": float(torch.cuda.device_count())}
+    node = {"CPU": float(local_cpus()), "GPU": float(_local_gpus())}
     try:
         return lay_out(config.resources, [node]), ""
     # A sweep for a cluster is often planned on a laptop: that is no error.
     except ResourceError as error:
         return None, f"not on this machine: {error}"
+
+
+def _local_gpus() -> int:
+    # Without a driver's file there is none, and asking torch takes seconds. The files are those of
+    # NVIDIA, AMD and Windows' Linux.
+    patterns = ("nvidia[0-9]*", "kfd", "dxg")
+    if not any(any(Path("/dev").glob(pattern)) for pattern in patterns):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def cell_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -151,10 +159,18 @@ def _pretrain_line(row: dict[str, Any]) -> str:
     )
 
 
-def estimate(plan: Plan, home: Home, layout: Layout | None, *, where: str) -> dict[str, Any]:
+def estimate(
+    plan: Plan, work: Mapping[str, Work], *, home: Home, layout: Layout | None
+) -> dict[str, Any]:
     """Trials, steps and device-hours, and the time left; null = unknown.
 
     The time left comes from the trials of this sweep that have ended in this home.
+
+    Args:
+        plan: The sweep.
+        work: The computing of every arm, by its key.
+        home: Where its trials are.
+        layout: What one trial gets here; None where it does not run here.
     """
     from suite.plan.cell_state import read_states
     from suite.plan.status import cell_status
@@ -209,7 +225,7 @@ def estimate(plan: Plan, home: Home, layout: Layout | None, *, where: str) -> di
         "optimizer_steps_at_most": _optimizer_steps(plan),
         "mean_trial_s": trial_s,
         "left_s": left_s,
-        **device_hours(plan, trials, on_gpus=on_gpus, where=where),
+        **device_hours(plan, work, trials=trials, on_gpus=on_gpus),
     }
 
 

@@ -242,15 +242,18 @@ def _refuse_to_overwrite(path: Path, *, force: bool) -> None:
 def _checked(text: str, path: Path) -> Plan:
     """The plan of the sweep, made by the loader and planner that `suite run` uses.
 
+    It is kept for the dry run that often follows.
+
     Raises:
         SuiteError: A name does not exist, or choices do not go together; nothing was written.
     """
+    from suite.cli.kept_plan import checked_plan
     from suite.config.loader import parse_yaml, validate
     from suite.config.sweep import SweepConfig
-    from suite.plan.plan import make_plan
 
     data, lines = parse_yaml(text, where=str(path))
-    return make_plan(validate(SweepConfig, data, where=str(path), lines=lines), where=str(path))
+    config = validate(SweepConfig, data, where=str(path), lines=lines)
+    return checked_plan(config, where=str(path), world_size=None)[0]
 
 
 def _write(path: Path, text: str) -> None:

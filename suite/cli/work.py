@@ -144,15 +144,19 @@ def _work(resolved: Any, head: Any, arm: Arm) -> Work:
 
 
 def device_hours(
-    plan: Plan, trials: Mapping[str, Iterable[Trial]], *, on_gpus: bool, where: str
+    plan: Plan,
+    work: Mapping[str, Work],
+    *,
+    trials: Mapping[str, Iterable[Trial]],
+    on_gpus: bool,
 ) -> dict[str, Any]:
     """Hours of one device for all search trials and confirm runs, at most; null = unknown.
 
     Args:
         plan: The sweep.
+        work: As `arm_work` gives it.
         trials: Trials that already ran, by cell.
         on_gpus: Whether a worker computes on a GPU, for the assumed speed.
-        where: The sweep's file, for errors.
 
     Returns:
         `device_hours_at_most` with `device_hours_pretrain` beside it, and `assumption`, one
@@ -163,7 +167,6 @@ def device_hours(
     if on_gpus:
         device = "GPU"
         tflops = GPU_TFLOPS
-    work = arm_work(plan, where=where)
     assumed_s = {}  # seconds of a device per optimizer step, by cell
     measured_s = {}
     for cell in plan.cells:

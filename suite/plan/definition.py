@@ -64,6 +64,15 @@ class StoredCells(Strict):
     cells: list[StoredCell]
     pretrains: list[TrialSpec] = []
 
+    def plan(self, config: SweepConfig) -> Plan:
+        """The plan that these cells and their sweep make."""
+        cells = []
+        for cell in self.cells:
+            cells.append(
+                PlannedCell(cell.arm, cell.task, cell.learning_rate, cell.contest, cell.choice)
+            )
+        return Plan(config, tuple(cells), self.world_size, tuple(self.pretrains))
+
 
 def read_plan(home: Home, sweep: str) -> Plan:
     """The plan of a sweep as it was last run in this home.
@@ -99,10 +108,7 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
             f"({error.error_count()} errors); "
             "choose another --home, or remove both files to write them anew (trials stay)"
         ) from None
-    cells = tuple(
-        PlannedCell(c.arm, c.task, c.learning_rate, c.contest, c.choice) for c in stored.cells
-    )
-    return Plan(config, cells, stored.world_size, tuple(stored.pretrains))
+    return stored.plan(config)
 
 
 def sweeps(home: Home) -> list[str]:
@@ -131,6 +137,15 @@ def check_definition(plan: Plan, home: Home) -> None:
 
 def store_definition(plan: Plan, home: Home) -> None:
     """Write a checked plan: the sweep as given, and what its names stood for."""
+    stored = stored_cells(plan)
+    # The definition comes last. A sweep is known by this file, so a crash before it leaves no half
+    # of a sweep.
+    write_json(_cells_path(home, plan.config.name), stored.model_dump(mode="json"))
+    write_json(home.sweep_definition(plan.config.name), plan.config.model_dump(mode="json"))
+
+
+def stored_cells(plan: Plan) -> StoredCells:
+    """What the names of a plan's sweep stand for."""
     cells = [
         StoredCell(
             arm=c.arm,
@@ -141,11 +156,7 @@ def store_definition(plan: Plan, home: Home) -> None:
         )
         for c in plan.cells
     ]
-    stored = StoredCells(world_size=plan.world_size, cells=cells, pretrains=list(plan.pretrains))
-    # The definition comes last. A sweep is known by this file, so a crash before it leaves no half
-    # of a sweep.
-    write_json(_cells_path(home, plan.config.name), stored.model_dump(mode="json"))
-    write_json(home.sweep_definition(plan.config.name), plan.config.model_dump(mode="json"))
+    return StoredCells(world_size=plan.world_size, cells=cells, pretrains=list(plan.pretrains))
 
 
 @contextlib.contextmanager

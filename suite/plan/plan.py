@@ -263,14 +263,15 @@ def pretrain_objective(
     """
     from suite.backbones.loading import load_tokenizer, resolve
     from suite.data.make_objective import make_objective
-    from suite.data.trained_tokenizer import open_backbone
 
     choice = spec.arm.backbone
-    resolved = (
-        resolve(choice)
-        if cache is None
-        else open_backbone(choice, data_root=data_root, cache=cache)
-    )
+    if cache is None:
+        resolved = resolve(choice)
+    else:
+        # As in `objectives`: only what trains a tokenizer loads what reads data.
+        from suite.data.trained_tokenizer import open_backbone
+
+        resolved = open_backbone(choice, data_root=data_root, cache=cache)
     # Without a cache no tokenizer is trained, and bytes stand in for it.
     tokenizer = load_tokenizer(resolved, draft=cache is None)
     kind, training = resolved.family.kind, spec.training
@@ -331,7 +332,6 @@ def objectives(
     # These load torch, as in `_pretrains`.
     from suite.backbones.loading import load_tokenizer, resolve
     from suite.data.make_objective import make_objective
-    from suite.data.trained_tokenizer import open_backbone
 
     # An iterator would be used up after the first backbone.
     tasks = list(tasks)
@@ -340,6 +340,9 @@ def objectives(
         if cache is None:
             resolved = resolve(choice, where=place)
         else:
+            # This one loads pyarrow and datasets, which a plan does without.
+            from suite.data.trained_tokenizer import open_backbone
+
             resolved = open_backbone(choice, data_root=data_root, cache=cache, where=place)
         tokenizer = load_tokenizer(resolved, draft=cache is None)
         for task in tasks:
