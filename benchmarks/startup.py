@@ -1,0 +1,145 @@
+"""How long commands take that train nothing, from the start of the process to its end.
+
+    python benchmarks/startup.py [--repeats 5] [--before CHECKOUT]
+
+Every command runs in a process of its own, `--repeats` times, in turns with the others: a table of
+medians and ranges in seconds. In the same turns run the two things that nobody can be faster than:
+Python with nothing to do, and `import torch`. `--before` names a second checkout, whose commands
+run in the same turns, one of the two first and then the other. A home with an ended sweep is made
+for it and removed.
+
+`--dry-run` and `init` are measured twice: with an empty folder of kept plans, where they build
+every arm, and after a dry run of the same sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from suite.tracking import sync
+from tests.records import make_home
+
+ROOT = Path(__file__).parents[1]
+KINDS = ("methods", "attention", "tasks", "backbones", "search-spaces", "sweeps")
+
+
+@dataclass(slots=True)
+class Command:
+    """What is measured, and what was measured so far.
+
+    Attributes:
+        title: Its name in the table.
+        arguments: What follows `python`.
+        is_first: Whether it finds no kept plans.
+        seconds: Wall time of every run, by checkout.
+    """
+
+    title: str
+    arguments: Sequence[str]
+    is_first: bool = False
+    seconds: dict[Path, list[float]] = field(default_factory=dict)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--before", type=Path, help="another checkout, for the first column")
+    options = parser.parse_args()
+    checkouts = [ROOT]
+    if options.before is not None:
+        checkouts.insert(0, options.before.resolve())
+    for checkout in checkouts:
+        # Nobody's first run is to pay for the bytecode of all others.
+        compileall.compile_dir(checkout / "suite", quiet=2)
+    with tempfile.TemporaryDirectory() as folder:
+        home = make_home(Path(folder) / "home")
+        assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
+        commands = what_is_measured(home.path, Path(folder))
+        for number in range(options.repeats):
+            for command in commands:
+                # In turns, so that a machine that slows down slows both sides.
+                for checkout in checkouts[:: (-1) ** number]:
+                    took_s = run(command, checkout, Path(folder))
+                    command.seconds.setdefault(checkout, []).append(took_s)
+    show(commands, checkouts)
+
+
+def what_is_measured(home: Path, folder: Path) -> list[Command]:
+    commands = [
+        Command("python -c pass", ("-c", "pass")),
+        Command('python -c "import torch"', ("-c", "import torch")),
+    ]
+    for kind in KINDS:
+        commands.append(of_suite(f"list {kind}"))
+    commands.append(of_suite("status", "--home", str(home)))
+    commands.append(of_suite("leaderboard", "--home", str(home)))
+    dry_run = ("--dry-run", "--home", str(folder / "none"))
+    commands.append(of_suite("run quickstart", *dry_run, title="--dry-run, first", is_first=True))
+    commands.append(of_suite("run quickstart", *dry_run, title="--dry-run, again"))
+    sweep = str(folder / "my-sweep.yaml")
+    init = (sweep, "--yes", "--force")
+    commands.append(of_suite("init", *init, title="--yes, first", is_first=True))
+    commands.append(of_suite("init", *init, title="--yes, again"))
+    commands.append(of_suite("params --backbone minilm --method lora"))
+    return commands
+
+
+def of_suite(words: str, *more: str, title: str = "", is_first: bool = False) -> Command:
+    named = f"suite {words} {title}".strip()
+    return Command(named, ("-m", "suite", *words.split(), *more), is_first)
+
+
+def run(command: Command, checkout: Path, folder: Path) -> float:
+    """Seconds of one run of a command with the code of a checkout."""
+    # Kept plans of its own for each checkout, and none for a first run.
+    kept = folder / f"kept-{checkout.name}"
+    if command.is_first:
+        kept = Path(tempfile.mkdtemp(dir=folder))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(checkout),
+        "XDG_CACHE_HOME": str(kept),
+    }
+    began_s = time.perf_counter()
+    subprocess.run(
+        [sys.executable, *command.arguments],
+        # Another folder than a checkout, which Python would put on the path first.
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - began_s
+
+
+def show(commands: Sequence[Command], checkouts: Sequence[Path]) -> None:
+    heads = ["s"]
+    if len(checkouts) > 1:
+        heads = ["before, s", "after, s"]
+    print(f"| command | {' | '.join(heads)} |")
+    print(f"| --- | {' | '.join('--:' for _ in heads)} |")
+    for command in commands:
+        cells = []
+        for checkout in checkouts:
+            taken_s = command.seconds[checkout]
+            middle_s = statistics.median(taken_s)
+            cells.append(f"{middle_s:.2f} ({min(taken_s):.2f} - {max(taken_s):.2f})")
+        print(f"| `{command.title}` | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
