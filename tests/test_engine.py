@@ -16,13 +16,13 @@ from suite.errors import IncompatibleError
 from suite.train.checkpoint import MARKER, Checkpoints
 from suite.train.engine import Engine
 from suite.train.engine_config import engine_config, micro_batching
+from suite.train.fingerprint import frozen_fingerprint
 from suite.train.process_group import (
     close_process_group,
     free_port,
     gather_objects,
     init_process_group,
 )
-from suite.train.restore import frozen_digest
 from suite.train.shards import shard_name
 from tests.ranks import on_ranks
 from tests.test_parity import batch_of, model_of
@@ -48,30 +48,30 @@ def reset_and_resume(rank: int, stage: int, folder: Path) -> dict[str, Any]:
         device="cpu",
     )
     engine.save(folder / "step-0", alone=True)
-    frozen, start = engine.digest(trained=False), engine.digest(trained=True)
+    frozen, start = engine.fingerprint(trained=False), engine.fingerprint(trained=True)
     first = steps(engine, rank, range(3))
     engine.save(folder / "step-3")
     torch.distributed.barrier()
-    rest, end = steps(engine, rank, range(3, 6)), engine.digest(trained=True)
+    rest, end = steps(engine, rank, range(3, 6)), engine.fingerprint(trained=True)
     state = engine.trained_state()
     engine.load(folder / "step-0", alone=True)
     found = {
-        "reset": engine.digest(trained=True) == start,
+        "reset": engine.fingerprint(trained=True) == start,
         "again": steps(engine, rank, range(3)) == first,
     }
     steps(engine, rank, range(10, 12), learning_rate=0.5)
     engine.load(folder / "step-3")
     found |= {
         "resumed": steps(engine, rank, range(3, 6)) == rest,
-        "end": engine.digest(trained=True) == end,
+        "end": engine.fingerprint(trained=True) == end,
     }
     engine.load(folder / "step-0", alone=True)
     engine.load_trained(state)
-    whole = frozen_digest(model_of("lora", "bert"), parts=2 if stage == 3 else 1, ranks=2)
+    whole = frozen_fingerprint(model_of("lora", "bert"))
     found |= {
         "frozen of a whole model": whole == frozen,
-        "best": engine.digest(trained=True) == end,
-        "frozen": engine.digest(trained=False) == frozen,
+        "best": engine.fingerprint(trained=True) == end,
+        "frozen": engine.fingerprint(trained=False) == frozen,
         "moved": start != end,
     }
     return found

@@ -21,7 +21,7 @@ from suite.record.provenance import git_state, versions
 from suite.record.spec import TrialSpec
 from suite.train.build import build_model
 from suite.train.engine_config import uses_bf16
-from suite.train.restore import frozen_digest
+from suite.train.fingerprint import frozen_fingerprint
 from tests.records import make_result, make_spec
 from tests.tiny import tiny_choice
 from tests.toy import SMALL, disturb
@@ -84,7 +84,7 @@ def write_trained(
         "versions": versions(),
         "git": git_state(),
     }
-    frozen = frozen_digest(model, parts=1, ranks=1)
+    frozen = frozen_fingerprint(model)
     folder.write_result(
         make_result(spec, frozen_sha256=frozen, provenance=provenance, data_hash="0" * 64)
     )

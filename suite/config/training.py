@@ -76,6 +76,11 @@ class TrainingConfig(Strict):
         "auto", description="auto = bf16 on a GPU, fp32 on a CPU"
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(3, description="DeepSpeed ZeRO stage")
+    frozen_weights: Literal["auto", "resident", "partitioned"] = Field(
+        "auto",
+        description="whether every rank keeps all frozen weights, or ZeRO-3 gathers them in every "
+        "step; auto = resident where the sweep's largest arm fits",
+    )
     offload: Literal["none", "optimizer", "all"] = Field(
         "none",
         description="what moves to CPU memory: nothing, optimizer states, or also parameters",

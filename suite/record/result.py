@@ -174,7 +174,9 @@ class TrialResult(Record):
     )
     splits: dict[str, int] = Field(default={}, description="rows per split that were used")
     data_hash: str = ""
-    frozen_sha256: str | None = Field(None, description="over the frozen weights at the end")
+    frozen_sha256: str | None = Field(
+        None, description="fingerprint of the frozen weights at the end, for any number of ranks"
+    )
     # Records that lack one of these fields stay readable, so each has a default.
     validity: ValidityRecord | None = Field(
         None, description="null without a score, and in results from before it was recorded"

@@ -8,7 +8,6 @@ all ranks.
 from __future__ import annotations
 
 import gc
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +20,10 @@ from torch import nn
 
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError
+from suite.train import linear
 from suite.train.engine_config import engine_config, uses_bf16
 from suite.train.fingerprint import place_sum, together
+from suite.train.frozen_weights import keep_whole, kept_weights
 from suite.train.pieces import (
     adam_of,
     held_bytes,
@@ -67,12 +68,17 @@ class Engine:
         if uses_bf16(training, device):
             dtype = torch.bfloat16
         model.to(dtype)
-        # ZeRO 3 replaces this function for the whole process; `release` puts it back.
-        self._linear = torch.nn.functional.linear
+        self.kept_names: tuple[str, ...] = ()
+        if training.frozen_weights != "partitioned":
+            self.kept_names = keep_whole(model, device)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
-        self._frozen: str | None = None
+        self._partitions = training.zero_stage == 3
+        if self._partitions:
+            linear.use()
+        # Of the frozen weights; no training changes it, which the end of every trial checks.
+        self.frozen_fingerprint = self.fingerprint(trained=False)
         # A setting that DeepSpeed overlooks would silently clip at its own default, 1.0.
         if self._engine.gradient_clipping() != training.gradient_clipping:
             raise AssertionError("DeepSpeed did not take the gradient clipping it was given")
@@ -246,56 +252,49 @@ class Engine:
                 if self.training.zero_stage < 3:
                     dist.broadcast(parameter.data, src=0)
 
-    def digest(self, *, trained: bool) -> str:
-        """SHA-256 over the trained or the frozen weights as the ranks hold them. Collective.
-
-        Gathers no weights, so another number of ranks gives another digest.
-        """
-        sha = hashlib.sha256()
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad == trained:
-                local = getattr(parameter, "ds_tensor", parameter).detach()
-                sha.update(name.encode())
-                # Seen as bytes, because numpy has no bfloat16.
-                sha.update(local.to("cpu").contiguous().view(torch.uint8).numpy().tobytes())
-        return hashlib.sha256("".join(gather_objects(sha.hexdigest())).encode()).hexdigest()
-
     def fingerprint(self, *, trained: bool) -> str:
         """Fingerprint of the trained or the frozen forward weights. Collective.
 
         It is the same on any number of ranks (`suite.train.fingerprint`).
+
+        Raises:
+            AssertionError: A weight that every rank holds whole is not the same on all of them.
         """
         sums: dict[str, int] = {}
         sizes: dict[str, int] = {}
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad != trained:
-                continue
-            sizes[name] = whole_numel(parameter)
-            local, start = _local_run(parameter)
-            # A run from 0 on may be the whole, which every rank holds; only rank 0 counts it.
-            if len(local) and (start or dist.get_rank() == 0):
+        wholes: dict[str, int] = {}
+        for name, weight in self._weights(trained=trained):
+            sizes[name] = whole_numel(weight)
+            local, start = _local_run(weight)
+            if start == 0 and len(local) == sizes[name]:
+                # Every rank holds it, or ZeRO cut it and it is so small that rank 0 has all of it.
+                wholes[name] = place_sum(local, 0)
+            elif len(local):
                 sums[name] = place_sum(local, start)
-        return together(gather_objects(sums), sizes)
-
-    @property
-    def frozen_fingerprint(self) -> str:
-        """The fingerprint of the frozen weights. Collective.
-
-        It is taken once: no training changes them, which the end of every trial checks.
-        """
-        if self._frozen is None:
-            self._frozen = self.fingerprint(trained=False)
-        return self._frozen
+        parts = gather_objects((sums, wholes))
+        found = []
+        agreed: dict[str, int] = {}
+        for sums_there, wholes_there in parts:
+            found.append(sums_there)
+            for name, value in wholes_there.items():
+                if agreed.setdefault(name, value) != value:
+                    raise AssertionError(f"{name}: the ranks hold different weights")
+        return together([*found, agreed], sizes)
 
     def numel(self, *, trained_only: bool = False) -> int:
         """Count the parameters before partitioning; one that is shared counts once."""
-        return sum(
-            whole_numel(p) for p in self.module.parameters() if p.requires_grad or not trained_only
-        )
+        total = 0
+        for _, weight in self._weights(trained=True):
+            total += whole_numel(weight)
+        if not trained_only:
+            for _, weight in self._weights(trained=False):
+                total += whole_numel(weight)
+        return total
 
     def held_bytes(self) -> tuple[int, int]:
         """Bytes that this rank holds between two steps, as `pieces.held_bytes` counts them."""
-        return held_bytes(self.module, self._engine.optimizer)
+        kept = kept_weights(self.module, self.kept_names)
+        return held_bytes(self.module, self._engine.optimizer, kept.values())
 
     def check_mask(self) -> None:
         """Check that `requires_grad` is what it was at the start.
@@ -318,13 +317,21 @@ class Engine:
         )
 
         self._engine.destroy()
-        # ZeRO-3 leaves its own function there, for the whole process.
-        torch.nn.functional.linear = self._linear
+        if self._partitions:
+            linear.leave()
         # A list of modules that is never popped, and a cache that holds the coordinator.
         parameter_offload.FWD_MODULE_STACK.clear()
         _clear_caches(PartitionedParameterCoordinator)
         del self._engine
         gc.collect()
+
+    def _weights(self, *, trained: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights that train, or the frozen ones, parameters or not; a shared one once."""
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad == trained:
+                yield name, parameter
+        if not trained:
+            yield from kept_weights(self.module, self.kept_names).items()
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.module.named_parameters():

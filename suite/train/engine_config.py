@@ -7,6 +7,9 @@ from typing import Any
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
 
+LIVE_ELEMENTS = 10**9
+"""Gathered elements that ZeRO-3 keeps for their next use instead of gathering them again."""
+
 
 def engine_config(training: TrainingConfig, *, world_size: int, device: str) -> dict[str, Any]:
     """DeepSpeed's configuration, with everything that changes numbers or memory written out.
@@ -27,6 +30,11 @@ def engine_config(training: TrainingConfig, *, world_size: int, device: str) -> 
         # Both bound how much is gathered at a time, and with it the peak of memory.
         zero["stage3_prefetch_bucket_size"] = training.reduce_bucket_elements
         zero["stage3_param_persistence_threshold"] = training.persistence_threshold_elements
+        # DeepSpeed's defaults, because they decide how many gathered weights stay.
+        zero["stage3_max_live_parameters"] = LIVE_ELEMENTS
+        zero["stage3_max_reuse_distance"] = LIVE_ELEMENTS
+        # The suite has its own (`suite.train.linear`).
+        zero["memory_efficient_linear"] = False
     # On a CPU everything is where offloading would put it.
     if device == "cuda" and training.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}

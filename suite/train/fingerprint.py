@@ -14,9 +14,12 @@ import json
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 # A table of 512 KiB serves parameters of any size.
 BLOCK = 1 << 16
+BLOCKS_AT_ONCE = 16
+"""So many blocks are widened to int64 at a time: 8 MiB."""
 _MODULUS = 1 << 64
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -33,16 +36,32 @@ def place_sum(values: torch.Tensor, start: int) -> int:
     at = start
     end = start + len(bits)
     while at < end:
-        # The table of weights covers one block. A factor of its own tells blocks apart.
         block, place = divmod(at, BLOCK)
+        # The table of weights covers one block: many whole blocks, or a part of one.
         size = min(BLOCK - place, end - at)
-        weights = _weights(str(bits.device))[place : place + size]
+        if size == BLOCK:
+            size = min((end - at) // BLOCK, BLOCKS_AT_ONCE) * BLOCK
         run = bits[at - start : at - start + size].to(torch.int64)
-        # int64 wraps around at 2^64, which is the modulus. The factor is odd, so that it has
-        # an inverse and no change is multiplied away.
-        total += int((run * weights).sum()) * (_mixed(block) | 1)
+        weights = _weights(str(bits.device))[place : place + size]
+        # int64 wraps around at 2^64, which is the modulus.
+        sums = (run.view(-1, len(weights)) * weights).sum(1)
+        for i, of_block in enumerate(sums.tolist()):
+            # A factor of its own tells blocks apart. It is odd, so that it has an inverse and no
+            # change is multiplied away.
+            total += of_block * (_mixed(block + i) | 1)
         at += size
     return total % _MODULUS
+
+
+def frozen_fingerprint(model: nn.Module) -> str:
+    """The fingerprint of a whole model's frozen parameters, as its engine gives it."""
+    sums = {}
+    sizes = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            sums[name] = place_sum(parameter.reshape(-1), 0)
+            sizes[name] = parameter.numel()
+    return together([sums], sizes)
 
 
 def together(parts: list[dict[str, int]], sizes: Mapping[str, int]) -> str:

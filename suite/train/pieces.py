@@ -7,7 +7,7 @@ elements of the whole parameter a rank's tensors are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,16 +145,23 @@ def adam_of(optimizer: Any) -> torch.optim.Optimizer:
     return inner
 
 
-def held_bytes(module: nn.Module, optimizer: Any) -> tuple[int, int]:
+def held_bytes(
+    module: nn.Module, optimizer: Any, kept: Iterable[torch.Tensor] = ()
+) -> tuple[int, int]:
     """Bytes on this rank of the forward weights, and of Adam's moments with the fp32 copies.
 
     The forward weights are whole, or this rank's share. Shared memory counts once.
+
+    Args:
+        module: Under ZeRO.
+        optimizer: DeepSpeed's, or the plain one.
+        kept: Weights that are no parameters.
     """
     weights = set()
-    for parameter in module.parameters():
-        weights.add(_storage(parameter.data))
+    for weight in (*module.parameters(), *kept):
+        weights.add(_storage(weight.data))
         # Under ZeRO 3 the rank's share lies here, and `data` may be empty between two steps.
-        weights.add(_storage(getattr(parameter, "ds_tensor", parameter.data)))
+        weights.add(_storage(getattr(weight, "ds_tensor", weight.data)))
     copies = {_storage(tensor) for tensor in masters_of(module, optimizer)}
     for state in adam_of(optimizer).state.values():
         for value in state.values():

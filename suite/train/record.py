@@ -38,8 +38,8 @@ def build_result(
         AssertionError: Frozen weights changed: the result would not be the method's.
     """
     progress, warm = run.progress, run.warm
-    frozen = warm.engine.digest(trained=False)
-    if frozen != warm.frozen_digest:
+    frozen = warm.engine.fingerprint(trained=False)
+    if frozen != warm.engine.frozen_fingerprint:
         raise AssertionError("frozen weights changed during training")
     phases, missing = run.accounts()
     timing = _timing(run)

@@ -8,8 +8,6 @@ changed.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.train.build import build_model
 from suite.train.engine_config import uses_bf16
+from suite.train.fingerprint import frozen_fingerprint
 from suite.train.warm import read_pretrain
 
 
@@ -190,13 +189,7 @@ def _lacks(spec: TrialSpec | None, result: TrialResult | None) -> str:
 def _check_frozen(
     model: nn.Module, spec: TrialSpec, result: TrialResult, folder: TrialFolder
 ) -> None:
-    # The ranks of the last attempt, which wrote the result.
-    ranks = result.provenance.get("world_size", spec.world_size)
-    parts = 1
-    if spec.training.zero_stage == 3:
-        parts = ranks
-    found = frozen_digest(model, parts=parts, ranks=ranks)
-    if result.frozen_sha256 is None or found is None or found == result.frozen_sha256:
+    if result.frozen_sha256 in (None, frozen_fingerprint(model)):
         return
     then = result.provenance.get("versions", {}).get("torch")
     raise CheckpointError(
@@ -204,41 +197,3 @@ def _check_frozen(
         "trial had: its files were changed, or its random weights were drawn by another version "
         f"(torch then {then}, now {torch.__version__}); train the cell again"
     )
-
-
-def frozen_digest(model: nn.Module, *, parts: int, ranks: int) -> str | None:
-    """Return what `Engine.digest(trained=False)` gives for a model in `parts` on `ranks`.
-
-    Args:
-        model: Whole, in the precision of the engine.
-        parts: Pieces that every parameter is cut in: the ranks under ZeRO-3, else 1.
-        ranks: Ranks whose hashes are put together.
-
-    Returns:
-        None if a parameter does not divide into equal parts: ZeRO fills up the last one then.
-    """
-    for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.numel() % parts:
-            return None
-    hashes = []
-    for rank in range(ranks):
-        # With one part every rank holds the whole.
-        hashes.append(_part_digest(model, rank % parts, parts))
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def _part_digest(model: nn.Module, part: int, parts: int) -> str:
-    sha = hashlib.sha256()
-    for name, flat in _frozen(model):
-        size = len(flat) // parts
-        own = flat[part * size : (part + 1) * size]
-        sha.update(name.encode())
-        # Seen as bytes, because numpy has no bfloat16.
-        sha.update(own.contiguous().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
-
-
-def _frozen(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            yield name, parameter.detach().cpu().reshape(-1)

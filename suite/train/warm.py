@@ -41,7 +41,6 @@ class Warm:
         pretrain: Where the backbone's weights come from; None = its own checkpoint, or chance.
         initial: Folder of step 0, in which each rank reads what it wrote.
         initial_digest: Fingerprint of the trained weights at step 0; a reset must reproduce it.
-        frozen_digest: Digest of the frozen weights; no trial may change it.
         start_output: What the model answers at step 0; training must change it.
         strays: Parameters that train and should not, or the other way round.
         pristine: Whether the engine still is at step 0.
@@ -57,7 +56,6 @@ class Warm:
     pretrain: PretrainRecord | None
     initial: Path
     initial_digest: str
-    frozen_digest: str
     start_output: Probe
     strays: list[str]
     pristine: bool = True
@@ -134,7 +132,6 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         pretrain=pretrain,
         initial=initial,
         initial_digest=engine.fingerprint(trained=True),
-        frozen_digest=engine.digest(trained=False),
         start_output=probe(engine, objective, data.split("train", confirm=False)),
         strays=strays(engine, spec, resolved, objective.head, weights=weights),
     )
