@@ -6,9 +6,11 @@ Shapes: B rows, T tokens, d width of the stack, m tokens of the encoder, e width
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +35,119 @@ class Trace:
     scores: list[Tensor] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Recorded:
+    """A stack's frozen pass: its trace, and what a second run needs to give the same.
+
+    Attributes:
+        outputs: What each block returned, the states and T5's position biases.
+        before, after: State of the random streams before the first and after the last block.
+    """
+
+    trace: Trace
+    outputs: list[Any] = field(default_factory=list)
+    before: list[Tensor] = field(default_factory=list)
+    after: list[Tensor] = field(default_factory=list)
+
+
+class FrozenPass:
+    """What the frozen stacks gave for one batch, so that they run once for several side networks.
+
+    Trials of one search see the same batches and draw the same dropout masks. So the blocks of a
+    frozen stack give each of them the same tensors. The first one records them; the others run the
+    stack's forward with blocks that return what was recorded and leave the random streams where the
+    real blocks left them. Everything behind the blocks (final norm, dropout, head) runs as always.
+
+    >>> shared = FrozenPass()
+    >>> with shared.recording():
+    ...     loss = first(**batch).loss
+    >>> with shared.replaying():
+    ...     loss = second(**batch).loss
+    """
+
+    def __init__(self) -> None:
+        self._stacks: list[_Recorded] = []
+        self._next = 0
+        self._replays = False
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the frozen stacks of one forward pass; what was recorded before is forgotten."""
+        self._stacks = []
+        self._replays = False
+        with self._active():
+            yield
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Let the frozen stacks of one forward pass give what was recorded.
+
+        Raises:
+            AssertionError: The pass runs other stacks, or its random streams differ.
+        """
+        self._next = 0
+        self._replays = True
+        with self._active():
+            yield
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        token = _active.set(self)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+    @contextmanager
+    def trace(self, blocks: nn.ModuleList, attentions: Sequence[nn.Module]) -> Iterator[Trace]:
+        """Record a stack, or replay it."""
+        if not self._replays:
+            with _hooked(blocks, attentions) as trace:
+                recorded = _Recorded(trace)
+                self._stacks.append(recorded)
+                with _outputs_kept(blocks, recorded):
+                    yield trace
+            return
+        assert self._next < len(self._stacks), "a replayed pass runs a stack that was not recorded"
+        recorded = self._stacks[self._next]
+        self._next += 1
+        cache = recorded.trace.arguments.get("past_key_values")
+        assert cache is None, "a frozen pass that fills a KV cache cannot be shared"
+        with _replaced(blocks, recorded):
+            yield recorded.trace
+
+
+_active: ContextVar[FrozenPass | None] = ContextVar("frozen_pass", default=None)
+
+
 @contextmanager
-def traced(blocks: nn.ModuleList, attentions: Sequence[nn.Module] = ()) -> Iterator[Trace]:
-    """Record `blocks` (and the last output of `attentions`) while the context lasts."""
+def traced(
+    blocks: nn.ModuleList, attentions: Sequence[nn.Module] = (), *, cached: bool = False
+) -> Iterator[Trace]:
+    """Record `blocks` (and the last output of `attentions`) while the context lasts.
+
+    Within a `FrozenPass` the blocks may not run at all.
+
+    Args:
+        cached: Whether the stack reads or writes a KV cache. Such a pass is one of many of a
+            generation, which differ from trial to trial, so it is neither kept nor replayed.
+    """
+    shared = _active.get()
+    if shared is None or cached:
+        with _hooked(blocks, attentions) as trace:
+            yield trace
+    else:
+        with shared.trace(blocks, attentions) as trace:
+            yield trace
+
+
+def uses_cache(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a stack that is called with these arguments reads or writes a KV cache."""
+    return kwargs.get("past_key_values") is not None or bool(kwargs.get("use_cache"))
+
+
+@contextmanager
+def _hooked(blocks: nn.ModuleList, attentions: Sequence[nn.Module]) -> Iterator[Trace]:
     trace = Trace()
 
     def record_arguments(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -57,6 +169,70 @@ def traced(blocks: nn.ModuleList, attentions: Sequence[nn.Module] = ()) -> Itera
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _outputs_kept(blocks: nn.ModuleList, recorded: _Recorded) -> Iterator[None]:
+    """Keep what the blocks return, and the random streams around them."""
+
+    def begin(_block: nn.Module, _args: Any) -> None:
+        recorded.before = _random_states()
+
+    def keep(_block: nn.Module, _args: Any, output: Any) -> None:
+        recorded.outputs.append(output)
+
+    def end(_block: nn.Module, _args: Any, _output: Any) -> None:
+        recorded.after = _random_states()
+
+    handles = [blocks[0].register_forward_pre_hook(begin)]
+    for block in blocks:
+        handles.append(block.register_forward_hook(keep))
+    handles.append(blocks[-1].register_forward_hook(end))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _replaced(blocks: nn.ModuleList, recorded: _Recorded) -> Iterator[None]:
+    """Let the blocks return what was recorded."""
+    # a variant may have put a forward of its own on a block
+    own = [vars(block).get("forward") for block in blocks]
+    last = len(blocks) - 1
+    for i, block in enumerate(blocks):
+        block.forward = functools.partial(_give_recorded, recorded, i, i == last)
+    try:
+        yield
+    finally:
+        for block, forward in zip(blocks, own, strict=True):
+            del block.forward
+            if forward is not None:
+                block.forward = forward
+
+
+def _give_recorded(recorded: _Recorded, i: int, is_last: bool, *_args: Any, **_kwargs: Any) -> Any:
+    if i == 0:
+        for now, then in zip(_random_states(), recorded.before, strict=True):
+            assert torch.equal(now, then), "trials that share a frozen pass drew different numbers"
+    if is_last:
+        _set_random_states(recorded.after)
+    return recorded.outputs[i]
+
+
+def _random_states() -> list[Tensor]:
+    """The states of torch's generators that dropout draws from."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _set_random_states(states: Sequence[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
 
 
 def hidden_of(output: Any) -> Tensor:

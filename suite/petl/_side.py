@@ -17,7 +17,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from suite.backbones._find import override_forward
 from suite.backbones.base import Family, Stack
 from suite.errors import IncompatibleError
-from suite.petl._frozen import hidden_of, join, replace_states, split, traced
+from suite.petl._frozen import hidden_of, join, replace_states, split, traced, uses_cache
 
 
 @dataclass(slots=True, eq=False)
@@ -198,7 +198,7 @@ def _forward_with_side(original: Callable[..., Any], module: Any, *args: Any, **
     if wiring.receives and kwargs.get("encoder_hidden_states") is not None:
         states, received = split(kwargs["encoder_hidden_states"], wiring.stack.width)
         kwargs["encoder_hidden_states"] = states
-    with torch.no_grad(), traced(wiring.stack.blocks) as trace:
+    with torch.no_grad(), traced(wiring.stack.blocks, cached=uses_cache(kwargs)) as trace:
         output = original(*args, **kwargs)
     embedded = trace.arguments["hidden_states"]
     side_states = module.side(embedded, trace.states, received, trace.arguments)

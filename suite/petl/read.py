@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from suite.attention._route import observe
 from suite.backbones._find import override_forward
 from suite.backbones.base import Family, Stack
-from suite.petl._frozen import Trace, join, replace_states, split, traced
+from suite.petl._frozen import Trace, join, replace_states, split, traced, uses_cache
 from suite.petl.base import Architecture, Method, freeze
 
 # rows of a cell's weight in units of h, which the parameter formula needs
@@ -189,7 +189,8 @@ def _encode(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any
 
     The decoder sees the uncorrected states; cE travels beside them.
     """
-    with torch.no_grad(), traced(module.read_wiring.stack.blocks) as trace:
+    blocks = module.read_wiring.stack.blocks
+    with torch.no_grad(), traced(blocks, cached=uses_cache(kwargs)) as trace:
         output = original(*args, **kwargs)
     output.last_hidden_state = join(output.last_hidden_state, module.read(trace.states))
     return output
@@ -204,7 +205,8 @@ def _correct(original: Callable[..., Any], module: Any, *args: Any, **kwargs: An
         kwargs["encoder_hidden_states"] = states
     norm = wiring.stack.final_norm if wiring.merge == "before" else None
     with_graph = torch.is_grad_enabled()
-    with torch.no_grad(), traced(wiring.stack.blocks, wiring.crosses) as trace:
+    cached = uses_cache(kwargs)
+    with torch.no_grad(), traced(wiring.stack.blocks, wiring.crosses, cached=cached) as trace:
 
         def correction() -> Tensor:
             return cast(Tensor, module.read(cell_inputs(trace, received)))
