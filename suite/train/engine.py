@@ -23,7 +23,7 @@ from suite.errors import CheckpointError
 from suite.train import linear
 from suite.train.engine_config import engine_config, uses_bf16
 from suite.train.fingerprint import place_sum, together
-from suite.train.frozen_weights import keep_whole, kept_weights
+from suite.train.frozen_weights import copy_beside, keep_whole, kept_weights
 from suite.train.pieces import (
     adam_of,
     held_bytes,
@@ -48,10 +48,18 @@ class Engine:
         training: Batch, clipping, precision and ZeRO settings.
         world_size: Ranks of the initialised process group.
         device: "cuda" or "cpu".
+        lanes: Whether `beside` may be called: keeps a copy of what trains.
     """
 
     def __init__(
-        self, model: nn.Module, training: TrainingConfig, *, world_size: int, device: str
+        self,
+        model: nn.Module,
+        training: TrainingConfig,
+        *,
+        world_size: int,
+        device: str,
+        lanes: bool = False,
+        _kept_names: tuple[str, ...] = (),
     ) -> None:
         import deepspeed
 
@@ -68,9 +76,13 @@ class Engine:
         if uses_bf16(training, device):
             dtype = torch.bfloat16
         model.to(dtype)
-        self.kept_names: tuple[str, ...] = ()
-        if training.frozen_weights != "partitioned":
+        self.kept_names = _kept_names
+        if training.frozen_weights != "partitioned" and not _kept_names:
             self.kept_names = keep_whole(model, device)
+        # A copy is possible only before DeepSpeed has put its hooks on the modules.
+        self._template: nn.Module | None = None
+        if lanes and self.kept_names:
+            self._template = copy_beside(model)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
@@ -108,23 +120,60 @@ class Engine:
         Returns:
             This rank's part of the step's loss, detached, on the device.
         """
+        self.set_learning_rate(learning_rate)
+        total = torch.zeros((), device=self.device)
+        for batch, weight in batches:
+            total += self.micro_step(batch, weight, mark=mark)
+        # DeepSpeed divides the gradients by the number of micro-batches as well.
+        return total / len(batches)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next step."""
         assert self._engine.optimizer is not None
         # The loop owns the schedule; DeepSpeed has none that could go out of step.
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        total = torch.zeros((), device=self.device)
+
+    def micro_step(
+        self,
+        batch: Mapping[str, torch.Tensor],
+        weight: float,
+        *,
+        mark: Callable[[str], None] | None = None,
+    ) -> torch.Tensor:
+        """Take one micro-batch of a step; the last one of a step updates the weights. Collective.
+
+        Returns:
+            Its weighted loss, detached, on the device.
+        """
         mark = mark or _unmarked
-        for batch, weight in batches:
-            loss = self._engine(**batch).loss * weight
-            mark("forward")
-            self._engine.backward(loss)
-            mark("backward")
-            # Only the last micro-batch of a step updates the weights; DeepSpeed counts the others.
-            self._engine.step()
-            mark("update")
-            total += loss.detach().float()
-        # DeepSpeed divides the gradients by the number of micro-batches as well.
-        return total / len(batches)
+        loss = self._engine(**batch).loss * weight
+        mark("forward")
+        self._engine.backward(loss)
+        mark("backward")
+        # DeepSpeed counts the micro-batches and updates the weights after the last one of a step.
+        self._engine.step()
+        mark("update")
+        return loss.detach().float()
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether `beside` may be called."""
+        return self._template is not None
+
+    def beside(self) -> Engine:
+        """Make an engine with weights and an optimizer of its own over the same frozen tensors.
+
+        Collective.
+        """
+        assert self._template is not None, "the engine was made without lanes"
+        return Engine(
+            copy_beside(self._template),
+            self.training,
+            world_size=self.world_size,
+            device=self.device,
+            _kept_names=self.kept_names,
+        )
 
     def save(self, folder: Path, *, alone: bool = False) -> Path:
         """Write this rank's share of the trained parameters and of the optimizer's state.
