@@ -32,7 +32,7 @@ from suite.plan.resources import lay_out
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
-from suite.record.spec import Phase
+from suite.record.spec import RECIPE, Phase
 from tests.fake_trainer import score_of
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 from tests.tiny import tiny_choice
@@ -119,6 +119,18 @@ def test_specs_differ_by_what_they_are_and_share_an_engine_where_they_can() -> N
     assert first.cell == confirm.cell == cell.key
     assert (confirm.phase, confirm.number, confirm.seed) == (Phase.CONFIRM, 0, 1)
     assert planned().search_spec(cell, 0, 1e-3).hash == first.hash
+
+
+def test_trials_of_another_recipe_are_left_aside(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(methods=["full"], tasks=["toy"])
+    run_all(TrialQueue(plan, home, slots=1), home)
+    (cell,) = plan.cells
+    assert read_states(plan, home)[cell.key].search
+    monkeypatch.setattr("suite.record.spec.RECIPE", RECIPE + 1)
+    assert not read_states(plan, home)[cell.key].search
+    assert TrialQueue(plan, home, slots=1).next() is not None
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,9 @@ class Plan:
         runs at a rate that no longer is.
         """
         spec = trial.spec
+        # A trial of another recipe has the same specification, and another name.
+        if trial.folder.hash != spec.hash:
+            return False
         if spec.phase is Phase.SEARCH:
             # This counts every extension that the guard may add: how many it did add only the study
             # knows.

@@ -16,6 +16,13 @@ from suite.config.sweep import LimitConfig
 from suite.config.task import PretrainTask, TaskConfig
 from suite.config.training import TrainingConfig
 
+# 2: batches come from windows of rows sorted by length. 1: rows come in the order of a permutation.
+RECIPE = 2
+"""Raise this number when the same specification trains otherwise than before.
+
+It is part of a trial's hash, so that trials of two recipes never share a cell.
+"""
+
 
 class Phase(StrEnum):
     """The half of READ's protocol that a trial belongs to, or the stage before it.
@@ -53,14 +60,13 @@ class TrialSpec(Strict):
 
     @cached_property
     def hash(self) -> str:
-        """16 hexadecimal digits over the whole specification as given."""
+        """16 hexadecimal digits over the whole specification as given, and over the recipe."""
         # To rename, add or remove a field changes every hash, and existing homes lose their trials.
-        return short_hash(
-            self.model_dump(
-                mode="json",
-                exclude={"sweep", "world_size"} if self.phase is Phase.PRETRAIN else None,
-            )
+        given = self.model_dump(
+            mode="json",
+            exclude={"sweep", "world_size"} if self.phase is Phase.PRETRAIN else None,
         )
+        return short_hash(given | {"recipe": RECIPE})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         # Pydantic copies the cached hash as well, which a changed field may have made wrong.

@@ -19,6 +19,7 @@ from suite.record.result import (
     TrialResult,
     ValidityRecord,
 )
+from suite.record.spec import RECIPE
 from suite.train.evaluate import Evaluation
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 from suite.train.warm import Warm
@@ -135,6 +136,7 @@ def _parameters(warm: Warm) -> ParameterCount:
 
 def _provenance(run: RunningTrial) -> dict[str, Any]:
     return {
+        "recipe": RECIPE,
         "versions": versions(),
         "git": git_state(),
         "hardware": hardware(),
