@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from suite.backbones.heads import Head
 from suite.backbones.loading import ResolvedBackbone
@@ -25,7 +26,8 @@ def build_model(
 ) -> tuple[nn.Module, Method[Any]]:
     """Load, convert, attach and initialise the arm of a trial, whole and on the CPU.
 
-    What it draws depends on the trial's seed alone.
+    What it draws depends on the trial's seed alone. Its forward keeps no cache of keys and values
+    unless it is asked to, which `generate` does.
 
     Args:
         weights: File of the pretrain run that the arm names; None if it names none.
@@ -38,7 +40,7 @@ def build_model(
     if not meta:
         # Heads and methods draw next, and must not depend on what was drawn before.
         torch.manual_seed(spec.stream("init"))
-    return build_arm(
+    model, method = build_arm(
         resolved,
         head,
         spec.arm,
@@ -47,3 +49,9 @@ def build_model(
         weights=weights,
         random_start=spec.random_start,
     )
+    for module in model.modules():
+        # T5's decoder has a configuration of its own, and an encoder's says nothing of a cache.
+        if isinstance(module, PreTrainedModel) and hasattr(module.config, "use_cache"):
+            # Training and scoring read a text once, so that keys and values would only take memory.
+            module.config.use_cache = False
+    return model, method
