@@ -402,6 +402,8 @@ def test_what_was_asked_differently_is_not_compared() -> None:
     metrics = answers.task.model_copy(update={"metrics": ["f1"]})
     with pytest.raises(StatisticsError, match="not the same metrics"):
         check_same(answers, other(answers, task=metrics))
+    with pytest.raises(StatisticsError, match=r"not the same precision \(fp32 and bf16\)"):
+        check_same(other(answers, precision="fp32"), other(answers, precision="bf16"))
 
 
 def only_cell(home: Home) -> Cell:

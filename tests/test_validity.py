@@ -59,6 +59,7 @@ def trials(**changes: Any) -> tuple[list[Trial], list[Trial]]:
     common = {
         "validity": GOOD,
         "data_hash": "d",
+        "precision": "fp32",
         "provenance": {"versions": NOW, "git": {"dirty": False}},
     }
     results = [
@@ -129,6 +130,7 @@ def test_a_row_beats_a_constant_in_the_right_direction_and_not_by_luck(
             {"provenance": {"versions": NOW | {"torch": "2.12.0"}}},
             "its runs used different versions of torch (2.12.0, 2.13.0)",
         ),
+        ({"precision": "bf16"}, "its runs computed in different precisions (bf16, fp32)"),
     ],
 )
 def test_one_run_is_enough_to_reject_a_row(changes: dict[str, Any], reason: str) -> None:

@@ -13,6 +13,8 @@ from suite.config.loader import Strict
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Precision = Literal["fp32", "bf16", "bf16-autocast"]
+"""What a trial computes in; bf16-autocast keeps fp32 weights."""
 
 
 class TrainingConfig(Strict):
@@ -72,8 +74,10 @@ class TrainingConfig(Strict):
     gradient_clipping: Annotated[float, Field(ge=0)] = Field(
         1.0, description="global gradient norm; 0 = off (ours)"
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto = bf16 on a GPU, fp32 on a CPU"
+    precision: Precision | Literal["auto"] = Field(
+        "auto",
+        description="bf16-autocast = fp32 weights, products of matrices in bf16; auto = bf16 on a "
+        "GPU, bf16-autocast on a CPU with AMX or AVX-512 for bf16, fp32 on another CPU",
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(3, description="DeepSpeed ZeRO stage")
     frozen_weights: Literal["auto", "resident", "partitioned"] = Field(

@@ -37,7 +37,7 @@ def with_efficiency(rows: Sequence[Row]) -> list[Row]:
 
 def _comparison(row: Row) -> tuple[str, ...]:
     # `rivals` is equal for rows that differ in their attention and its pretrain run alone.
-    return row.home, row.sweep, row.rivals, row.task
+    return row.home, row.sweep, row.rivals, row.task, row.precision or ""
 
 
 def _compared(row: Row, rivals: Sequence[Row]) -> Row:

@@ -70,7 +70,7 @@ def with_energy_to_target(rows: Sequence[Row], target_frac: float = TARGET_FRAC)
 
 
 def _conditions(row: Row) -> tuple[str, ...]:
-    return row.home, row.sweep, row.conditions, row.task
+    return row.home, row.sweep, row.conditions, row.task, row.precision or ""
 
 
 def _with_energy(row: Row, full: Sequence[Row], target_frac: float) -> Row:
@@ -85,7 +85,8 @@ def _with_energy(row: Row, full: Sequence[Row], target_frac: float) -> Row:
 def _target(full: Sequence[Row], target_frac: float) -> float:
     if not full:
         raise ValueError(
-            "this sweep has no row of method full on the same backbone, attention and task"
+            "this sweep has no row of method full on the same backbone, attention and task, in the "
+            "same precision"
         )
     if full[0].admitted is False:
         raise ValueError("the row of method full is rejected, and so is no target")

@@ -26,6 +26,7 @@ from suite.leaderboard.measures import (
     of_train,
     parameter_count,
     peak_memory_bytes,
+    precision,
     samples_per_s,
     search_energy_kwh,
     search_s,
@@ -241,6 +242,12 @@ class Row:
         report=True,
         measure=energy_source,
         meaning="how the energy was measured; cpu-time-estimate is no measurement",
+    )
+    precision: str | None = text(
+        "precision",
+        average=Average.OWN,
+        measure=precision,
+        meaning="what its runs computed in; rows of different precisions are not compared",
     )
     peak_memory_bytes: int | None = integer(
         "memory",

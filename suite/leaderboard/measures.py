@@ -95,6 +95,11 @@ def energy_source(results: CellResults) -> str | None:
     return join(phase.energy_source for phase in phases)
 
 
+def precision(results: CellResults) -> str | None:
+    """What the confirm runs computed in, or the search trials while there is no confirm run."""
+    return join(run.precision for run in results.confirmed or results.searched)
+
+
 def peak_memory_bytes(results: CellResults) -> int | None:
     """The largest rank of the largest confirm run; None where one run has no number."""
     largest = 0

@@ -239,6 +239,7 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
         search_trials=round(fmean(row.search_trials for row in rows)) if complete else 0,
         higher_is_better=first.higher_is_better if one_direction else None,
         energy_source=join(row.energy_source for row in rows),
+        precision=join(row.precision for row in rows),
         energy_to_target_missing=mean_reason(rows) if complete else None,
         status=_least_finished([row.status for row in rows], complete=complete),
         **reference_fields(first.reference_mean, values.get("score_mean")),

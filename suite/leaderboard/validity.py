@@ -111,6 +111,9 @@ def _disagreements(runs: Sequence[TrialResult]) -> list[str]:
             splits.add(canonical_json(sizes))
     if len(splits) > 1:
         found.append("its runs have splits of different sizes")
+    precisions = {run.precision for run in runs if run.precision}
+    if len(precisions) > 1:
+        found.append(f"its runs computed in different precisions ({', '.join(sorted(precisions))})")
     for package in COMPARED_VERSIONS:
         versions = _versions(runs, package)
         if len(versions) > 1:

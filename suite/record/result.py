@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from suite.config.training import Precision
 from suite.meters.record import PhaseRecord, Record
 from suite.redact import redact
 
@@ -162,6 +163,9 @@ class TrialResult(Record):
     epochs: list[EpochRecord] = []
     phases: dict[str, PhaseRecord] = {}
     timing: StepTiming | None = None
+    precision: Precision | None = Field(
+        None, description="what the trial computed in; null in records of trials that failed"
+    )
     parameters: ParameterCount | None = None
     checkpoint_bytes: int | None = None
     pretrain: PretrainRecord | None = Field(

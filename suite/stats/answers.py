@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from suite.config.task import TaskConfig
 from suite.config.task_files import own_score
+from suite.config.training import Precision
 from suite.errors import StatisticsError
 from suite.metrics.items import Items, Statistic, statistic_of
 from suite.record.cells import Trial
@@ -28,12 +29,14 @@ class Answers:
         index: Names of the items; all runs have the same ones.
         runs: Answers by seed; all seeds share golds and groups.
         scores: The task's score by seed.
+        precision: What all runs computed in; None where they do not say.
     """
 
     task: TaskConfig
     index: tuple[str, ...]
     runs: dict[int, Items]
     scores: dict[int, float]
+    precision: Precision | None = None
 
     def with_seeds(self, seeds: Sequence[int]) -> Answers:
         """These answers for some seeds only, in the given order."""
@@ -59,10 +62,12 @@ def read_answers(confirmed: Sequence[Trial]) -> Answers:
 
     Raises:
         StatisticsError: No run has a score; a file is absent or unreadable; the runs were tested on
-            different items; or a run's answers do not give the score that it recorded.
+            different items, or computed in different precisions; or a run's answers do not give
+            the score that it recorded.
     """
     runs: dict[int, Items] = {}
     scores: dict[int, float] = {}
+    precisions: set[Precision | None] = set()
     index: tuple[str, ...] = ()
     first: Trial | None = None
     # in the order of seeds, so that sums over runs do not depend on when each ended
@@ -87,9 +92,13 @@ def read_answers(confirmed: Sequence[Trial]) -> Answers:
                 )
         runs[seed] = items
         scores[seed] = trial.result.score
+        precisions.add(trial.result.precision)
     if first is None:
         raise StatisticsError("no confirm run has a score")
-    answers = Answers(first.spec.task, index, runs, scores)
+    if len(precisions) > 1:
+        named = ", ".join(sorted(map(str, precisions)))
+        raise StatisticsError(f"its seeds computed in different precisions ({named})")
+    answers = Answers(first.spec.task, index, runs, scores, precisions.pop())
     _check_scores(answers)
     return answers
 

@@ -88,7 +88,7 @@ def gather(arms: Sequence[Answers]) -> Evidence:
 
 
 def check_same(first: Answers, second: Answers) -> None:
-    """Check that two arms answered the same questions with the same golds and metrics.
+    """Check that two arms answered the same questions with the same golds, metrics and precision.
 
     Raises:
         StatisticsError: They did not; the message says how many agree.
@@ -97,6 +97,11 @@ def check_same(first: Answers, second: Answers) -> None:
     metrics = first.task.model_dump(include={"metrics", "headline"})
     if metrics != second.task.model_dump(include={"metrics", "headline"}):
         raise StatisticsError(f"{where}: not the same metrics")
+    if first.precision != second.precision:
+        raise StatisticsError(
+            f"{where}: not the same precision ({first.precision} and {second.precision}); "
+            "name one as training.precision and run the sweep again under another name"
+        )
     if first.index != second.index:
         shared = len(set(first.index) & set(second.index))
         counts = f"{len(first.index)} and {len(second.index)} items, {shared} of them in both"

@@ -6,6 +6,7 @@ from typing import Any
 
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
+from suite.train.precision import precision_of
 
 LIVE_ELEMENTS = 10**9
 """Gathered elements that ZeRO-3 keeps for their next use instead of gathering them again."""
@@ -56,7 +57,8 @@ def engine_config(training: TrainingConfig, *, world_size: int, device: str) -> 
 
 
 def uses_bf16(training: TrainingConfig, device: str) -> bool:
-    return training.precision == "bf16" or (training.precision == "auto" and device == "cuda")
+    """Whether the forward weights are bf16."""
+    return precision_of(training, device) == "bf16"
 
 
 def micro_batching(training: TrainingConfig, world_size: int) -> tuple[int, int]:

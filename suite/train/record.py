@@ -59,6 +59,7 @@ def build_result(
         epochs=[EpochRecord(**epoch) for epoch in progress.epochs],
         phases=phases,
         timing=timing,
+        precision=warm.precision,
         parameters=_parameters(warm),
         checkpoint_bytes=progress.checkpoint_bytes,
         pretrain=warm.pretrain,

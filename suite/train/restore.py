@@ -38,7 +38,9 @@ from suite.train.warm import read_pretrain
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A trained arm, whole, in evaluation mode, in the precision that the trial computed in.
+    """A trained arm, whole, in evaluation mode, in the precision of the trial's weights.
+
+    That is fp32 for a trial under autocast, whose predictions may differ in their last digits.
 
     Attributes:
         start: The tensors that were asked for by name, as they were before the first step.

@@ -14,11 +14,12 @@ from torch import nn
 
 from suite.attention.counts import AttentionCount, count_attention
 from suite.backbones.loading import identity, load_tokenizer
+from suite.config.training import Precision
 from suite.data.make_objective import make_objective
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared, prepare
 from suite.data.trained_tokenizer import open_backbone
-from suite.errors import CheckpointError
+from suite.errors import CheckpointError, IncompatibleError
 from suite.files import sha256
 from suite.meters import release_memory
 from suite.petl.arm import task_head
@@ -28,6 +29,7 @@ from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.build import build_model
 from suite.train.engine import Engine
+from suite.train.precision import autocast_forwards, precision_of
 from suite.train.probe import Probe, probe, strays
 from suite.train.process_group import gather_objects
 
@@ -37,6 +39,7 @@ class Warm:
     """An engine with all that belongs to its arm and task.
 
     Attributes:
+        precision: What the engine computes in.
         attention: Parameters and cache of the converted backbone's attention, before the method.
         pretrain: Where the backbone's weights come from; None = its own checkpoint, or chance.
         initial: Folder of step 0, in which each rank reads what it wrote.
@@ -52,6 +55,7 @@ class Warm:
     data: Prepared
     backbone: dict[str, str]
     head_parameters: int
+    precision: Precision
     attention: AttentionCount
     pretrain: PretrainRecord | None
     initial: Path
@@ -117,6 +121,14 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         )
     # Counted before ZeRO cuts the parameters into slices.
     head_parameters = sum(p.numel() for p in task_head(model, resolved))
+    precision = precision_of(spec.training, device)
+    if len(set(gather_objects(precision))) > 1:
+        raise IncompatibleError(
+            f"training.precision: auto is {precision} on this host and another one on others of "
+            "this trial, whose processors differ; name a precision"
+        )
+    if precision == "bf16-autocast":
+        autocast_forwards(model, device)
     engine = Engine(model, spec.training, world_size=dist.get_world_size(), device=device)
     # Rank 0 draws a name that no other group has, and all ranks take it.
     initial = workspace.engines / gather_objects(uuid.uuid4().hex)[0] / "step-0"
@@ -128,6 +140,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         data=data,
         backbone=identity(resolved),
         head_parameters=head_parameters,
+        precision=precision,
         attention=attention,
         pretrain=pretrain,
         initial=initial,

@@ -1,0 +1,78 @@
+"""Which precision a trial computes in on the processor it got, and autocast where that is the one.
+
+Autocast keeps fp32 weights, gradients and optimizer states, and multiplies matrices in bf16. It is
+entered in the forward of every transformers model inside an arm, because generation calls an
+encoder by itself. Autograd then runs each backward in the precision of its forward.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from suite.config.training import Precision, TrainingConfig
+
+CPU_INFO = Path("/proc/cpuinfo")
+FAST_BF16 = {"amx_bf16", "avx512_bf16"}
+"""Flags of x86 processors that multiply bf16 faster than fp32; others only emulate it."""
+
+
+def precision_of(training: TrainingConfig, device: str) -> Precision:
+    """What `training.precision` means on this host: "auto" depends on the device."""
+    if training.precision != "auto":
+        return training.precision
+    if device == "cuda":
+        return "bf16"
+    if has_fast_bf16():
+        return "bf16-autocast"
+    return "fp32"
+
+
+def has_fast_bf16() -> bool:
+    """Whether this host's processor multiplies matrices of bf16 in hardware."""
+    try:
+        text = CPU_INFO.read_text()
+    # Only Linux has the file, and the processors of other systems have none of the flags.
+    except OSError:
+        return False
+    for line in text.splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip() == "flags":
+            return not FAST_BF16.isdisjoint(flags.split())
+    return False
+
+
+def autocast_forwards(model: nn.Module, device: str) -> None:
+    """Run the forward of every transformers model in `model` under bf16 autocast, from now on.
+
+    Args:
+        model: Whole, fp32, and not yet under ZeRO.
+        device: "cuda" or "cpu".
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            entered: list[torch.autocast] = []
+            module.register_forward_pre_hook(_enter(entered, device))
+            # Always, because a forward that fails must not leave autocast on.
+            module.register_forward_hook(_exit(entered), always_call=True)
+
+
+def _enter(entered: list[torch.autocast], device: str) -> Any:
+    def enter(_module: nn.Module, _args: Any) -> None:
+        # No cache of cast weights: under ZeRO-3 a weight's memory holds others a moment later.
+        context = torch.autocast(device, torch.bfloat16, cache_enabled=False)
+        context.__enter__()  # type: ignore[no-untyped-call]
+        entered.append(context)
+
+    return enter
+
+
+def _exit(entered: list[torch.autocast]) -> Any:
+    def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+        entered.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    return leave

@@ -1,0 +1,97 @@
+"""Precision: what `auto` takes on which processor, what autocast leaves alone, and that a trial under it is recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from suite.backbones.heads import Head
+from suite.config.training import TrainingConfig
+from suite.profile.batches import training_batch
+from suite.record.folder import Home
+from suite.storage.workspace import Workspace
+from suite.train import precision
+from suite.train.build import build_model
+from suite.train.loop import Trainer
+from suite.train.precision import autocast_forwards, precision_of
+from suite.train.process_group import free_port
+from tests.ranks import in_processes
+from tests.test_loop import TRAINING, make_spec, run
+from tests.tiny import FAMILIES
+from tests.toy import resolved_tiny
+from tests.trained import trained_spec
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("fpu avx512f avx512_bf16 amx_tile", "bf16-autocast"),
+        ("fpu amx_bf16", "bf16-autocast"),
+        ("fpu avx2 avx512f", "fp32"),
+        ("", "fp32"),
+    ],
+)
+def test_auto_takes_autocast_where_the_processor_multiplies_bf16(
+    flags: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nmodel name\t: amx_bf16 in a name\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(precision, "CPU_INFO", info)
+    assert precision_of(TrainingConfig(), "cpu") == found
+    assert precision_of(TrainingConfig(), "cuda") == "bf16"
+    assert precision_of(TrainingConfig(precision="fp32"), "cpu") == "fp32"
+    info.unlink()
+    assert precision_of(TrainingConfig(), "cpu") == "fp32"
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "read", "lst"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_autocast_multiplies_in_bf16_and_keeps_weights_and_gradients_in_fp32(
+    family: str, method: str
+) -> None:
+    head = Head("classification", 2) if family == "bert" else Head("text")
+    model: Any
+    model, _ = build_model(trained_spec(method, family), resolved_tiny(family), head, weights=None)
+    batch: dict[str, Any]
+    batch = training_batch(resolved_tiny(family).family, 384, rows=4, tokens=16, target=8)
+    expected = float(model(**batch).loss.detach())
+    autocast_forwards(model, "cpu")
+    found = model(**batch)
+    assert found.logits.dtype is torch.bfloat16
+    # 2%: bf16 has 8 bits of mantissa
+    loss = float(found.loss.detach())
+    assert loss == pytest.approx(expected, rel=0.02) and loss != expected
+    found.loss.backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert all(p.dtype is p.grad.dtype is torch.float32 for p in trained if p.grad is not None)
+    assert not torch.is_autocast_enabled("cpu")
+    with pytest.raises((TypeError, ValueError)):
+        model(**batch, inputs_embeds=object())
+    assert not torch.is_autocast_enabled("cpu")
+    if family != "bert":
+        written = model.generate(input_ids=batch["input_ids"], max_new_tokens=3, do_sample=False)
+        assert written.shape[0] == 4
+
+
+def trials(number: int, folder: Path) -> str:
+    """The same trial in fp32 and under autocast, on one rank under ZeRO-3."""
+    home = Home(folder / "home")
+    trainer = Trainer(Workspace(home), master_port=free_port())
+    found = []
+    for name in ("auto", "bf16-autocast"):
+        training = TRAINING.model_copy(update={"precision": name, "epochs": 1})
+        result = run(trainer, make_spec(training=training))
+        found.append([result.precision, result.epochs[0].train_loss, result.score])
+    trainer.close()
+    return json.dumps(found)
+
+
+def test_a_trial_records_what_it_computed_in(tmp_path: Path) -> None:
+    (written,) = in_processes(trials, tmp_path)
+    (plain, loss, _), (cast, cast_loss, score) = json.loads(written)
+    assert plain == precision_of(TRAINING, "cpu") and cast == "bf16-autocast"
+    assert cast_loss == pytest.approx(loss, rel=0.02) and score is not None
