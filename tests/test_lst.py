@@ -14,8 +14,9 @@ from suite.config.arm import Arm
 from suite.config.sweep import BackboneChoice
 from suite.errors import DataError, IncompatibleError
 from suite.petl import methods
-from suite.petl._pruning import magnitude, prune_into_side, squared_gradients, top
+from suite.petl._pruning import fixed_head, magnitude, prune_into_side, squared_gradients, top
 from suite.petl.arm import count_arm
+from suite.petl.base import head_parameters
 from tests.decoding import both_ways, check_beams
 from tests.tiny import tiny_choice
 from tests.toy import (
@@ -414,12 +415,13 @@ def test_fisher_pruning_is_by_single_examples_of_the_pretrained_models_loss(
     lst(init="fisher").prepare(model, family_, batches, loss_of)
 
     importance = {name: torch.zeros_like(parameter) for name, parameter in plain.named_parameters()}
-    for batch in batches:
-        for i in range(3):
-            plain.zero_grad()
-            loss_of(plain, {key: value[i : i + 1] for key, value in batch.items()}).backward()
-            for name, parameter in plain.named_parameters():
-                importance[name] += 0 if parameter.grad is None else parameter.grad.square()
+    with fixed_head(plain, family_):
+        for batch in batches:
+            for i in range(3):
+                plain.zero_grad()
+                loss_of(plain, {key: value[i : i + 1] for key, value in batch.items()}).backward()
+                for name, parameter in plain.named_parameters():
+                    importance[name] += 0 if parameter.grad is None else parameter.grad.square()
     names = {parameter: name for name, parameter in reference.named_parameters()}
     prune_into_side(reference, family_, lambda parameter: importance[names[parameter]])
     found, expected = (
@@ -429,6 +431,26 @@ def test_fisher_pruning_is_by_single_examples_of_the_pretrained_models_loss(
     assert all(
         torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True)
     )
+
+
+@pytest.mark.parametrize(("family", "answer"), CASES[1:4])
+def test_fisher_pruning_does_not_depend_on_what_the_head_drew(family: str, answer: Any) -> None:
+    plain: Any = build(resolved_tiny(family), make_head(answer))
+    family_ = resolved_tiny(family).family
+    sides = []
+    for seed in (1, 2):
+        model = attach_to(copy.deepcopy(plain), family, init="fisher")
+        # a head's vectors start alike for every seed
+        head = [parameter for parameter in head_parameters(model, family_) if parameter.ndim > 1]
+        with torch.no_grad():
+            for parameter in head:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.manual_seed(seed)))
+        before = [parameter.clone() for parameter in head]
+        batches = [make_batch(family_, make_head(answer), seed=0, size=3)]
+        lst(init="fisher").prepare(model, family_, batches, loss_of)
+        assert all(map(torch.equal, head, before)), "the head is as it was"
+        sides.append(stack_of(model, family).module.side.blocks)
+    assert all(map(torch.equal, sides[0].parameters(), sides[1].parameters()))
 
 
 def test_preparation_leaves_everything_but_the_side_blocks_as_it_was() -> None:

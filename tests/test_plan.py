@@ -116,6 +116,7 @@ def test_specs_differ_by_what_they_are_and_share_an_engine_where_they_can() -> N
     assert (
         first.engine_key == second.engine_key != plan.search_spec(plan.cells[1], 0, 1e-3).engine_key
     )
+    assert confirm.engine_key == first.engine_key, "another seed only draws new weights"
     assert first.cell == confirm.cell == cell.key
     assert (confirm.phase, confirm.number, confirm.seed) == (Phase.CONFIRM, 0, 1)
     assert planned().search_spec(cell, 0, 1e-3).hash == first.hash

@@ -10,7 +10,8 @@ Source: LST, arXiv 2206.06522, section 3.4, in the form of the official code ("f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from suite.backbones.base import Family, Stack
+from suite.petl.base import head_parameters
 
 Importance = Callable[[nn.Parameter], Tensor]
 
@@ -258,3 +260,27 @@ def squared_gradients(
             if gradient is not None:
                 totals[parameter] += gradient.float().square()
     return totals
+
+
+@contextmanager
+def fixed_head(model: PreTrainedModel, family: Family) -> Iterator[None]:
+    """Give the matrices of a task head weights that are always the same, and then its own back.
+
+    Its vectors start as zeros or ones for every seed.
+    """
+    # A generator of its own leaves the trial's streams alone.
+    generator = torch.Generator().manual_seed(0)
+    # Of the families' configurations only T5's lacks it, and T5 answers in words without a head.
+    deviation = getattr(model.config, "initializer_range", 0.02)
+    own = []
+    with torch.no_grad():
+        for parameter in head_parameters(model, family):
+            if parameter.ndim > 1:
+                own.append((parameter, parameter.clone()))
+                parameter.copy_(deviation * torch.randn(parameter.shape, generator=generator))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in own:
+                parameter.copy_(values)

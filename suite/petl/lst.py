@@ -11,7 +11,9 @@ Deviations:
     Dropout after the side stack is the rate of the backbone's residual dropout, 0 for Llama.
     Rows are pruned without regard to heads, as in the official code; Llama's rotary angles are
     those of the narrow heads.
-    Fisher importances are taken in evaluation mode, so that they do not depend on dropout.
+    Fisher importances are taken in evaluation mode, so that they do not depend on dropout. A task
+    head that the checkpoint lacks has weights of their own for them, because the trial's would
+    depend on its seed: all trials of a task start from the same side blocks.
     The gates of blocks without side block are counted and stored (the official count has them) and
     change nothing.
 """
@@ -31,7 +33,7 @@ from transformers import PreTrainedModel
 
 from suite.backbones.base import Family, Stack
 from suite.errors import DataError, IncompatibleError
-from suite.petl._pruning import magnitude, prune_into_side, squared_gradients
+from suite.petl._pruning import fixed_head, magnitude, prune_into_side, squared_gradients
 from suite.petl._side import SideNetwork, narrow_model, place
 from suite.petl.base import Architecture, Batch, Method, freeze
 
@@ -121,7 +123,7 @@ class Lst(Method[LstConfig]):
             )
         weights = [*model.get_input_embeddings().parameters(), *_kept_weights(family.stacks(model))]
         weights = list(dict.fromkeys(weights))  # a tied weight counts once
-        with _as_pretrained(model, family, weights):
+        with _as_pretrained(model, family, weights), fixed_head(model, family):
             losses = (loss(model, example) for example in chain([first], examples))
             importances = squared_gradients(weights, losses)  # one graph at a time
         prune_into_side(model, family, importances.__getitem__)

@@ -15,7 +15,7 @@ HOME/
     rank<k>.log
   pretrained/<hash>/        the same files for a pretrain run, which all sweeps of the home share
     model.safetensors       its weights, written before result.json
-  cache/                    tokenised data
+  cache/                    tokenised data, and what methods prepare from it
   mlflow.db
 """
 

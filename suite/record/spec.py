@@ -84,15 +84,13 @@ class TrialSpec(Strict):
 
     @property
     def engine_key(self) -> str:
-        """A key that trials share if they differ only in learning rate and number.
+        """A key that trials share if they differ only in learning rate, number, phase and seed.
 
-        One warm engine serves all trials with the same key.
+        One warm engine serves all trials with the same key. Another seed draws its initial weights
+        anew.
         """
-        # The phase of two such trials may differ, but their seed may not: it decides the new
-        # weights.
-        return short_hash(
-            self.model_dump(mode="json", exclude={"learning_rate", "number", "phase", "sweep"})
-        )
+        differs = {"learning_rate", "number", "phase", "seed", "sweep"}
+        return short_hash(self.model_dump(mode="json", exclude=differs))
 
     def stream(self, name: str, *parts: int) -> int:
         """The seed of a named random stream.
@@ -100,3 +98,8 @@ class TrialSpec(Strict):
         It depends on task, replicate and stream, so it is the same for all arms of a comparison.
         """
         return derive_seed(self.task.name, self.seed, name, *parts)
+
+    @property
+    def preparation_seed(self) -> int:
+        """The seed of what a method prepares from training data, the same for all seeds."""
+        return derive_seed(self.task.name, "preparation")

@@ -278,7 +278,7 @@ class Trainer:
         return self._run
 
     def _warm_for(self, spec: TrialSpec) -> Warm:
-        if self._warm is not None and self._warm.key != spec.engine_key:
+        if self._warm is not None and not self._warm.turn_to(spec, self.workspace):
             # Released before the next is built: memory may not hold two.
             self._warm.release()
             self._warm = None

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 from suite.files import replacing
 from suite.train.pieces import MOMENTS, Piece
@@ -63,6 +64,25 @@ def write_shard(
         metadata[key] = str(value)
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata)
+
+
+def write_whole(path: Path, model: nn.Module) -> None:
+    """Write the step 0 of a whole model: what one rank alone would write.
+
+    Args:
+        path: The file.
+        model: On the CPU, in the precision of the engine that is to read it.
+    """
+    pieces = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            size = parameter.numel()
+            # The optimizer keeps fp32 weights, which it takes from the forward weights.
+            master = parameter.detach().float()
+            pieces.append(Piece(name, 0, size, size, master, 0))
+    stored = model.state_dict(keep_vars=True).keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in stored}
+    write_shard(path, pieces, {}, steps=0, rank=0, world_size=1, buffers=buffers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from suite.attention.counts import AttentionCount, count_attention
-from suite.backbones.loading import identity, load_tokenizer
+from suite.backbones.loading import ResolvedBackbone, identity, load_tokenizer
 from suite.config.training import Precision
 from suite.data.make_objective import make_objective
 from suite.data.objective import Objective
@@ -27,11 +26,14 @@ from suite.record.folder import TrialFolder
 from suite.record.result import PretrainRecord
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
-from suite.train.build import build_model
 from suite.train.engine import Engine
+from suite.train.engine_config import uses_bf16
+from suite.train.fingerprint import frozen_fingerprint
+from suite.train.initial import initial_model
 from suite.train.precision import autocast_forwards, precision_of
 from suite.train.probe import Probe, probe, strays
-from suite.train.process_group import gather_objects
+from suite.train.process_group import all_agree, gather_objects
+from suite.train.shards import shard_name, write_whole
 
 
 @dataclass(slots=True)
@@ -39,6 +41,10 @@ class Warm:
     """An engine with all that belongs to its arm and task.
 
     Attributes:
+        key: What the trials of this engine have in common.
+        seed: Seed of the trial whose step 0 `initial` holds.
+        resolved: The backbone.
+        weights: File of the pretrain run's weights; None = the arm names none.
         precision: What the engine computes in.
         attention: Parameters and cache of the converted backbone's attention, before the method.
         pretrain: Where the backbone's weights come from; None = its own checkpoint, or chance.
@@ -50,7 +56,10 @@ class Warm:
     """
 
     key: str
+    seed: int
     engine: Engine
+    resolved: ResolvedBackbone
+    weights: Path | None
     objective: Objective
     data: Prepared
     backbone: dict[str, str]
@@ -75,6 +84,72 @@ class Warm:
             if self.engine.fingerprint(trained=True) != self.initial_digest:
                 raise AssertionError("the engine's reset did not bring back the weights of step 0")
             self.pristine = True
+
+    def turn_to(self, spec: TrialSpec, workspace: Workspace) -> bool:
+        """Make ready for a trial of any arm, task and seed. Collective.
+
+        Of another seed only the weights that train are drawn anew: the whole model is built again
+        on the CPU, as for a cold start, and its trained weights become the engine's step 0.
+
+        Returns:
+            Whether the engine serves the trial. It does not if the arm or the task is another one,
+            or if the seed draws frozen weights as well.
+        """
+        if spec.engine_key != self.key:
+            return False
+        if spec.seed == self.seed:
+            return True
+        training = spec.training
+        # DeepSpeed's optimizer for this pair takes a step of its own when it is built.
+        if training.zero_stage == 0 and uses_bf16(training, self.engine.device):
+            return False
+        # All weights are drawn, so that a second build would find them different.
+        if self.weights is None and (self.resolved.origin == "random" or spec.random_start):
+            return False
+        model = initial_model(
+            spec,
+            self.resolved,
+            self.objective,
+            self.data,
+            weights=self.weights,
+            cache=workspace.home.cache,
+            device=self.engine.device,
+        )
+        if uses_bf16(training, self.engine.device):
+            # As the engine rounded them, also those that it keeps in fp32 from then on.
+            model.to(torch.bfloat16)
+        # Every rank has built the same model, but they must not part ways here.
+        if not all_agree(self._has_frozen_of(model)):
+            return False
+        # From here on the weights are between two seeds: a reset must see that.
+        self.pristine = False
+        drawn = self.initial.parent / f"drawn-{dist.get_rank()}"
+        write_whole(drawn / shard_name(0), model)
+        self.engine.load(drawn, written_by=1)
+        shutil.rmtree(drawn)
+        self._begin(spec)
+        return True
+
+    def _has_frozen_of(self, model: nn.Module) -> bool:
+        """Whether a whole model has the engine's frozen weights, and buffers that nobody stores."""
+        if frozen_fingerprint(model) != self.engine.frozen_fingerprint:
+            return False
+        stored = model.state_dict(keep_vars=True).keys()
+        for name, buffer in model.named_buffers():
+            # Stored buffers are loaded with the trained weights.
+            own = self.engine.module.get_buffer(name)
+            if name not in stored and not torch.equal(own.cpu(), buffer.to(own.dtype)):
+                return False
+        return True
+
+    def _begin(self, spec: TrialSpec) -> None:
+        """Take the engine's weights for step 0 of a trial's seed. Collective."""
+        self.engine.save(self.initial, alone=True)
+        self.initial_digest = self.engine.fingerprint(trained=True)
+        train = self.data.split("train", confirm=False)
+        self.start_output = probe(self.engine, self.objective, train)
+        self.seed = spec.seed
+        self.pristine = True
 
     def release(self) -> None:
         """Free the engine and its files."""
@@ -110,10 +185,15 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         folder = workspace.home.pretrained(spec.arm.pretrain)
         pretrain = read_pretrain(folder)
         weights = folder.weights
-    model, method = build_model(spec, resolved, objective.head, weights=weights)
-    if method.needs_preparation:
-        model.to(device)
-        method.prepare(model, resolved.family, _single_rows(data, objective, spec, device), _loss)
+    model = initial_model(
+        spec,
+        resolved,
+        objective,
+        data,
+        weights=weights,
+        cache=workspace.home.cache,
+        device=device,
+    )
     if spec.training.gradient_checkpointing:
         # Re-entrant checkpointing wants inputs that need a gradient; a frozen embedding's do not.
         model.gradient_checkpointing_enable(  # type: ignore[operator]
@@ -135,7 +215,10 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
     engine.save(initial, alone=True)
     return Warm(
         key=spec.engine_key,
+        seed=spec.seed,
         engine=engine,
+        resolved=resolved,
+        weights=weights,
         objective=objective,
         data=data,
         backbone=identity(resolved),
@@ -176,23 +259,3 @@ def read_pretrain(folder: TrialFolder) -> PretrainRecord:
         energy_kwh=train.energy_kwh,
         weights_sha256=result.weights_sha256,
     )
-
-
-def _single_rows(
-    data: Prepared, objective: Objective, spec: TrialSpec, device: str
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Training examples one by one in a seeded order, the same on every rank.
-
-    One by one, because Fisher importance is per example.
-    """
-    rows = data.split("train", confirm=False)
-    # A generator of its own leaves the global streams alone.
-    generator = torch.Generator().manual_seed(spec.stream("preparation"))
-    order = torch.randperm(len(rows), generator=generator)
-    for index in order.tolist():
-        yield {name: tensor.to(device) for name, tensor in objective.collate([rows[index]]).items()}
-
-
-def _loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    loss: torch.Tensor = model(**batch).loss
-    return loss
