@@ -65,7 +65,7 @@ def _enter(entered: list[torch.autocast], device: str) -> Any:
     def enter(_module: nn.Module, _args: Any) -> None:
         # No cache of cast weights: under ZeRO-3 a weight's memory holds others a moment later.
         context = torch.autocast(device, torch.bfloat16, cache_enabled=False)
-        context.__enter__()  # type: ignore[no-untyped-call]
+        context.__enter__()
         entered.append(context)
 
     return enter
@@ -73,6 +73,6 @@ def _enter(entered: list[torch.autocast], device: str) -> Any:
 
 def _exit(entered: list[torch.autocast]) -> Any:
     def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
-        entered.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        entered.pop().__exit__(None, None, None)
 
     return leave
