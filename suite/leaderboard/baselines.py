@@ -21,9 +21,14 @@ SHA = ("sha",)
 
 def with_efficiency(rows: Sequence[Row]) -> list[Row]:
     """The same rows, rejected ones last, with `prr` and `peop`, or with the reasons for none."""
-    # None means "not checked yet", which rejects nothing.
-    fit = [row for row in rows if row.admitted is not False]
-    rejected = [row for row in rows if row.admitted is False]
+    fit = []
+    rejected = []
+    for row in rows:
+        # None means "not checked yet", which rejects nothing.
+        if row.admitted is False:
+            rejected.append(row)
+        else:
+            fit.append(row)
     rivals: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     found = []
     # A rejected row is a baseline for rejected rows only.

@@ -117,13 +117,15 @@ def _definition(home: Home, sweep: str) -> _Definition:
 def _read_definition(home: Path, sweep: str, stamps: object) -> _Definition:
     """Read a definition once for many updates; `stamps` change when the definition does."""
     plan = read_plan(Home(home), sweep)
-    cells = {cell.key: cell for cell in plan.cells}
-    contests: dict[str, list[str]] = defaultdict(list)
-    for key, cell in cells.items():
-        if cell.contest is not None:
-            contests[cell.contest].append(key)
     of_sweep = short_hash(plan.config.model_dump(mode="json", include=DECIDING))
-    asked = {key: _asked(plan, cell, of_sweep) for key, cell in cells.items()}
+    cells: dict[str, PlannedCell] = {}
+    asked: dict[str, str] = {}
+    contests: dict[str, list[str]] = defaultdict(list)
+    for cell in plan.cells:
+        cells[cell.key] = cell
+        asked[cell.key] = _asked(plan, cell, of_sweep)
+        if cell.contest is not None:
+            contests[cell.contest].append(cell.key)
     return _Definition(plan, cells, contests, asked)
 
 
@@ -222,14 +224,15 @@ def _states(
         contest = definition.cells[key].contest
         if contest is not None:
             needed |= dict.fromkeys(definition.contests[contest])
+    cells = []
     trials = []
     for key in needed:
+        cells.append(definition.cells[key])
         for folder in folders.get(key, ()):
             spec = folder.spec()
             if spec is not None:
                 trials.append(Trial(folder, spec, folder.result()))
     found: dict[str, Cell] = group_cells(trials)
-    cells = [definition.cells[key] for key in needed]
     states = make_states(definition.plan, home, cells, found)
     # The others were read only to tell who won their contest.
     return {key: states[key] for key in changed}

@@ -45,11 +45,18 @@ def _contest(row: Row) -> tuple[str, ...]:
 
 
 def _with_cost(row: Row, studies: Sequence[Row]) -> Row:
+    trials = 0
+    durations_s = []
+    energies_kwh = []
+    for study in studies:
+        trials += study.search_trials
+        durations_s.append(study.search_s)
+        energies_kwh.append(study.search_energy_kwh)
     return with_values(
         row,
-        selection_trials=sum(study.search_trials for study in studies),
-        selection_s=total(study.search_s for study in studies),
-        selection_energy_kwh=total(study.search_energy_kwh for study in studies),
+        selection_trials=trials,
+        selection_s=total(durations_s),
+        selection_energy_kwh=total(energies_kwh),
     )
 
 
@@ -66,7 +73,10 @@ def with_energy_to_target(rows: Sequence[Row], target_frac: float = TARGET_FRAC)
         # An architecture of full fine-tuning that lost its contest is no target.
         if row.method == FULL and row.chosen is not False:
             full[_conditions(row)].append(row)
-    return [_with_energy(row, full[_conditions(row)], target_frac) for row in rows]
+    found = []
+    for row in rows:
+        found.append(_with_energy(row, full[_conditions(row)], target_frac))
+    return found
 
 
 def _conditions(row: Row) -> tuple[str, ...]:
@@ -113,25 +123,25 @@ def _energy(row: Row, target: float) -> float:
     """Mean energy of the confirm runs up to the target, kWh."""
     if not row.progress:
         raise ValueError("no confirm run has ended")
-    # Each seed once, in the order of the runs.
-    seeds = dict.fromkeys(seed for seed, _, _ in row.progress)
-    spent = []
-    for seed in seeds:
-        energy = _first_at(row, seed, target)
-        if energy is None:
-            raise ValueError(f"the energy of the run with seed {seed} was not measured")
-        spent.append(energy)
-    return fmean(spent)
+    spent: dict[int, float] = {}
+    for seed, _, _ in row.progress:
+        # A run has several epochs here, and its energy counts once.
+        if seed not in spent:
+            spent[seed] = _first_at(row, seed, target)
+    return fmean(spent.values())
 
 
-def _first_at(row: Row, seed: int, target: float) -> float | None:
+def _first_at(row: Row, seed: int, target: float) -> float:
     """The energy of a run up to its first epoch that reaches the target, kWh."""
     # `progress` is in the order of the epochs, so the first hit is the earliest.
     for other, energy, score in row.progress:
-        reached = score <= target if row.higher_is_better is False else score >= target
+        reached = score >= target
+        if row.higher_is_better is False:
+            reached = score <= target
         if other == seed and reached:
-            found: float | None = energy
-            return found
+            if energy is None:
+                raise ValueError(f"the energy of the run with seed {seed} was not measured")
+            return float(energy)
     raise ValueError(f"the run with seed {seed} never reaches a validation score of {target:.4g}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -48,7 +48,7 @@ def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None
     # One point has no width, and without a score there is no best.
     if len(scores) < 2 or not found:
         return None
-    best = max(found) if higher_is_better else min(found)
+    best: float = _better(higher_is_better)(found)
     rates = sorted(scores)
 
     def good(rate: float) -> bool:
@@ -61,7 +61,9 @@ def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None
         return score <= best * (1 + POINT / 100)
 
     # Of several rates with the best score, the lowest.
-    at = next(i for i, rate in enumerate(rates) if scores[rate] == best)
+    at = 0
+    while scores[rates[at]] != best:
+        at += 1
     # Each run ends at the first rate that is not good, even if a good one follows.
     above = takewhile(good, rates[at:])
     below = takewhile(good, reversed(rates[: at + 1]))
@@ -69,9 +71,16 @@ def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None
     return math.log10(max(above) / min(below))
 
 
+def _better(higher_is_better: bool) -> Callable[..., Any]:
+    """The function that takes the better of some scores."""
+    if higher_is_better:
+        return max
+    return min
+
+
 def _best_by_rate(curve: Curve, *, higher_is_better: bool) -> dict[float, float | None]:
     """The best score of every learning rate, which may have been tried more than once."""
-    better = max if higher_is_better else min
+    better = _better(higher_is_better)
     scores: dict[float, float | None] = {}
     for rate, score, _ in curve:
         known = scores.get(rate)
@@ -102,7 +111,13 @@ def epochs_at_best(runs: Sequence[Trial], *, higher_is_better: bool) -> Curve:
             else:
                 spent += epoch.energy_kwh
             score = epoch.validation_score
-            if best is None or (score > best if higher_is_better else score < best):
+            if best is None:
+                is_better = True
+            elif higher_is_better:
+                is_better = score > best
+            else:
+                is_better = score < best
+            if is_better:
                 best = score
                 points.append([run.spec.seed, spent, score])
     return points

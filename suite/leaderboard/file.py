@@ -36,10 +36,13 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
     columns = {}
     for about in FIELDS:
-        values = [getattr(row, about.name) for row in rows]
-        if about.kind is Kind.JSON:
-            # NaN is no JSON, and other readers of the file would stop at it.
-            values = [json.dumps(value, allow_nan=False) for value in values]
+        values = []
+        for row in rows:
+            value = getattr(row, about.name)
+            if about.kind is Kind.JSON:
+                # NaN is no JSON, and other readers of the file would stop at it.
+                value = json.dumps(value, allow_nan=False)
+            values.append(value)
         columns[about.name] = pa.array(values, _type(about.kind))
     table = pa.table(columns).replace_schema_metadata({VERSION_KEY: SCHEMA_VERSION})
     # Whoever reads meanwhile sees the old file or the new one.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from suite.meters.record import PhaseRecord
@@ -27,7 +27,10 @@ class CellResults:
     @property
     def phases(self) -> list[PhaseRecord]:
         """All phases of all search trials."""
-        return [phase for result in self.searched for phase in result.phases.values()]
+        phases: list[PhaseRecord] = []
+        for result in self.searched:
+            phases += result.phases.values()
+        return phases
 
 
 Measure = Callable[[CellResults], Any]
@@ -58,7 +61,9 @@ def of_train(name: str) -> Callable[[TrialResult], float | None]:
 
 def samples_per_s(run: TrialResult) -> float | None:
     """Training speed of a trial."""
-    return None if run.timing is None else run.timing.samples_per_s
+    if run.timing is None:
+        return None
+    return run.timing.samples_per_s
 
 
 def parameter_count(name: str) -> Measure:
@@ -91,8 +96,11 @@ def of_pretrain(name: str) -> Measure:
 
 def energy_source(results: CellResults) -> str | None:
     """How the energy of the confirm runs' train phases was measured."""
-    phases = [run.phases["train"] for run in results.confirmed if "train" in run.phases]
-    return join(phase.energy_source for phase in phases)
+    sources = []
+    for run in results.confirmed:
+        if "train" in run.phases:
+            sources.append(run.phases["train"].energy_source)
+    return join(sources)
 
 
 def precision(results: CellResults) -> str | None:
@@ -102,14 +110,14 @@ def precision(results: CellResults) -> str | None:
 
 def peak_memory_bytes(results: CellResults) -> int | None:
     """The largest rank of the largest confirm run; None where one run has no number."""
-    largest = 0
+    largest: int | None = None
     for run in results.confirmed:
         train = run.phases.get("train")
         # A run without a number may have been the largest.
         if train is None or train.memory.allocated_max_bytes is None:
             return None
-        largest = max(largest, train.memory.allocated_max_bytes)
-    return largest if results.confirmed else None
+        largest = max(largest or 0, train.memory.allocated_max_bytes)
+    return largest
 
 
 def search_energy_kwh(results: CellResults) -> float | None:
@@ -124,7 +132,9 @@ def search_s(results: CellResults) -> float | None:
 
 def last_end_s(results: CellResults) -> float | None:
     """When the last of the trials ended, seconds since 1970."""
-    ends = [result.finished_at for result in (*results.confirmed, *results.searched)]
+    ends = []
+    for result in (*results.confirmed, *results.searched):
+        ends.append(result.finished_at)
     return max(ends, default=None)
 
 
@@ -132,14 +142,25 @@ def mean(values: Iterable[float | None]) -> float | None:
     """The mean, or None where there is no value or one of them is missing."""
     known = _all_known(values)
     # `_all_known` gives an empty list where one value is missing.
-    return fmean(known) if known else None
+    if not known:
+        return None
+    return fmean(known)
 
 
 def total(values: Iterable[float | None]) -> float | None:
     """The sum, or None where there is no value or one of them is missing."""
     known = _all_known(values)
+    if not known:
+        return None
     # `fsum` is exact, so the sum does not depend on the order of the phases.
-    return math.fsum(known) if known else None
+    return math.fsum(known)
+
+
+def spread(values: Collection[float]) -> float | None:
+    """The sample standard deviation (n - 1); None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    return stdev(values)
 
 
 def _all_known(values: Iterable[float | None]) -> list[float]:

@@ -98,7 +98,8 @@ def with_ranks(rows: Sequence[Row], read: Read, known: Known | None = None) -> l
         known: Evidence of earlier calls, which this one adds to; None = nothing is remembered.
     """
     # A new dictionary each time, because a default of {} would be shared by all calls.
-    remembered: Known = {} if known is None else known
+    if known is None:
+        known = {}
     places = _places(rows)
     found: dict[Place, Comparison] = {}
     for place, members in places.items():
@@ -106,10 +107,10 @@ def with_ranks(rows: Sequence[Row], read: Read, known: Known | None = None) -> l
         ranking = None
         # To read the answers of all arms is slow, so ranks that still hold are kept.
         if not _holds(place, members, digest):
-            ranking = _rank(members, read, remembered)
-        found[place] = Comparison(digest, {row.arm for row in members}, ranking)
+            ranking = _rank(members, read, known)
+        found[place] = Comparison(digest, _arms(members), ranking)
     # A driver calls this at every update, and each call may add new evidence.
-    _forget(remembered, rows, places.values())
+    _forget(known, rows, places.values())
     return [_ranked(row, found) for row in rows]
 
 
@@ -140,11 +141,15 @@ def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
         # With one task the mean is that task.
         if len(names) > 1:
             finished[backbone, MEAN] = _complete(finished, backbone, names)
-    return {
-        place: members
-        for place, members in finished.items()
-        if len({row.arm for row in members}) > 1
-    }
+    places = {}
+    for place, members in finished.items():
+        if len(_arms(members)) > 1:
+            places[place] = members
+    return places
+
+
+def _arms(rows: Iterable[Row]) -> set[str]:
+    return {row.arm for row in rows}
 
 
 def _complete(
@@ -166,7 +171,9 @@ def _complete(
             whole += members
     directions = {row.higher_is_better for row in whole}
     # The mean of an accuracy and a perplexity has no better and worse.
-    return whole if len(directions) == 1 else []
+    if len(directions) > 1:
+        return []
+    return whole
 
 
 def _digest(members: Sequence[Row]) -> str:
@@ -177,9 +184,13 @@ def _digest(members: Sequence[Row]) -> str:
 def _holds(place: Place, members: Sequence[Row], digest: str) -> bool:
     """Whether the rows carry the ranks of exactly this comparison."""
     # The rank of a mean row is stored in the rows of its tasks and has a digest of its own.
-    if place[1] == MEAN:
-        return all(row.mean_ranked == digest for row in members)
-    return all(row.ranked == digest for row in members)
+    for row in members:
+        stored = row.ranked
+        if place[1] == MEAN:
+            stored = row.mean_ranked
+        if stored != digest:
+            return False
+    return True
 
 
 def _ranked(row: Row, found: Mapping[Place, Comparison]) -> Row:
@@ -215,7 +226,9 @@ def _mean_rank(row: Row, found: Mapping[Place, Comparison]) -> dict[str, Any]:
 
 
 def _rank(members: Sequence[Row], read: Read, known: Known) -> Ranking:
-    tasks = [_evidence(same_task, read, known) for same_task in _by_task(members)]
+    tasks = []
+    for same_task in _by_task(members):
+        tasks.append(_evidence(same_task, read, known))
     try:
         # All rows of a place have the same direction, so the first one tells it.
         return _ranking(tasks, higher_is_better=members[0].higher_is_better is not False)
@@ -266,8 +279,11 @@ def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Rankin
     missing: dict[str, str] = {}
     for task in tasks:
         missing |= task.missing
-    # The order of the first task's arms, which `_places` has sorted.
-    arms = [arm for arm in tasks[0].arms if all(arm in task.arms for task in tasks)]
+    common = set(tasks[0].arms)
+    for task in tasks:
+        common &= set(task.arms)
+    # In the order of the first task's arms, which `_places` has sorted.
+    arms = [arm for arm in tasks[0].arms if arm in common]
     # A rank of one among one says nothing.
     if len(arms) < 2:
         return Ranking(missing={"": "fewer than two arms can be compared", **missing})
@@ -283,7 +299,9 @@ def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Rankin
     evidence = over_tasks(parts)
     groups = rank_groups(evidence, higher_is_better=higher_is_better)
     # On one task the row has an interval of its own already.
-    intervals = _intervals(arms, evidence, configs) if len(tasks) > 1 else {}
+    intervals = {}
+    if len(tasks) > 1:
+        intervals = _intervals(arms, evidence, configs)
     return Ranking(dict(zip(arms, groups, strict=True)), intervals, missing)
 
 

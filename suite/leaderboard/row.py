@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import stdev
 from typing import Any
 
 from suite.config.arm import Arm
@@ -12,7 +11,7 @@ from suite.config.reference import MEAN
 from suite.leaderboard.curves import epochs_at_best, learning_rate_curve, sensitivity_decades
 from suite.leaderboard.fields import Row, measured
 from suite.leaderboard.intervals import interval_fields
-from suite.leaderboard.measures import CellResults, mean
+from suite.leaderboard.measures import CellResults, mean, spread
 from suite.leaderboard.validity import judge
 from suite.plan.cell_state import CellState
 from suite.record.cells import Trial
@@ -33,7 +32,13 @@ def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
     task = state.cell.task
     confirmed = state.at_best
     # Costs count the runs with a score: a run that died early would look cheap.
-    scored = [t.result for t in confirmed if t.result is not None and t.result.score is not None]
+    scored = []
+    measured_by_lm_eval = []
+    for trial in confirmed:
+        if trial.result is not None:
+            measured_by_lm_eval.append(read_record(trial.folder.path))
+            if trial.result.score is not None:
+                scored.append(trial.result)
     ended = [trial.result for trial in state.searched if trial.result is not None]
     # Made first, because the difference to a paper needs the mean.
     of_score = score_fields(confirmed, state.searched)
@@ -44,7 +49,7 @@ def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
         task=task.name,
         higher_is_better=task.higher_is_better,
         search_trials=len(ended),
-        lm_eval=over_seeds(read_record(t.folder.path) for t in confirmed if t.result is not None),
+        lm_eval=over_seeds(measured_by_lm_eval),
         progress=epochs_at_best(confirmed, higher_is_better=task.higher_is_better),
         **_names(state),
         **_study(state),
@@ -67,8 +72,7 @@ def score_fields(confirmed: Sequence[Trial], searched: Sequence[Trial]) -> dict[
             scores[str(trial.spec.seed)] = trial.result.score
     return {
         "score_mean": mean(scores.values()),
-        # `stdev` divides by n - 1 and needs two seeds.
-        "score_std": stdev(scores.values()) if len(scores) > 1 else None,
+        "score_std": spread(scores.values()),
         "seeds": len(scores),
         "seed_scores": scores,
         **judge(confirmed, searched),
@@ -81,13 +85,9 @@ def _names(state: CellState) -> dict[str, Any]:
     arm = state.cell.arm
     return {
         "sweep": state.plan.config.name,
-        "backbone": arm.backbone.name,
-        "attention": arm.attention.name,
-        "attention_options": arm.attention.options,
-        "method": arm.method,
-        "architecture": arm.architecture,
+        **arm.names,
         "arm": arm.key,
-        "own_code": arm.backbone.revision if arm.backbone.trust_remote_code else None,
+        "own_code": arm.own_code,
         # PRR and PEoP compare within the first, costs within the second.
         "rivals": _arm_without(arm, "attention", "pretrain"),
         "conditions": _arm_without(arm, "method", "architecture"),
@@ -102,16 +102,15 @@ def _study(state: CellState) -> dict[str, Any]:
     """What the search tried and found, and what was decided about it."""
     study = state.study
     searched = study.searched
-    best = state.best()
     curve = learning_rate_curve(state.searched)
     better = state.cell.task.higher_is_better
     edge = None
     # A fixed rate has no range, and so no edge.
-    if best is not None and not searched.fixed:
+    if state.best() is not None and not searched.fixed:
         edge = study.edge is not None
     return {
-        "validation_score": None if best is None or best.result is None else best.result.score,
-        "learning_rate": None if best is None else best.spec.learning_rate,
+        "validation_score": state.best_score,
+        "learning_rate": state.best_learning_rate,
         "edge": edge,
         "curve": curve,
         "lr_sensitivity_decades": sensitivity_decades(curve, higher_is_better=better),
@@ -119,9 +118,7 @@ def _study(state: CellState) -> dict[str, Any]:
         "learning_rate_high": searched.high,
         "extensions": study.extensions,
         "saved_trials": study.saved_trials,
-        # A state without a contest calls itself chosen; a row says that there was nothing to
-        # choose.
-        "chosen": None if state.contest is None else state.chosen,
+        "chosen": state.won,
     }
 
 
@@ -143,10 +140,13 @@ def reference_fields(line: dict[str, Any], score: float | None) -> dict[str, Any
     """
     if not line:
         return {}
+    difference = None
+    if score is not None:
+        difference = score - line["score"]
     return {
         "reference_score": line["score"],
         "reference_std": line["std"],
         "reference_source": line["source"],
         "reference": line["printed"],
-        "difference": None if score is None else score - line["score"],
+        "difference": difference,
     }

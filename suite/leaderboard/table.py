@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from suite.config.hashing import canonical_json
@@ -32,7 +32,7 @@ from suite.leaderboard.fields import (
     of_kind,
     with_values,
 )
-from suite.leaderboard.measures import join, mean
+from suite.leaderboard.measures import join, mean, spread
 from suite.leaderboard.ranks import ALONE, is_ranked, why_not_ranked
 from suite.leaderboard.row import reference_fields
 from suite.leaderboard.validity import judge_mean
@@ -222,25 +222,27 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
         values[name] = getattr(first, name)
     by_seed: dict[str, float] = {}
     one_direction = len({row.higher_is_better for row in rows}) == 1
+    values["higher_is_better"] = first.higher_is_better
     if complete:
         values |= _averages(rows)
+        values["seeds"] = min(row.seeds for row in rows)
+        values["search_trials"] = round(fmean(row.search_trials for row in rows))
+        values["energy_to_target_missing"] = mean_reason(rows)
     # Without both there is no mean score, so there is no spread of one.
     if complete and one_direction:
         by_seed = _seed_means(rows)
-    if not one_direction:  # the mean of an accuracy and a perplexity says nothing
+    # The mean of an accuracy and a perplexity says nothing.
+    if not one_direction:
+        values["higher_is_better"] = None
         values |= dict.fromkeys(averaged(Average.SCORE))
     reasons = {row.task: (row.admitted, row.rejected, row.dirty) for row in rows}
     mean_row = Row(
         **values,
         task=MEAN,
-        score_std=stdev(by_seed.values()) if len(by_seed) > 1 else None,
+        score_std=spread(by_seed.values()),
         seed_scores=by_seed,
-        seeds=min(row.seeds for row in rows) if complete else 0,
-        search_trials=round(fmean(row.search_trials for row in rows)) if complete else 0,
-        higher_is_better=first.higher_is_better if one_direction else None,
         energy_source=join(row.energy_source for row in rows),
         precision=join(row.precision for row in rows),
-        energy_to_target_missing=mean_reason(rows) if complete else None,
         status=_least_finished([row.status for row in rows], complete=complete),
         **reference_fields(first.reference_mean, values.get("score_mean")),
         **judge_mean(reasons),
@@ -269,7 +271,10 @@ def _seed_means(rows: Sequence[Row]) -> dict[str, float]:
         # A mean over different tasks for each seed would not be a spread over seeds.
         if row.seed_scores.keys() != seeds:
             return {}
-    return {seed: fmean(row.seed_scores[seed] for row in rows) for seed in seeds}
+    means = {}
+    for seed in seeds:
+        means[seed] = fmean(row.seed_scores[seed] for row in rows)
+    return means
 
 
 def _least_finished(statuses: Sequence[str], *, complete: bool) -> str:
@@ -296,9 +301,9 @@ def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
         most_first = sort in ("prr", "peop")
         if sort == "score":
             most_first = row.higher_is_better is not False
-        key = 0.0
-        if value is not None:
-            key = -value if most_first else value
+        key = value or 0.0
+        if most_first:
+            key = -key
         # False sorts before True: mean rows come last, and so do unknown values.
         return row.sweep, row.task == MEAN, row.task, value is None, key
 
@@ -310,7 +315,7 @@ def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     # Most of a second to import; `suite leaderboard` prints its rows without a frame.
     import pandas as pd
 
-    lines = [_columns(row) for row in rows]
+    lines = list(map(_columns, rows))
     values: dict[str, Sequence[Any]] = dict.fromkeys(COLUMNS, ())
     # `zip` of no lines gives no columns, and the frame needs all of them.
     if lines:
@@ -326,8 +331,11 @@ def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def _json(value: Any) -> str:
-    """The value as JSON text; most mappings are empty, and for these `str` is quicker."""
-    return canonical_json(value) if value else str(value)
+    """The value as JSON text."""
+    # Most mappings are empty, and for these `str` is quicker.
+    if not value:
+        return str(value)
+    return canonical_json(value)
 
 
 def plain(rows: Iterable[Row]) -> list[dict[str, Any]]:
@@ -354,8 +362,10 @@ def to_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     plain = frame.astype(object).where(frame.notna(), None)
     rows = []
     for line in plain.to_dict(orient="records"):
-        row = {str(key): value for key, value in line.items()}
-        for name in JSON_COLUMNS:
-            row[name] = json.loads(row[name])
+        row = {}
+        for key, value in line.items():
+            if key in JSON_COLUMNS:
+                value = json.loads(value)
+            row[str(key)] = value
         rows.append(row)
     return rows

@@ -100,15 +100,18 @@ def _any_dirty(runs: Sequence[TrialResult]) -> bool:
 def _disagreements(runs: Sequence[TrialResult]) -> list[str]:
     """What differs between the runs of a row and should not; a run need not say everything."""
     found = []
-    # Results without a data hash say nothing here.
-    if len({run.data_hash for run in runs if run.data_hash}) > 1:
-        found.append("its runs read different data")
+    data = set()
     splits = set()
     for run in runs:
+        # Results without a data hash say nothing here.
+        if run.data_hash:
+            data.add(run.data_hash)
         # Only confirm runs have test data.
         sizes = {name: rows for name, rows in run.splits.items() if name != "test"}
         if sizes:
             splits.add(canonical_json(sizes))
+    if len(data) > 1:
+        found.append("its runs read different data")
     if len(splits) > 1:
         found.append("its runs have splits of different sizes")
     precisions = {run.precision for run in runs if run.precision}

@@ -14,7 +14,7 @@ from suite.plan.proposer import propose
 from suite.plan.second_objective import costs
 from suite.plan.study import Study, decide
 from suite.record.attempts import is_given_up
-from suite.record.cells import Cell, Trial, read_cells
+from suite.record.cells import Cell, Trial, ended, read_cells
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
@@ -175,7 +175,16 @@ class CellState:
         if self.contest is None:
             return True
         winner = self.contest.winner()
-        return None if winner is None else winner == self.cell.arm.key
+        if winner is None:
+            return None
+        return winner == self.cell.arm.key
+
+    @property
+    def won(self) -> bool | None:
+        """Whether this architecture won its contest; None without a contest, or before its end."""
+        if self.contest is None:
+            return None
+        return self.chosen
 
     @property
     def confirm_runs(self) -> int:
@@ -196,9 +205,25 @@ class CellState:
         return Cell(self.cell.arm, self.cell.task.name, search=self.searched).best_search()
 
     @property
+    def best_score(self) -> float | None:
+        """Validation score of the best search trial; None before one has a score."""
+        best = self.best()
+        if best is None or best.result is None:
+            return None
+        return best.result.score
+
+    @property
+    def best_learning_rate(self) -> float | None:
+        """Learning rate of the best search trial; None before one has a score."""
+        best = self.best()
+        if best is None:
+            return None
+        return best.spec.learning_rate
+
+    @property
     def confirmed(self) -> list[Trial]:
         """Confirm runs of the best learning rate that have ended."""
-        return [trial for trial in self._confirm_runs_so_far() if trial.result is not None]
+        return ended(self._confirm_runs_so_far())
 
     @property
     def at_best(self) -> list[Trial]:
@@ -207,10 +232,7 @@ class CellState:
         Unlike `confirmed`, it keeps the runs of a study that has gone on since, after its budget
         was raised.
         """
-        best = self.best()
-        if best is None:
-            return []
-        rate = best.spec.learning_rate
+        rate = self.best_learning_rate
         return [self.confirm[key] for key in sorted(self.confirm) if key[0] == rate]
 
     def as_cell(self) -> Cell:
@@ -314,10 +336,9 @@ class CellState:
         return self.plan.search_spec(self.cell, number, learning_rate)
 
     def _next_confirm(self) -> TrialSpec | None:
-        best = self.best()
-        if best is None or not self.search_done or not self.chosen:
+        learning_rate = self.best_learning_rate
+        if learning_rate is None or not self.search_done or not self.chosen:
             return None
-        learning_rate = best.spec.learning_rate
         # The sweep's order of seeds, so that every cell begins with the same ones.
         for seed in self.plan.config.confirm.seeds:
             if (learning_rate, seed) not in self.confirm:
@@ -381,7 +402,9 @@ def make_states(
             if not plan.includes(cell, trial):
                 continue
             # A driver remembers every trial for as long as it runs, so it keeps the outcome alone.
-            state.add(trial.outcome() if outcomes else trial)
+            if outcomes:
+                trial = trial.outcome()
+            state.add(trial)
             # A trial that ended needs no retry, however often its machine failed before.
             if trial.result is None and is_given_up(trial.folder, retries=retries):
                 state.given_up.add(trial.spec.hash)

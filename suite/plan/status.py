@@ -11,9 +11,9 @@ from suite.plan.cell_state import CellState, CellStatus, PretrainState, read_sta
 from suite.plan.definition import driver_pid, lease_root, read_plan
 from suite.plan.second_objective import pareto
 from suite.record.attempts import counted, is_given_up
-from suite.record.cells import Trial
+from suite.record.cells import Trial, ended
 from suite.record.folder import Home
-from suite.record.result import FailureRecord, Status
+from suite.record.result import FailureRecord, Status, TrialResult
 from suite.storage.lease import holder
 
 
@@ -115,8 +115,10 @@ class CellReport:
         if self.pruned:
             notes.append(f"{self.pruned} pruned")
         if self.extensions:
-            decades = "decade" if self.extensions == 1 else "decades"
-            notes.append(f"range + {self.extensions} {decades}")
+            unit = "decade"
+            if self.extensions > 1:
+                unit = "decades"
+            notes.append(f"range + {self.extensions} {unit}")
         if self.edge:
             notes.append("best learning rate at the edge")
         if self.own_code is not None:
@@ -145,16 +147,17 @@ def driver(home: Home, sweep: str) -> str | None:
         return str(claim)
     # With --storage the lease lies there, but this machine's lock lies here.
     pid = driver_pid(home, sweep)
-    return None if pid is None else f"process {pid}"
+    if pid is None:
+        return None
+    return f"process {pid}"
 
 
 def cell_status(state: CellState) -> CellReport:
     """What there is to say of one cell."""
     arm = state.cell.arm
-    best = state.best()
     trials = state.trials
     study = study_facts(state)
-    ended = [trial for trial in trials if trial.result is not None]
+    with_result = len(ended(trials))
     word = state.status
     waits_for = 0
     if state.contest is not None and word is CellStatus.WAITING:
@@ -164,22 +167,17 @@ def cell_status(state: CellState) -> CellReport:
         left = 0
     return CellReport(
         key=state.cell.key,
-        backbone=arm.backbone.name,
-        attention=arm.attention.name,
-        attention_options=arm.attention.options,
-        method=arm.method,
-        architecture=arm.architecture,
+        **arm.names,
         task=state.cell.task.name,
         status=word,
         search_done=study["trials"],
         # `trials` holds search and confirm runs, and only the first are part of the study.
-        confirm_done=len(ended) - study["trials"],
-        running=len(trials) - len(ended),
+        confirm_done=with_result - study["trials"],
+        running=len(trials) - with_result,
         left=left,
         total=state.total,
-        # `best` has a result wherever it is there; the type does not say so.
-        best_validation_score=None if best is None or best.result is None else best.result.score,
-        best_learning_rate=None if best is None else best.spec.learning_rate,
+        best_validation_score=state.best_score,
+        best_learning_rate=state.best_learning_rate,
         failures=_failures(state),
         pretrain=None if state.pretrain is None else pretrain_status(state.pretrain),
         pruned=study["pruned"],
@@ -188,9 +186,9 @@ def cell_status(state: CellState) -> CellReport:
         edge=study["edge"],
         waits_for=waits_for,
         # Whoever reads the numbers should see that code outside the suite made them.
-        own_code=arm.backbone.revision if arm.backbone.trust_remote_code else None,
+        own_code=arm.own_code,
         workers=state.plan.workers(state.cell),
-        chosen=None if state.contest is None else state.chosen,
+        chosen=state.won,
         study=study,
     )
 
@@ -198,18 +196,22 @@ def cell_status(state: CellState) -> CellReport:
 def study_facts(state: CellState) -> dict[str, Any]:
     """What is decided about a cell's study, for programs; each is explained in docs/protocol.md."""
     study = state.study
-    ended = [trial.result for trial in state.searched if trial.result is not None]
+    trials = ended(state.searched)
+    pruned = 0
+    for trial in trials:
+        if trial.result is not None and trial.result.status is Status.PRUNED:
+            pruned += 1
     facts: dict[str, Any] = {
         "ended": study.ended,
         "budget": study.budget,
-        "trials": len(ended),
+        "trials": len(trials),
         "saved_trials": study.saved_trials,
         "low": study.searched.low,
         "high": study.searched.high,
         "extensions": study.extensions,
         # Before the end the guard may still lengthen the range.
         "edge": study.ended is not None and study.edge is not None,
-        "pruned": sum(result.status is Status.PRUNED for result in ended),
+        "pruned": pruned,
         "room": study.room,
     }
     second = state.plan.config.search.second
@@ -224,31 +226,38 @@ def pretrain_status(state: PretrainState) -> PretrainStatus:
     epochs = state.folder.epochs()
     word = "waiting"
     energy_kwh = None
+    steps_done = 0
+    loss = None
+    if epochs:
+        steps_done = epochs[-1].step
+        loss = epochs[-1].validation_score
     if state.result is not None:
         word = state.result.status.value
-        energy_kwh = _energy_kwh(state)
+        energy_kwh = _energy_kwh(state.result)
     elif epochs or state.live:
         word = "begun"
     return PretrainStatus(
         checkpoint=spec.hash,
         state=word,
         corpus=spec.task.name,
-        steps_done=epochs[-1].step if epochs else 0,
+        steps_done=steps_done,
         steps=spec.training.epochs * (spec.training.epoch_steps or 0),
-        loss=epochs[-1].validation_score if epochs else None,
+        loss=loss,
         energy_kwh=energy_kwh,
     )
 
 
-def _energy_kwh(state: PretrainState) -> float | None:
+def _energy_kwh(result: TrialResult) -> float | None:
     """The energy of all phases of a pretrain run, kWh; None where one phase has none."""
     energies = []
-    for phase in state.result.phases.values() if state.result is not None else ():
+    for phase in result.phases.values():
         # A sum without one phase would look like a cheaper run.
         if phase.energy_kwh is None:
             return None
         energies.append(phase.energy_kwh)
-    return math.fsum(energies) if energies else None
+    if not energies:
+        return None
+    return math.fsum(energies)
 
 
 def _failures(state: CellState) -> tuple[TrialFailure, ...]:
@@ -277,8 +286,9 @@ def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
             return None
         record = attempts[-1]
         # The retries are the sweep's, so the same failures may end one sweep and not another.
-        gave_up = is_given_up(trial.folder, retries=retries)
-        ending = "gave up" if gave_up else "interrupted"
+        ending = "interrupted"
+        if is_given_up(trial.folder, retries=retries):
+            ending = "gave up"
     # A pruned trial ended as the sweep asked, so it is no failure.
     elif result.status.has_score or result.status is Status.PRUNED:
         return None

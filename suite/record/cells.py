@@ -110,6 +110,11 @@ class Cell:
         return [trial for trial in self.confirm if trial.spec.learning_rate == rate]
 
 
+def ended(trials: Iterable[Trial]) -> list[Trial]:
+    """The trials that have a result, with a score or without one."""
+    return [trial for trial in trials if trial.result is not None]
+
+
 def read_cells(home: Home, sweep: str) -> dict[str, Cell]:
     """Every cell of a sweep that has at least one trial folder, by cell key."""
     trials = []
