@@ -124,7 +124,9 @@ def check_definition(plan: Plan, home: Home) -> None:
         SweepConflictError: It is another sweep. The message says what changed and how to go on.
     """
     known = known_plan(home, plan.config.name)
-    changes = _changes(known, plan) if known is not None else []
+    if known is None:
+        return
+    changes = _changes(known, plan)
     if changes:
         raise SweepConflictError(
             f"{home.sweep_definition(plan.config.name)}: this home holds another sweep named "
@@ -246,7 +248,9 @@ def _owner(home: Home, sweep: str) -> dict[str, Any]:
     # The file serves messages alone, so one that cannot be read is as good as none.
     except (FileNotFoundError, ValueError):
         return {}
-    return owner if isinstance(owner, dict) else {}
+    if not isinstance(owner, dict):
+        return {}
+    return owner
 
 
 def _changes(old: Plan, new: Plan) -> list[str]:

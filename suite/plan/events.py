@@ -88,8 +88,10 @@ class Listeners(Listener):
         self._tell("on_end", outcome)
 
     def _tell(self, event: str, *args: object) -> None:
+        if self.muted():
+            return
         # A listener shows or copies what happened. Its error must not end the sweep.
-        for member in () if self.muted() else self.members:
+        for member in self.members:
             try:
                 getattr(member, event)(*args)
             except Exception:

@@ -24,8 +24,8 @@ def as_trials(
     finished: Sequence[Finished],
     running: Sequence[Running] = (),
     costs: Mapping[int, float] | None = None,
-) -> list[tuple[int, FrozenTrial]]:
-    """Pairs of number and trial in number order; one without a score counts as the worst seen.
+) -> list[FrozenTrial]:
+    """Trials in the order of their numbers; one without a score counts as the worst seen.
 
     Args:
         searched: The range. It grows if trials lie outside it, because it was wider before.
@@ -36,34 +36,43 @@ def as_trials(
     # Here and below: who shows a study reads this module too, and does without Optuna.
     from optuna.trial import TrialState, create_trial
 
-    tried = [learning_rate for _, learning_rate, _ in finished]
-    tried += [learning_rate for _, learning_rate in running]
     # One distribution for all trials: Optuna refuses a value outside its trial's own.
-    distributions: dict[str, BaseDistribution] = {NAME: distribution_of(searched, tried)}
+    distribution = distribution_of(searched, rates_of(finished, running))
+    distributions: dict[str, BaseDistribution] = {NAME: distribution}
     # Samplers pass over failed trials, so a diverged one would be proposed again and again.
     worst = min(score for _, _, score in finished if score is not None)
-    trials = []
+    trials: dict[int, FrozenTrial] = {}
     for number, learning_rate, score in finished:
-        values = [worst if score is None else score]
+        if score is None:
+            score = worst
+        values = [score]
         if costs is not None:
             # A trial whose cost is unknown counts as the dearest one.
             values.append(costs.get(number, max(costs.values(), default=0.0)))
-        ended = create_trial(
+        trials[number] = create_trial(
             state=TrialState.COMPLETE,
             values=values,
             params={NAME: learning_rate},
             distributions=distributions,
         )
-        trials.append((number, ended))
     for number, learning_rate in running:
-        live = create_trial(
+        trials[number] = create_trial(
             state=TrialState.RUNNING,
             params={NAME: learning_rate},
             distributions=distributions,
         )
-        trials.append((number, live))
     # Proposals depend on the order of the trials, so it must not depend on which ended first.
-    return sorted(trials, key=lambda pair: pair[0])
+    return [trials[number] for number in sorted(trials)]
+
+
+def rates_of(finished: Sequence[Finished], running: Sequence[Running]) -> list[float]:
+    """The learning rates of some trials."""
+    rates = []
+    for _, learning_rate, _ in finished:
+        rates.append(learning_rate)
+    for _, learning_rate in running:
+        rates.append(learning_rate)
+    return rates
 
 
 def distribution_of(searched: LearningRateRange, tried: Sequence[float]) -> FloatDistribution:

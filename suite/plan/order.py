@@ -67,9 +67,11 @@ class CellOrder:
                 fresh.append(state)
         # The fewer trials a study has under way, the more its next proposal knows.
         busy.sort(key=lambda state: len(state.live))
-        warm = [idle[last]] if last in idle else []
         # A cell may stand there twice, which is harmless: the caller takes the first trial it gets.
-        return [*self._urgent(idle, last, live, slots), *warm, *begun, *fresh], busy
+        first = self._urgent(idle, last, live, slots)
+        if last in idle:
+            first.append(idle[last])
+        return [*first, *begun, *fresh], busy
 
     def has_no_trial(self, state: CellState) -> None:
         """Note that the cell was asked in vain."""

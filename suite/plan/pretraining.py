@@ -68,12 +68,16 @@ def pretrain_run(
             f"checkpoint, but backbone {resolved.choice.name} has random weights (config: ...); "
             "leave fraction out, or take a backbone with weights"
         )
-    steps = stage.uptraining_steps if uptrained else stage.steps
+    steps = stage.steps
+    start = "random"
+    if uptrained:
+        steps = stage.uptraining_steps
+        start = "checkpoint"
     corpus = load_task(stage.corpus, where=f"{where}: pretrain.corpus")
     return TrialSpec(
         sweep=OF_NO_SWEEP,
         arm=Arm(backbone=resolved.choice, attention=attention, method="full"),
-        task=_task(stage, corpus, resolved, start="checkpoint" if uptrained else "random"),
+        task=_task(stage, corpus, resolved, start=start),
         training=_training(stage, config.training, steps),
         limit=LimitConfig(train=stage.limit, validation=stage.validation_limit),
         world_size=world_size,

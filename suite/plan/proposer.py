@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 from suite.config.hashing import derive_seed
 from suite.config.space import End, LearningRateRange
-from suite.plan.optuna_trials import NAME, Finished, Running, as_trials, distribution_of, quiet
+from suite.plan.optuna_trials import (
+    NAME,
+    Finished,
+    Running,
+    as_trials,
+    distribution_of,
+    quiet,
+    rates_of,
+)
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -36,7 +44,9 @@ class Opened:
 
     def at(self, fraction: float) -> float:
         """A learning rate, from the old end (0) to the new one (1), on the log scale."""
-        inward = fraction if self.end == "high" else 1.0 - fraction
+        inward = fraction
+        if self.end == "low":
+            inward = 1.0 - fraction
         return math.exp(math.log(self.low) + inward * math.log(self.high / self.low))
 
 
@@ -77,7 +87,7 @@ def propose(
         costs: Values of the second objective by trial number, where less is better; None = the
             score is the only objective.
     """
-    tried = {lr for _, lr, _ in finished} | {lr for _, lr in running}
+    tried = set(rates_of(finished, running))
     has_score = any(score is not None for _, _, score in finished)
     # The new part of the range has no trial yet, so its middle is tried before the sampler is
     # asked.
@@ -143,7 +153,9 @@ def _dyadic(number: int) -> float:
 def _outward(step: int) -> float:
     """Point of 1/2, 1, 1/4, 3/4, 1/8, ...: `_dyadic` without the old end, and the middle first."""
     # The old end was tried by the study, so this leaves out 0 and takes 1/2 before 1.
-    return _dyadic((2, 1)[step] if step < 2 else step + 1)
+    if step < 2:
+        return _dyadic((2, 1)[step])
+    return _dyadic(step + 1)
 
 
 def _sample(
@@ -160,16 +172,16 @@ def _sample(
     import optuna
     from optuna.study import StudyDirection
 
-    distribution = distribution_of(
-        lr_range, [lr for _, lr, _ in finished] + [lr for _, lr in running]
-    )
+    distribution = distribution_of(lr_range, rates_of(finished, running))
+    # Score and cost, in the order of the values in `as_trials`.
+    directions = [StudyDirection.MAXIMIZE]
+    if costs is not None:
+        directions.append(StudyDirection.MINIMIZE)
     with quiet():
-        # Score and cost, in the order of the values in `as_trials`.
-        directions = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE][: 1 if costs is None else 2]
         study = optuna.create_study(
             directions=directions, sampler=_sampler(sampler, derive_seed(seed, study_key, number))
         )
-        study.add_trials([trial for _, trial in as_trials(lr_range, finished, running, costs)])
+        study.add_trials(as_trials(lr_range, finished, running, costs))
         return float(study.ask({NAME: distribution}).params[NAME])
 
 

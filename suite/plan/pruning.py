@@ -53,12 +53,16 @@ def is_weak(
             own[epoch] = value
     if not own:
         return False
-    folders = [home.trial(peer) for peer in peers]
+    curves = []
+    for peer in peers:
+        folder = home.trial(peer)
+        # A median is taken over trials that have a score; halving counts the others as well.
+        if pruning.pruner != "median" or _is_completed(folder):
+            curves.append(_curve(folder, spec.task))
     with quiet():
         if pruning.pruner == "median":
-            completed = [_curve(f, spec.task) for f in folders if _is_completed(f)]
-            return _weak_by_median(completed, own, pruning.startup_trials)
-        return _weak_by_halving([*(_curve(folder, spec.task) for folder in folders), own])
+            return _weak_by_median(curves, own, pruning.startup_trials)
+        return _weak_by_halving([*curves, own])
 
 
 def _weak_by_median(

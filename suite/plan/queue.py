@@ -122,7 +122,10 @@ class TrialQueue:
         """
         states = list(self.states.values())
         if spec is not None:
-            states = [self.states[spec.cell]] if spec.phase is Phase.SEARCH else []
+            # Other phases have no second objective.
+            if spec.phase is not Phase.SEARCH:
+                return None
+            states = [self.states[spec.cell]]
         for state in states:
             why = unmeasured(state.searched, self.plan.config.search.second)
             if why is not None:

@@ -83,7 +83,10 @@ class Layout:
     @property
     def bundle(self) -> dict[str, float]:
         """What Ray reserves for one worker."""
-        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+        # Messages list the bundle, and "0 GPU" says nothing in them.
+        if not self.gpus:
+            return {"CPU": self.cpus}
+        return {"CPU": self.cpus, "GPU": self.gpus}
 
     @property
     def strategy(self) -> str:
@@ -92,7 +95,9 @@ class Layout:
 
     @property
     def device(self) -> str:
-        return "cuda" if self.gpus else "cpu"
+        if self.gpus:
+            return "cuda"
+        return "cpu"
 
     @property
     def threads(self) -> int:
@@ -128,9 +133,13 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
     total_gpus = _gpus(nodes, one_node=config.placement == "strict-pack")
     gpus = config.gpus_per_worker
     if gpus is None:
-        gpus = 1.0 if total_gpus else 0.0
+        gpus = 0.0
+        if total_gpus:
+            gpus = 1.0
+    default_workers = DEFAULT_CPU_WORKERS
     # On GPUs a trial gets all that it can reach, one for each rank.
-    default_workers = total_gpus if gpus else DEFAULT_CPU_WORKERS
+    if gpus:
+        default_workers = total_gpus
     # An earlier run of the sweep comes before the cluster's size, because the world size is part of
     # every trial's identity.
     workers = config.workers or workers or default_workers

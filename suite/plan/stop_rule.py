@@ -71,7 +71,7 @@ def _room_left(
     from optuna.study import StudyDirection
     from optuna.terminator import EMMREvaluator, RegretBoundEvaluator
 
-    trials = [trial for _, trial in as_trials(searched, finished)]
+    trials = as_trials(searched, finished)
     with quiet():
         if evaluator == "regret":
             return float(RegretBoundEvaluator(seed=seed).evaluate(trials, StudyDirection.MAXIMIZE))

@@ -17,7 +17,7 @@ from suite.config.space import End, LearningRateRange
 from suite.config.sweep import SearchConfig
 from suite.plan.proposer import Opened
 from suite.plan.stop_rule import room_left
-from suite.record.cells import Cell, Trial
+from suite.record.cells import Cell, Trial, ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ def _stopped_early(study: Study, counted: Cell, config: SearchConfig) -> Study:
     rule = config.stop
     if rule is None or not _may_stop(study, counted, config):
         return study
-    ended = [trial for trial in counted.search if trial.result is not None]
+    trials = ended(counted.search)
     found = []
-    for trial in ended:
+    for trial in trials:
         found.append((trial.spec.number, trial.spec.learning_rate, trial.feedback))
     seed = derive_seed(config.seed, counted.key, "stop")
-    room = room_left(study.searched, tuple(found), seed=seed) / ended[0].spec.task.point
+    room = room_left(study.searched, tuple(found), seed=seed) / trials[0].spec.task.point
     if room < rule.tolerance:
         return replace(study, room=room, ended="stopped")
     return replace(study, room=room)
@@ -120,16 +120,16 @@ def _stopped_early(study: Study, counted: Cell, config: SearchConfig) -> Study:
 
 def _may_stop(study: Study, counted: Cell, config: SearchConfig) -> bool:
     """Whether the stop rule is asked at all."""
-    ended = [trial for trial in counted.search if trial.result is not None]
+    trials = ended(counted.search)
     least = config.least_trials
     if study.opened is not None:
         # The first trial in the new decade is what the range was extended for.
         least = max(least, study.opened.first + 1)
     # Without a score there is nothing from which to judge.
-    if len(ended) < least or counted.best_search() is None:
+    if len(trials) < least or counted.best_search() is None:
         return False
     # A trial that is on its way may change the answer, so it would depend on who asks when.
-    if [trial.spec.number for trial in ended] != list(range(study.trials)):
+    if [trial.spec.number for trial in trials] != list(range(study.trials)):
         return False
     return study.edge is None or not _can_grow(study, study.edge, config)
 

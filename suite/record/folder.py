@@ -158,11 +158,12 @@ class Home:
         return f"sqlite:///{(self.path / 'mlflow.db').resolve()}"
 
     def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
-        name = spec_or_hash if isinstance(spec_or_hash, str) else spec_or_hash.hash
         # A hash alone does not tell the phase; callers that have one mean a trial of a sweep.
-        if isinstance(spec_or_hash, TrialSpec) and spec_or_hash.phase is Phase.PRETRAIN:
-            return self.pretrained(name)
-        return TrialFolder(self.path / "trials" / name)
+        if isinstance(spec_or_hash, str):
+            return TrialFolder(self.path / "trials" / spec_or_hash)
+        if spec_or_hash.phase is Phase.PRETRAIN:
+            return self.pretrained(spec_or_hash.hash)
+        return TrialFolder(self.path / "trials" / spec_or_hash.hash)
 
     def pretrained(self, name: str) -> TrialFolder:
         """The folder of a pretrain run, by its hash."""
@@ -171,8 +172,11 @@ class Home:
     def trials(self) -> Iterator[TrialFolder]:
         """Every trial folder, sorted by hash."""
         root = self.path / "trials"
-        # The file system has an order of its own, and a home without trials has no such folder.
-        for path in sorted(root.iterdir()) if root.is_dir() else ():
+        # A home without trials has no such folder.
+        if not root.is_dir():
+            return
+        # Sorted, because the file system has an order of its own.
+        for path in sorted(root.iterdir()):
             if path.is_dir():
                 yield TrialFolder(path)
 

@@ -68,8 +68,12 @@ class Settings(Record):
     @property
     def name(self) -> str:
         """`gsm8k:5`, with `/limit-100` where not every question was asked."""
-        shots = "" if self.shots is None else f":{self.shots}"
-        return f"{self.task}{shots}" + ("" if self.limit is None else f"/limit-{self.limit}")
+        name = self.task
+        if self.shots is not None:
+            name += f":{self.shots}"
+        if self.limit is not None:
+            name += f"/limit-{self.limit}"
+        return name
 
 
 class Evaluation(Record):

@@ -93,7 +93,9 @@ def check_references(
 def _check_single(references: Sequence[Reference], arm: Arm, *, where: str) -> None:
     seen: dict[tuple[str | None, str], int] = {}
     for number, line in enumerate(references):
-        for task in line.scores if _about(line, arm) else ():
+        if not _about(line, arm):
+            continue
+        for task in line.scores:
             # With two lines for one score, their order in the file would decide which is shown.
             first = seen.setdefault((line.evaluation, task), number)
             if first != number:
