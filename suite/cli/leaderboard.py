@@ -266,7 +266,7 @@ def _number(name: str, rank: int) -> Column:
     about = BY_NAME[name]
     # The only number that needs a second field of its row, the edge.
     if name == "learning_rate":
-        return Column(about.title, _learning_rate, right=True, rank=rank)
+        return Column(about.title, render.learning_rate, right=True, rank=rank)
     # Text stands left, numbers right.
     if about.kind is Kind.TEXT:
         return column(name, about.title, rank=rank)
@@ -314,11 +314,4 @@ def _interval(row: Row) -> str:
     # Such an interval leaves the variance between seeds out, and is too narrow for that.
     if row["ci_of"] == "items":
         shown += " *"
-    return shown
-
-
-def _learning_rate(row: Row) -> str:
-    shown = render.brief(row["learning_rate"])
-    if row.get("edge"):
-        shown += " (edge)"
     return shown

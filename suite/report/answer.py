@@ -16,7 +16,7 @@ from suite.report import values
 from suite.report.charts import energy, place
 from suite.report.data import Report, Row
 from suite.report.names import listed
-from suite.report.table import rows_where, values_of
+from suite.report.table import rows_where, rows_without, values_of
 from suite.stats.constant_baseline import beats_constant
 
 # The costs that are compared, by key: the word for them.
@@ -56,22 +56,33 @@ def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sent
     """Say who leads the rows of one task and backbone."""
     higher = report.higher_is_better(task)
     ordered = sorted(rows, key=lambda row: row["score_mean"], reverse=higher)
-    ranked = [row for row in ordered if row["rank"]]
+    ranked = []
+    unranked = []
+    for row in ordered:
+        # Only finished rows are ranked; the others may have a score already.
+        if row["rank"]:
+            ranked.append(row)
+        else:
+            unranked.append(_with_score(report, row))
     # A single rank compares with nothing.
     if len(ranked) < 2:
-        return _unranked(report, ordered, where, "highest" if higher else "lowest")
+        end = "lowest"
+        if higher:
+            end = "highest"
+        return _unranked(report, ordered, where, end)
     # A row of rank 1 may be one that has since been rejected or lost its score.
     by_place = defaultdict(list)
     for row in ranked:
         by_place[values.rank_bounds(row["rank"])[0]].append(row)
     first = by_place.pop(min(by_place))
-    behind = [row for row in ranked if row not in first]
-    # Only finished rows are ranked; the others may have a score already.
+    worse = []
+    for row in ranked:
+        if row not in first:
+            worse.append(_with_score(report, row))
     later = ""
-    unranked = [_with_score(report, row) for row in ordered if not row["rank"]]
     if unranked:
         later = f" Not ranked yet: {listed(unranked)}."
-    if not behind:
+    if not worse:
         head = f"Nothing separates the {len(ranked)} ranked arms {where}:"
         return Sentence(head, _all_alike(report, ranked) + later)
     # Several arms may share rank 1; the best score of them comes first.
@@ -82,7 +93,6 @@ def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sent
         rivals.append(f"{report.label(row)} ({_score(row)}{_saving(row, leader)})")
     if rivals:
         rest += f" Cannot be told apart from it: {listed(rivals)}."
-    worse = [_with_score(report, row) for row in behind]
     rest += f" Shown to be worse than some arm: {listed(worse)}.{later}"
     return Sentence(f"{report.label(leader)} leads {where}:", rest)
 
@@ -95,7 +105,9 @@ def _unranked(report: Report, rows: Sequence[Row], where: str, end: str) -> Sent
         return Sentence(f"{report.label(leader)} is the only arm {where} so far:", scored)
     reason = leader["rank_missing"]
     if not reason:
-        reason = "no other arm is ranked yet" if leader["rank"] else "there are no ranks"
+        reason = "there are no ranks"
+        if leader["rank"]:
+            reason = "no other arm is ranked yet"
     return Sentence(
         f"{report.label(leader)} scores {end} {where}:",
         f"{scored} No test says whether that is more than luck: {reason}.",
@@ -189,7 +201,9 @@ def _like_a_constant(report: Report) -> list[Sentence]:
         alike = [row for row in rows if beats_constant(row) is False]
         if not alike:
             continue
-        who = "no arm is" if len(alike) == len(rows) else "not"
+        who = "not"
+        if len(alike) == len(rows):
+            who = "no arm is"
         constant = values.score(alike[0]["constant_score"])
         head = (
             f"On {task} {who} shown to do better than one answer for everything, which scores"
@@ -280,7 +294,7 @@ def _counted(count: int, word: str) -> str:
 
 def _spent(report: Report) -> list[tuple[str, str]]:
     """Say what all ended trials took together, and when they ran."""
-    ended = [trial for trial in report.trials if trial["status"] != "unfinished"]
+    ended = rows_without(report.trials, "status", "unfinished")
     if not ended:
         return []
     seconds = 0.0

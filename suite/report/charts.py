@@ -5,6 +5,7 @@ Each function takes a report and gives a `Chart`, or None where the sweep has no
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -16,7 +17,7 @@ from suite.report import values
 from suite.report.chart import Axis, Bars, Chart, Heat, Mark, Points
 from suite.report.data import Report, Row
 from suite.report.names import listed
-from suite.report.table import Table, values_of
+from suite.report.table import Table, rows_where, rows_with, values_of
 
 # The names of more points would cover each other. Then only the front is named, and a reader points
 # at the others.
@@ -110,8 +111,9 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
         line=True,
         marker=False,
     )
-    points = [_point(report, row, cost.of(row), named=row in named) for row in rows]
-
+    marks: list[Mark] = [line]
+    for row in rows:
+        marks.append(_point(report, row, cost.of(row), named=row in named))
     text = (
         f"Test score {place(report, task)} against {cost.word} for {len(rows)} arms. On the Pareto"
         " front (dotted), where no arm is both better and cheaper:"
@@ -134,14 +136,16 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     columns[cost.column] = cost.meaning
     columns["energy_source"] = "how energy was measured"
     columns["on_front"] = "on the Pareto front"
-    over = "mean over tasks" if task == MEAN else task
+    over = task
+    if task == MEAN:
+        over = "mean over tasks"
     return Chart(
         key=f"score-{cost.word}-{task}",
         title=f"Score and {cost.word}, {over}",
         text=text,
         x=_axis_with_margins(cost.title, cost.of_all(rows)),
         y=score_axis(report, task),
-        marks=[line, *points],
+        marks=marks,
         table=Table(f"score-{cost.word}", f"Test score and {cost.word}", columns, table_rows),
         height=400,
         legend=False,
@@ -173,6 +177,9 @@ def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
     if rejected:
         name += " (rejected)"
         details += f"; rejected: {'; '.join(row['rejected'])}"
+    labels = []
+    if named:
+        labels.append(arm.label)
     return Points(
         name,
         [x],
@@ -180,7 +187,7 @@ def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
         arm.style,
         low=[row["ci_low"]],
         high=[row["ci_high"]],
-        labels=[arm.label] if named else (),
+        labels=labels,
         details=[details],
         hollow=rejected,
     )
@@ -188,7 +195,9 @@ def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
 
 def pareto(rows: Sequence[Row], key: str, *, higher_is_better: bool) -> list[Row]:
     """The rows that no other beats in score without costing more of `key`, by rising cost."""
-    sign = 1 if higher_is_better else -1
+    sign = -1
+    if higher_is_better:
+        sign = 1
     front: list[Row] = []
     # Of equal costs the best comes first, so that it keeps the others off the front.
     for row in sorted(rows, key=lambda row: (row[key], -sign * row["score_mean"])):
@@ -226,14 +235,18 @@ def score_heat_map(report: Report) -> Chart | None:
     """Score of every arm on every task, shaded from the worst of a task to its best."""
     tasks = [task for task in (*report.tasks, MEAN) if report.scored(task)]
     by_cell = {}
+    with_score = set()
+    ends = {}
+    best = []
     for task in tasks:
+        ends[task] = _ends(report, task)
+        best.append(_best(report, task))
         for row in report.scored(task):
             by_cell[row["arm"], task] = row
-    with_score = {key for key, _ in by_cell}
+            with_score.add(row["arm"])
     arms = [arm for arm in report.arms.values() if arm.key in with_score]
     if not arms:
         return None
-    ends = {task: _ends(report, task) for task in tasks}
     shade: list[list[float | None]] = []
     texts: list[list[str]] = []
     rows: list[Row] = []
@@ -255,7 +268,6 @@ def score_heat_map(report: Report) -> Chart | None:
             # Each task has its own scale: a perplexity and an accuracy share none.
             shade[-1].append(_shade(cell["score_mean"], *ends[task]))
             texts[-1].append(score)
-    best = [_best(report, task) for task in tasks]
     text = (
         f"Test scores of {len(arms)} arms on {listed(tasks)}. Dark is the best of a column, light"
         f" its worst ({_least_span(report, tasks)} it at least): columns cannot be compared by"
@@ -375,11 +387,14 @@ def _mean_by_phase(runs: Sequence[Row]) -> dict[str, float]:
 
 def _confirm_runs(report: Report) -> dict[str, list[Row]]:
     """Confirm runs with a score by arm, in the order of the arms."""
-    runs: dict[str, list[Row]] = {key: [] for key in report.arms}
-    for trial in report.confirm_runs:
-        if trial["test_score"] is not None:
-            runs[trial["arm"]].append(trial)
-    return {key: found for key, found in runs.items() if found}
+    by_arm: dict[str, list[Row]] = defaultdict(list)
+    for trial in rows_with(report.confirm_runs, "test_score"):
+        by_arm[trial["arm"]].append(trial)
+    runs = {}
+    for key in report.arms:
+        if key in by_arm:
+            runs[key] = by_arm[key]
+    return runs
 
 
 # Parts of the cost of a choice by key, in the order of the stacked bars.
@@ -400,8 +415,10 @@ def search_cost(report: Report) -> Chart | None:
         return None
     labels = []
     for row in rows:
-        unknown = " (confirm: not known)" if row["confirm_wh"] is None else ""
-        labels.append(row["label"] + unknown)
+        label = row["label"]
+        if row["confirm_wh"] is None:
+            label += " (confirm: not known)"
+        labels.append(label)
     marks = []
     columns = dict(LABEL_COLUMNS)
     for style, (key, name) in enumerate(CHOICE_PARTS.items()):
@@ -424,7 +441,7 @@ def search_cost(report: Report) -> Chart | None:
 
 
 def _describe_costs(report: Report, rows: Sequence[Row]) -> str:
-    known = [row for row in rows if row["confirm_wh"] is not None]
+    known = rows_with(rows, "confirm_wh")
     searching_wh = fsum(values_of(rows, "search_wh") + values_of(rows, "others_wh"))
     confirming = "an unknown amount"
     if known:
@@ -440,7 +457,7 @@ def _describe_costs(report: Report, rows: Sequence[Row]) -> str:
         # Said of the arms whose whole cost is known; the others are named below.
         dearest = max(known, key=lambda row: fsum(row[key] for key in CHOICE_PARTS))
         text += f" Dearest: {dearest['label']}."
-    unknown = [row["label"] for row in rows if row["confirm_wh"] is None]
+    unknown = values_of(rows_where(rows, "confirm_wh", None), "label")
     if unknown:
         text += f" Not known: the confirm runs of {listed(unknown)}."
     return text
@@ -486,7 +503,10 @@ def _first_known(row: Row, first: str, second: str) -> Any:
 
 def _energy_wh(runs: Sequence[Row]) -> float | None:
     """Wh of all phases of all runs; None where one was not measured."""
-    energies = [energy_kwh for run in runs for _, energy_kwh in run["phases"].values()]
+    energies = []
+    for run in runs:
+        for _, energy_kwh in run["phases"].values():
+            energies.append(energy_kwh)
     if not energies or None in energies:
         return None
     return 1000 * fsum(energies)
@@ -494,10 +514,7 @@ def _energy_wh(runs: Sequence[Row]) -> float | None:
 
 def beside_the_paper(report: Report) -> Chart | None:
     """Our scores and the printed ones, for sweeps that carry a paper's numbers."""
-    rows = []
-    for row in report.rows:
-        if row["reference_score"] is not None and row["status"] != "not chosen":
-            rows.append(row)
+    rows = rows_with(report.shown, "reference_score")
     if not rows:
         return None
     names = tuple(f"{report.label(row)} / {row['task']}" for row in rows)

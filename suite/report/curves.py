@@ -50,6 +50,7 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
             tenth of a point does not look like a cliff.
     """
     scored = []
+    chosen = []
     failed = []
     rows = []
     for rate, score, status in cell.curve:
@@ -57,6 +58,8 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
             failed.append(rate)
         else:
             scored.append((rate, score))
+            if rate == cell.learning_rate:
+                chosen.append((rate, score))
         rows.append(
             {
                 "arm": cell.arm,
@@ -70,8 +73,8 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
         )
     # Trials come in the order of the search; a line needs that of the rates.
     scored.sort()
+    chosen.sort()
     failed.sort()
-    chosen = [point for point in scored if point[0] == cell.learning_rate]
     marks: list[Mark] = []
     # A fixed rate has a range without a width.
     low = cell.learning_rate_low
@@ -109,9 +112,12 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
 def _rate_points(
     name: str, points: Sequence[tuple[float, float]], style: int, **options: Any
 ) -> Points:
-    return Points(
-        name, [rate for rate, _ in points], [score for _, score in points], style, **options
-    )
+    rates = []
+    scores = []
+    for rate, score in points:
+        rates.append(rate)
+        scores.append(score)
+    return Points(name, rates, scores, style, **options)
 
 
 def _describe(cell: Row, scored: int, failed: int) -> str:
@@ -159,7 +165,11 @@ def learning_rate_curves(
 
 def score_limits(cells: Sequence[Row]) -> Limits | None:
     """Span all curves from the worst to the best score, with a margin; None without a score."""
-    scores = [score for cell in cells for _, score, _ in cell.curve if score is not None]
+    scores = []
+    for cell in cells:
+        for _, score, _ in cell.curve:
+            if score is not None:
+                scores.append(score)
     if not scores:
         return None
     low = min(scores)
@@ -179,7 +189,9 @@ def of_cells(cells: Sequence[Row]) -> list[Chart]:
     for cell in cells:
         names.append(Names(cell.backbone, cell.attention, cell.method, cell.architecture))
         by_task[cell.task].append(cell)
-    limits = {task: score_limits(found) for task, found in by_task.items()}
+    limits = {}
+    for task, found in by_task.items():
+        limits[task] = score_limits(found)
     charts = []
     for cell, label in zip(cells, distinct(names), strict=True):
         charts.append(learning_rate_curve(cell, label, limits[cell.task]))
@@ -242,7 +254,9 @@ def _by_epoch(
         rows += own
         by_arm.append((arm, own))
     epochs = len(set(values_of(rows, "epoch")))
-    plural = "s" if epochs > 1 else ""
+    plural = ""
+    if epochs > 1:
+        plural = "s"
     columns = ARM_COLUMNS | {"epoch": "from 1", key: "mean over seeds"} | TRAINING_COLUMNS
     table = Table(key.replace("_", "-"), f"{what} by epoch", columns, rows)
     marks = []

@@ -18,6 +18,7 @@ from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
 from suite.leaderboard.fields import Row as Cell
 from suite.leaderboard.table import SORTS, to_rows
+from suite.plan.cell_state import CellStatus
 from suite.plan.definition import known_plan
 from suite.plan.plan import Plan
 from suite.record.cells import Trial
@@ -25,7 +26,7 @@ from suite.record.folder import Home
 from suite.record.result import Status
 from suite.redact import redact
 from suite.report.names import Arm, arms_of
-from suite.report.table import rows_where, values_of
+from suite.report.table import rows_where, rows_with, rows_without, values_of
 from suite.report.values import ESTIMATE
 from suite.tracking.query import leaderboard
 from suite.tracking.rows import read_rows
@@ -75,6 +76,11 @@ class Report:
         return arms_of(self.rows)
 
     @cached_property
+    def shown(self) -> list[Row]:
+        """The rows without architectures that lost their contest."""
+        return rows_without(self.rows, "status", CellStatus.NOT_CHOSEN)
+
+    @cached_property
     def tasks(self) -> list[str]:
         return sorted(set(values_of(self.rows, "task")) - {MEAN})
 
@@ -90,16 +96,12 @@ class Report:
 
         Architectures that another one has beaten since are left out.
         """
-        found = []
-        for row in rows_where(self.rows, "task", task):
-            if row["score_mean"] is not None and row["status"] != "not chosen":
-                found.append(row)
-        return found
+        return rows_with(rows_where(self.shown, "task", task), "score_mean")
 
     def admitted(self, task: str) -> list[Row]:
         """Rows of a task with a test score that no check of validity rejects."""
         # None means that nothing was checked, and then the row counts.
-        return [row for row in self.scored(task) if row["admitted"] is not False]
+        return rows_without(self.scored(task), "admitted", False)
 
     def label(self, row: Mapping[str, Any]) -> str:
         """The short name of a row's arm."""
@@ -179,7 +181,7 @@ class Report:
                     f" {named}."
                 )
         # A mean row is no cell: its tasks would be counted twice.
-        states = Counter(row["status"] for row in self.rows if row["task"] != MEAN)
+        states = Counter(values_of(rows_without(self.rows, "task", MEAN), "status"))
         for state, meaning in UNFINISHED.items():
             if states[state]:
                 found.append(f"{states[state]} of {states.total()} cells {meaning}.")

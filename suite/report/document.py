@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from suite.report.answer import answer, facts
 from suite.report.chart import Chart
 from suite.report.content import Content, content
 from suite.report.data import Report
-from suite.report.table import Column, Row, escaped, markdown, rows_where
+from suite.report.table import Column, Row, escaped, markdown, rows_where, without
 
 Figures = dict[str, list[Chart]]
 MOST_TABLE_ROWS = 200
@@ -51,7 +52,7 @@ def draw(report: Report, out: Path, prefix: str) -> dict[str, Path]:
 
 def file_name(name: str) -> str:
     """Put a dash for every character that a file name should not have."""
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+    return re.sub(r"[^\w.-]", "-", name)
 
 
 def document(report: Report, pictures: dict[str, Path]) -> str:
@@ -63,7 +64,9 @@ def document(report: Report, pictures: dict[str, Path]) -> str:
     for missing in report.missing:
         lines.append(f"- **Not finished:** {escaped(missing)}")
     if report.energy_note:
-        what = "an estimate" if report.estimated else "partly an estimate"
+        what = "partly an estimate"
+        if report.estimated:
+            what = "an estimate"
         lines += ["", f"Energy is {what} from processor time, not a measurement."]
     lines += _leaderboards(report)
     lines += _figures(figures(made), pictures)
@@ -89,14 +92,16 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 def _leaderboards(report: Report) -> list[str]:
     """A table for the mean over tasks, and one for each task."""
-    rows = tables.shown_rows(report)
+    rows = report.shown
     # The title of each table says which task it is.
-    columns = [column for column in tables.leaderboard_columns(report) if column.head != "task"]
+    columns = without(tables.leaderboard_columns(report), "task")
     lines = []
     for place in (MEAN, *report.tasks):
         of_place = rows_where(rows, "task", place)
         if of_place:
-            title = "Mean over tasks" if place == MEAN else escaped(place)
+            title = escaped(place)
+            if place == MEAN:
+                title = "Mean over tasks"
             lines += _section(title, _cut(of_place, columns))
     return lines
 

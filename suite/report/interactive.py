@@ -37,7 +37,12 @@ def plain(text: str) -> str:
 
 
 def _plain(items: Sequence[Any]) -> list[Any]:
-    return [plain(item) if isinstance(item, str) else item for item in items]
+    shown = []
+    for item in items:
+        if isinstance(item, str):
+            item = plain(item)
+        shown.append(item)
+    return shown
 
 
 def draw(charts: Sequence[Chart], columns: int = 3) -> go.Figure:
@@ -184,13 +189,17 @@ def _points(mark: Points) -> Any:
 def _error_bars(mark: Points, colour: str) -> dict[str, Any]:
     if not any(end is not None for end in mark.low):
         return {}
-    centres = mark.y if mark.along == "y" else mark.x
-    below = []
-    above = []
-    for low, centre, high in zip(mark.low, centres, mark.high, strict=True):
-        # Plotly takes lengths; 0 draws nothing.
-        below.append(0.0 if low is None else float(centre) - low)
-        above.append(0.0 if high is None else high - float(centre))
+    centres = mark.x
+    if mark.along == "y":
+        centres = mark.y
+    # Plotly takes lengths; 0 draws nothing.
+    below = [0.0] * len(centres)
+    above = [0.0] * len(centres)
+    for place, (low, centre, high) in enumerate(zip(mark.low, centres, mark.high, strict=True)):
+        if low is not None:
+            below[place] = float(centre) - low
+        if high is not None:
+            above[place] = high - float(centre)
     bars = {
         "type": "data",
         "array": above,

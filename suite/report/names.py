@@ -62,13 +62,21 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
 
     labels = dict(zip(keys, distinct(names), strict=True))
     # The chosen architectures are compared with each other alone, so they get shorter names.
-    chosen = [key for key in keys if first_rows[key]["status"] != "not chosen"]
-    chosen_names = [_names_of(first_rows[key]) for key in chosen]
+    chosen = []
+    chosen_names = []
+    for key, row in first_rows.items():
+        if row["status"] != "not chosen":
+            chosen.append(key)
+            chosen_names.append(_names_of(row))
     labels |= dict(zip(chosen, distinct(chosen_names, among=names), strict=True))
 
     # Architectures of one method competed with each other.
-    rivals = [" ".join(name[:3]) for name in names]
-    settings = differing(rivals, [name.architecture for name in names])
+    rivals = []
+    architectures = []
+    for name in names:
+        rivals.append(" ".join(name[:3]))
+        architectures.append(name.architecture)
+    settings = differing(rivals, architectures)
     counts = Counter(labels.values())
     arms = {}
     for style, key in enumerate(keys):
@@ -111,15 +119,19 @@ def distinct(arms: Sequence[Names], *, among: Sequence[Names] = ()) -> list[str]
     several_backbones = len({arm.backbone for arm in everyone}) > 1
     several_attentions = len({arm.attention for arm in everyone}) > 1
     names = []
+    architectures = []
     for arm in arms:
+        architectures.append(arm.architecture)
         parts = [arm.method]
         if several_attentions:
             parts.insert(0, arm.attention)
         if several_backbones:
             parts.insert(0, arm.backbone)
         names.append(" ".join(parts))
-    settings = differing(names, [arm.architecture for arm in arms])
-    return [" ".join([name, *own]) for name, own in zip(names, settings, strict=True)]
+    labels = []
+    for name, own in zip(names, differing(names, architectures), strict=True):
+        labels.append(" ".join([name, *own]))
+    return labels
 
 
 def differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -24,7 +24,7 @@ from suite.report.chart import COLOURS, colour_of
 from suite.report.content import MOST_ROWS, content
 from suite.report.data import Report
 from suite.report.names import Arm
-from suite.report.table import Column, Row, Table, clean, rows_where, values_of
+from suite.report.table import Column, Row, Table, clean, rows_where, values_of, without
 
 # Pixels of the small picture of a score and its interval, and of the margin at its ends.
 PLOT_WIDTH = 132.0
@@ -40,10 +40,10 @@ def page(report: Report, *, live: str = "") -> str:
             asks for the newest version, and reloads for another.
     """
     made = content(report)
-    rows = tables.shown_rows(report)
+    rows = report.shown
     columns = tables.leaderboard_columns(report)
     # An arm's own part says both in its heading.
-    arm_columns = [column for column in columns if column.head not in ("arm", "architecture")]
+    arm_columns = without(columns, "arm", "architecture")
     tasks = values_of(rows, "task")
 
     def rows_of(arm: Arm) -> dict[str, Any]:
@@ -154,7 +154,9 @@ def _intervals(
         for row in rows_where(rows, "task", task):
             if row["score_mean"] is not None:
                 scored.append(row)
-                ends += [row[key] for key in keys if row[key] is not None]
+                for key in keys:
+                    if row[key] is not None:
+                        ends.append(row[key])
         # A scale needs a length.
         if not ends or min(ends) == max(ends):
             continue

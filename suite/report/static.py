@@ -8,6 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -246,14 +247,15 @@ def _bars(mark: Bars, axes: Axes, chart: Chart) -> None:
 
 @_draw.register
 def _heat(mark: Heat, axes: Axes, chart: Chart) -> None:
-    matrix = []
-    for line in mark.shade:
-        matrix.append([float("nan") if value is None else value for value in line])
+    # numpy makes None to NaN, which is drawn as a gap.
+    matrix = np.array(mark.shade, dtype=float)
     # The ends of the map are left out: white would look empty.
     axes.imshow(matrix, vmin=-0.05, vmax=1.15, cmap=colormaps[COLOUR_MAP], aspect="auto")
     for row, texts in enumerate(mark.texts):
         for column, text in enumerate(texts):
-            dark = (mark.shade[row][column] or 0.0) > DARK_SHADE
+            colour = "black"
+            if (mark.shade[row][column] or 0.0) > DARK_SHADE:
+                colour = "white"
             axes.text(
                 column,
                 row,
@@ -261,7 +263,7 @@ def _heat(mark: Heat, axes: Axes, chart: Chart) -> None:
                 ha="center",
                 va="center",
                 fontsize="small",
-                color="white" if dark else "black",
+                color=colour,
             )
 
 

@@ -39,6 +39,16 @@ def rows_where(rows: Iterable[R], key: str, value: object) -> list[R]:
     return [row for row in rows if row[key] == value]
 
 
+def rows_without(rows: Iterable[R], key: str, value: object) -> list[R]:
+    """The rows that do not have a value in a column; one that is not known counts as another."""
+    return [row for row in rows if row[key] != value]
+
+
+def rows_with(rows: Iterable[R], key: str) -> list[R]:
+    """The rows whose value in a column is known."""
+    return [row for row in rows if row[key] is not None]
+
+
 @functools.lru_cache(maxsize=2**16)
 def clean(text: str) -> str:
     """Take secrets out of a text as `redact` does, and remember the answer.
@@ -125,11 +135,21 @@ def plain_words(key: str, head: str = "") -> Column:
     return words(head or key, lambda row: str(row[key]))
 
 
+def without(columns: Iterable[Column], *heads: str) -> list[Column]:
+    """The columns whose titles are none of these."""
+    return [column for column in columns if column.head not in heads]
+
+
 def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Write the table in Markdown; all texts are escaped."""
-    heads = [escaped(column.head) for column in columns]
-    # The colon puts numbers to the right.
-    rulers = [("--:" if column.number else "---") for column in columns]
+    heads = []
+    rulers = []
+    for column in columns:
+        heads.append(escaped(column.head))
+        ruler = "---"
+        if column.number:
+            ruler = "--:"  # the colon puts numbers to the right
+        rulers.append(ruler)
     lines = [heads, rulers]
     for row in rows:
         lines.append([escaped(column.show(row)) for column in columns])

@@ -11,7 +11,17 @@ from suite.leaderboard.fields import BY_NAME, FIELDS
 from suite.report import values
 from suite.report.chart import Chart
 from suite.report.data import Report
-from suite.report.table import Column, Row, Table, number, plain_words, values_of, words
+from suite.report.table import (
+    Column,
+    Row,
+    Table,
+    number,
+    plain_words,
+    rows_where,
+    rows_without,
+    values_of,
+    words,
+)
 from suite.stats.constant_baseline import beats_constant
 
 # How a number of the leaderboard's fields is shown, by its unit.
@@ -115,14 +125,9 @@ def everything(report: Report, charts: Sequence[Chart]) -> list[Table]:
     return [*found, dictionary(found)]
 
 
-def shown_rows(report: Report) -> list[dict[str, Any]]:
-    """The rows of the leaderboard, without architectures that lost their contest."""
-    return [row for row in report.rows if row["status"] != "not chosen"]
-
-
 def leaderboard_columns(report: Report) -> list[Column]:
     """The columns of the leaderboard; what is the same or unknown in every row is left out."""
-    rows = shown_rows(report)
+    rows = report.shown
 
     def known(name: str) -> bool:
         return any(value is not None for value in values_of(rows, name))
@@ -189,7 +194,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
     columns.append(
         Column(
             "learning rate",
-            _learning_rate,
+            values.learning_rate,
             lambda row: row["learning_rate"],
             "chosen; edge = at the end of the searched range",
         )
@@ -239,13 +244,6 @@ def _interval(row: Row) -> str:
     if row["ci_of"] == "items":
         # With a single seed nothing is known of the spread over seeds.
         shown += " (items only)"
-    return shown
-
-
-def _learning_rate(row: Row) -> str:
-    shown = values.brief(row["learning_rate"])
-    if row["edge"]:
-        shown += " (edge)"
     return shown
 
 
@@ -319,7 +317,7 @@ def failure_columns(report: Report) -> list[Column]:
 
 def rejected_rows(report: Report) -> list[dict[str, Any]]:
     """The rows that a check of validity rejects, without means."""
-    return [row for row in report.rows if row["admitted"] is False and row["task"] != MEAN]
+    return rows_without(rows_where(report.rows, "admitted", False), "task", MEAN)
 
 
 def rejected_columns(report: Report) -> list[Column]:

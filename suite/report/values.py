@@ -51,6 +51,14 @@ def attention(row: Mapping[str, Any]) -> str:
     return name
 
 
+def learning_rate(row: Mapping[str, Any]) -> str:
+    """The chosen rate; it says so where the rate lies at an end of the range that was searched."""
+    shown = brief(row["learning_rate"])
+    if row["edge"]:
+        shown += " (edge)"
+    return shown
+
+
 def is_estimate(row: Mapping[str, Any]) -> bool:
     """Whether some of a row's energy was estimated, not measured."""
     # A row over several runs names all of their sources.
