@@ -6,7 +6,6 @@ in MLflow stays.
 
 from __future__ import annotations
 
-from suite.config.arm import Arm
 from suite.leaderboard.fields import Row
 from suite.record.spec import Phase, TrialSpec
 from suite.redact import redact
@@ -62,14 +61,11 @@ def trial_note(spec: TrialSpec) -> str:
     what = "Confirms the learning rate found, on test data"
     if spec.phase is Phase.SEARCH:
         what = "Tried on validation data"
+    arm = _arm(spec.arm.method, spec.arm.backbone.name, spec.arm.attention.name)
     return redact(
-        f"{what}: {_arm_of(spec.arm)} on **{spec.task.name}**, "
+        f"{what}: {arm} on **{spec.task.name}**, "
         f"learning rate {spec.learning_rate:g}, seed {spec.seed}. {FORMULAS}"
     )
-
-
-def _arm_of(arm: Arm) -> str:
-    return _arm(arm.method, arm.backbone.name, arm.attention.name)
 
 
 def _arm(method: str, backbone: str, attention: str) -> str:

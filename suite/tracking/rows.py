@@ -19,7 +19,7 @@ from suite.leaderboard.fields import Row
 from suite.leaderboard.file import read_rows as read_file
 from suite.leaderboard.file import write_rows as write_file
 from suite.tracking.notes import NOTE, rows_note
-from suite.tracking.store import Store, StoredRun, without_password
+from suite.tracking.store import START, Store, StoredRun, without_password
 
 KIND = "leaderboard"
 NAMES = ("leaderboard-0.parquet", "leaderboard-1.parquet")
@@ -121,10 +121,7 @@ def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
     for found in _read_all(store, runs):
         rows += found
     if not rows:
-        raise TrackingError(
-            f"no results yet in {without_password(store.uri)}; "
-            "start with: suite run SWEEP.yaml, or suite sync for an existing home"
-        )
+        raise TrackingError(f"no results yet in {without_password(store.uri)}; {START}")
     return rows
 
 

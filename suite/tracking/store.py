@@ -33,6 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PAGE_SIZE = 1000
+START = "start with: suite run SWEEP.yaml, or suite sync for an existing home"
 MAX_TAG_CHARS = 8000
 MAX_PARAM_CHARS = 6000
 ARTIFACTS = "mlartifacts"
@@ -272,10 +273,7 @@ class Store:
     def _check_revision(self, found: str | None, expected: str) -> None:
         shown = without_password(self.uri)
         if found is None:
-            raise TrackingError(
-                f"no results yet: {shown} has no tables of MLflow; "
-                "start with: suite run SWEEP.yaml, or suite sync for an existing home"
-            )
+            raise TrackingError(f"no results yet: {shown} has no tables of MLflow; {START}")
         if found != expected:
             raise TrackingError(
                 f"tracking store {shown}: has the tables of another MLflow version, "
@@ -552,10 +550,7 @@ class SqliteReader(Store):
         assert not create, "who writes takes a Store"
         # A path that was mistyped is the most likely mistake.
         if not self.path.exists():
-            raise TrackingError(
-                f"no results yet: {self.path} does not exist; "
-                "start with: suite run SWEEP.yaml, or suite sync for an existing home"
-            )
+            raise TrackingError(f"no results yet: {self.path} does not exist; {START}")
         self._check_revision(sqlite.revision(self.path), sqlite.newest_revision())
 
     def experiments(self) -> dict[str, str]:
