@@ -144,6 +144,7 @@ def _head_asks(address: str) -> bool:
             ALIVE, request_serializer=bytes, response_deserializer=bytes
         )
         try:
+            # A head that is just starting refuses connections, and this waits until it does not.
             call(b"", timeout=ANSWER_S, wait_for_ready=True)
         except grpc.RpcError as error:
             status: Any = error
@@ -182,6 +183,7 @@ def _dashboard_asks(url: str) -> bool:
         with urllib.request.urlopen(request, timeout=ANSWER_S):  # noqa: S310
             return False
     except urllib.error.HTTPError as error:
+        # Any other code comes from a server that is no dashboard of Ray.
         if error.code in (401, 403):
             return True
         raise ResourceError(

@@ -85,5 +85,6 @@ def use_loopback() -> None:
 def free_port() -> int:
     """A TCP port that nobody listens on at any address of this host just now."""
     with socket.socket() as probe:
+        # For port 0 the kernel chooses one that is free.
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

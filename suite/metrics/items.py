@@ -63,12 +63,14 @@ def unit_rows(statistic: Statistic, items: Items) -> Values:
     places: dict[str, int] = {}
     of_items = [places.setdefault(group, len(places)) for group in items.groups]
     sums = np.zeros((len(places), rows.shape[1]))
+    # not `sums[of_items] += rows`, which adds one row of each group alone
     np.add.at(sums, of_items, rows)
     return sums
 
 
 def shares(rows: Callable[[Items], Values]) -> Statistic:
     """A metric that is 100 x the mean over items of a number from 0 to 1."""
+    # the column of ones becomes the number of items in a resample
     return Statistic(lambda items: with_ones(rows(items)), _percent)
 
 

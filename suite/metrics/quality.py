@@ -42,6 +42,7 @@ def score(
     gold = np.asarray(golds, dtype=np.float64)
     scores: dict[str, float] = {}
     for name in metrics:
+        # the only one that needs more than predictions and golds
         if name == "group_em":
             scores[name] = 100.0 * _group_em(predicted, gold, groups)
         else:

@@ -22,6 +22,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def normalise(text: str) -> list[str]:
     """The words of an answer in lower case, without punctuation and articles."""
+    # punctuation first, as in the official script, so that no article hides behind a quote
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
