@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from suite.clock import CLOCK, Clock
+from suite.clock import CLOCK
 from suite.errors import StorageError
 
 T = TypeVar("T")
@@ -35,13 +35,11 @@ class Storage(ABC):
     Args:
         url: The root as given.
         patience_s: For how long a storage that does not answer is asked again.
-        clock: By which patience is counted.
     """
 
-    def __init__(self, url: str, *, patience_s: float = PATIENCE_S, clock: Clock = CLOCK) -> None:
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
         self.url = url.rstrip("/")
         self.patience_s = patience_s
-        self.clock = clock
 
     @abstractmethod
     def read(self, key: str) -> bytes | None:
@@ -112,17 +110,17 @@ class Storage(ABC):
 
     def patiently(self, call: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
         """Call again, less and less often, while the error may pass and patience lasts."""
-        end_s = self.clock.now_s() + self.patience_s
+        end_s = CLOCK.now_s() + self.patience_s
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 return call()
             except Exception as error:
                 # A pause that ends after the deadline helps nobody, so it counts as well.
-                if not transient(error) or self.clock.now_s() + pause_s > end_s:
+                if not transient(error) or CLOCK.now_s() + pause_s > end_s:
                     raise
             # At random, so that a hundred ranks do not come back at once.
-            self.clock.sleep(pause_s * random.uniform(0.5, 1.0))
+            CLOCK.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from suite.clock import CLOCK, Clock
 from suite.errors import StorageError
 from suite.files import replacing, write_atomic
 from suite.storage.base import NO_ROOM, PATIENCE_S, Storage, checked_key, visible
@@ -27,9 +26,9 @@ class FileStorage(Storage):
     a power cut can leave a result that has its name and not its bytes.
     """
 
-    def __init__(self, root: Path, *, patience_s: float = PATIENCE_S, clock: Clock = CLOCK) -> None:
+    def __init__(self, root: Path, *, patience_s: float = PATIENCE_S) -> None:
         self.root = root.absolute()
-        super().__init__(self.root.as_posix(), patience_s=patience_s, clock=clock)
+        super().__init__(self.root.as_posix(), patience_s=patience_s)
 
     def read(self, key: str) -> bytes | None:
         def now() -> bytes | None:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suite.clock import CLOCK, Clock
 from suite.errors import StorageError
 from suite.files import replacing
 from suite.storage.base import NO_ROOM, PATIENCE_S, Storage, checked_key, visible
@@ -38,8 +37,8 @@ SETTINGS = (*ENDPOINTS, "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 class S3Storage(Storage):
     """A bucket, or a prefix in one. Credentials and endpoint come from where AWS tools look."""
 
-    def __init__(self, url: str, *, patience_s: float = PATIENCE_S, clock: Clock = CLOCK) -> None:
-        super().__init__(url, patience_s=patience_s, clock=clock)
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(url, patience_s=patience_s)
         if importlib.util.find_spec("boto3") is None:
             raise StorageError(
                 f"storage {url}: needs boto3; install it on every host: "

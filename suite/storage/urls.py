@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suite.clock import CLOCK, Clock
 from suite.errors import StorageError
 from suite.storage.base import PATIENCE_S, Storage
 from suite.storage.local import FileStorage
@@ -15,9 +14,7 @@ FILE = ("file", "local")
 S3 = ("s3", "s3a")
 
 
-def open_storage(
-    url: str | Path, *, patience_s: float = PATIENCE_S, clock: Clock = CLOCK
-) -> Storage:
+def open_storage(url: str | Path, *, patience_s: float = PATIENCE_S) -> Storage:
     """The storage at a folder, `file://` or `s3://` URL. Asks nothing of it yet (`check` does).
 
     Raises:
@@ -27,7 +24,7 @@ def open_storage(
     text = str(url)
     protocol, found, rest = text.partition("://")
     if not found:
-        return FileStorage(Path(text), patience_s=patience_s, clock=clock)
+        return FileStorage(Path(text), patience_s=patience_s)
     # Credentials stand before the first slash; an `@` further on belongs to a path.
     if "@" in rest.partition("/")[0]:
         raise StorageError(
@@ -39,9 +36,9 @@ def open_storage(
             raise StorageError(
                 f"storage {text}: expected file:///ABSOLUTE/PATH, got a host or a relative path"
             )
-        return FileStorage(Path(rest), patience_s=patience_s, clock=clock)
+        return FileStorage(Path(rest), patience_s=patience_s)
     if protocol in S3:
-        return S3Storage(text, patience_s=patience_s, clock=clock)
+        return S3Storage(text, patience_s=patience_s)
     raise StorageError(
         f"storage {text}: got {protocol!r}, "
         "expected a folder, file:// or s3://, which create keys atomically"

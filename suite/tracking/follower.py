@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from suite.clock import CLOCK, Clock
+from suite.clock import CLOCK
 from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
 
@@ -29,7 +29,6 @@ class Follower:
         say: Receives the one or two lines meant for the user.
         patience_s: Longest wait at the end of the sweep.
         retry_s: First and longest pause between attempts.
-        clock: By which pauses and patience are counted.
     """
 
     def __init__(
@@ -39,12 +38,10 @@ class Follower:
         say: Callable[[str], None] | None = None,
         patience_s: float = 20.0,
         retry_s: tuple[float, float] = (1.0, 60.0),
-        clock: Clock = CLOCK,
     ) -> None:
         self.name = name
         self.patience_s = patience_s
         self.retry_s = retry_s
-        self.clock = clock
         self._say = say or _say_on_stderr
         self._behind: set[str] = set()
         # Guards `_behind` and the start of the thread: events come from the sweep's own thread.
@@ -96,7 +93,7 @@ class Follower:
     def on_end(self, outcome: Any) -> None:
         """Wait a little for the thread, then say what is left to do."""
         # The deadline is set before the event, since the thread reads both after it wakes.
-        self._deadline_s = self.clock.now_s() + self.patience_s
+        self._deadline_s = CLOCK.now_s() + self.patience_s
         self._ended.set()
         self._start()
         self._thread.join(self.patience_s)
@@ -116,7 +113,7 @@ class Follower:
 
     def _work(self) -> None:
         pause_s, longest_s = self.retry_s
-        while self.clock.now_s() < self._deadline_s:
+        while CLOCK.now_s() < self._deadline_s:
             self._wake.clear()
             # Read before the attempt: trials that end during it deserve another one.
             is_last = self._ended.is_set()
@@ -128,12 +125,12 @@ class Follower:
                 self._wake.wait()
             elif is_last:
                 # At the end there is little time left, so the pause stays short.
-                self.clock.sleep(self.retry_s[0])
+                CLOCK.sleep(self.retry_s[0])
             else:
                 self._warn(problem)
                 # Waiting for `_ended` and not merely sleeping: the end of the sweep cuts the pause
                 # short.
-                self.clock.wait(self._ended, pause_s)
+                CLOCK.wait(self._ended, pause_s)
                 pause_s = min(2 * pause_s, longest_s)
 
     def _attempt(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from suite.clock import CLOCK, Clock
+from suite.clock import CLOCK
 from suite.errors import SuiteError
 from suite.record.folder import Home
 from suite.tracking.follower import Follower
@@ -37,9 +37,8 @@ class TrackingListener(Follower):
         say: Callable[[str], None] | None = None,
         patience_s: float = 20.0,
         retry_s: tuple[float, float] = (1.0, 60.0),
-        clock: Clock = CLOCK,
     ) -> None:
-        super().__init__("MLflow", say=say, patience_s=patience_s, retry_s=retry_s, clock=clock)
+        super().__init__("MLflow", say=say, patience_s=patience_s, retry_s=retry_s)
         self.home = home
         self.tracking_uri = tracking_uri
         self.sweep = sweep
@@ -57,8 +56,8 @@ class TrackingListener(Follower):
         After a problem the syncer is dropped, so that the next attempt looks at the store afresh.
         """
         # The end of the sweep ends the pause.
-        self.clock.wait(self._ended, max(0.0, self._pause_until_s - self.clock.now_s()))
-        began_s = self.clock.now_s()
+        CLOCK.wait(self._ended, max(0.0, self._pause_until_s - CLOCK.now_s()))
+        began_s = CLOCK.now_s()
         try:
             # A syncer remembers what the store has, which saves the searches of each further sync.
             syncer = self._syncer or Syncer(self.home, open_store(self.tracking_uri))
@@ -71,7 +70,7 @@ class TrackingListener(Follower):
         # The first sync may write a whole home and says nothing about the next, so no pause follows
         # it.
         if self._syncer is not None:
-            took_s = self.clock.now_s() - began_s
-            self._pause_until_s = self.clock.now_s() + took_s * (1 / SHARE - 1)
+            took_s = CLOCK.now_s() - began_s
+            self._pause_until_s = CLOCK.now_s() + took_s * (1 / SHARE - 1)
         self._syncer = syncer
         return None
