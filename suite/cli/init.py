@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from suite.cli import complete
+from suite.cli.plug_ins import method_names, variant_names
 from suite.cli.sweep_text import Answers, Budget, sweep_text
 from suite.errors import ConfigError, UnknownNameError
 
@@ -185,17 +186,15 @@ def _split(given: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Variants without a method are trained by `full`, beside the unchanged backbone.
     """
-    from suite.attention import variants
-    from suite.petl import methods
-
-    known = {*methods.names(), *variants.names()}
+    variants = variant_names()
+    known = {*method_names(), *variants}
     chosen = []
     attention = []
     for name in _some(given):
         # peft's own types are no names of the registry; its loader checks them later.
         if name not in known and not name.startswith("peft:"):
             raise UnknownNameError("method or attention variant", name, known)
-        if name in variants.names():
+        if name in variants:
             attention.append(name)
         else:
             chosen.append(name)

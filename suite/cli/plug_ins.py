@@ -69,6 +69,26 @@ def described(axis: str, base: str, keys: Sequence[str]) -> dict[str, dict[str, 
     return found
 
 
+def method_names() -> list[str]:
+    """The names of all methods, sorted."""
+    found = described("petl", "Method", ())
+    if found is not None:
+        return sorted(found)
+    from suite.petl import methods
+
+    return methods.names()
+
+
+def variant_names() -> list[str]:
+    """The names of all attention variants, sorted."""
+    found = described("attention", "Variant", ())
+    if found is not None:
+        return sorted(found)
+    from suite.attention import variants
+
+    return variants.names()
+
+
 def _plug_in(path: Path, root: _Class) -> list[_Class] | None:
     """The one concrete class of a file that derives from `root`, and its bases up to there."""
     found = []
