@@ -1,6 +1,6 @@
 """How long commands take that train nothing, from the start of the process to its end.
 
-    python benchmarks/startup.py [--repeats 5] [--before CHECKOUT]
+    python benchmarks/startup.py [--repeats 5] [--before CHECKOUT] [--quick]
 
 Every command runs in a process of its own, `--repeats` times, in turns with the others: a table of
 medians and ranges in seconds. In the same turns run the two things that nobody can be faster than:
@@ -9,7 +9,8 @@ run in the same turns, one of the two first and then the other. A home with an e
 for it and removed.
 
 `--dry-run` and `init` are measured twice: with an empty folder of kept plans, where they build
-every arm, and after a dry run of the same sweep.
+every arm, and after a dry run of the same sweep. `--quick` leaves out what builds arms: first dry
+runs, `init` and `params`.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ class Command:
         title: Its name in the table.
         arguments: What follows `python`.
         is_first: Whether it finds no kept plans.
+        builds: Whether it builds arms, here or in another checkout, and so takes long.
         seconds: Wall time of every run, by checkout.
     """
 
     title: str
     arguments: Sequence[str]
     is_first: bool = False
+    builds: bool = False
     seconds: dict[Path, list[float]] = field(default_factory=dict)
 
 
@@ -58,6 +61,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--before", type=Path, help="another checkout, for the first column")
+    parser.add_argument("--quick", action="store_true", help="leave out what builds arms")
     options = parser.parse_args()
     checkouts = [ROOT]
     if options.before is not None:
@@ -69,6 +73,8 @@ def main() -> None:
         home = make_home(Path(folder) / "home")
         assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
         commands = what_is_measured(home.path, Path(folder))
+        if options.quick:
+            commands = [command for command in commands if not command.builds]
         for number in range(options.repeats):
             for command in commands:
                 # In turns, so that a machine that slows down slows both sides.
@@ -88,13 +94,19 @@ def what_is_measured(home: Path, folder: Path) -> list[Command]:
     commands.append(of_suite("status", "--home", str(home)))
     commands.append(of_suite("leaderboard", "--home", str(home)))
     dry_run = ("--dry-run", "--home", str(folder / "none"))
-    commands.append(of_suite("run quickstart", *dry_run, title="--dry-run, first", is_first=True))
+    first = of_suite("run quickstart", *dry_run, title="--dry-run, first", is_first=True)
+    first.builds = True
+    commands.append(first)
     commands.append(of_suite("run quickstart", *dry_run, title="--dry-run, again"))
     sweep = str(folder / "my-sweep.yaml")
     init = (sweep, "--yes", "--force")
-    commands.append(of_suite("init", *init, title="--yes, first", is_first=True))
-    commands.append(of_suite("init", *init, title="--yes, again"))
-    commands.append(of_suite("params --backbone minilm --method lora"))
+    for command in (
+        of_suite("init", *init, title="--yes, first", is_first=True),
+        of_suite("init", *init, title="--yes, again"),
+        of_suite("params --backbone minilm --method lora"),
+    ):
+        command.builds = True
+        commands.append(command)
     return commands
 
 
