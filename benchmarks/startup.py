@@ -5,8 +5,8 @@
 Every command runs in a process of its own, `--repeats` times, in turns with the others: a table of
 medians and ranges in seconds. In the same turns run the two things that nobody can be faster than:
 Python with nothing to do, and `import torch`. `--before` names a second checkout, whose commands
-run in the same turns, one of the two first and then the other. A home with an ended sweep is made
-for it and removed.
+run in the same turns, one of the two first and then the other. Each gets a home with an
+ended sweep, which its own code makes.
 
 `--dry-run` and `init` are measured twice: with an empty folder of kept plans, where they build
 every arm, and after a dry run of the same sweep. `--quick` leaves out what builds arms: first dry
@@ -27,12 +27,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+ROOT = Path(__file__).parents[1]
+MAKE_HOME = """
+import sys
+from pathlib import Path
 from suite.tracking import sync
 from tests.records import make_home
 
-ROOT = Path(__file__).parents[1]
+home = make_home(Path(sys.argv[1]))
+assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
+"""
+HOME = "HOME"
+"""Stands in a command for the home of its checkout."""
 KINDS = ("methods", "attention", "tasks", "backbones", "search-spaces", "sweeps")
 
 
@@ -70,9 +76,11 @@ def main() -> None:
         # Nobody's first run is to pay for the bytecode of all others.
         compileall.compile_dir(checkout / "suite", quiet=2)
     with tempfile.TemporaryDirectory() as folder:
-        home = make_home(Path(folder) / "home")
-        assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
-        commands = what_is_measured(home.path, Path(folder))
+        for checkout in checkouts:
+            # Another version of the suite does not read this one's records.
+            make = ("-c", MAKE_HOME, HOME)
+            run(Command("a home", make), checkout, Path(folder))
+        commands = what_is_measured(Path(folder))
         if options.quick:
             commands = [command for command in commands if not command.builds]
         for number in range(options.repeats):
@@ -84,15 +92,15 @@ def main() -> None:
     show(commands, checkouts)
 
 
-def what_is_measured(home: Path, folder: Path) -> list[Command]:
+def what_is_measured(folder: Path) -> list[Command]:
     commands = [
         Command("python -c pass", ("-c", "pass")),
         Command('python -c "import torch"', ("-c", "import torch")),
     ]
     for kind in KINDS:
         commands.append(of_suite(f"list {kind}"))
-    commands.append(of_suite("status", "--home", str(home)))
-    commands.append(of_suite("leaderboard", "--home", str(home)))
+    for name in ("status", "leaderboard"):
+        commands.append(of_suite(name, "--home", HOME))
     dry_run = ("--dry-run", "--home", str(folder / "none"))
     first = of_suite("run quickstart", *dry_run, title="--dry-run, first", is_first=True)
     first.builds = True
@@ -117,6 +125,7 @@ def of_suite(words: str, *more: str, title: str = "", is_first: bool = False) ->
 
 def run(command: Command, checkout: Path, folder: Path) -> float:
     """Seconds of one run of a command with the code of a checkout."""
+    home = str(folder / f"home-{checkout.name}")
     # Kept plans of its own for each checkout, and none for a first run.
     kept = folder / f"kept-{checkout.name}"
     if command.is_first:
@@ -128,7 +137,7 @@ def run(command: Command, checkout: Path, folder: Path) -> float:
     }
     began_s = time.perf_counter()
     subprocess.run(
-        [sys.executable, *command.arguments],
+        [sys.executable, *(home if word == HOME else word for word in command.arguments)],
         # Another folder than a checkout, which Python would put on the path first.
         cwd=folder,
         env=environment,
