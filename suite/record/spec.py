@@ -16,7 +16,8 @@ from suite.config.sweep import LimitConfig
 from suite.config.task import PretrainTask, TaskConfig
 from suite.config.training import TrainingConfig
 
-# 2: batches come from windows of rows sorted by length. 1: rows come in the order of a permutation.
+# 1: rows come in the order of a permutation, and a trial's seed draws what Fisher importances see.
+# 2: batches come from windows of rows sorted by length, and all seeds share the importances.
 RECIPE = 2
 """Raise this number when the same specification trains otherwise than before.
 
