@@ -114,44 +114,57 @@ ALL = ["full", "lora", "read", "lst", "adapter", "bitfit", "prompt"]
 
 
 @pytest.mark.parametrize(
-    ("family", "zero", "methods"),
-    [("t5", 0, ["full", "read"]), ("bert", 2, ["full", "lora"]), ("t5", 3, ALL)],
+    ("family", "zero", "frozen_weights", "methods"),
+    [
+        ("t5", 0, "resident", ["full", "read"]),
+        ("bert", 2, "resident", ["full", "lora"]),
+        ("t5", 3, "resident", ALL),
+        ("t5", 3, "partitioned", ["lora"]),
+    ],
 )
-def test_the_estimate_of_the_peak_is_within_a_tenth_of_what_is_measured(
-    family: str, zero: int, methods: list[str]
+def test_the_estimate_of_the_peak_is_within_a_twentieth_of_what_is_measured(
+    family: str, zero: int, frozen_weights: str, methods: list[str]
 ) -> None:
-    setting = Setting(**SHORT | {"batch": 8, "seq": 64, "zero": zero})
+    shapes = {"batch": 8, "seq": 64, "zero": zero, "frozen_weights": frozen_weights}
+    setting = Setting(**SHORT | shapes)
     with one_rank():
         for arm in arms_of(family, methods, shape=wide(family)):
             measured, expected = memory_of(arm, setting), estimate(arm, setting).memory
-            assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.1), arm.method
+            assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.05), arm.method
             assert expected.parameters_bytes == measured.parameters_bytes, arm.method
             assert expected.activations_bytes == pytest.approx(
                 measured.activations_bytes, rel=0.02
             ), arm.method
 
 
-def on_two_ranks(rank: int) -> list[tuple[str, Memory]]:
-    setting = Setting(**SHORT | {"batch": 8, "seq": 64, "ranks": 2})
-    arms = arms_of("bert", ["full", "lora"], shape=wide("bert"))
-    return [(arm.method, memory_of(arm, setting, rank=rank)) for arm in arms]
+def two_rank_cases() -> list[tuple[Any, Setting]]:
+    """What trains is cut in two in each; what is frozen, in the last one only."""
+    full, lora = arms_of("bert", ["full", "lora"], shape=wide("bert"))
+    resident = Setting(**SHORT | {"batch": 8, "seq": 64, "ranks": 2})
+    partitioned = resident.model_copy(update={"frozen_weights": "partitioned"})
+    return [(full, resident), (lora, resident), (lora, partitioned)]
 
 
-def test_two_ranks_hold_half_of_the_states_each_and_say_the_same() -> None:
+def on_two_ranks(rank: int) -> list[Memory]:
+    return [memory_of(arm, setting, rank=rank) for arm, setting in two_rank_cases()]
+
+
+def test_two_ranks_hold_half_of_what_trains_each_and_say_the_same() -> None:
     first, second = on_ranks(on_two_ranks)
     assert first == second
-    setting = Setting(**SHORT | {"batch": 8, "seq": 64, "ranks": 2})
-    for arm, (method, measured) in zip(
-        arms_of("bert", ["full", "lora"], shape=wide("bert")), first, strict=True
+    # What is gathered when is DeepSpeed's to say; resident weights are never gathered.
+    tolerances = (0.25, 0.05, 0.25)
+    for (arm, setting), measured, tolerance in zip(
+        two_rank_cases(), first, tolerances, strict=True
     ):
         expected = estimate(arm, setting).memory
-        assert expected.parameters_bytes == pytest.approx(measured.parameters_bytes, rel=0.01), (
-            method
-        )  # DeepSpeed fills shares up
-        assert expected.optimizer_bytes == pytest.approx(measured.optimizer_bytes, rel=0.01), method
-        assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.25), (
-            method
-        )  # what is gathered when is DeepSpeed's to say
+        case = f"{arm.method} {setting.frozen_weights}"
+        # DeepSpeed fills shares up.
+        assert expected.parameters_bytes == pytest.approx(measured.parameters_bytes, rel=0.01), case
+        assert expected.optimizer_bytes == pytest.approx(measured.optimizer_bytes, rel=0.01), case
+        assert expected.peak_bytes == pytest.approx(measured.peak_bytes, rel=tolerance), case
+    whole, cut = first[1], first[2]
+    assert cut.parameters_bytes == pytest.approx(whole.parameters_bytes / 2, rel=0.05)
 
 
 def test_accumulation_divides_activations_and_multiplies_no_work() -> None:

@@ -41,6 +41,13 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+class FrozenWeights(StrEnum):
+    """Where the weights that do not train are under ZeRO-3."""
+
+    RESIDENT = "resident"
+    PARTITIONED = "partitioned"
+
+
 def profile(
     backbone: Annotated[
         str,
@@ -73,6 +80,10 @@ def profile(
         int, typer.Option(min=1, help="Processes that train together on this machine, a GPU each.")
     ] = 1,
     zero: Annotated[int, typer.Option(min=0, max=3, help="DeepSpeed ZeRO stage.")] = 3,
+    frozen_weights: Annotated[
+        FrozenWeights,
+        typer.Option(help="Whether each rank keeps all frozen weights, or ZeRO-3 gathers them."),
+    ] = FrozenWeights.RESIDENT,
     dtype: Annotated[
         Precision, typer.Option(help="auto: bf16 on a GPU, fp32 on a CPU.")
     ] = Precision.AUTO,
@@ -146,6 +157,7 @@ def profile(
             "target": target,
             "ranks": ranks,
             "zero": zero,
+            "frozen_weights": frozen_weights.value,
             "rounds": rounds,
         },
         dtype=dtype,

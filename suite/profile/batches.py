@@ -27,22 +27,37 @@ def random_ids(vocabulary: int, *shape: int, seed: int = 0) -> Tensor:
 
 
 def training_batch(
-    family: Family, vocabulary: int, *, rows: int, tokens: int, target: int, seed: int = 0
+    family: Family,
+    vocabulary: int,
+    *,
+    rows: int,
+    tokens: int,
+    target: int,
+    seed: int = 0,
+    head: Head | None = None,
 ) -> dict[str, Tensor]:
     """Inputs of one forward pass with labels, on the CPU.
 
+    Args:
+        family: The backbone's family.
+        vocabulary: Ids lie below this number.
+        rows, tokens, target: Examples, and tokens of an example's input and of its text target.
+        seed: Batches of different seeds differ.
+        head: What the model ends in: classification, text or masked; None = as `head_of` says.
+
     Returns:
-        `input_ids` and `attention_mask` (rows, tokens), and `labels`: (rows, target) for
-        encoder-decoders, (rows, tokens) for decoders, (rows,) for encoders.
+        `input_ids` and `attention_mask` (rows, tokens), and `labels`: (rows,) for classes, and for
+        text (rows, target) for encoder-decoders and (rows, tokens) for all others.
     """
+    head = head or head_of(family)
     ids = random_ids(vocabulary, rows, tokens, seed=seed)
-    if family.kind == "encoder-decoder":
+    if head.kind == "classification":
+        labels = ids[:, 0] % 2
+    elif family.kind == "encoder-decoder":
         labels = random_ids(vocabulary, rows, target, seed=seed + 1)
-    elif family.kind == "decoder":
+    else:
         # transformers shifts a decoder's labels by one token itself.
         labels = ids
-    else:
-        labels = ids[:, 0] % 2
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 

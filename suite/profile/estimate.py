@@ -6,17 +6,20 @@ on a CPU. Parameters, gradients and Adam's states follow from ZeRO (arXiv 1910.0
 the buffers of DeepSpeed 0.19.8. Per rank of N, with P parameters of which P_t train, and b bytes
 each in the forward pass, they are:
 
-    stage 0     b P      + 8 P_t (moments)   + 4 P_t (fp32 copies, bf16 only)
-                         + gradients b P_t (bf16: and 4 P_t)
-    stages 1, 2 b P      + (8 + 4) P_t / N   + gradients as they come
-    stage 3     b P / N  + (8 + 4) P_t / N   + gradients b P_t / N
-                         + the weights that are gathered at the same time
+    stage 0                 b P        + 8 P_t (moments) + 4 P_t (fp32 copies, bf16 only)
+                                       + gradients b P_t (bf16: and 4 P_t)
+    stages 1, 2             b P        + (8 + 4) P_t / N + gradients as they come
+    stage 3, resident       b (P - P_t) + b P_t / N
+                                       + (8 + 4) P_t / N + gradients b P_t / N
+                                       + the trained weights that are gathered at the same time
+    stage 3, partitioned    b P / N    + (8 + 4) P_t / N + gradients b P_t / N
+                                       + all weights that are gathered at the same time
 
-Under stages 1 to 3 DeepSpeed keeps fp32 copies of what trains, also where the forward weights are
-fp32. Stage 3 releases no gathered weight that is used again within 10^9 parameters: a model below
-that size keeps all of them, forward and backward. Its `linear` keeps the input of every map for the
-backward pass, also where the map is frozen and plain autograd would not: LoRA's activations grow by
-it.
+Resident frozen weights are whole on every rank and are never gathered
+(`suite.train.frozen_weights`). Under stages 1 to 3 DeepSpeed keeps fp32 copies of what trains, also
+where the forward weights are fp32. Stage 3 releases no gathered weight that is used again within
+`LIVE_ELEMENTS` parameters: a model below that size keeps all of them, forward and backward. The
+input of a linear map is kept only where its weight trains (`suite.train.linear`).
 
 On a CPU, attention with dropout keeps its probabilities. CUDA's fused kernels keep none; the
 estimate for a GPU assumes that they are used.
@@ -38,19 +41,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from suite.backbones.base import Family
+from suite.backbones.loading import Head
 from suite.meters import TensorPeak
 from suite.profile.arms import ArmChoice
-from suite.profile.batches import forward_options, training_batch
+from suite.profile.batches import forward_options, head_of, training_batch
 from suite.profile.record import Estimate, Memory
 from suite.profile.setting import Setting
+from suite.train.engine_config import LIVE_ELEMENTS
+from suite.train.frozen_weights import keep_whole, kept_weights
+from suite.train.linear import PartitionedLinear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Adam's two moments of a weight in fp32, and the fp32 copy of a weight.
 MOMENTS_BYTES = 8
 COPY_BYTES = 4
-# DeepSpeed's stage3_max_live_parameters and stage3_max_reuse_distance; the suite sets neither.
-LIVE_ELEMENTS = 10**9
-# Kept here because the estimate for a GPU replaces it for a while.
+# Kept here because an estimate replaces them for a while.
+PLAIN_LINEAR = F.linear
 PLAIN_ATTENTION = F.scaled_dot_product_attention
 
 
@@ -80,25 +87,49 @@ def estimate(arm: ArmChoice, setting: Setting) -> Estimate:
     It needs no memory of the model's size and no GPU.
     """
     resolved = arm.resolve()
-    on_meta = arm.build(resolved, meta=True)
+    model = arm.build(resolved, meta=True)
+    return estimate_model(model, resolved.family, head_of(resolved.family), setting)
+
+
+def estimate_model(
+    on_meta: nn.Module, family: Family, head: Head, setting: Setting, *, recompute: bool = False
+) -> Estimate:
+    """Estimate what training a model takes, as `estimate` does for an arm.
+
+    Args:
+        on_meta: The model with its `requires_grad` mask, on the meta device. It is used up.
+        family: Its family.
+        head: What it ends in: classification, text or masked.
+        setting: Shapes, ranks, precision and ZeRO.
+        recompute: Whether the blocks' activations are computed again in the backward pass.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as patches:
         model = without_numbers(on_meta, DTYPES[setting.dtype])
+        if recompute:
+            model.gradient_checkpointing_enable(  # type: ignore[operator]
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        kept: tuple[str, ...] = ()
+        if setting.frozen_weights == "resident":
+            kept = keep_whole(model, "cpu")
         batch = training_batch(
-            resolved.family,
+            family,
             vocabulary_of(model),
             rows=setting.micro,
             tokens=setting.seq,
             target=setting.target,
+            head=head,
         )
         if setting.zero == 3:
-            patches.enter_context(patched("linear", _LinearOfStage3.apply))
+            patches.enter_context(patched("linear", _linear_of_stage_3))
         if setting.device == "cuda":
             patches.enter_context(patched("scaled_dot_product_attention", _fused_attention))
-        step = step_on_shapes(model, batch, forward_options(resolved.family))
+        step = step_on_shapes(model, batch, forward_options(family))
+    resident = sum(_bytes(weight) for weight in kept_weights(model, kept).values())
     # Operations are those of the whole step; memory is that of one rank.
     passes = setting.accumulation * setting.ranks
     return Estimate(
-        memory=_memory(model, step, setting),
+        memory=_memory(model, step, setting, resident=resident),
         forward_flops=step.forward_flops * passes,
         step_flops=step.total_flops * passes,
     )
@@ -215,34 +246,12 @@ def _gradients_released(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-class _LinearOfStage3(torch.autograd.Function):
-    """Keeps what DeepSpeed's `LinearFunctionForZeroStage3` keeps: input and weight, always."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        # Plain autograd would save the input only where the weight trains.
-        ctx.save_for_backward(x, weight, bias)
-        product = x @ weight.t()
-        if bias is None:
-            return product
-        return product + bias
-
-    @staticmethod
-    def backward(
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        gradient = gradients[0]
-        x, weight, bias = ctx.saved_tensors
-        of_x = None
-        of_weight = None
-        of_bias = None
-        if ctx.needs_input_grad[0]:
-            of_x = gradient @ weight
-        if ctx.needs_input_grad[1]:
-            of_weight = gradient.flatten(0, -2).t() @ x.flatten(0, -2)
-        if bias is not None and ctx.needs_input_grad[2]:
-            of_bias = gradient.flatten(0, -2).sum(0)
-        return of_x, of_weight, of_bias
+def _linear_of_stage_3(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    # Only parameters are partitioned; resident frozen weights are buffers by now.
+    if isinstance(weight, nn.Parameter):
+        product: Tensor = PartitionedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return product
+    return PLAIN_LINEAR(x, weight, bias)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -288,8 +297,15 @@ def patched(name: str, function: Any) -> Iterator[None]:
         setattr(F, name, before)
 
 
-def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
-    """Compute the table of the module's docstring, and what a step holds beside it."""
+def _memory(model: nn.Module, step: Step, setting: Setting, *, resident: int) -> Memory:
+    """Compute the table of the module's docstring, and what a step holds beside it.
+
+    Args:
+        model: Its parameters are what DeepSpeed sees.
+        step: What a step on shapes held.
+        setting: Ranks, precision and ZeRO.
+        resident: Bytes of the frozen weights that DeepSpeed does not see.
+    """
     whole = 0
     largest = 0
     trained = 0
@@ -308,7 +324,7 @@ def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
         state_bytes += COPY_BYTES
     optimizer = trained * state_bytes
     gradients = trained * width
-    parameters = whole
+    parameters = resident + whole
     gathered = 0
     if setting.zero == 0:
         if setting.dtype == "bf16":
@@ -326,7 +342,7 @@ def _memory(model: nn.Module, step: Step, setting: Setting) -> Memory:
         else:
             beside, gathered = _stage_3_bytes(step, setting, whole=whole, largest=largest)
             beside = max(beside, flattened)
-            parameters //= n
+            parameters = resident + whole // n
             held = parameters + optimizer + gradients
     return Memory(
         peak_bytes=held + beside,

@@ -31,6 +31,11 @@ class Setting(Strict):
     zero: Annotated[int, Field(ge=0, le=3)] = Field(
         3, description="DeepSpeed ZeRO stage, as in a sweep"
     )
+    frozen_weights: Literal["resident", "partitioned"] = Field(
+        "resident",
+        description="whether every rank keeps all frozen weights, or ZeRO-3 gathers them in every "
+        "step",
+    )
     dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="precision of the forward weights and activations; Adam always keeps fp32",
@@ -87,4 +92,5 @@ class Setting(Strict):
             micro_batch_size=self.micro,
             precision=self.dtype,
             zero_stage=self.zero,
+            frozen_weights=self.frozen_weights,
         )
