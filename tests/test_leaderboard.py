@@ -127,7 +127,7 @@ def test_later_columns_come_after_those_that_were_there_before(finished: Home) -
         "lm_eval",
         *["rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"],
         *["admitted", "rejected", "dirty", "own_code"],
-        *["constant_score", "constant_p", "constant_missing"],
+        *["constant_score", "constant_p", "constant_missing", "precision"],
     ]
 
 

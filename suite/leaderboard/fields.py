@@ -243,12 +243,6 @@ class Row:
         measure=energy_source,
         meaning="how the energy was measured; cpu-time-estimate is no measurement",
     )
-    precision: str | None = text(
-        "precision",
-        average=Average.OWN,
-        measure=precision,
-        meaning="what its runs computed in; rows of different precisions are not compared",
-    )
     peak_memory_bytes: int | None = integer(
         "memory",
         unit="bytes",
@@ -522,6 +516,12 @@ class Row:
         meaning="two-sided p-value of no difference between that and score_mean",
     )
     constant_missing: str | None = text(meaning="why there is no such score")
+    precision: str | None = text(
+        "precision",
+        average=Average.OWN,
+        measure=precision,
+        meaning="what its runs computed in; rows of different precisions are not compared",
+    )
 
     # What follows is kept with the row and shown nowhere as a column.
     rivals: str = text(
