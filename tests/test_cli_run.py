@@ -160,6 +160,9 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(
         ("entailment", 768 // 48),
     }
     assert told["cost"]["mean_trial_s"] is None, "no trial ran here, so no time is guessed"
+    laid_out = told["cost"]["partitioning"]
+    assert (laid_out["zero_stage"], laid_out["frozen_weights"]) == (3, "resident")
+    assert "states take at most" in laid_out["why"]
     assert not (tmp_path / "h").exists()
 
 

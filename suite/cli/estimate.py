@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,10 @@ from suite.errors import ResourceError
 from suite.record.folder import Home
 
 if TYPE_CHECKING:
+    from suite.plan.cell_state import CellState
+    from suite.plan.partitioning import Decision
     from suite.plan.plan import Plan
-    from suite.plan.resources import Layout
+    from suite.plan.resources import Layout, Node
     from suite.record.cells import Trial
 
 
@@ -28,6 +31,7 @@ def show_plan(
 ) -> None:
     """Print the cells, then resources, trials and cost; JSON holds them as `cells` and `cost`."""
     from suite.cli.kept_plan import checked_plan
+    from suite.plan.cell_state import read_states
     from suite.plan.definition import known_plan
 
     place = Home(home)
@@ -45,7 +49,11 @@ def show_plan(
         world_size = layout.workers
     plan, work = checked_plan(config, where=where, world_size=world_size)
     cells = cell_rows(plan)
-    cost = estimate(plan, work, home=place, layout=layout)
+    states = read_states(plan, place)
+    cost = estimate(plan, work, states=states, layout=layout)
+    decision = partitioning(plan, work, states=states, layout=layout, where=where)
+    if decision is not None:
+        cost["partitioning"] = {**asdict(decision.partitioning), "why": decision.why}
     pretrains = pretrain_rows(plan, place)
     if fmt is Format.JSON:
         print(json.dumps({"cells": cells, "cost": cost, "pretrain": pretrains}, indent=2))
@@ -79,14 +87,25 @@ def _rates_text(row: Mapping[str, Any]) -> str:
 
 def local_layout(config: SweepConfig) -> tuple[Layout | None, str]:
     """What one trial would get on this machine; None and the reason where it never fits."""
-    from suite.plan.resources import lay_out, local_cpus
+    from suite.plan.resources import lay_out
 
-    node = {"CPU": float(local_cpus()), "GPU": float(_local_gpus())}
     try:
-        return lay_out(config.resources, [node]), ""
+        return lay_out(config.resources, [_local_node()]), ""
     # A sweep for a cluster is often planned on a laptop: that is no error.
     except ResourceError as error:
         return None, f"not on this machine: {error}"
+
+
+def _local_node() -> Node:
+    """What a Ray cluster on this machine would have."""
+    from suite.plan.partitioning import local_memory_bytes
+    from suite.plan.resources import local_cpus
+
+    return {
+        "CPU": float(local_cpus()),
+        "GPU": float(_local_gpus()),
+        "memory": float(local_memory_bytes()),
+    }
 
 
 def _local_gpus() -> int:
@@ -159,8 +178,66 @@ def _pretrain_line(row: dict[str, Any]) -> str:
     )
 
 
+def partitioning(
+    plan: Plan,
+    work: Mapping[str, Work],
+    *,
+    states: Mapping[str, CellState],
+    layout: Layout | None,
+    where: str,
+) -> Decision | None:
+    """How the weights of all trials would be laid out; None where other machines decide it.
+
+    Args:
+        plan: The sweep.
+        work: The computing of every arm, by its key.
+        states: Its cells, as they are in the home.
+        layout: What one trial gets here; None where it does not run here.
+        where: The sweep's file, for errors.
+    """
+    from suite.plan.partitioning import (
+        candidates,
+        cpu_worker_bytes,
+        local_gpu_bytes,
+        recorded,
+        settle,
+    )
+
+    training = plan.config.training
+    known = recorded(states.values())
+    device = "cpu"
+    worker_bytes: int | None = None
+    if known is None and len(candidates(training)) > 1:
+        if layout is None:
+            return None
+        device = layout.device
+        if device == "cuda":
+            worker_bytes = local_gpu_bytes()
+        else:
+            most_workers = max(plan.workers(cell) for cell in plan.cells)
+            worker_bytes = cpu_worker_bytes(layout, [_local_node()], most_workers=most_workers)
+    decision = settle(
+        training,
+        device=device,
+        worker_bytes=worker_bytes,
+        parameters=max(arm.total for arm in work.values()),
+        recorded=known,
+    )
+    if decision is not None:
+        return decision
+    # Only now: it imports torch, which a dry run of a small sweep does without.
+    from suite.profile.fit import first_that_fits
+
+    assert worker_bytes is not None  # unknown memory settles it
+    return first_that_fits(plan, device=device, worker_bytes=worker_bytes, where=where)
+
+
 def estimate(
-    plan: Plan, work: Mapping[str, Work], *, home: Home, layout: Layout | None
+    plan: Plan,
+    work: Mapping[str, Work],
+    *,
+    states: Mapping[str, CellState],
+    layout: Layout | None,
 ) -> dict[str, Any]:
     """Trials, steps and device-hours, and the time left; null = unknown.
 
@@ -169,13 +246,11 @@ def estimate(
     Args:
         plan: The sweep.
         work: The computing of every arm, by its key.
-        home: Where its trials are.
+        states: Its cells, as they are in the home.
         layout: What one trial gets here; None where it does not run here.
     """
-    from suite.plan.cell_state import read_states
     from suite.plan.status import cell_status
 
-    states = read_states(plan, home)
     done = 0
     left = 0
     trials = {}
@@ -222,6 +297,7 @@ def estimate(
         "workers_per_trial": plan.world_size,
         "workers_by_backbone": workers,
         "trials_at_a_time": slots,
+        "partitioning": None,
         "optimizer_steps_at_most": _optimizer_steps(plan),
         "mean_trial_s": trial_s,
         "left_s": left_s,
@@ -265,6 +341,7 @@ def _lines(cost: dict[str, Any], elsewhere: str) -> list[str]:
         f"trials     {trials}; {cost['trials_done']} done, {cost['trials_left']} left",
         *_rules(cost),
         f"resources  {_workers(cost)}, {slots}",
+        f"weights    {_weights(cost['partitioning'])}",
         f"steps      {steps}",
         f"computing  {_computing(cost)}",
         f"time       {_time(cost)}",
@@ -281,6 +358,16 @@ def _workers(cost: dict[str, Any]) -> str:
     if workers == 1:
         return "1 worker a trial"
     return f"{workers} workers a trial"
+
+
+def _weights(laid_out: dict[str, Any] | None) -> str:
+    if laid_out is None:
+        return "the memory of the machines decides what is partitioned"
+    frozen = f"frozen weights {laid_out['frozen_weights']}"
+    # Below stage 3 every rank holds all weights in any case.
+    if laid_out["zero_stage"] < 3:
+        frozen = "all weights on every rank"
+    return f"ZeRO stage {laid_out['zero_stage']}, {frozen}: {laid_out['why']}"
 
 
 def _computing(cost: dict[str, Any]) -> str:

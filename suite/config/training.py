@@ -5,7 +5,8 @@ All of it is explicit, and equal for all arms of a comparison.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -79,7 +80,10 @@ class TrainingConfig(Strict):
         description="bf16-autocast = fp32 weights, products of matrices in bf16; auto = bf16 on a "
         "GPU, bf16-autocast on a CPU with AMX or AVX-512 for bf16, fp32 on another CPU",
     )
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(3, description="DeepSpeed ZeRO stage")
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | Literal["auto"] = Field(
+        3,
+        description="DeepSpeed ZeRO stage; auto = the lowest at which the sweep's largest arm fits",
+    )
     frozen_weights: Literal["auto", "resident", "partitioned"] = Field(
         "auto",
         description="whether every rank keeps all frozen weights, or ZeRO-3 gathers them in every "
@@ -114,3 +118,25 @@ class TrainingConfig(Strict):
                 f"micro_batch_size {self.micro_batch_size}"
             )
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """How ZeRO lays out the weights of a trial: what `auto` stands for.
+
+    Attributes:
+        zero_stage: DeepSpeed's ZeRO stage, 0 to 3.
+        frozen_weights: Whether every rank keeps all frozen weights, or ZeRO-3 gathers them.
+    """
+
+    zero_stage: int = 3
+    frozen_weights: Literal["resident", "partitioned"] = "resident"
+
+    def applied_to(self, training: TrainingConfig) -> TrainingConfig:
+        """The settings with this in the place of every `auto`."""
+        decided: dict[str, Any] = {}
+        if training.zero_stage == "auto":
+            decided["zero_stage"] = self.zero_stage
+        if training.frozen_weights == "auto":
+            decided["frozen_weights"] = self.frozen_weights
+        return training.model_copy(update=decided)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from suite.config.training import Partitioning
 from suite.record.folder import Home
 from suite.storage.fence import Fence
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The places where a rank finds and puts files. They are no part of a trial's identity.
+    """Places of files, and what a driver decided. They are no part of a trial's identity.
 
     Attributes:
         home: The sweep's home.
@@ -23,6 +24,7 @@ class Workspace:
             (`suite.storage.mirror`); None = they share the home.
         fence: The claim of the driver that this process works for; None = no other driver can take
             the sweep over.
+        partitioning: How trials lay out their weights where their specification says `auto`.
     """
 
     home: Home
@@ -31,6 +33,7 @@ class Workspace:
     scratch: Path | None = None
     storage: str | None = None
     fence: Fence | None = None
+    partitioning: Partitioning = field(default_factory=Partitioning)
 
     @property
     def engines(self) -> Path:

@@ -268,7 +268,7 @@ class Engine:
         They are given back before the weights change and fetched after.
         """
         optimizer: Any = self._engine.optimizer
-        if self.training.zero_stage < 3:
+        if self.training.zero_stage != 3:
             return
         if begin:
             optimizer.checkpoint_event_prologue()
@@ -298,7 +298,7 @@ class Engine:
                 if dist.get_rank() == 0:
                     parameter.copy_(state[name])
                 # Under ZeRO 3 the end of the block sends rank 0's values to all; here nobody would.
-                if self.training.zero_stage < 3:
+                if self.training.zero_stage != 3:
                     dist.broadcast(parameter.data, src=0)
 
     def fingerprint(self, *, trained: bool) -> str:

@@ -146,6 +146,10 @@ def _provenance(run: RunningTrial) -> dict[str, Any]:
         "metrics": run.warm.objective.signatures(),
         "data_revision": run.warm.data.revision,
         "engine": run.warm.engine.config,
+        # What it was, where the specification may say `auto`.
+        "partitioning": run.warm.engine.training.model_dump(
+            include={"zero_stage", "frozen_weights"}
+        ),
         "meter": run.meter.describe(),
         "device": run.warm.engine.device,
         "world_size": run.warm.engine.world_size,

@@ -99,7 +99,7 @@ class Warm:
             return False
         if spec.seed == self.seed:
             return True
-        training = spec.training
+        training = self.engine.training
         # DeepSpeed's optimizer for this pair takes a step of its own when it is built.
         if training.zero_stage == 0 and uses_bf16(training, self.engine.device):
             return False
@@ -209,7 +209,8 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         )
     if precision == "bf16-autocast":
         autocast_forwards(model, device)
-    engine = Engine(model, spec.training, world_size=dist.get_world_size(), device=device)
+    training = workspace.partitioning.applied_to(spec.training)
+    engine = Engine(model, training, world_size=dist.get_world_size(), device=device)
     # Rank 0 draws a name that no other group has, and all ranks take it.
     initial = workspace.engines / gather_objects(uuid.uuid4().hex)[0] / "step-0"
     engine.save(initial, alone=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -16,17 +17,32 @@ from ray.tune.error import TuneError
 from ray.tune.experiment import Trial as TuneTrial
 
 from suite.cluster.access import ray_says_nothing, tune_keeps_secrets
-from suite.cluster.session import check_interface, cluster, environment, free_nodes
+from suite.cluster.session import (
+    alive_nodes,
+    ask_nodes,
+    check_interface,
+    cluster,
+    environment,
+    free_nodes,
+)
 from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
 from suite.errors import ResourceError, StorageError
 from suite.plan.cell_state import CellState, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
+from suite.plan.partitioning import (
+    Decision,
+    candidates,
+    cpu_worker_bytes,
+    local_gpu_bytes,
+    recorded,
+    settle,
+)
 from suite.plan.plan import Plan, make_plan, objectives, pretrain_objective
 from suite.plan.pruning import Pruning
 from suite.plan.queue import TrialQueue
-from suite.plan.resources import lay_out
+from suite.plan.resources import Layout, Node, lay_out
 from suite.plan.second_objective import check_measurable
 from suite.plan.status import CellReport, cell_status
 from suite.record.attempts import asked_again
@@ -41,6 +57,7 @@ from suite.tune.measure import anything_left, check_lm_eval, measure_confirmed
 from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import TrialTrainable
 
+log = logging.getLogger(__name__)
 TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of every trial
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `_signals_stop` has its own
@@ -119,6 +136,8 @@ def run_sweep(
             mirror.push_definition(config.name)
             if address is None:
                 check_measurable(config.search.second, layout.device, where=where)
+            decision = decide(plan, layout, nodes, home=home, data_root=data_root, where=where)
+            log.info("weights: %s: %s", decision.partitioning, decision.why)
             workspace = Workspace(
                 home=home,
                 data_root=data_root,
@@ -126,6 +145,7 @@ def run_sweep(
                 scratch=home.path / ".tune" / config.name,
                 storage=storage,
                 fence=lease.fence,
+                partitioning=decision.partitioning,
             )
             settings = RunSettings(
                 workspace=workspace,
@@ -239,6 +259,75 @@ def preflight(plan: Plan, *, home: Home, data_root: Path | None) -> None:
         check_batch_fits(
             data.sizes["train"], spec.training.batch_size, where=where, key="pretrain.batch_size"
         )
+
+
+def decide(
+    plan: Plan,
+    layout: Layout,
+    nodes: Sequence[Node],
+    *,
+    home: Home,
+    data_root: Path | None,
+    where: str,
+) -> Decision:
+    """Decide how all trials of a sweep lay out their weights.
+
+    Args:
+        plan: The sweep.
+        layout: What one trial gets.
+        nodes: The cluster's.
+        home: Where its trials are.
+        data_root: Local data root that replaces the hub.
+        where: The sweep's file, for errors.
+    """
+    # Imports torch, as in `preflight`.
+    from suite.profile.fit import first_that_fits, most_parameters
+
+    training = plan.config.training
+    device = layout.device
+    known = recorded(read_states(plan, home).values())
+    worker_bytes: int | None = None
+    parameters = 0
+    # To count and to ask takes a second or more, and a sweep may leave nothing open.
+    if known is None and len(candidates(training)) > 1:
+        parameters = most_parameters(plan, where=where, cache=home.cache, data_root=data_root)
+        if device == "cuda":
+            worker_bytes = _gpu_bytes(layout.gpus)
+        else:
+            most_workers = max(plan.workers(cell) for cell in plan.cells)
+            worker_bytes = cpu_worker_bytes(layout, nodes, most_workers=most_workers)
+        if worker_bytes is None:
+            log.warning(
+                "the memory of a worker is unknown: weights are partitioned;"
+                " set training.zero_stage and training.frozen_weights to say otherwise"
+            )
+    decision = settle(
+        training,
+        device=device,
+        worker_bytes=worker_bytes,
+        parameters=parameters,
+        recorded=known,
+    )
+    if decision is not None:
+        return decision
+    assert worker_bytes is not None  # unknown memory settles it
+    return first_that_fits(
+        plan,
+        device=device,
+        worker_bytes=worker_bytes,
+        where=where,
+        cache=home.cache,
+        data_root=data_root,
+    )
+
+
+def _gpu_bytes(gpus: float) -> int | None:
+    """Memory of a worker's GPU, or of its part of one, on the node with the smallest."""
+    answers = [size for size in ask_nodes(alive_nodes(), local_gpu_bytes).values() if size]
+    if not answers:
+        return None
+    # A rank computes on one GPU, however many it has reserved.
+    return int(min(answers) * min(gpus, 1.0))
 
 
 # ---- the trials ----------------------------------------------------------------------------------

@@ -1,0 +1,152 @@
+"""How ZeRO lays out the weights of a sweep's trials where its file says `auto`.
+
+The driver decides it once, before the first worker starts, and for all arms alike: a comparison of
+memory and time is one of methods only if all arms are laid out in the same way. The least
+partitioned layout at which the largest arm fits is the fastest one. What is decided here follows
+from numbers alone; `suite.profile.fit` estimates the largest arm where they do not settle it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import psutil
+
+from suite.config.training import Partitioning, TrainingConfig
+from suite.plan.cell_state import CellState
+from suite.plan.resources import Layout, Node
+
+WHOLE_BYTES = 20
+"""Bytes for each parameter of an arm that trains all: weight, gradient, copy, two moments."""
+SMALL_FRAC = 0.25
+"""Share of a worker's memory below which the layout of the states hardly matters."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+ASK_S = 60.0
+ASK_GPUS = (
+    "import torch;"
+    "print(min(torch.cuda.get_device_properties(i).total_memory"
+    " for i in range(torch.cuda.device_count())))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How the weights of a sweep are laid out, and why so, in words."""
+
+    partitioning: Partitioning
+    why: str
+
+
+def candidates(training: TrainingConfig) -> list[Partitioning]:
+    """The layouts that a sweep's file leaves open, the least partitioned one first."""
+    stages: Sequence[int] = range(4)
+    if training.zero_stage != "auto":
+        stages = [training.zero_stage]
+    found = []
+    for stage in stages:
+        if training.frozen_weights != "auto":
+            found.append(Partitioning(stage, training.frozen_weights))
+            continue
+        found.append(Partitioning(stage, "resident"))
+        # Below stage 3 all weights are whole on every rank in any case.
+        if stage == 3:
+            found.append(Partitioning(stage, "partitioned"))
+    return found
+
+
+def settle(
+    training: TrainingConfig,
+    *,
+    device: str,
+    worker_bytes: int | None,
+    parameters: int,
+    recorded: Partitioning | None = None,
+) -> Decision | None:
+    """Decide what needs no estimate; None where one is needed.
+
+    Args:
+        training: The sweep's.
+        device: "cuda" or "cpu".
+        worker_bytes: Memory of one worker; None = unknown.
+        parameters: Of the sweep's largest model.
+        recorded: What trials of this sweep that have ended were laid out by; None = there are none.
+    """
+    open_ones = candidates(training)
+    if len(open_ones) == 1:
+        return Decision(open_ones[0], "as the sweep's file says")
+    # All trials of a sweep are laid out alike, also those of a later run on another machine.
+    if recorded is not None:
+        return Decision(recorded, "as in the trials of this sweep that have ended")
+    if device == "cuda" and training.offload == "all":
+        return Decision(open_ones[-1], "training.offload keeps the parameters in CPU memory")
+    if worker_bytes is None:
+        return Decision(open_ones[-1], "the memory of a worker is unknown")
+    states = parameters * WHOLE_BYTES
+    if states < SMALL_FRAC * worker_bytes:
+        why = f"the largest arm's states take at most {gib(states)} of a worker's"
+        return Decision(open_ones[0], f"{why} {gib(worker_bytes)}")
+    return None
+
+
+def recorded(states: Iterable[CellState]) -> Partitioning | None:
+    """What the trials of a sweep that have ended were laid out by; None where none says it."""
+    for state in states:
+        for trial in (*state.search.values(), *state.confirm.values()):
+            if trial.result is not None and "partitioning" in trial.result.provenance:
+                return Partitioning(**trial.result.provenance["partitioning"])
+    return None
+
+
+def cpu_worker_bytes(layout: Layout, nodes: Sequence[Node], *, most_workers: int) -> int | None:
+    """Memory of one worker where the workers of a node share its memory; None = unknown.
+
+    Args:
+        layout: What one trial gets on these nodes.
+        nodes: As `lay_out` takes them; `memory` in bytes.
+        most_workers: Of the sweep's largest trial.
+    """
+    # No more than these are at work at the same time, however much room there is.
+    at_work = layout.slots * most_workers
+    least = inf
+    for node, room in zip(nodes, layout.capacity.nodes, strict=True):
+        if room:
+            least = min(least, node.get("memory", 0.0) / min(room, at_work))
+    # An autoscaler does not say how much memory its future nodes have.
+    if least in (0.0, inf):
+        return None
+    return int(least)
+
+
+def local_memory_bytes() -> int:
+    """Memory of this host that processes may still take, within the limit of its container."""
+    free = psutil.virtual_memory().available
+    # Outside of a container there is no such file, and without a limit it says "max".
+    with contextlib.suppress(OSError, ValueError):
+        free = min(free, int(CGROUP_LIMIT.read_text()))
+    return free
+
+
+def local_gpu_bytes() -> int | None:
+    """Memory of the smallest GPU of this host; None where none answers.
+
+    A process of its own asks, because a process that has asked holds some of a GPU's memory.
+    """
+    command = [sys.executable, "-c", ASK_GPUS]
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=ASK_S, check=True
+        )
+        return int(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def gib(size: float) -> str:
+    """Bytes in words: `1.5 GiB`."""
+    return f"{size / 2**30:.3g} GiB"

@@ -1,0 +1,254 @@
+"""How the weights of a sweep are laid out where its file says `auto`: decided once, recorded, and without a trace in the losses."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.cluster.session import cluster
+from suite.config.training import Partitioning, TrainingConfig
+from suite.plan import partitioning
+from suite.plan.cell_state import read_states
+from suite.plan.partitioning import (
+    Decision,
+    candidates,
+    cpu_worker_bytes,
+    local_memory_bytes,
+    recorded,
+    settle,
+)
+from suite.plan.plan import Plan, make_plan
+from suite.plan.resources import lay_out
+from suite.profile import fit
+from suite.record.folder import Home
+from suite.record.result import Status, TrialResult
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
+from suite.train.loop import Trainer
+from suite.train.process_group import free_port
+from suite.tune.driver import decide, run_sweep
+from tests.ranks import in_processes
+from tests.sweeps import make_roots, toy_roots, toy_sweep
+from tests.test_loop import TRAINING, make_spec, run
+
+__all__ = ["toy_roots"]
+
+GIB = 2**30
+WHOLE = Partitioning(0, "resident")
+RESIDENT = Partitioning(3, "resident")
+PARTITIONED = Partitioning(3, "partitioned")
+AUTO: dict[str, Any] = {"zero_stage": "auto", "frozen_weights": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "left_open"),
+    [
+        ({}, [RESIDENT, PARTITIONED]),
+        (AUTO, [WHOLE, Partitioning(1), Partitioning(2), RESIDENT, PARTITIONED]),
+        ({"zero_stage": 1}, [Partitioning(1)]),
+        ({"frozen_weights": "partitioned"}, [PARTITIONED]),
+        ({"zero_stage": "auto", "frozen_weights": "resident"}, [*map(Partitioning, range(4))]),
+    ],
+)
+def test_what_is_typed_stays_and_the_least_partitioned_comes_first(
+    typed: dict[str, Any], left_open: list[Partitioning]
+) -> None:
+    training = TrainingConfig(**typed)
+    assert candidates(training) == left_open
+    for each in left_open:
+        applied = each.applied_to(training)
+        assert Partitioning(applied.zero_stage, applied.frozen_weights) == each
+
+
+def test_a_stage_that_is_typed_is_not_replaced() -> None:
+    assert WHOLE.applied_to(TrainingConfig()).zero_stage == 3
+    forced = TrainingConfig(frozen_weights="partitioned")
+    assert RESIDENT.applied_to(forced) == forced
+
+
+@pytest.mark.parametrize(
+    ("known", "partitioned", "words"),
+    [
+        ({}, WHOLE, "states take at most 0.186 GiB of a worker's 1 GiB"),
+        ({"parameters": 10**9}, None, ""),
+        ({"worker_bytes": None}, PARTITIONED, "memory of a worker is unknown"),
+        ({"recorded": Partitioning(2)}, Partitioning(2), "trials of this sweep that have ended"),
+        ({"device": "cuda", "training": AUTO | {"offload": "all"}}, PARTITIONED, "offload"),
+        ({"worker_bytes": None, "training": {"zero_stage": 1}}, Partitioning(1), "file says"),
+    ],
+)
+def test_small_unknown_recorded_and_typed_need_no_estimate(
+    known: dict[str, Any], partitioned: Partitioning | None, words: str
+) -> None:
+    told: dict[str, Any] = {"device": "cpu", "worker_bytes": GIB, "parameters": 10**7}
+    told |= known
+    training = TrainingConfig(**told.pop("training", AUTO))
+    decision = settle(training, **told)
+    if partitioned is None:
+        assert decision is None
+    else:
+        assert decision is not None
+        assert decision.partitioning == partitioned
+        assert words in decision.why
+
+
+def test_workers_share_the_memory_of_their_node_and_the_fullest_one_decides() -> None:
+    nodes = [{"CPU": 2.0, "memory": 4.0 * GIB}, {"CPU": 4.0, "memory": 6.0 * GIB}]
+    layout = lay_out(toy_sweep(resources={"workers": 2}).resources, nodes)
+    assert cpu_worker_bytes(layout, nodes, most_workers=2) == 1.5 * GIB
+    alone = toy_sweep(resources={"workers": 2, "concurrent_trials": 1}).resources
+    assert cpu_worker_bytes(lay_out(alone, nodes), nodes, most_workers=2) == 2 * GIB
+    # A node that an autoscaler may add.
+    nodes = [*nodes, {"CPU": 4.0}]
+    layout = lay_out(toy_sweep(resources={"workers": 2}).resources, nodes)
+    assert cpu_worker_bytes(layout, nodes, most_workers=2) is None
+
+
+def test_a_container_has_no_more_memory_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioning, "CGROUP_LIMIT", tmp_path / "memory.max")
+    assert local_memory_bytes() > 2**20
+    (tmp_path / "memory.max").write_text("max\n")
+    assert local_memory_bytes() > 2**20
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert local_memory_bytes() == 2**20
+
+
+def auto_plan() -> Plan:
+    training = AUTO | {"epochs": 1, "batch_size": 8}
+    return make_plan(toy_sweep(training=training), where="toy", world_size=2)
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_what_ended_trials_were_laid_out_by_stays(tmp_path: Path) -> None:
+    plan, home = auto_plan(), Home(tmp_path / "home")
+    assert recorded(read_states(plan, home).values()) is None
+    spec = plan.search_spec(plan.cells[1], 0, 1e-3)
+    home.trial(spec).write_spec(spec)
+    result = TrialResult(
+        trial=spec.hash,
+        status=Status.COMPLETED,
+        score=1.0,
+        validation_score=1.0,
+        started_at=0.0,
+        finished_at=1.0,
+        provenance={"partitioning": {"zero_stage": 2, "frozen_weights": "resident"}},
+    )
+    home.trial(spec).write_result(result)
+    assert recorded(read_states(plan, home).values()) == Partitioning(2)
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_the_lowest_stage_at_which_the_largest_arm_fits_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = auto_plan()
+    sizes = {0: 50, 1: 40, 2: 30, 3: 20}
+    asked = []
+
+    def needed(case: fit.Case, layout: Partitioning, *, device: str) -> int:
+        asked.append(case.arm.method)
+        return sizes[layout.zero_stage]
+
+    monkeypatch.setattr(fit.Case, "needed_bytes", needed)
+
+    def first(worker_bytes: int) -> Partitioning:
+        given: dict[str, Any] = {"worker_bytes": worker_bytes, "where": "toy"}
+        return fit.first_that_fits(plan, device="cpu", **given).partitioning
+
+    # Four fifths of a worker's memory are for what the estimate counts.
+    assert [first(size) for size in (100, 62, 50, 38, 25, 24)] == [
+        *(Partitioning(0), Partitioning(1), Partitioning(1), Partitioning(2)),
+        *(RESIDENT, PARTITIONED),
+    ]
+    assert set(asked) == {"full"}, "the largest arm decides for all"
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_the_driver_estimates_what_a_small_memory_leaves_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, home = auto_plan(), Home(tmp_path / "home")
+
+    def decided(memory: float) -> Decision:
+        nodes = [{"CPU": 2.0, "memory": memory}]
+        layout = lay_out(plan.config.resources, nodes)
+        told: dict[str, Any] = {"home": home, "data_root": None, "where": "toy"}
+        return decide(plan, layout, nodes, **told)
+
+    assert "states take at most" in decided(8.0 * GIB).why
+    monkeypatch.setattr(partitioning, "SMALL_FRAC", 0.0)
+    cases = fit._cases(plan, where="toy", cache=None, data_root=None)
+    (full,) = [case for case in cases if case.arm.method == "full"]
+    needed = full.needed_bytes(WHOLE, device="cpu")
+    assert needed > 16 * fit.most_parameters(plan, where="toy")
+    # Two workers share the node.
+    enough = decided(2.01 * needed / fit.USABLE_FRAC)
+    assert enough.partitioning == WHOLE
+    assert "the largest arm needs about" in enough.why
+    assert decided(needed / 100).partitioning == PARTITIONED
+
+
+LAYOUTS = (RESIDENT, PARTITIONED, WHOLE)
+
+
+def trained(rank: int, ports: list[int], folder: Path) -> None:
+    """The same trial under every layout, each in a home of its own."""
+    for number, (layout, port) in enumerate(zip(LAYOUTS, ports, strict=True)):
+        workspace = Workspace(Home(folder / str(number)), partitioning=layout)
+        place = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}
+        trainer = Trainer(workspace, **place)
+        run(trainer, auto_spec())
+        trainer.close()
+
+
+def auto_spec() -> TrialSpec:
+    training = TRAINING.model_copy(update=AUTO | {"epochs": 1, "precision": "fp32"})
+    return make_spec(training=training, world_size=2)
+
+
+def test_every_layout_trains_alike_and_is_recorded(tmp_path: Path) -> None:
+    in_processes(trained, [free_port() for _ in LAYOUTS], tmp_path, count=2)
+    curves = []
+    for number, layout in enumerate(LAYOUTS):
+        result = Home(tmp_path / str(number)).trial(auto_spec()).result()
+        assert result is not None and result.score is not None
+        assert result.provenance["partitioning"] == asdict(layout)
+        assert result.provenance["engine"]["zero_optimization"]["stage"] == layout.zero_stage
+        curves.append(result.epochs[0].train_loss)
+    # Products and sums of whole and of cut tensors may be rounded otherwise.
+    assert curves == pytest.approx([curves[0]] * len(LAYOUTS), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_partitioned_and_resident_sweeps_train_alike_and_say_what_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    data_root = make_roots(tmp_path / "roots", monkeypatch)
+    found = {}
+    with cluster(None, threads=1):
+        for frozen_weights in ("auto", "partitioned"):
+            home = Home(tmp_path / frozen_weights)
+            training = {"epochs": 1, "batch_size": 8, "frozen_weights": frozen_weights}
+            config = toy_sweep(
+                methods=[{"name": "lora", "learning_rate": 1e-3}],
+                confirm={"seeds": [1]},
+                training=training,
+                resources={"workers": 2},
+                timeouts={"setup_s": 250.0, "epoch_s": 250.0},
+            )
+            assert run_sweep(config, home=home, data_root=data_root).ok
+            results = [folder.result() for folder in home.trials()]
+            # The search trial, then the confirm run.
+            found[frozen_weights] = sorted(results, key=lambda r: r.test_score is not None)
+    for auto, forced in zip(found["auto"], found["partitioned"], strict=True):
+        assert auto.provenance["partitioning"]["frozen_weights"] == "resident"
+        assert forced.provenance["partitioning"]["frozen_weights"] == "partitioned"
+        # Products of whole and of gathered weights may be rounded otherwise.
+        assert auto.epochs[0].train_loss == pytest.approx(forced.epochs[0].train_loss, rel=1e-5)
+        assert auto.score == forced.score
