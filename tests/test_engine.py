@@ -153,7 +153,12 @@ def test_six_arms_in_one_group_leave_its_memory_flat(found: Found) -> None:
 
 
 def unfreeze_later(rank: int) -> str:
-    engine = Engine(model_of("lora", "bert"), TRAINING, world_size=2, device="cpu")
+    engine = Engine(
+        model_of("lora", "bert"),
+        TRAINING.model_copy(update={"frozen_weights": "partitioned"}),
+        world_size=2,
+        device="cpu",
+    )
     engine.check_mask()
     next(p for p in engine.module.parameters() if not p.requires_grad).requires_grad_(True)
     try:

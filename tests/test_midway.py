@@ -64,9 +64,8 @@ def trial(
 
 
 def _leave_after(trainer: Trainer, steps: int) -> None:
-    assert trainer._run is not None
-    engine, count = trainer._run.warm.engine, 0
-    step = engine.step
+    engine, count = next(iter(trainer._runs.values())).warm.engine, 0
+    step = engine.micro_step
 
     def counted(*args: Any) -> torch.Tensor:
         nonlocal count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from suite.meters.energy import Reading
 
@@ -93,6 +93,24 @@ class LocalPhase:
         for name, peak in other.memory.items():
             self.add_peak(name, peak)
         self.missing = other.missing | self.missing  # the first reason stays
+
+    def part(self, share_frac: float, whose: str) -> LocalPhase:
+        """A share of the time and energy, for work that several trials did together.
+
+        Args:
+            share_frac: From 0 to 1.
+            whose: Who gets it, for the reason why the share has no memory of its own.
+        """
+        found = LocalPhase(seconds=self.seconds * share_frac, missing=dict(self.missing))
+        for kind, joules in self.joules.items():
+            found.add_joules(kind, joules, share_frac)
+            found.covered_s[kind] = self.covered_s.get(kind, 0.0) * share_frac
+        found.gpu_processes = dict(self.gpu_processes)
+        for host, (own_s, busy_s) in self.host_cpu_s.items():
+            found.host_cpu_s[host] = [own_s * share_frac, busy_s * share_frac]
+        for name in get_args(MemoryField):
+            found.missing[name] = f"trained as {whose}, whose memory is not told apart"
+        return found
 
     def _add_sharers(
         self, gpu_processes: Mapping[str, int], host_cpu_s: Mapping[str, Sequence[float]]

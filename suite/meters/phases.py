@@ -153,6 +153,13 @@ class PhaseMeter:
             self._explain_memory(phase)
         return phases
 
+    def take(self) -> dict[str, LocalPhase]:
+        """Hand over the accounts by phase; the meter begins new ones, also for open phases."""
+        self._settle()
+        taken = self._phases
+        self._phases = {name: LocalPhase(missing=dict(self._absent)) for name in self._open}
+        return taken
+
     def state(self) -> dict[str, Any]:
         """The accounts in JSON's types, for a checkpoint; each rank keeps its own."""
         self._settle()

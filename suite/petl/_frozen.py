@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -151,7 +151,7 @@ def _hooked(blocks: nn.ModuleList, attentions: Sequence[nn.Module]) -> Iterator[
     trace = Trace()
 
     def record_arguments(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        trace.arguments.update(named_arguments(block, args, kwargs))
+        trace.arguments.update(named_arguments(block.forward, args, kwargs))
 
     def record_state(_block: nn.Module, _args: Any, output: Any) -> None:
         trace.states.append(hidden_of(output))
@@ -176,13 +176,13 @@ def _outputs_kept(blocks: nn.ModuleList, recorded: _Recorded) -> Iterator[None]:
     """Keep what the blocks return, and the random streams around them."""
 
     def begin(_block: nn.Module, _args: Any) -> None:
-        recorded.before = _random_states()
+        recorded.before = random_states()
 
     def keep(_block: nn.Module, _args: Any, output: Any) -> None:
         recorded.outputs.append(output)
 
     def end(_block: nn.Module, _args: Any, _output: Any) -> None:
-        recorded.after = _random_states()
+        recorded.after = random_states()
 
     handles = [blocks[0].register_forward_pre_hook(begin)]
     for block in blocks:
@@ -201,27 +201,40 @@ def _replaced(blocks: nn.ModuleList, recorded: _Recorded) -> Iterator[None]:
     # a variant may have put a forward of its own on a block
     own = [vars(block).get("forward") for block in blocks]
     last = len(blocks) - 1
+
+    def check(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _check_same(recorded, named_arguments(real, args, kwargs))
+
+    real = blocks[0].forward
     for i, block in enumerate(blocks):
-        block.forward = functools.partial(_give_recorded, recorded, i, i == last)
+        block.forward = functools.partial(_give_recorded, recorded, i, is_last=i == last)
+    handle = blocks[0].register_forward_pre_hook(check, with_kwargs=True)
     try:
         yield
     finally:
+        handle.remove()
         for block, forward in zip(blocks, own, strict=True):
             del block.forward
             if forward is not None:
                 block.forward = forward
 
 
-def _give_recorded(recorded: _Recorded, i: int, is_last: bool, *_args: Any, **_kwargs: Any) -> Any:
-    if i == 0:
-        for now, then in zip(_random_states(), recorded.before, strict=True):
-            assert torch.equal(now, then), "trials that share a frozen pass drew different numbers"
+def _check_same(recorded: _Recorded, arguments: Mapping[str, Any]) -> None:
+    for now, then in zip(random_states(), recorded.before, strict=True):
+        assert torch.equal(now, then), "trials that share a frozen pass drew different numbers"
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            same = torch.equal(value, recorded.trace.arguments[name])
+            assert same, f"trials that share a frozen pass have different {name}"
+
+
+def _give_recorded(recorded: _Recorded, i: int, *_args: Any, is_last: bool, **_kwargs: Any) -> Any:
     if is_last:
-        _set_random_states(recorded.after)
+        set_random_states(recorded.after)
     return recorded.outputs[i]
 
 
-def _random_states() -> list[Tensor]:
+def random_states() -> list[Tensor]:
     """The states of torch's generators that dropout draws from."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -229,7 +242,7 @@ def _random_states() -> list[Tensor]:
     return states
 
 
-def _set_random_states(states: Sequence[Tensor]) -> None:
+def set_random_states(states: Sequence[Tensor]) -> None:
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.cuda.set_rng_state(state)
@@ -242,10 +255,10 @@ def hidden_of(output: Any) -> Tensor:
 
 
 def named_arguments(
-    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """The arguments of a call by parameter name; those in `**kwargs` keep their names."""
-    signature = inspect.signature(block.forward)
+    signature = inspect.signature(forward)
     named = dict(signature.bind(*args, **kwargs).arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:

@@ -163,6 +163,11 @@ class TrialResult(Record):
     epochs: list[EpochRecord] = []
     phases: dict[str, PhaseRecord] = {}
     timing: StepTiming | None = None
+    lanes: int = Field(
+        1,
+        description="most trials that trained side by side with it over one frozen pass, itself "
+        "included; with others its energy and time are shares, and memory and timing are null",
+    )
     precision: Precision | None = Field(
         None, description="what the trial computed in; null in records of trials that failed"
     )

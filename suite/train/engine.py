@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
+from transformers import PreTrainedModel
 
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError
@@ -83,6 +84,8 @@ class Engine:
         self._template: nn.Module | None = None
         if lanes and self.kept_names:
             self._template = copy_beside(model)
+        if training.zero_stage == 3:
+            _skip_frozen(model)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
@@ -147,7 +150,7 @@ class Engine:
             Its weighted loss, detached, on the device.
         """
         mark = mark or _unmarked
-        loss = self._engine(**batch).loss * weight
+        loss: torch.Tensor = self._engine(**batch).loss * weight
         mark("forward")
         self._engine.backward(loss)
         mark("backward")
@@ -398,6 +401,21 @@ class Engine:
             list(parameters), modifier_rank=modifier_rank, enabled=self.training.zero_stage == 3
         ):
             yield
+
+
+def _skip_frozen(module: nn.Module) -> None:
+    """Spare modules without parameters ZeRO-3's hooks around each of their children.
+
+    The hooks would gather nothing, in every forward pass and for every generated token.
+    """
+    from deepspeed.utils import set_z3_leaf_module
+
+    for child in module.children():
+        # The hook of a model wants a tensor for its output, and a model returns a dictionary.
+        if isinstance(child, PreTrainedModel) or next(child.parameters(), None) is not None:
+            _skip_frozen(child)
+        else:
+            set_z3_leaf_module(child, True)
 
 
 def _unmarked(_part: str) -> None:

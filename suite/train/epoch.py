@@ -4,114 +4,205 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from suite.record.attempts import PreemptedError
+from suite.train.engine import Engine, LocalBatch
+from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.midway import Midway, Pace
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 
 
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """Where a trial begins an epoch.
+
+    Attributes:
+        run: The trial.
+        midway: Where an earlier attempt left it; None = at its first step.
+        before_s, before_kwh: What training had cost before the epoch.
+    """
+
+    run: RunningTrial
+    midway: Midway | None
+    before_s: float
+    before_kwh: float | None
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A trial in the epoch.
+
+    Attributes:
+        total, half: Sum of its losses so far, and that of the epoch's first half.
+    """
+
+    start: EpochStart
+    total: torch.Tensor
+    half: torch.Tensor
+
+    @property
+    def run(self) -> RunningTrial:
+        return self.start.run
+
+    @property
+    def engine(self) -> Engine:
+        return self.run.warm.engine
+
+
 def train_epoch(
-    run: RunningTrial,
+    starts: Sequence[EpochStart],
     number: int,
+    meter: LanesMeter,
     *,
-    midway: Midway | None,
-    before_s: float,
-    before_kwh: float | None,
     leaving: Callable[[], bool],
-) -> float | None:
-    """Train one epoch, or the rest of one. Collective.
+) -> list[float | None]:
+    """Train one epoch, or the rest of one, of a trial or of several side by side. Collective.
 
     Args:
+        starts: One for each trial; several trials begin the epoch at its first step.
         number: The epoch, counted from 1.
-        midway: Where an earlier attempt left the epoch.
-        before_s, before_kwh: What training had cost before the epoch.
+        meter: Runs while they train.
         leaving: Whether this rank was told to leave.
 
     Returns:
-        Mean loss over steps and ranks, or None as soon as it is not finite on any rank.
+        By trial, the mean loss over steps and ranks; None for one whose loss is not finite on some
+        rank, which trains no further.
 
     Raises:
-        PreemptedError: A rank is to leave, and a checkpoint is committed.
+        PreemptedError: A rank is to leave, and a checkpoint of every trial is committed.
     """
-    engine = run.warm.engine
+    lanes = [_lane(start) for start in starts]
+    # Its batches are those of all lanes.
+    run = lanes[0].run
     batches = run.batches
-    engine.check_mask()
-    # The evaluation before left the model in evaluation mode.
-    engine.module.train()
+    device = lanes[0].engine.device
+    midway = lanes[0].start.midway
     first = 0
-    total_so_far = 0.0
-    half_so_far = 0.0
     if midway is not None:
         first = midway.step
-        total_so_far, half_so_far = midway.sums(dist.get_rank(), engine.world_size)
-    # On the device: reading the loss at every step would make a GPU wait.
-    total = torch.tensor(total_so_far, device=engine.device)
-    half = torch.tensor(half_so_far, device=engine.device)
     done_before = (number - 1) * len(batches)
     half_steps = len(batches) // 2
     # Last of all: what comes before may draw from the streams.
     if midway is not None:
-        midway.resume_streams(dist.get_rank(), engine.world_size)
+        midway.resume_streams(dist.get_rank(), lanes[0].engine.world_size)
     pace = Pace(first)
     seed = partial(run.spec.stream, "order")
+    alive = lanes
+    timed = max(lane.run.progress.lanes for lane in lanes) == 1
     for i, (parts, lengths) in enumerate(batches.epoch(number, seed, first=first), first):
         # All ranks leave at the same step: those that stay would wait for one that left.
         if pace.is_due(i):
-            finite, stay = pace.vote(i, finite=bool(torch.isfinite(total)), stay=not leaving())
-            if not finite:
-                return None
+            finite, stay = pace.vote(
+                i, finite=[bool(torch.isfinite(lane.total)) for lane in alive], stay=not leaving()
+            )
+            alive = [lane for lane, is_finite in zip(alive, finite, strict=True) if is_finite]
+            if not alive:
+                break
             if not stay:
-                left = Midway.gather(i, total, half, before_s=before_s, before_kwh=before_kwh)
-                _leave(run, number, left, new=i > first)
-        began = _now(engine.device)
+                meter.settle()
+                _leave(alive, number, i, new=i > first)
+        began = _now(device)
         inputs = []
         for part, weight in parts:
-            moved = {name: t.to(engine.device, non_blocking=True) for name, t in part.items()}
+            moved = {name: t.to(device, non_blocking=True) for name, t in part.items()}
             inputs.append((moved, weight))
-        with run.meter.probe(int(lengths.max())) as watched:
-            total += engine.step(inputs, run.learning_rate(done_before + i))
+        for lane in alive:
+            lane.engine.set_learning_rate(lane.run.learning_rate(done_before + i))
+        with meter.probe(int(lengths.max())) as watched:
+            _step(alive, inputs)
         if i + 1 == half_steps:
-            half = total.clone()
-        # A step that the meter watches is slower than the others.
-        if i - first >= UNSCORED_STEPS and not watched:
-            run.progress.step_s.append(_now(engine.device) - began)
+            for lane in alive:
+                lane.half = lane.total.clone()
+        # A step that the meter watches is slower than the others, and one of lanes is not theirs.
+        if timed and i - first >= UNSCORED_STEPS and not watched:
+            run.progress.step_s.append(_now(device) - began)
             run.progress.step_tokens += int(lengths.sum())
-    return _mean(run, number, total, half, half_steps)
+    means: list[float | None] = []
+    for lane in lanes:
+        mean: float | None = None
+        if lane in alive:
+            mean = _mean(lane, number, half_steps)
+        means.append(mean)
+    return means
 
 
-def _mean(
-    run: RunningTrial, number: int, total: torch.Tensor, half: torch.Tensor, half_steps: int
-) -> float | None:
+def _lane(start: EpochStart) -> _Lane:
+    engine = start.run.warm.engine
+    engine.check_mask()
+    # The evaluation before left the model in evaluation mode.
+    engine.module.train()
+    total = 0.0
+    half = 0.0
+    if start.midway is not None:
+        total, half = start.midway.sums(dist.get_rank(), engine.world_size)
+    # On the device: reading the loss at every step would make a GPU wait.
+    return _Lane(
+        start,
+        torch.tensor(total, device=engine.device),
+        torch.tensor(half, device=engine.device),
+    )
+
+
+def _step(lanes: list[_Lane], inputs: Sequence[LocalBatch]) -> None:
+    """Take one optimizer step of every lane, and add its loss to the lane's sum. Collective."""
+    losses = [torch.zeros((), device=lanes[0].engine.device) for _ in lanes]
+    for batch, weight in inputs:
+
+        def micro_step(
+            lane: _Lane, batch: Mapping[str, torch.Tensor] = batch, weight: float = weight
+        ) -> torch.Tensor:
+            return lane.engine.micro_step(batch, weight)
+
+        # The lanes share the frozen pass of this micro-batch, which is forgotten after it.
+        for k, loss in enumerate(side_by_side(lanes, micro_step)):
+            losses[k] += loss
+    for lane, loss in zip(lanes, losses, strict=True):
+        # DeepSpeed divides the gradients by the number of micro-batches as well.
+        lane.total += loss / len(inputs)
+
+
+def _mean(lane: _Lane, number: int, half_steps: int) -> float | None:
     """Return the epoch's mean loss. In the first epoch, note that of its first half too."""
-    world_size = run.warm.engine.world_size
+    run = lane.run
+    world_size = lane.engine.world_size
     # Only a trial of one epoch is judged by its halves (`suite.train.validity`).
     if number == 1 and half_steps:
-        dist.all_reduce(half)
-        run.progress.first_half_loss = float(half) / half_steps / world_size
-    dist.all_reduce(total)
+        dist.all_reduce(lane.half)
+        run.progress.first_half_loss = float(lane.half) / half_steps / world_size
+    dist.all_reduce(lane.total)
     # Each rank holds its part of every loss; their mean is the loss of the whole batch.
-    mean = float(total) / len(run.batches) / world_size
+    mean = float(lane.total) / len(run.batches) / world_size
     if not math.isfinite(mean):
         return None
     return mean
 
 
-def _leave(run: RunningTrial, number: int, midway: Midway, *, new: bool) -> None:
+def _leave(lanes: list[_Lane], number: int, step: int, *, new: bool) -> None:
     """Leave an epoch. Collective.
 
     A checkpoint takes the epoch's own place, if anything is `new` since the last one.
     """
-    if new:
-        run.note_meters()
-        run.progress.midway = midway.to_json()
-        run.checkpoints.save(run.warm.engine, number, run.progress.to_json())
+    for lane in lanes:
+        run = lane.run
+        if new:
+            midway = Midway.gather(
+                step,
+                lane.total,
+                lane.half,
+                before_s=lane.start.before_s,
+                before_kwh=lane.start.before_kwh,
+            )
+            run.note_meters()
+            run.progress.midway = midway.to_json()
+            run.checkpoints.save(run.warm.engine, number, run.progress.to_json())
     raise PreemptedError(
-        f"left after step {midway.step} of {len(run.batches)} of epoch {number}, as asked; "
+        f"left after step {step} of {len(lanes[0].run.batches)} of epoch {number}, as asked; "
         "a checkpoint is committed"
     )
 

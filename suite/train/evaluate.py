@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ from suite.data.objective import Objective
 from suite.meters import PhaseMeter
 from suite.train.batches import eval_batches
 from suite.train.engine import Engine
+from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.process_group import gather_objects
 
 
@@ -62,31 +65,42 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine,
+    engines: Sequence[Engine],
     objective: Objective,
     data: Dataset,
-    meter: PhaseMeter,
+    meter: PhaseMeter | LanesMeter,
     *,
     rank: int,
     world_size: int,
     batch_size: int,
-) -> Evaluation:
-    """Predict every row of `data` once. Collective: every rank runs the same number of batches."""
-    model = engine.module.eval()
-    mine: dict[int, Any] = {}
+) -> list[Evaluation]:
+    """Predict every row of `data` once with the engine of each lane.
+
+    Collective: every rank runs the same number of batches.
+    """
+    models = [engine.module.eval() for engine in engines]
+    device = engines[0].device
+    # By lane, then by row.
+    mine: list[dict[int, Any]] = [{} for _ in models]
     # Under ZeRO-3 generation must go on until the last rank is done: parameters are gathered.
-    synced = world_size > 1 and engine.training.zero_stage == 3
+    synced = world_size > 1 and engines[0].training.zero_stage == 3
     with torch.no_grad():
         for batch, rows in eval_batches(
             data, objective.collate_eval, batch_size=batch_size, rank=rank, world_size=world_size
         ):
-            inputs = {name: tensor.to(engine.device) for name, tensor in batch.items()}
+            inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+            predict = partial(objective.predict, batch=inputs, synced=synced)
             with meter.probe(inputs["input_ids"].numel()):
-                predictions = objective.predict(model, inputs, synced=synced)
-            for row, prediction in zip(rows, predictions, strict=True):
-                # Row None only fills up a batch.
-                if row is not None:
-                    mine[row] = prediction
+                predictions = side_by_side(models, predict)
+            for found, of_lane in zip(mine, predictions, strict=True):
+                for row, prediction in zip(rows, of_lane, strict=True):
+                    # Row None only fills up a batch.
+                    if row is not None:
+                        found[row] = prediction
+    return [_scored(found, objective, data) for found in mine]
+
+
+def _scored(mine: dict[int, Any], objective: Objective, data: Dataset) -> Evaluation:
     # Every rank gets all predictions: each computes the score, and decides by it alike.
     merged: dict[int, Any] = {}
     for part in gather_objects(mine):

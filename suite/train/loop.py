@@ -18,7 +18,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from suite.data.splits import SplitName
 from suite.errors import CheckpointError
 from suite.files import sha256, write_atomic
 from suite.meters import PhaseMeter, baseline_bytes, name_devices_by_attempt
@@ -41,9 +42,10 @@ from suite.storage.workspace import Workspace
 from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints, write_tensors
 from suite.train.engine_config import micro_batching
-from suite.train.epoch import train_epoch
+from suite.train.epoch import EpochStart, train_epoch
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
+from suite.train.lanes import LanesApartError, LanesMeter
 from suite.train.midway import Midway
 from suite.train.probe import probe
 from suite.train.process_group import (
@@ -118,7 +120,10 @@ class Trainer:
         # One rank of every host looks after the files that its host keeps.
         self._leads = local_rank == 0
         self._warm: Warm | None = None
-        self._run: RunningTrial | None = None
+        # By hash, in the order of the lanes; without lanes it is one trial.
+        self._runs: dict[str, RunningTrial] = {}
+        # For what lanes do together.
+        self._common = PhaseMeter(torch.device(device))
         self._leaving = False
         # The half a million objects of the imported libraries stay, so that no later collection
         # need walk over them.
@@ -133,77 +138,12 @@ class Trainer:
         Returns:
             Epochs already done.
         """
-        folder = self.workspace.home.trial(spec)
-        if self.rank == 0:
-            folder.write_spec(spec)
-        started_at = time.time()
-        with self._boundary(folder, started_at):
-            # Epoch 0 is whatever comes before the first step.
-            self._seed(spec, epoch=0)
-            if spec.training.threads_per_worker is not None:
-                torch.set_num_threads(spec.training.threads_per_worker)
-            meter = PhaseMeter(torch.device(self.device))
-            checkpoints = Checkpoints(folder.checkpoint, self.workspace.fence, self._mirror)
-            with meter.phase("load"):
-                warm = self._warm_for(spec)
-                state = self._load_or_reset(warm, checkpoints, folder)
-            progress = self._progress(state, meter)
-            # A trial that is taken up began with its first attempt.
-            progress.started_at = min(progress.started_at, started_at)
-            progress.world_sizes.append(self.world_size)
-            batches = self._train_batches(spec, warm)
-            self._run = RunningTrial(spec, folder, warm, batches, meter, checkpoints, progress)
-            self._log(
-                f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, "
-                f"seed {spec.seed}, {spec.phase}, pid {os.getpid()}"
-            )
-            return progress.epoch
-        # For mypy, which cannot know that the boundary swallows no exception.
-        raise AssertionError("unreachable: the boundary raises")
+        return self.start_lanes([spec])
 
     def epoch(self) -> EpochReport:
         """Train one epoch, validate, keep the best, commit a checkpoint. Collective."""
-        run = self._running()
-        with self._boundary(run.folder, run.progress.started_at):
-            if run.done:
-                return EpochReport(None, True, run.status)
-            number = run.progress.epoch + 1
-            midway, before_s, before_kwh = self._epoch_start(run)
-            self._seed(run.spec, epoch=number)
-            with run.meter.phase("train"):
-                loss = train_epoch(
-                    run,
-                    number,
-                    midway=midway,
-                    before_s=before_s,
-                    before_kwh=before_kwh,
-                    leaving=lambda: self._leaving,
-                )
-            # The ranks have voted on this, so that all of them end here.
-            if loss is None:
-                return self._diverged(run, f"epoch {number}: loss is not finite")
-            with run.meter.phase("eval"):
-                evaluation = self._evaluate(run, "validation")
-            if not math.isfinite(evaluation.score):
-                return self._diverged(run, f"epoch {number}: the validation score is not finite")
-            energy_kwh = self._train_energy_kwh(run)
-            if energy_kwh is not None:
-                # The meter counts the whole trial, the record this epoch.
-                energy_kwh -= before_kwh or 0.0
-            record = EpochRecord(
-                epoch=number,
-                step=number * len(run.batches),
-                train_loss=loss,
-                validation_score=evaluation.score,
-                validation_scores=evaluation.scores,
-                learning_rate=run.learning_rate(number * len(run.batches) - 1),
-                seconds=run.meter.seconds("train") - before_s,
-                energy_kwh=energy_kwh,
-            )
-            with run.meter.phase("checkpoint"):
-                self._keep(run, record, evaluation)
-            return EpochReport(record, run.done, None)
-        raise AssertionError("unreachable: the boundary raises")
+        (report,) = self.epoch_of_lanes().values()
+        return report
 
     def finish(self, *, pruned: bool = False) -> TrialResult:
         """Test the best epoch's weights (confirm phase only) and write the result. Collective.
@@ -211,8 +151,140 @@ class Trainer:
         Args:
             pruned: The trial ends here because others of its study do better. It has no score.
         """
-        run = self._running()
-        with self._boundary(run.folder, run.progress.started_at):
+        (trial,) = self._running()
+        return self.finish_lane(trial, pruned=pruned)
+
+    # ---- the same for trials that train side by side ----
+
+    def start_lanes(self, specs: Sequence[TrialSpec]) -> int:
+        """Make ready for trials that differ in their learning rate and number only. Collective.
+
+        Returns:
+            Epochs already done, by all of them.
+
+        Raises:
+            LanesApartError: They are not equally far, or stand in the middle of an epoch, or the
+                engine shares no frozen weights. They can be trained one by one.
+        """
+        folders = [self.workspace.home.trial(spec) for spec in specs]
+        started_at = time.time()
+        # An earlier start may have failed half way.
+        self._runs = {}
+        with self._boundary(folders, started_at):
+            # Epoch 0 is whatever comes before the first step.
+            self._seed(specs[0], epoch=0)
+            if specs[0].training.threads_per_worker is not None:
+                torch.set_num_threads(specs[0].training.threads_per_worker)
+            self._common.take()
+            for number, spec in enumerate(specs):
+                self._start_lane(number, spec, started_at)
+            if len(specs) > 1:
+                _check_level(self._runs.values())
+            return next(iter(self._runs.values())).progress.epoch
+        # For mypy, which cannot know that the boundary swallows no exception.
+        raise AssertionError("unreachable: the boundary raises")
+
+    def _start_lane(self, number: int, spec: TrialSpec, started_at: float) -> None:
+        folder = self.workspace.home.trial(spec)
+        if self.rank == 0:
+            folder.write_spec(spec)
+        meter = PhaseMeter(torch.device(self.device))
+        checkpoints = Checkpoints(folder.checkpoint, self.workspace.fence, self._mirror)
+        with meter.phase("load"):
+            warm = self._warm_for(spec)
+            if number > 0 and not warm.engine.has_lanes:
+                raise LanesApartError("the engine's frozen weights are partitioned")
+            warm = warm.lane(number)
+            state = self._load_or_reset(warm, checkpoints, folder)
+        progress = self._progress(state, meter)
+        # A trial that is taken up began with its first attempt.
+        progress.started_at = min(progress.started_at, started_at)
+        progress.world_sizes.append(self.world_size)
+        batches = self._train_batches(spec, warm)
+        run = RunningTrial(spec, folder, warm, batches, meter, checkpoints, progress)
+        self._runs[spec.hash] = run
+        self._log(
+            run,
+            f"start at epoch {progress.epoch}: lr {spec.learning_rate:.3g}, "
+            f"seed {spec.seed}, {spec.phase}, pid {os.getpid()}",
+        )
+
+    def epoch_of_lanes(self) -> dict[str, EpochReport]:
+        """Train one epoch of every trial that is not done, and keep what it gave. Collective.
+
+        Returns:
+            A report of every trial, by its hash.
+        """
+        runs = list(self._running().values())
+        with self._boundary([run.folder for run in runs], runs[0].progress.started_at):
+            reports = {}
+            going = []
+            for run in runs:
+                if run.done:
+                    reports[run.folder.hash] = EpochReport(None, True, run.status)
+                else:
+                    going.append(run)
+            if going:
+                reports |= self._train(going)
+            return reports
+        raise AssertionError("unreachable: the boundary raises")
+
+    def _train(self, runs: list[RunningTrial]) -> dict[str, EpochReport]:
+        """Train and validate one epoch of trials that are equally far. Collective."""
+        number = runs[0].progress.epoch + 1
+        for run in runs:
+            run.progress.lanes = max(run.progress.lanes, len(runs))
+        starts = [self._epoch_start(run) for run in runs]
+        self._seed(runs[0].spec, epoch=number)
+        meter = LanesMeter(runs, self._common)
+        with meter.phase("train"):
+            losses = train_epoch(starts, number, meter, leaving=lambda: self._leaving)
+        reports = {}
+        going: list[tuple[EpochStart, float]] = []
+        for start, loss in zip(starts, losses, strict=True):
+            # The ranks have voted on this, so that all of them end here.
+            if loss is None:
+                why = f"epoch {number}: loss is not finite"
+                reports[start.run.folder.hash] = self._diverged(start.run, why)
+            else:
+                going.append((start, loss))
+        if not going:
+            return reports
+        evaluations = self._evaluate([start.run for start, _ in going], "validation")
+        for (start, loss), evaluation in zip(going, evaluations, strict=True):
+            report = self._keep_epoch(start, number, loss, evaluation)
+            reports[start.run.folder.hash] = report
+        return reports
+
+    def _keep_epoch(
+        self, start: EpochStart, number: int, loss: float, evaluation: Evaluation
+    ) -> EpochReport:
+        """Note an epoch, keep the best, commit a checkpoint. Collective."""
+        run = start.run
+        if not math.isfinite(evaluation.score):
+            return self._diverged(run, f"epoch {number}: the validation score is not finite")
+        energy_kwh = self._train_energy_kwh(run)
+        if energy_kwh is not None:
+            # The meter counts the whole trial, the record this epoch.
+            energy_kwh -= start.before_kwh or 0.0
+        record = EpochRecord(
+            epoch=number,
+            step=number * len(run.batches),
+            train_loss=loss,
+            validation_score=evaluation.score,
+            validation_scores=evaluation.scores,
+            learning_rate=run.learning_rate(number * len(run.batches) - 1),
+            seconds=run.meter.seconds("train") - start.before_s,
+            energy_kwh=energy_kwh,
+        )
+        with run.meter.phase("checkpoint"):
+            self._keep(run, record, evaluation)
+        return EpochReport(record, run.done, None)
+
+    def finish_lane(self, trial: str, *, pruned: bool = False) -> TrialResult:
+        """End one of the trials as `finish` does, by its hash. Collective."""
+        run = self._running()[trial]
+        with self._boundary([run.folder], run.progress.started_at):
             if pruned:
                 run.status = Status.PRUNED
             test: Evaluation | None = None
@@ -230,13 +302,13 @@ class Trainer:
             result = build_result(run, test, validity)
             if self.rank == 0:
                 self._mirror.end(run.folder, result)
-                self._log(f"{result.status}: score {result.score}")
+                self._log(run, f"{result.status}: score {result.score}")
             # Checkpoints go when the result is there, not before.
             dist.barrier()
             if self._leads:
                 run.checkpoints.clear()
             self._mirror.push_log(run.folder.log(self.rank))
-            self._run = None
+            del self._runs[trial]
             return result
         raise AssertionError("unreachable: the boundary raises")
 
@@ -262,20 +334,19 @@ class Trainer:
 
     def _diverged(self, run: RunningTrial, why: str) -> EpochReport:
         run.status = Status.DIVERGED
-        self._log(why)
+        self._log(run, why)
         return EpochReport(None, True, run.status)
 
-    def _epoch_start(self, run: RunningTrial) -> tuple[Midway | None, float, float | None]:
-        """Return where the epoch was left, if it was, and the seconds and kWh before it."""
+    def _epoch_start(self, run: RunningTrial) -> EpochStart:
         if run.progress.midway is None:
-            return None, run.meter.seconds("train"), self._train_energy_kwh(run)
+            return EpochStart(run, None, run.meter.seconds("train"), self._train_energy_kwh(run))
         midway = Midway(**run.progress.midway)
-        return midway, midway.before_s, midway.before_kwh
+        return EpochStart(run, midway, midway.before_s, midway.before_kwh)
 
-    def _running(self) -> RunningTrial:
-        if self._run is None:
+    def _running(self) -> dict[str, RunningTrial]:
+        if not self._runs:
             raise AssertionError("start() comes before epoch() and finish()")
-        return self._run
+        return self._runs
 
     def _warm_for(self, spec: TrialSpec) -> Warm:
         if self._warm is not None and not self._warm.turn_to(spec, self.workspace):
@@ -339,16 +410,21 @@ class Trainer:
             return None
         return train.energy_kwh
 
-    def _evaluate(self, run: RunningTrial, split: Any) -> Evaluation:
-        return evaluate(
-            run.warm.engine,
-            run.warm.objective,
-            run.warm.data.split(split, confirm=run.spec.phase is Phase.CONFIRM),
-            run.meter,
-            rank=self.rank,
-            world_size=self.world_size,
-            batch_size=run.spec.training.eval_batch_size,
-        )
+    def _evaluate(
+        self, runs: Sequence[RunningTrial], split: SplitName, *, phase: str = "eval"
+    ) -> list[Evaluation]:
+        warm = runs[0].warm
+        meter = LanesMeter(runs, self._common)
+        with meter.phase(phase):
+            return evaluate(
+                [run.warm.engine for run in runs],
+                warm.objective,
+                warm.data.split(split, confirm=runs[0].spec.phase is Phase.CONFIRM),
+                meter,
+                rank=self.rank,
+                world_size=self.world_size,
+                batch_size=runs[0].spec.training.eval_batch_size,
+            )
 
     def _keep(self, run: RunningTrial, record: EpochRecord, evaluation: Evaluation) -> None:
         """Note the epoch and keep the best weights; commit a checkpoint unless the trial ends."""
@@ -363,8 +439,9 @@ class Trainer:
             with (run.folder.path / "epochs.jsonl").open("a") as file:
                 file.write(json.dumps(progress.epochs[-1]) + "\n")
         self._log(
+            run,
             f"epoch {record.epoch}: loss {record.train_loss:.4f}, "
-            f"validation {record.validation_score:.2f}"
+            f"validation {record.validation_score:.2f}",
         )
         if not run.done:
             if self.rank == 0:
@@ -403,8 +480,7 @@ class Trainer:
         if run.progress.best_epoch != run.progress.epoch:
             with run.meter.phase("load"):
                 self._load_best(run)
-        with run.meter.phase("test"):
-            test = self._evaluate(run, "test")
+        (test,) = self._evaluate([run], "test", phase="test")
         if self.rank == 0:
             self._check_fence()
             write_atomic(run.folder.predictions("test"), test.to_parquet())
@@ -453,33 +529,50 @@ class Trainer:
         if self.workspace.fence is not None:
             self.workspace.fence.check()
 
-    def _log(self, message: str) -> None:
-        run = self._run
-        if run is not None:
-            _log_to(run.folder.log(self.rank), message)
+    def _log(self, run: RunningTrial, message: str) -> None:
+        _log_to(run.folder.log(self.rank), message)
 
     @contextmanager
-    def _boundary(self, folder: TrialFolder, started_at: float) -> Iterator[None]:
+    def _boundary(self, folders: Sequence[TrialFolder], started_at: float) -> Iterator[None]:
         """The one place where a trial's exception becomes its status.
 
         The machine's failures pass through, because another attempt may succeed. A rank that fails
-        alone writes the result and raises; the group then ends the others.
+        alone writes the result and raises; the group then ends the others. Of several lanes nobody
+        knows whose error it was: none has a status, and each is tried alone.
         """
         try:
             yield
         # Not BaseException: Ctrl-C says nothing about the trial.
         except Exception as error:
-            _log_to(folder.log(self.rank), f"{type(error).__name__}: {error}")
-            logging.getLogger("suite").debug("trial %s", folder.hash, exc_info=True)
-            self._mirror.push_log(folder.log(self.rank))
-            if is_infrastructure(error):
+            for folder in folders:
+                _log_to(folder.log(self.rank), f"{type(error).__name__}: {error}")
+                logging.getLogger("suite").debug("trial %s", folder.hash, exc_info=True)
+                self._mirror.push_log(folder.log(self.rank))
+            if is_infrastructure(error) or isinstance(error, LanesApartError):
                 raise
+            if len(folders) > 1:
+                why = redact(f"{type(error).__name__}: {error}")
+                raise LanesApartError(f"one of {len(folders)} lanes failed: {why}") from error
+            (folder,) = folders
             self._check_fence()
             status = status_of(error)
             record = failure_record(error, log_path=str(folder.log(self.rank)))
             write_failed(folder, status, record, started_at=started_at)
             self._mirror.settle(folder)
             raise TrialEndedError(redact(f"{status}: {type(error).__name__}: {error}")) from error
+
+
+def _check_level(runs: Iterable[RunningTrial]) -> None:
+    """Check that lanes are equally far and between two epochs.
+
+    Raises:
+        LanesApartError: They are not.
+    """
+    epochs = {run.progress.epoch for run in runs}
+    if len(epochs) > 1:
+        raise LanesApartError(f"lanes have done {sorted(epochs)} epochs")
+    if any(run.progress.midway is not None for run in runs):
+        raise LanesApartError("a lane stands in the middle of an epoch")
 
 
 def _log_to(path: Path, message: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -125,16 +126,16 @@ class Pace:
     def is_due(self, step: int) -> bool:
         return step >= self._at
 
-    def vote(self, step: int, *, finite: bool, stay: bool) -> tuple[bool, bool]:
-        """Say whether the loss is finite on all ranks, and whether all stay. Collective."""
+    def vote(self, step: int, *, finite: Sequence[bool], stay: bool) -> tuple[list[bool], bool]:
+        """Say of each loss whether it is finite on all ranks, and whether all stay. Collective."""
         elapsed_s = time.perf_counter() - self._since
-        all_finite, all_stay, slowest = lowest(float(finite), float(stay), -elapsed_s)
+        *all_finite, all_stay, slowest = lowest(*map(float, finite), float(stay), -elapsed_s)
         # The lowest of the negative times is the longest time.
         if slowest < 0:
             self._steps = max(1, min(MOST_STEPS, int(self._steps * VOTE_EVERY_S / -slowest)))
         self._at = step + self._steps
         self._since = time.perf_counter()
-        return bool(all_finite), bool(all_stay)
+        return [bool(value) for value in all_finite], bool(all_stay)
 
 
 def _text(state: torch.Tensor) -> str:

@@ -45,9 +45,7 @@ def build_result(
     phases, missing = run.accounts()
     timing = _timing(run)
     if timing.p50_s is None:
-        missing["timing"] = (
-            f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
-        )
+        missing["timing"] = _why_no_timing(run)
     if run.status is not None:
         missing["score"] = why_no_score(run.status, progress.epoch)
     return TrialResult(
@@ -60,6 +58,7 @@ def build_result(
         phases=phases,
         timing=timing,
         precision=warm.precision,
+        lanes=progress.lanes,
         parameters=_parameters(warm),
         checkpoint_bytes=progress.checkpoint_bytes,
         pretrain=warm.pretrain,
@@ -120,6 +119,12 @@ def _timing(run: RunningTrial) -> StepTiming:
         samples_per_s=len(steps) * run.spec.training.batch_size / seconds,
         tokens_per_s=run.progress.step_tokens / seconds,
     )
+
+
+def _why_no_timing(run: RunningTrial) -> str:
+    if run.progress.lanes > 1:
+        return f"trained as one of {run.progress.lanes} lanes, whose steps are not its own"
+    return f"an epoch has {len(run.batches)} steps; the first {UNSCORED_STEPS} are not timed"
 
 
 def _parameters(warm: Warm) -> ParameterCount:

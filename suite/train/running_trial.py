@@ -31,6 +31,7 @@ class TrialProgress:
         best_sha256: SHA-256 of the file with the best epoch's weights (confirm phase).
         meters: Accounts by rank, with those of ranks that only an earlier, larger attempt had.
         world_sizes: Ranks of each attempt that the trial goes on from.
+        lanes: The most trials that trained side by side with it, itself included.
     """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -47,6 +48,7 @@ class TrialProgress:
     world_sizes: list[int] = field(default_factory=list)
     checkpoint_bytes: int | None = None
     midway: dict[str, Any] | None = None
+    lanes: int = 1
 
     @property
     def epoch(self) -> int:

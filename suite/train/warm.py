@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from suite.data.trained_tokenizer import open_backbone
 from suite.errors import CheckpointError, IncompatibleError
 from suite.files import sha256
 from suite.meters import release_memory
+from suite.petl import get_method
 from suite.petl.arm import task_head
 from suite.record.folder import TrialFolder
 from suite.record.result import PretrainRecord
@@ -53,6 +54,7 @@ class Warm:
         start_output: What the model answers at step 0; training must change it.
         strays: Parameters that train and should not, or the other way round.
         pristine: Whether the engine still is at step 0.
+        beside: Engines of further lanes over the same frozen tensors.
     """
 
     key: str
@@ -72,6 +74,16 @@ class Warm:
     start_output: Probe
     strays: list[str]
     pristine: bool = True
+    beside: list[Engine] = field(default_factory=list)
+
+    def lane(self, number: int) -> Warm:
+        """The same arm and task with the engine of a lane, counted from 0. Collective."""
+        if number == 0:
+            return self
+        while len(self.beside) < number:
+            self.beside.append(self.engine.beside())
+        # Whatever the lane trained before: `reset` brings it to step 0.
+        return replace(self, engine=self.beside[number - 1], pristine=False)
 
     def reset(self) -> None:
         """Go back to step 0. Collective.
@@ -152,8 +164,9 @@ class Warm:
         self.pristine = True
 
     def release(self) -> None:
-        """Free the engine and its files."""
-        self.engine.release()
+        """Free the engines and their files."""
+        for engine in (*self.beside, self.engine):
+            engine.release()
         # The ranks of a host share the folder: another one may have removed it.
         shutil.rmtree(self.initial.parent, ignore_errors=True)
         release_memory()
@@ -209,8 +222,13 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         )
     if precision == "bf16-autocast":
         autocast_forwards(model, device)
-    training = workspace.partitioning.applied_to(spec.training)
-    engine = Engine(model, training, world_size=dist.get_world_size(), device=device)
+    engine = Engine(
+        model,
+        workspace.partitioning.applied_to(spec.training),
+        world_size=dist.get_world_size(),
+        device=device,
+        lanes=not get_method(spec.arm.method).backward_through_backbone,
+    )
     # Rank 0 draws a name that no other group has, and all ranks take it.
     initial = workspace.engines / gather_objects(uuid.uuid4().hex)[0] / "step-0"
     engine.save(initial, alone=True)

@@ -1,0 +1,185 @@
+"""The law of lanes: a trial comes out bit for bit as if it had trained alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.config.arm import Arm
+from suite.config.sweep import LimitConfig
+from suite.config.training import TrainingConfig
+from suite.petl.arm import full_architecture
+from suite.record.attempts import PreemptedError
+from suite.record.folder import Home
+from suite.record.result import Status, TrialResult
+from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
+from suite.train import midway
+from suite.train.lanes import LanesApartError
+from suite.train.loop import Trainer
+from suite.train.process_group import free_port
+from tests.ranks import in_processes
+from tests.test_loop import TRAINING, make_spec
+from tests.tiny import tiny_choice
+
+RATES = (3e-3, 3e-2)
+DIVERGES = 1e30
+CASES = (("read", "bert"), ("lst", "bert"), ("read", "t5"), ("lst", "llama"))
+ARCHITECTURES: dict[str, dict[str, Any]] = {"read": {"hidden": 8}, "lst": {"reduction": 2}}
+
+
+def spec_of(method: str, family: str, rate: float, **training: Any) -> TrialSpec:
+    arm = Arm(
+        backbone=tiny_choice(family, dropout=0.1),
+        method=method,
+        architecture=full_architecture(method, ARCHITECTURES[method]),
+    )
+    settings = TRAINING.model_copy(update={"epochs": 2, **training})
+    limit = LimitConfig(train=32, validation=8, test=8)
+    return make_spec(rate, arm=arm, limit=limit, training=TrainingConfig(**settings.model_dump()))
+
+
+def trainer_in(folder: Path, rank: int, ranks: int, port: int) -> Trainer:
+    workspace = Workspace(Home(folder))
+    return Trainer(workspace, rank=rank, world_size=ranks, local_rank=rank, master_port=port)
+
+
+def alone(trainer: Trainer, spec: TrialSpec) -> TrialResult:
+    trainer.start(spec)
+    while not trainer.epoch().done:
+        pass
+    return trainer.finish()
+
+
+def together(trainer: Trainer, specs: Sequence[TrialSpec]) -> list[TrialResult]:
+    """Lanes, of which each ends when it is done."""
+    trainer.start_lanes(specs)
+    results: dict[str, TrialResult] = {}
+    while len(results) < len(specs):
+        for trial, report in trainer.epoch_of_lanes().items():
+            if report.done:
+                results[trial] = trainer.finish_lane(trial)
+    return [results[spec.hash] for spec in specs]
+
+
+def numbers(result: TrialResult) -> dict[str, Any]:
+    """What must not depend on who trains beside a trial."""
+    curve = [(e.train_loss, e.validation_score, e.validation_scores) for e in result.epochs]
+    validity = result.validity
+    return {
+        "status": result.status,
+        "curve": curve,
+        "score": result.score,
+        "end": None if validity is None else validity.output_end_sha256,
+        "frozen": result.frozen_sha256,
+    }
+
+
+def solo_and_lanes(rank: int, folder: Path, ports: Sequence[int], ranks: int) -> list[Any]:
+    """Per case: what trials gave alone, and side by side."""
+    found = []
+    for i, (method, family) in enumerate(CASES):
+        specs = [spec_of(method, family, rate, micro_batch_size=4) for rate in RATES]
+        specs.append(spec_of(method, family, DIVERGES, micro_batch_size=4))
+        first = trainer_in(folder / f"alone-{i}", rank, ranks, ports[2 * i])
+        expected = [numbers(alone(first, spec)) for spec in specs]
+        first.close()
+        second = trainer_in(folder / f"lanes-{i}", rank, ranks, ports[2 * i + 1])
+        results = together(second, specs)
+        second.close()
+        found.append((expected, results))
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("lanes")
+    ports = [free_port() for _ in range(2 * len(CASES))]
+    return in_processes(solo_and_lanes, folder, ports, 2, count=2)[0]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(case) for case in CASES])
+def test_lanes_equal_trials_alone_on_two_ranks(case: int, found: list[Any]) -> None:
+    expected, results = found[case]
+    assert [numbers(result) for result in results] == expected
+    assert {result.lanes for result in results} == {3}
+
+
+def test_a_lane_that_diverges_ends_alone(found: list[Any]) -> None:
+    ends = {tuple(result.status for result in results) for _, results in found}
+    assert (Status.COMPLETED, Status.COMPLETED, Status.DIVERGED) in ends
+
+
+def test_a_lane_records_its_share_and_says_what_is_not_known(found: list[Any]) -> None:
+    _, results = found[0]
+    train = results[0].phases["train"]
+    assert train.seconds > 0
+    assert train.memory.allocated_max_bytes is None
+    assert results[0].timing.p50_s is None
+    assert "one of 3 lanes" in results[0].missing["timing"]
+
+
+def cut_and_taken_up(_number: int, folder: Path) -> dict[str, Any]:
+    """Lanes that are told to leave in the middle of an epoch, and each taken up alone."""
+    midway.MOST_STEPS = 1
+    specs = [spec_of("read", "bert", rate) for rate in RATES]
+    trainer = trainer_in(folder / "alone", 0, 1, free_port())
+    expected = [numbers(alone(trainer, spec)) for spec in specs]
+    trainer.close()
+
+    trainer = trainer_in(folder / "lanes", 0, 1, free_port())
+    trainer.start_lanes(specs)
+    trainer.epoch_of_lanes()
+    steps = 0
+    engine = next(iter(trainer._runs.values())).warm.engine
+    micro_step = engine.micro_step
+
+    def counted(*args: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            trainer.leave()
+        return micro_step(*args)
+
+    engine.micro_step = counted  # type: ignore[method-assign]
+    with pytest.raises(PreemptedError):
+        trainer.epoch_of_lanes()
+    trainer.close()
+
+    trainer = trainer_in(folder / "lanes", 0, 1, free_port())
+    with pytest.raises(LanesApartError, match="in the middle of an epoch"):
+        trainer.start_lanes(specs)
+    # Nothing was lost by the refusal: each goes on alone from where it left.
+    resumed = [numbers(alone(trainer, spec)) for spec in specs]
+    trainer.close()
+    return {"expected": expected, "resumed": resumed}
+
+
+def test_lanes_that_are_cut_are_taken_up_one_by_one(tmp_path: Path) -> None:
+    (given,) = in_processes(cut_and_taken_up, tmp_path)
+    assert given["resumed"] == given["expected"]
+
+
+def failing_lane(_number: int, folder: Path) -> dict[str, Any]:
+    """A lane whose checkpoint cannot be written."""
+    specs = [spec_of("read", "bert", rate) for rate in RATES]
+    trainer = trainer_in(folder, 0, 1, free_port())
+    trainer.start_lanes(specs)
+    broken = trainer._runs[specs[1].hash]
+
+    def fail(*_args: Any) -> float:
+        raise ValueError("of this lane alone")
+
+    broken.warm.engine.set_learning_rate = fail  # type: ignore[method-assign,assignment]
+    with pytest.raises(LanesApartError, match="of this lane alone"):
+        trainer.epoch_of_lanes()
+    home = Home(folder)
+    return {spec.hash: home.trial(spec).result() for spec in specs}
+
+
+def test_an_error_of_one_lane_ends_no_trial(tmp_path: Path) -> None:
+    (results,) = in_processes(failing_lane, tmp_path)
+    assert set(results.values()) == {None}
