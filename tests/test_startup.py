@@ -16,14 +16,16 @@ from suite.attention import variants
 from suite.cli.listing import ABOUT
 from suite.cli.plug_ins import described
 from suite.config.sweep import StopRule
+from suite.errors import TrackingError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.table import choose, leaderboard_of, plain, to_rows
 from suite.petl import methods
 from suite.plan.definition import read_plan, store_definition
 from suite.record.folder import Home
 from suite.tracking import open_store, sync
+from suite.tracking.kept_runs import recall
+from suite.tracking.query import chosen
 from suite.tracking.rows import KIND, TAG
-from suite.tracking.sqlite import newest_revision
 from tests.commands import ROOT, Suite, shell, suite
 from tests.records import make_home, write_cell, write_definition
 
@@ -95,6 +97,8 @@ def test_lists_the_status_and_the_leaderboard_import_nothing_heavy(ended: Home) 
     commands = [["list", kind] for kind in kinds]
     for name in ("status", "leaderboard"):
         commands.append([name, "--home", str(ended.path)])
+    # The first reader of a store asks MLflow; those after it find the store as it was.
+    chosen(ended.tracking_uri)
     assert imported(commands) == {}
 
 
@@ -150,7 +154,10 @@ def test_a_kept_plan_is_one_of_the_same_sweep_code_and_files(
             "run", sweep, "--dry-run", "--home", tmp_path / "h", "--format", "json", *options
         )
         assert code == 0, err
-        return len(list((tmp_path / "petl-suite" / "plans").glob("*.json"))), json.loads(out)
+        told = json.loads(out)
+        # It depends on the memory that is free at the moment, which no plan holds.
+        del told["cost"]["partitioning"]
+        return len(list((tmp_path / "petl-suite" / "plans").glob("*.json"))), told
 
     first = kept()
     assert first[0] == 1
@@ -275,37 +282,20 @@ def test_a_list_asks_the_class_where_the_source_does_not_tell(
     assert len(rows) == len(methods.names())
 
 
-def test_a_reader_of_sqlite_finds_what_mlflow_finds(ended: Home, tmp_path: Path) -> None:
+def test_kept_runs_are_forgotten_when_the_store_changes(ended: Home, tmp_path: Path) -> None:
     shutil.copytree(ended.path, tmp_path / "copy")
-    uri = Home(tmp_path / "copy").tracking_uri
-    writer = open_store(uri)
-    other = writer.experiment("other")
-    for number in range(2):
-        run = writer.create_run(
-            other, name=KIND, start_s=100.0 - number, tags={"suite.kind": KIND, TAG: ""}
-        )
+    home = Home(tmp_path / "copy")
+    database = home.path / "mlflow.db"
+    expected = plain(chosen(home.tracking_uri).rows)
+    assert recall(database), "kept by the first reader"
+    assert plain(chosen(home.tracking_uri).rows) == expected
+    assert plain(chosen(home.tracking_uri, sweep="demo").rows) == expected
+    writer = open_store(home.tracking_uri)
+    run = writer.runs([writer.experiments()["demo"]], {"suite.kind": KIND}, having=TAG)[0]
     writer.delete_run(run.id)
-    writer.client.delete_experiment(writer.experiment("binned"))
-    reader = open_store(uri, create=False)
-    assert reader.experiments() == writer.experiments()
-    assert {"demo", "other"} == set(reader.experiments())
-    ids = list(reader.experiments().values())
-    for tags, having in (
-        ({"suite.kind": KIND}, TAG),
-        ({"suite.kind": KIND}, None),
-        ({"suite.kind": "cell", "method": "lora"}, None),
-    ):
-        found = reader.runs(ids, tags, having=having)
-        assert found and found == writer.runs(ids, tags, having=having)
-        assert reader.run(found[0].id) == writer.run(found[0].id)
-
-
-def test_the_newest_revision_is_the_head_of_mlflows_migrations() -> None:
-    import mlflow
-    from alembic.script import ScriptDirectory
-
-    folder = Path(mlflow.__file__).parent / "store" / "db_migrations"
-    assert newest_revision() == ScriptDirectory(str(folder)).get_current_head()
+    assert not recall(database)
+    with pytest.raises(TrackingError, match="no results yet"):
+        chosen(home.tracking_uri)
 
 
 def test_plain_rows_are_those_of_the_frame(ended: Home) -> None:

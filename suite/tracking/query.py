@@ -8,8 +8,9 @@ from suite.errors import TrackingError, UnknownNameError
 from suite.leaderboard.costs import TARGET_FRAC
 from suite.leaderboard.fields import Row
 from suite.leaderboard.table import SORTS, Choice, Chosen, choose, leaderboard_of
-from suite.tracking.rows import read_rows
-from suite.tracking.store import open_store
+from suite.tracking.kept_runs import note, recall, state_of
+from suite.tracking.rows import rows_of, runs_with_rows
+from suite.tracking.store import Store, open_store, sqlite_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,5 +75,19 @@ def _rows(tracking_uri: str, sweep: str | None, sort: str) -> list[Row]:
     # Before the store is opened, so that a typing mistake is known at once.
     if sort not in SORTS:
         raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
+    path = sqlite_path(tracking_uri)
+    if path is not None:
+        kept = [run for run in recall(path) if sweep in (None, run.tags["sweep"])]
+        if kept:
+            # Not opened: its files are on this disk, and MLflow is not needed to read them.
+            return rows_of(Store(tracking_uri), kept)
     # A reader makes no tables: a wrong path must not leave an empty database behind.
-    return read_rows(open_store(tracking_uri, create=False), sweep)
+    store = open_store(tracking_uri, create=False)
+    if path is None:
+        return rows_of(store, runs_with_rows(store, sweep))
+    # Opening it may have merged what a writer left in sqlite's log.
+    before = state_of(path)
+    runs = runs_with_rows(store, sweep)
+    if sweep is None:
+        note(path, before, runs)
+    return rows_of(store, runs)

@@ -116,7 +116,15 @@ def read_rows(store: Store, sweep: str | None = None) -> list[Row]:
     Raises:
         TrackingError: There is none, or a file of rows cannot be read.
     """
-    runs = runs_with_rows(store, sweep)
+    return rows_of(store, runs_with_rows(store, sweep))
+
+
+def rows_of(store: Store, runs: Sequence[StoredRun]) -> list[Row]:
+    """Every cell in the files of some runs.
+
+    Raises:
+        TrackingError: There is none, or a file of rows cannot be read.
+    """
     rows: list[Row] = []
     for found in _read_all(store, runs):
         rows += found

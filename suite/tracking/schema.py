@@ -5,6 +5,7 @@ Drivers that meet at an empty database would each make the tables, and all but o
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ from sqlalchemy.pool import NullPool, Pool
 
 from suite.errors import TrackingError
 from suite.storage.databases import check_local
-from suite.tracking.sqlite import unusable
 
 LOCK_TIMEOUT_S = 120.0
 SCHEMA_LOCK = 5_217_340_991_245
@@ -89,7 +89,22 @@ def revision(uri: str) -> str | None:
         # Of a server this is about the connection or the rights, which the caller explains.
         if not uri.startswith("sqlite:"):
             raise
-        raise unusable(uri.removeprefix("sqlite:///"), error.orig) from error
+        path = uri.removeprefix("sqlite:///")
+        raise TrackingError(
+            f"{path}: not a usable sqlite database: {error.orig}; "
+            "move it away, then suite sync makes it anew"
+        ) from error
+
+
+@functools.cache
+def newest_revision() -> str:
+    """The revision that the MLflow of this environment makes, and with which alone it works."""
+    # Here for the place of its files alone; the import takes seconds.
+    import mlflow
+    from alembic.script import ScriptDirectory
+
+    folder = Path(mlflow.__file__).parent / "store" / "db_migrations"
+    return str(ScriptDirectory(str(folder)).get_current_head())
 
 
 def sqlite_uri(path: Path) -> str:

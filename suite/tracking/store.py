@@ -23,7 +23,6 @@ from suite.files import replacing
 from suite.record.folder import Home
 from suite.redact import redact
 from suite.storage.databases import check_local, with_deadlines, with_driver
-from suite.tracking import sqlite
 from suite.tracking.notes import NOTE, sweep_note
 
 if TYPE_CHECKING:
@@ -188,9 +187,6 @@ def open_store(tracking_uri: str, *, create: bool = True, page_size: int = PAGE_
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     store = Store(with_deadlines(tracking_uri), page_size)
-    path = sqlite_path(tracking_uri)
-    if path is not None and not create:
-        store = SqliteReader(path, page_size)
     store.open(create=create)
     return store
 
@@ -259,14 +255,17 @@ class Store:
 
         path = sqlite_path(self.uri)
         is_postgres = self.uri.startswith("postgresql")
-        if path is not None:
+        # SQLAlchemy would make an empty file of a path that was mistyped.
+        if path is not None and not create and not path.exists():
+            raise TrackingError(f"no results yet: {path} does not exist; {START}")
+        if path is not None and create:
             schema.prepare_sqlite(path)
         elif is_postgres and create:
             schema.prepare_postgres(self.uri)
         if path is not None or is_postgres:
             # Asked here, before the first request, so that another schema gets a message with a
             # remedy.
-            self._check_revision(schema.revision(self.uri), sqlite.newest_revision())
+            self._check_revision(schema.revision(self.uri), schema.newest_revision())
         # The cheapest request that goes all the way to the tables.
         self.client.search_experiments(max_results=1)
 
@@ -530,45 +529,6 @@ class Store:
         if path is None or not run.files.endswith(f"/{ARTIFACTS}/{run.id}/artifacts"):
             return None
         return path.parent / ARTIFACTS / run.id / "artifacts"
-
-
-class SqliteReader(Store):
-    """A store for a reader of an sqlite file.
-
-    It answers by itself what a leaderboard asks, because MLflow takes seconds to import.
-
-    Args:
-        path: The file.
-        page_size: Runs per search request of what MLflow is asked all the same.
-    """
-
-    def __init__(self, path: Path, page_size: int = PAGE_SIZE) -> None:
-        super().__init__(f"sqlite:///{path}", page_size)
-        self.path = path
-
-    def open(self, *, create: bool) -> None:
-        assert not create, "who writes takes a Store"
-        # A path that was mistyped is the most likely mistake.
-        if not self.path.exists():
-            raise TrackingError(f"no results yet: {self.path} does not exist; {START}")
-        self._check_revision(sqlite.revision(self.path), sqlite.newest_revision())
-
-    def experiments(self) -> dict[str, str]:
-        return sqlite.experiments(self.path)
-
-    def runs(
-        self, experiments: Sequence[str], tags: Mapping[str, str], *, having: str | None = None
-    ) -> list[StoredRun]:
-        lines = sqlite.runs(self.path, experiments, tags, having=having)
-        return [_of_line(line) for line in lines]
-
-    def run(self, run_id: str) -> StoredRun:
-        return _of_line(sqlite.run(self.path, run_id))
-
-
-def _of_line(line: sqlite.RunLine) -> StoredRun:
-    run_id, status, start_ms, files, tags = line
-    return StoredRun(run_id, status, start_ms, tags, files)
 
 
 def _stored(run: Any) -> StoredRun:
