@@ -193,6 +193,18 @@ def test_the_driver_estimates_what_a_small_memory_leaves_open(
     assert decided(needed / 100).partitioning == PARTITIONED
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("toy_roots")
+def test_what_is_computed_again_needs_no_memory_in_between(device: str) -> None:
+    needed = []
+    for again in (False, True):
+        training = {"batch_size": 64, "max_length": 64, "gradient_checkpointing": again}
+        plan = make_plan(toy_sweep(methods=["lora"], training=training), where="toy", world_size=2)
+        (lora,) = fit._cases(plan, where="toy", cache=None, data_root=None)
+        needed.append(lora.needed_bytes(RESIDENT, device=device))
+    assert needed[1] < 0.8 * needed[0]
+
+
 LAYOUTS = (RESIDENT, PARTITIONED, WHOLE)
 
 

@@ -270,10 +270,12 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_inputs: list[Tensor | None] = [None, None, None, None]
+        # Read once: checkpointing computes them again and gives them out a single time.
+        saved = ctx.saved_tensors
         for i in range(4):
             if ctx.needs_input_grad[i]:
                 # Shapes are all that is counted, so any numbers will do.
-                of_inputs[i] = torch.empty_like(ctx.saved_tensors[i])
+                of_inputs[i] = torch.empty_like(saved[i])
         return tuple(of_inputs)
 
 
