@@ -17,6 +17,7 @@ from suite.train.checkpoint import MARKER, Checkpoints
 from suite.train.engine import Engine
 from suite.train.engine_config import engine_config, micro_batching
 from suite.train.fingerprint import frozen_fingerprint
+from suite.train.pieces import adam_of, steps_of
 from suite.train.process_group import (
     close_process_group,
     free_port,
@@ -203,6 +204,16 @@ def test_a_process_may_leave_its_group_and_join_another() -> None:
         try:
             engine = Engine(model_of("bitfit", "bert"), TRAINING, world_size=1, device="cpu")
             assert engine.numel() > 0
+            engine.release()
+            # DeepSpeed's optimizer for this pair takes a step when it is built.
+            training = TRAINING.model_copy(
+                update={"zero_stage": 0, "precision": "bf16", "weight_decay": 0.5}
+            )
+            engine = Engine(model_of("bitfit", "bert"), training, world_size=1, device="cpu")
+            optimizer = engine._engine.optimizer
+            assert steps_of(adam_of(optimizer)) == 0
+            for low, high in zip(optimizer.fp16_groups[0], optimizer.fp32_groups[0], strict=True):
+                assert torch.equal(low.float(), high)
             engine.release()
         finally:
             close_process_group()

@@ -33,6 +33,7 @@ from suite.train.pieces import (
     publish,
     set_steps,
     steps_of,
+    undo_first_step,
 )
 from suite.train.process_group import all_agree, gather_objects
 from suite.train.shards import Shards, shard_name, write_shard
@@ -89,6 +90,8 @@ class Engine:
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
+        if training.zero_stage == 0:
+            undo_first_step(self._engine.optimizer)
         self._partitions = training.zero_stage == 3
         if self._partitions:
             linear.use()

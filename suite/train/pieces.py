@@ -130,6 +130,19 @@ def publish(optimizer: Any) -> None:
             low.data.copy_(high.data)
 
 
+def undo_first_step(optimizer: Any) -> None:
+    """Take back the step that DeepSpeed's optimizer for ZeRO 0 under bf16 takes when it is built.
+
+    Its gradients are zero, but it counts as Adam's first step, and it decays the fp32 weights.
+    """
+    pairs = list(_half_and_full(optimizer))
+    if not pairs:
+        return
+    adam_of(optimizer).state.clear()
+    for low, high in pairs:
+        high.data.copy_(low.data)
+
+
 def masters_of(module: nn.Module, optimizer: Any) -> list[torch.Tensor]:
     """The tensors that Adam steps on this rank, those with nothing but filling included."""
     for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):

@@ -112,9 +112,6 @@ class Warm:
         if spec.seed == self.seed:
             return True
         training = self.engine.training
-        # DeepSpeed's optimizer for this pair takes a step of its own when it is built.
-        if training.zero_stage == 0 and uses_bf16(training, self.engine.device):
-            return False
         # All weights are drawn, so that a second build would find them different.
         if self.weights is None and (self.resolved.origin == "random" or spec.random_start):
             return False
