@@ -58,6 +58,8 @@ RAY_ENVIRONMENT = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's own 15 lets every other process of a shared machine go before the ranks.
+    "RAY_worker_niceness": "0",
     # The workers of a submitted driver get its job's working folder and, variable by variable,
     # ours.
     "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
