@@ -179,8 +179,8 @@ def train_with_ray_train(config: dict[str, Any]) -> None:
         engine.module.train()
         for parts, _ in batches.epoch(epoch):
             engine.step(parts, spec.learning_rate)
-        evaluation = evaluate(
-            engine, objective, validation, meter, rank=rank, world_size=2, batch_size=96
+        (evaluation,) = evaluate(
+            [engine], objective, validation, meter, rank=rank, world_size=2, batch_size=96
         )
         trained_s += time.perf_counter() - began
         ray.train.report({"score": evaluation.score})

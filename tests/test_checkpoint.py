@@ -19,6 +19,7 @@ from suite.errors import CheckpointError
 from suite.train.checkpoint import MARKER, Checkpoints, UnusableError, read_marker, sealed
 from suite.train.engine import Engine
 from suite.train.fingerprint import place_sum, together
+from suite.train.frozen_weights import kept_weights
 from suite.train.pieces import adam_of, pieces_of, steps_of
 from suite.train.process_group import gather_objects
 from suite.train.shards import shard_name
@@ -267,18 +268,16 @@ def load_damaged(rank: int, folder: Path) -> dict[str, Any]:
 
 def _load_poisoned(engine: Engine, checkpoints: Checkpoints) -> str:
     """One element of one frozen tensor, on one rank."""
-    frozen = next(
-        p for p in engine.module.parameters() if not p.requires_grad and p.ds_tensor.numel() > 8
-    )  # type: ignore[attr-defined]
+    frozen = next(w for w in kept_weights(engine.module, engine.kept_names).values() if len(w) > 8)
     if dist.get_rank() == 1:
-        frozen.ds_tensor[3] += 1e-3  # type: ignore[attr-defined]
+        frozen[3] += 1e-3
     try:
         checkpoints.load(engine)
     except CheckpointError as error:
         return str(error)
     finally:
         if dist.get_rank() == 1:
-            frozen.ds_tensor[3] -= 1e-3  # type: ignore[attr-defined]
+            frozen[3] -= 1e-3
     return ""
 
 

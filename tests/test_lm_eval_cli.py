@@ -39,7 +39,7 @@ from tests.tiny import tiny_choice
 
 __all__ = ["suite"]
 TRAINING = TrainingConfig(
-    epochs=6, patience=None, batch_size=8, eval_batch_size=32, max_length=64, threads_per_worker=1
+    epochs=12, patience=None, batch_size=8, eval_batch_size=32, max_length=64, threads_per_worker=1
 )
 
 

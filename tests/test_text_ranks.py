@@ -98,8 +98,8 @@ def evaluations(rank: int, folder: Path) -> list[Evaluation]:
         objective, data, model = ready(task, family, folder)
         engine = Engine(model, TRAINING, world_size=2, device="cpu")
         with meter.phase("eval"):
-            found.append(
-                evaluate(engine, objective, data, meter, rank=rank, world_size=2, batch_size=3)
+            found += evaluate(
+                [engine], objective, data, meter, rank=rank, world_size=2, batch_size=3
             )
         engine.release()
     return found
