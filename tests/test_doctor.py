@@ -24,7 +24,7 @@ from suite.doctor.install import amdsmi, packages, sessions, token_file
 from suite.doctor.machine import container_limit, energy, gpus, socket_paths
 from suite.doctor.mlflow import check_store
 from suite.doctor.optuna import check_optuna
-from suite.doctor.places import home_writable, storage
+from suite.doctor.places import home_writable, left_as_found, storage
 from suite.tracking.optuna_mirror import open_storage
 from tests.records import make_store
 from tests.test_meters_energy import NOT_SUPPORTED, FakeNvml
@@ -254,6 +254,24 @@ def test_a_home_is_tried_as_trials_write_it_and_nothing_stays(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     found = home_writable(tmp_path / "file" / "home")
     assert found.level is Level.FAIL and "--home" in found.remedy
+
+
+def test_a_home_that_two_nodes_try_at_once_goes_and_one_that_is_used_meanwhile_stays(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "new" / "home"
+    with left_as_found(home):
+        home.mkdir(parents=True)
+        of_another_node = home / ".doctor-other"
+        of_another_node.touch()
+        assert home_writable(home).level is Level.OK
+        of_another_node.unlink()
+        assert home.exists(), "the node that was second did not make it"
+    assert list(tmp_path.iterdir()) == []
+    with left_as_found(home):
+        home.mkdir(parents=True)
+        (home / "sweep").touch()
+    assert (home / "sweep").exists()
 
 
 def test_a_storage_that_answers_is_in_order_and_one_that_cannot_be_a_storage_fails(

@@ -24,7 +24,7 @@ from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_chec
 from suite.doctor.install import TOKEN_REMEDY
 from suite.doctor.join import Node, check_join
 from suite.doctor.machine import machine_checks
-from suite.doctor.places import home_writable, storage
+from suite.doctor.places import home_writable, left_as_found, storage
 from suite.errors import ResourceError
 from suite.record.provenance import git_state, versions
 from suite.redact import redact
@@ -99,7 +99,8 @@ def check_cluster(address: str | None, *, home: Path, url: str | None = None) ->
         # That a cluster asks for none is a finding of its own.
         if address is not None and asks_for_token(address):
             require_token(address)
-        with cluster(address, threads=1):
+        # Nodes that try a new home at once keep each other from removing it.
+        with left_as_found(home), cluster(address, threads=1):
             return _check(home, url, local=address is None)
     except ResourceError as error:
         return [
@@ -300,10 +301,14 @@ def _shared_home(probes: Probes, home: Path, url: str | None) -> list[Finding]:
 
     Each node tries a bucket for itself.
     """
+    folder = None
     if url is None:
-        return _shared(probes, home)
-    if is_local(url):
-        return _shared(probes, Path(open_storage(url).url))
+        folder = home
+    elif is_local(url):
+        folder = Path(open_storage(url).url)
+    if folder is not None:
+        with left_as_found(folder):
+            return _shared(probes, folder)
     return [ok("shared home", found=f"not needed: {redact(url)} keeps what the nodes write")]
 
 
@@ -311,7 +316,6 @@ def _shared(probes: Probes, folder: Path) -> list[Finding]:
     """Whether the nodes and this process read what each other write to a folder."""
     # A name that nobody else uses, for two doctors may look at the same home.
     mark = f".doctor-{uuid.uuid4().hex}"
-    made = not folder.exists()  # then it goes again: the doctor leaves nothing behind
     here = folder / mark
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -340,10 +344,6 @@ def _shared(probes: Probes, folder: Path) -> list[Finding]:
         # Also what nodes wrote, which may appear here late.
         for path in folder.glob(f"{mark}*"):
             path.unlink(missing_ok=True)
-        if made:
-            with contextlib.suppress(OSError):
-                # `rmdir` refuses a folder that somebody has put something into meanwhile.
-                folder.rmdir()
     same = f"{folder} is the same folder on {_count(len(probes), 'node')}"
     return problems or [ok("shared home", found=same)]
 

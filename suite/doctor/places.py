@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from suite.doctor.finding import Finding, fail, ok, warn
@@ -15,29 +17,40 @@ from suite.storage.databases import file_system
 SLOW_WRITE_S = 0.5
 
 
+@contextmanager
+def left_as_found(folder: Path) -> Iterator[None]:
+    """Remove the folders down to this one that come into being meanwhile and stay empty.
+
+    The doctor leaves nothing behind, but keeps what a sweep has put there.
+    """
+    # Innermost first, because a folder can be removed only when it is empty.
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    finally:
+        for place in missing:
+            # `rmdir` refuses a folder that holds something, and another node may have been faster.
+            with contextlib.suppress(OSError):
+                place.rmdir()
+
+
 def home_writable(home: Path) -> Finding:
     """Check that the home can be written, in the way in which trials write their results.
 
     They write atomically: a file is on the disk before it gets its name.
     """
-    # Innermost first, because a folder can be removed only when it is empty.
-    made = [folder for folder in (home, *home.parents) if not folder.exists()]
     path = home / f".doctor-{uuid.uuid4().hex}"
     began = time.perf_counter()
     try:
-        write_atomic(path, b"written by suite doctor")
-        path.unlink()
+        with left_as_found(home):
+            write_atomic(path, b"written by suite doctor")
+            path.unlink()
     except OSError as error:
         return fail(
             "home",
             found=f"{home}: {error.strerror or error}",
             remedy="choose a --home that can be written, with space",
         )
-    finally:
-        # The doctor leaves nothing behind, but keeps what a sweep has put there meanwhile.
-        for folder in made:
-            if folder.is_dir() and not os.listdir(folder):
-                folder.rmdir()
     took_s = time.perf_counter() - began
     kind = file_system(nearest(home)) or "unknown file system"
     text = f"{home}: {kind}, a synced file in {took_s * 1000:.0f} ms"
