@@ -50,6 +50,40 @@ def test_the_inner_phase_is_not_part_of_the_outer_one() -> None:
     assert record["train"].seconds + record["eval"].seconds <= wall_s
 
 
+class LaggingCounter(Scripted):
+    lags = True
+
+
+def test_what_is_taken_is_charged_once_also_by_a_counter_that_lags() -> None:
+    source = LaggingCounter()
+    meter = PhaseMeter(CPU, sources=[source])
+    with meter.phase("train"):
+        first = meter.take()
+    second = meter.take()
+    with meter.phase("eval"):
+        # The counter shows only now what training has cost.
+        source.pending += 7
+    third = meter.take()
+    spent = 0.0
+    for taken in (first, second, third):
+        for phase in taken.values():
+            spent += sum(phase.joules.get("nvml", {}).values())
+    assert spent == pytest.approx(7)
+    assert third["train"].joules["nvml"]["GPU-a"] > 0
+
+
+def test_a_share_of_a_phase_adds_up_and_has_no_memory_of_its_own() -> None:
+    source = Scripted()
+    meter = PhaseMeter(CPU, sources=[source])
+    with meter.phase("train"):
+        source.pending += 6
+    whole = meter.take()["train"]
+    share = whole.part(1 / 3, "one of 3 lanes")
+    assert share.joules["nvml"]["GPU-a"] == pytest.approx(2)
+    assert share.seconds == pytest.approx(whole.seconds / 3)
+    assert not share.memory and "one of 3 lanes" in share.missing["allocated_bytes"]
+
+
 def test_visits_add_up_and_an_open_visit_counts_so_far() -> None:
     source = Scripted()
     meter = PhaseMeter(CPU, sources=[source])

@@ -157,8 +157,23 @@ class PhaseMeter:
         """Hand over the accounts by phase; the meter begins new ones, also for open phases."""
         self._settle()
         taken = self._phases
-        self._phases = {name: LocalPhase(missing=dict(self._absent)) for name in self._open}
+        self._phases = {}
+        for name in self._open:
+            self._phases[name] = LocalPhase(missing=dict(self._absent))
+        self._follow(taken)
         return taken
+
+    def _follow(self, taken: Mapping[str, LocalPhase]) -> None:
+        """Let what a lagging counter has yet to show go to the new accounts."""
+        names = {id(phase): name for name, phase in taken.items()}
+        for kind, stretches in self._still.items():
+            followed: list[tuple[LocalPhase | None, float]] = []
+            for owner, seconds in stretches:
+                name = names.get(id(owner))
+                if name is not None:
+                    owner = self._phases.setdefault(name, LocalPhase(missing=dict(self._absent)))
+                followed.append((owner, seconds))
+            self._still[kind] = followed
 
     def state(self) -> dict[str, Any]:
         """The accounts in JSON's types, for a checkpoint; each rank keeps its own."""
