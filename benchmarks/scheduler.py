@@ -20,7 +20,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,12 +169,13 @@ class Sleeper:
         self.home = settings.workspace.home
         self.seconds_per_trial = float(settings.trainer)
 
-    def start(self, spec: TrialSpec) -> int:
-        self.spec, self.done = spec, 0
+    def start(self, specs: Sequence[TrialSpec]) -> int:
+        (self.spec,) = specs  # no lanes
+        self.done = 0
         self.epochs: list[EpochRecord] = []
         return 0
 
-    def epoch(self) -> Report:
+    def epoch(self) -> dict[str, Report]:
         self.sleep(length_s(self.spec, self.seconds_per_trial) / EPOCHS)
         score = 90.0 - random.Random(self.spec.hash).uniform(0.0, 5.0) + self.done
         record = EpochRecord(
@@ -188,9 +189,9 @@ class Sleeper:
         )
         self.done += 1
         self.epochs.append(record)
-        return Report(record, self.done == EPOCHS, None)
+        return {self.spec.hash: Report(record, self.done == EPOCHS, None)}
 
-    def finish(self, *, pruned: bool = False) -> TrialResult:
+    def finish(self, trial: str, *, pruned: bool = False) -> TrialResult:
         score, test = self.epochs[-1].validation_score, self.spec.phase is Phase.CONFIRM
         result = TrialResult(
             trial=self.spec.hash,
@@ -216,7 +217,7 @@ class SleepingTrainable(TrialTrainable):
         if self._group is None:
             self._group = Sleeper(self._settings)  # type: ignore[assignment]
         if not self._started:
-            self._epochs = self._group.start(self._spec)  # type: ignore[union-attr]
+            self._epochs = self._group.start([lane.spec for lane in self._lanes])  # type: ignore[union-attr]
             self._started = True
         return self._group
 

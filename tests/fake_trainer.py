@@ -12,11 +12,12 @@ import math
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from suite.files import write_json
-from suite.record.attempts import PreemptedError
+from suite.record.attempts import LanesUnevenError, PreemptedError
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
@@ -64,8 +65,32 @@ class FakeTrainer:
         )
         self.workspace, self.rank, self.leaving = workspace, rank, False
 
-    def start(self, spec: TrialSpec) -> int:
+    def start_lanes(self, specs: Sequence[TrialSpec]) -> int:
+        self.lanes = {spec.hash: spec for spec in specs}
+        self.epochs = {spec.hash: self.start(spec) for spec in specs}
+        if len(set(self.epochs.values())) > 1:
+            raise LanesUnevenError(f"lanes have done {sorted(self.epochs.values())} epochs")
+        return self.done
+
+    def epoch_of_lanes(self) -> dict[str, EpochReport]:
+        reports = {}
+        for trial, spec in self.lanes.items():
+            self._turn_to(spec)
+            self.done = self.epochs[trial]
+            reports[trial] = self.epoch()
+            self.epochs[trial] = self.done
+        return reports
+
+    def finish_lane(self, trial: str, *, pruned: bool = False) -> TrialResult:
+        self._turn_to(self.lanes.pop(trial))
+        self.done = self.epochs[trial]
+        return self.finish(pruned=pruned)
+
+    def _turn_to(self, spec: TrialSpec) -> None:
         self.spec, self.folder = spec, self.workspace.home.trial(spec)
+
+    def start(self, spec: TrialSpec) -> int:
+        self._turn_to(spec)
         self.done = self._committed()
         self._note("start", epoch=self.done)
         for fault in ("kill", "network", "memory"):

@@ -389,10 +389,10 @@ def group_on(home: Home, data_root: Path, nodes: str, *, workers: int = 2) -> It
 
 
 def trained(group: Group, spec: TrialSpec) -> TrialResult:
-    group.start(spec)
-    while not group.epoch().done:
+    group.start([spec])
+    while not group.epoch()[spec.hash].done:
         pass
-    return group.finish()
+    return group.finish(spec.hash)
 
 
 @pytest.mark.slow
@@ -406,7 +406,7 @@ def test_zero3_over_two_nodes_scores_as_on_one_and_goes_on_with_fewer_ranks(
     two, one = Home(tmp_path / "two"), Home(tmp_path / "one")
     with group_on(two, two_nodes[1], "STRICT_SPREAD") as group:
         spread = trained(group, spec)
-        group.start(other)
+        group.start([other])
         group.epoch()
     with group_on(one, two_nodes[1], "STRICT_PACK") as group:
         packed, whole = trained(group, spec), trained(group, other)

@@ -12,13 +12,12 @@ from suite.config.arm import Arm
 from suite.config.sweep import LimitConfig
 from suite.config.training import TrainingConfig
 from suite.petl.arm import full_architecture
-from suite.record.attempts import PreemptedError
+from suite.record.attempts import LanesApartError, LanesUnevenError, PreemptedError
 from suite.record.folder import Home
 from suite.record.result import Status, TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train import midway
-from suite.train.lanes import LanesApartError
 from suite.train.loop import Trainer
 from suite.train.process_group import free_port
 from tests.ranks import in_processes
@@ -123,7 +122,7 @@ def test_a_lane_records_its_share_and_says_what_is_not_known(found: list[Any]) -
 
 
 def cut_and_taken_up(_number: int, folder: Path) -> dict[str, Any]:
-    """Lanes that are told to leave in the middle of an epoch, and each taken up alone."""
+    """Lanes that are told to leave in the middle of an epoch, and go on side by side."""
     midway.MOST_STEPS = 1
     specs = [spec_of("read", "bert", rate) for rate in RATES]
     trainer = trainer_in(folder / "alone", 0, 1, free_port())
@@ -150,17 +149,31 @@ def cut_and_taken_up(_number: int, folder: Path) -> dict[str, Any]:
     trainer.close()
 
     trainer = trainer_in(folder / "lanes", 0, 1, free_port())
-    with pytest.raises(LanesApartError, match="in the middle of an epoch"):
-        trainer.start_lanes(specs)
-    # Nothing was lost by the refusal: each goes on alone from where it left.
-    resumed = [numbers(alone(trainer, spec)) for spec in specs]
+    resumed = [numbers(result) for result in together(trainer, specs)]
     trainer.close()
     return {"expected": expected, "resumed": resumed}
 
 
-def test_lanes_that_are_cut_are_taken_up_one_by_one(tmp_path: Path) -> None:
+def test_lanes_that_are_cut_go_on_side_by_side(tmp_path: Path) -> None:
     (given,) = in_processes(cut_and_taken_up, tmp_path)
     assert given["resumed"] == given["expected"]
+
+
+def one_ahead(_number: int, folder: Path) -> None:
+    first, second = (spec_of("read", "bert", rate) for rate in RATES)
+    trainer = trainer_in(folder, 0, 1, free_port())
+    trainer.start(first)
+    trainer.epoch()
+    with pytest.raises(LanesUnevenError, match=r"\(0, 0\), \(1, 0\)"):
+        trainer.start_lanes([first, second])
+    # Nothing was lost by the refusal: each goes on alone from where it is.
+    assert trainer.start(first) == 1
+    assert trainer.start(second) == 0
+    trainer.close()
+
+
+def test_a_trial_does_not_train_beside_one_that_is_further(tmp_path: Path) -> None:
+    in_processes(one_ahead, tmp_path)
 
 
 def failing_lane(_number: int, folder: Path) -> dict[str, Any]:

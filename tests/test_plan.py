@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,7 @@ from suite.plan.resources import lay_out
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
-from suite.record.spec import RECIPE, Phase
+from suite.record.spec import RECIPE, Phase, TrialSpec
 from tests.fake_trainer import score_of
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 from tests.tiny import tiny_choice
@@ -344,6 +346,113 @@ def test_a_sweep_stopped_after_any_trial_goes_on_as_if_it_had_not_been(
         rest = run_all(TrialQueue(plan, home, slots=1), home)
         assert rest[0] == in_flight
         assert done + rest == whole
+
+
+def lanes_plan(**search: Any) -> Plan:
+    """A study of READ, of eight trials in rounds of up to three."""
+    return planned(methods=["read"], search={"trials": 8, "startup_trials": 4, "lanes": 3} | search)
+
+
+def side_by_side(queue: TrialQueue, home: Home, *, at_most: int = 100) -> Iterator[list[TrialSpec]]:
+    """Run groups of trials one after another."""
+    for _ in range(at_most):
+        leader = queue.next()
+        if leader is None:
+            return
+        lanes = [leader, *queue.beside(leader)]
+        assert queue.live == 1, "those beside the first one need no room"
+        # The last one first: in which order they end must not matter.
+        for spec in reversed(lanes):
+            finish(home, spec, score_of(spec, 3))
+            queue.ended(spec)
+        yield lanes
+
+
+def test_trials_of_a_round_train_side_by_side_and_rounds_end_with_the_quasi_random_start(
+    home: Home,
+) -> None:
+    plan = lanes_plan()
+    (cell,) = plan.cells
+    queue = TrialQueue(plan, home, slots=1, lanes={cell.arm.key: 3})
+    groups = list(side_by_side(queue, home))
+    search = [[spec.number for spec in group] for group in groups if group[0].phase is Phase.SEARCH]
+    assert search == [[0, 1, 2], [3], [4, 5, 6], [7]]
+    assert [[spec.seed for spec in group] for group in groups[4:]] == [[1], [2]], "confirm alone"
+    assert queue.live == 0 and next(iter(queue.states.values())).status is CellStatus.DONE
+
+
+@pytest.mark.parametrize("fit", [1, 2])
+def test_what_is_proposed_depends_on_the_rounds_and_not_on_how_many_fit(
+    tmp_path: Path, fit: int
+) -> None:
+    plan = lanes_plan()
+    ran = []
+    for lanes in (3, fit):
+        home = Home(tmp_path / str(lanes))
+        queue = TrialQueue(plan, home, slots=1, lanes={plan.cells[0].arm.key: lanes})
+        ran.append([spec for group in side_by_side(queue, home) for spec in group])
+    assert ran[0] == ran[1]
+
+
+def test_lanes_that_were_cut_go_on_together_and_propose_what_they_would_have(
+    tmp_path: Path,
+) -> None:
+    plan = lanes_plan()
+    lanes = {plan.cells[0].arm.key: 3}
+    home = Home(tmp_path / "whole")
+    whole = list(side_by_side(TrialQueue(plan, home, slots=1, lanes=lanes), home))
+    for done in range(len(whole)):
+        home = Home(tmp_path / f"cut-{done}")
+        first = TrialQueue(plan, home, slots=1, lanes=lanes)
+        before = list(side_by_side(first, home, at_most=done))
+        leader = first.next()
+        assert leader is not None
+        cut = [leader, *first.beside(leader)]
+        # One of them has ended early, in whatever way, when the driver is killed.
+        ended = cut[-1]
+        finish(home, ended, score_of(ended, 3))
+        rest = list(side_by_side(TrialQueue(plan, home, slots=1, lanes=lanes), home))
+        assert [spec for group in [*before, [ended], *rest] for spec in group] == [
+            spec
+            for group in [*whole[:done], [ended], cut[:-1], *whole[done + 1 :]]
+            for spec in group
+        ]
+
+
+def test_lanes_that_came_apart_train_one_by_one(home: Home) -> None:
+    plan = lanes_plan()
+    (cell,) = plan.cells
+    queue = TrialQueue(plan, home, slots=1, lanes={cell.arm.key: 3})
+    leader = queue.next()
+    assert leader is not None
+    queue.apart([leader, *queue.beside(leader)], for_good=False)
+    assert queue.live == 0
+    groups = list(side_by_side(queue, home))
+    assert [len(group) for group in groups] == [1, 1, 1, 1, 3, 1, 1, 1]
+    more = lanes_plan(trials=11)
+    queue = TrialQueue(more, home, slots=1, lanes={cell.arm.key: 3})
+    leader = queue.next()
+    assert leader is not None
+    queue.apart([leader, *queue.beside(leader)], for_good=True)
+    assert all(len(group) == 1 for group in side_by_side(queue, home)), "also the trials after them"
+
+
+def test_a_trial_that_failed_or_is_further_trains_beside_no_other(home: Home) -> None:
+    plan = lanes_plan()
+    (cell,) = plan.cells
+    lanes = {cell.arm.key: 3}
+    queue = TrialQueue(plan, home, slots=1, lanes=lanes)
+    leader = queue.next()
+    assert leader is not None
+    _, failed = queue.beside(leader)
+    home.trial(failed).add_failure(FailureRecord(type="RankDied", message="gone"))
+    groups = list(side_by_side(TrialQueue(plan, home, slots=1, lanes=lanes), home))
+    assert [len(group) for group in groups[:3]] == [2, 1, 1]
+
+
+def test_only_methods_without_gradients_in_the_backbone_and_one_objective_have_rounds() -> None:
+    for config in (planned(), lanes_plan(objective=["score", "energy"], stop=None)):
+        assert {config.lanes(cell) for cell in config.cells} == {1}
 
 
 def test_slots_are_shared_one_per_cell_and_more_only_when_cells_run_out(home: Home) -> None:

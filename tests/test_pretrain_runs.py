@@ -218,10 +218,10 @@ def uninterrupted(run: TrialSpec, home: Home, data_root: Path) -> Any:
     )
     group = Group(settings, None)
     try:
-        group.start(run)
-        while not group.epoch().done:
+        group.start([run])
+        while not group.epoch()[run.hash].done:
             pass
-        group.finish()
+        group.finish(run.hash)
     except GroupFailureError as failure:
         pytest.fail(failure.record.traceback)
     finally:

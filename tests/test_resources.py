@@ -230,19 +230,19 @@ def test_a_trial_that_found_no_room_is_suggested_again_with_fewer_workers_and_ne
     scheduler = ElasticScheduler(config, searcher, lambda: free[0])
     tune = Waiting(searcher)
     assert tune.ask() == 4
-    spec = searcher.specs["1"]
+    (spec,) = searcher.specs["1"]
     for now in (100.0, 109.0):
         scheduler.resize_pending(tune, now)
         assert tune.trials, "it has not waited long enough"
     scheduler.resize_pending(tune, 110.0)
     assert not tune.trials and queue.live == 1 and not queue.states[spec.cell].given_up
-    assert tune.ask() == 2 and searcher.specs == {"2": spec}
+    assert tune.ask() == 2 and searcher.specs == {"2": (spec,)}
     for now in (111.0, 121.0):
         scheduler.resize_pending(tune, now)
     assert tune.trials, "two workers are what fits"
     free[0] = Capacity((4,))
     scheduler.resize_pending(tune, 122.0)
-    assert tune.ask() == 4 and searcher.specs == {"3": spec}
+    assert tune.ask() == 4 and searcher.specs == {"3": (spec,)}
     queue.capacity, free[0] = Capacity((1,)), Capacity((1,))
     for now in (200.0, 210.0):
         scheduler.resize_pending(tune, now)

@@ -258,6 +258,77 @@ def test_a_pruned_trial_ends_early_and_is_done(home: Home, data_root: Path) -> N
     ).ok and not again.named("trial")
 
 
+def lanes_of_read(**changes: Any) -> Any:
+    """One cell of READ: a round of three search trials, one of two, and a confirm run."""
+    search = {"trials": 5, "startup_trials": 3, "lanes": 3} | changes.pop("search", {})
+    return small(**{"methods": ["read"], "search": search} | changes)
+
+
+def test_trials_side_by_side_end_each_with_its_own_result(home: Home, data_root: Path) -> None:
+    recorder = Recorder()
+    wide = {"name": "read", "learning_rate": {"low": 1e-4, "high": 10.0}}
+    config = lanes_of_read(methods=[wide])
+    outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
+    assert outcome.ok and outcome.finished == 6
+    started = [call["trial"] for call in calls(home)]
+    numbers = {spec.hash: spec.number for (spec,) in recorder.named("trial")}
+    assert [numbers[trial] for trial in started] == [0, 1, 2, 3, 4, 0]
+    kinds = [event[0] for event in recorder.events if event[0] in ("trial", "trial end")]
+    assert kinds == ["trial"] * 3 + ["trial end"] * 3 + ["trial"] * 2 + ["trial end"] * 2 + [
+        "trial",
+        "trial end",
+    ]
+    diverged = 0
+    for spec, result in recorder.named("trial end"):
+        epochs = [epoch for of, epoch in recorder.named("epoch") if of == spec]
+        if spec.learning_rate > 0.5:
+            diverged += 1
+            assert (result.status, epochs) == (Status.DIVERGED, [])
+        else:
+            assert (result.score, epochs) == (score_of(spec, 3), [1, 2, 3])
+    assert 0 < diverged < 5, "a lane that diverges ends alone"
+
+
+def test_a_rank_that_dies_under_lanes_costs_each_an_attempt_and_they_go_on_one_by_one(
+    home: Home, data_root: Path
+) -> None:
+    (home.path / "fault-kill").write_text("any")
+    recorder = Recorder()
+    config = lanes_of_read()
+    outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
+    assert outcome.ok and outcome.finished == 6 and not outcome.interrupted
+    lanes = [spec for (spec,) in recorder.named("trial")][:3]
+    retries = recorder.named("retry")
+    assert [spec for spec, _ in retries] == lanes
+    assert {failure.type for _, failure in retries} == {"RankDied"}
+    starts = [(call["trial"], call["epoch"]) for call in calls(home)]
+    assert starts[:3] == [(spec.hash, 0) for spec in lanes]
+    taken_up = dict(starts[3:6])
+    assert taken_up.keys() == {spec.hash for spec in lanes}
+    assert all(epoch >= 1 for epoch in taken_up.values()), "at what each has committed"
+    assert len(calls(home)) == 3 + 6, "the next round trains side by side again"
+    pids = [call["pid"] for call in calls(home)]
+    assert len(set(pids)) == 2
+
+
+def test_a_weak_lane_is_pruned_and_the_others_go_on(home: Home, data_root: Path) -> None:
+    choice = {"name": "read", "learning_rate": {"low": 1e-6, "high": 1e-4}}
+    config = lanes_of_read(
+        methods=[choice], search={"trials": 3, "sampler": "grid", "pruner": "asha"}
+    )
+    recorder = Recorder()
+    outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
+    ends = {}
+    for spec, result in recorder.named("trial end"):
+        if spec.phase is Phase.SEARCH:
+            ends[f"{spec.learning_rate:.0e}"] = result.status
+    assert outcome.ok and ends == {
+        "1e-06": Status.COMPLETED,
+        "1e-04": Status.COMPLETED,
+        "1e-05": Status.PRUNED,
+    }
+
+
 def test_an_objective_that_is_not_measured_halts_the_sweep_and_loses_nothing(
     home: Home, data_root: Path
 ) -> None:
@@ -355,13 +426,13 @@ def test_a_group_is_replaced_when_it_grew_served_its_time_or_died(home: Home) ->
     group = Group(settings, None, max_trials=3)
     try:
         for number in range(2):
-            group.start(plan.search_spec(plan.cells[0], number, 1e-3))
+            group.start([plan.search_spec(plan.cells[0], number, 1e-3)])
         (home.path / "baseline").write_text(str(500_000_000))
-        group.start(plan.search_spec(plan.cells[0], 2, 1e-3))  # notices the growth
-        group.start(plan.search_spec(plan.cells[0], 3, 1e-3))  # on new processes
+        group.start([plan.search_spec(plan.cells[0], 2, 1e-3)])  # notices the growth
+        group.start([plan.search_spec(plan.cells[0], 3, 1e-3)])  # on new processes
         os.kill(calls(home)[-1]["pid"], signal.SIGKILL)
         for number in range(4, 8):
-            group.start(plan.search_spec(plan.cells[0], number, 1e-3))
+            group.start([plan.search_spec(plan.cells[0], number, 1e-3)])
     finally:
         group.close()
     pids = [c["pid"] for c in calls(home)]

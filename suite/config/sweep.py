@@ -150,6 +150,11 @@ class SearchConfig(Strict):
     pruner: Literal["asha", "median"] | None = Field(
         None, description="end weak search trials between two epochs"
     )
+    lanes: Count = Field(
+        4,
+        description="methods without gradients in the backbone (READ, LST) propose and train so "
+        "many trials of a study side by side, over one frozen pass; 1 = one after another",
+    )
     objective: Literal["score"] | list[Literal["score", "energy", "memory", "time"]] = Field(
         "score",
         description="[score, energy] searches their Pareto front (also memory or time); "

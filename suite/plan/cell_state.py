@@ -313,10 +313,13 @@ class CellState:
         number = self._open_number()
         if number is None:
             return None
+        round_ = self._round(number)
         finished = []
         running = []
         for n, trial in self.search.items():
-            if trial.result is None:
+            # The trials of a round are proposed at once: that one of them has ended meanwhile must
+            # not change what a later driver proposes for the rest.
+            if trial.result is None or n in round_:
                 # The sampler must know these too, or it proposes the same rate again.
                 running.append((n, trial.spec.learning_rate))
             else:
@@ -334,6 +337,44 @@ class CellState:
             costs=costs(self.searched, search.second),
         )
         return self.plan.search_spec(self.cell, number, learning_rate)
+
+    def _round(self, number: int) -> range:
+        """Numbers of the trials that are proposed together with trial `number`, up to it.
+
+        A round holds as many trials as may train side by side. The quasi-random start and each
+        extension begin a new one, because what comes before them is what they build on.
+        """
+        begin = 0
+        startup = self.plan.config.search.startup_trials
+        if number >= startup:
+            begin = startup
+        opened = self.study.opened
+        if opened is not None and number >= opened.first:
+            begin = opened.first
+        lanes = self.plan.lanes(self.cell)
+        return range(number - (number - begin) % lanes, number)
+
+    def next_beside(self, spec: TrialSpec) -> TrialSpec | None:
+        """A further trial of the same round that may train beside a search trial, or None.
+
+        Args:
+            spec: A trial of this cell that is handed out and has not begun, or has done as many
+                epochs as it had when it was cut off.
+        """
+        if spec.phase is not Phase.SEARCH or not self._may_go_on:
+            return None
+        found = self.handed_out()
+        if found is None:
+            number = self._open_number()
+            # Only the last of a round has all others in its own.
+            if number is None or spec.number not in self._round(number):
+                return None
+            found = self._next_search()
+        if found is None or found.phase is not Phase.SEARCH:
+            return None
+        if spec.number in self._round(found.number):
+            return found
+        return None
 
     def _next_confirm(self) -> TrialSpec | None:
         learning_rate = self.best_learning_rate

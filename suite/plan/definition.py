@@ -35,6 +35,7 @@ FREE = (
     "search.trials",
     "search.edge_guard",
     "search.stop",
+    "search.lanes",
     "confirm.seeds",
     "resources",
     "timeouts",

@@ -69,6 +69,18 @@ class Plan:
         """Workers of a cell's trials."""
         return _workers(self.config, cell.arm.backbone.name, self.world_size)
 
+    def lanes(self, cell: PlannedCell) -> int:
+        """Search trials of a cell that are proposed as one round, and may train side by side."""
+        # Energy, memory and time of a trial beside others are not those of the trial.
+        if self.config.search.second is not None:
+            return 1
+        # Methods import torch, which showing a plan does not need.
+        from suite.petl import get_method
+
+        if get_method(cell.arm.method).backward_through_backbone:
+            return 1
+        return self.config.search.lanes
+
     def search_trials(self, cell: PlannedCell) -> int:
         """The budget of a cell's study, before the edge guard and the stop rule change it."""
         return cell.learning_rate.trials(self.config.search.trials)

@@ -7,7 +7,7 @@ at a time only when there are fewer open cells than slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from suite.plan.admission import Admission
 from suite.plan.cell_state import CellState, PretrainState, read_states
@@ -30,6 +30,8 @@ class TrialQueue:
         slots: Trials at a time, at most.
         capacity: Room in the cluster, which may be set anew at any time; None = for any `slots`
             trials.
+        lanes: By arm, how many trials fit side by side in one group; arms that are not named train
+            theirs one by one.
 
     Attributes:
         states: Every cell by key, live.
@@ -39,7 +41,13 @@ class TrialQueue:
     """
 
     def __init__(
-        self, plan: Plan, home: Home, *, slots: int, capacity: Capacity | None = None
+        self,
+        plan: Plan,
+        home: Home,
+        *,
+        slots: int,
+        capacity: Capacity | None = None,
+        lanes: Mapping[str, int] | None = None,
     ) -> None:
         self.plan = plan
         self.home = home
@@ -53,7 +61,10 @@ class TrialQueue:
         for state in self.states.values():
             if state.pretrain is not None:
                 self.pretrains[state.pretrain.spec.hash] = state.pretrain
-        self._workers: dict[str, int] = {}  # of the live trials, by hash
+        self._lanes = dict(lanes or {})
+        self._alone: set[str] = set()  # hashes of trials that came apart
+        # Of the live trials, by hash; a trial that trains beside another one has none of its own.
+        self._workers: dict[str, int] = {}
         self._last: str | None = None  # cell of the trial that ended last: its engine is warm
         sizes = {plan.workers(cell) for cell in plan.cells}
         self._smallest = min(sizes, default=1)
@@ -63,7 +74,7 @@ class TrialQueue:
 
     @property
     def live(self) -> int:
-        """Number of trials that are handed out and have not ended."""
+        """Number of trials that are handed out and have not ended; those side by side are one."""
         return len(self._workers)
 
     @property
@@ -80,17 +91,62 @@ class TrialQueue:
         spec = self._choose_pretrain(admission) or self._choose(admission)
         if spec is None:
             return None
+        self._hand_out(spec)
+        self._workers[spec.hash] = spec.world_size
+        return spec
+
+    def beside(self, leader: TrialSpec) -> list[TrialSpec]:
+        """Hand out the trials that train beside one that `next` has just handed out.
+
+        They are of its study and its round, and as far as it is.
+        """
+        found: list[TrialSpec] = []
+        most = self._lanes.get(leader.arm.key, 1)
+        if leader.phase is not Phase.SEARCH or most == 1 or self._trains_alone(leader):
+            return found
+        state = self.states[leader.cell]
+        done = len(self.home.trial(leader).epochs())
+        while len(found) + 1 < most:
+            spec = state.next_beside(leader)
+            if spec is None or self._trains_alone(spec):
+                break
+            if len(self.home.trial(spec).epochs()) != done:
+                break
+            self._hand_out(spec)
+            found.append(spec)
+        return found
+
+    def _trains_alone(self, spec: TrialSpec) -> bool:
+        """Whether a trial came apart or failed: beside others nobody knows whose fault it was."""
+        return spec.hash in self._alone or bool(self.home.trial(spec).failures())
+
+    def apart(self, specs: Sequence[TrialSpec], *, for_good: bool) -> None:
+        """Take back trials that could not go on side by side; each is handed out again, alone.
+
+        Args:
+            specs: Those of one group that have not ended.
+            for_good: Whether further trials of their arm would meet the same.
+        """
+        for spec in specs:
+            if for_good:
+                self._lanes.pop(spec.arm.key, None)
+            self._alone.add(spec.hash)
+            self._workers.pop(spec.hash, None)
+            state = self.states[spec.cell]
+            state.live.discard(spec.hash)
+            self._last = spec.cell
+            self._order.ended(state)
+
+    def _hand_out(self, spec: TrialSpec) -> None:
         folder = self.home.trial(spec)
         # It is on disk before it runs, so the next driver finds it after a crash.
         folder.write_spec(spec)
-        self._workers[spec.hash] = spec.world_size
         # A pretrain run has become live by its claim.
         if spec.phase is not Phase.PRETRAIN:
             state = self.states[spec.cell]
             state.add(Trial(folder, spec, None))
             state.live.add(spec.hash)
             self._order.handed_out(state)
-        return spec
 
     def resized(self, spec: TrialSpec, workers: int) -> None:
         """Note that a live trial runs, or will run, with another number of workers than planned."""

@@ -45,6 +45,12 @@ class Case:
     def counted(self) -> ArmCount:
         return count_arm(self.resolved, self.objective.head, self.arm, pretrained=self.pretrains)
 
+    def weight_bytes(self, device: str) -> int:
+        """Bytes of a weight that is computed with."""
+        if uses_bf16(self.training, device):
+            return 2
+        return 4
+
     def needed_bytes(self, partitioning: Partitioning, *, device: str) -> int:
         """Bytes on the fullest rank, by estimate."""
         task = self.objective.task
@@ -65,7 +71,7 @@ class Case:
             ranks=self.ranks,
             zero=partitioning.zero_stage,
             frozen_weights=partitioning.frozen_weights,
-            dtype="bf16" if uses_bf16(training, device) else "fp32",
+            dtype="bf16" if self.weight_bytes(device) == 2 else "fp32",
             device="cuda" if device == "cuda" else "cpu",
         )
         model, _ = build_arm(self.resolved, head, self.arm, meta=True, pretrained=self.pretrains)
@@ -84,6 +90,45 @@ class Case:
             return peak
         # Every rank builds the whole model in fp32 before it is cut.
         return max(peak, 4 * numel)
+
+
+def lanes_that_fit(
+    plan: Plan,
+    partitioning: Partitioning,
+    *,
+    device: str,
+    worker_bytes: int,
+    where: str,
+    cache: Path | None = None,
+    data_root: Path | None = None,
+) -> dict[str, int]:
+    """How many search trials of an arm fit side by side on a worker, by the arm's key.
+
+    They share the frozen weights; all else each has for itself. Arms of which one trial trains at a
+    time are left out.
+
+    Args:
+        plan: The sweep.
+        partitioning: How its weights are laid out.
+        device, worker_bytes, where, cache, data_root: As in `first_that_fits`.
+    """
+    wanted: dict[str, int] = {}
+    # ZeRO-3 cannot gather a weight for one engine while another one reads it.
+    if partitioning.applied_to(plan.config.training).frozen_weights == "resident":
+        for cell in plan.cells:
+            if plan.lanes(cell) > 1:
+                wanted[cell.arm.key] = plan.lanes(cell)
+    if not wanted:
+        return wanted
+    for case in _cases(plan, where=where, cache=cache, data_root=data_root):
+        if case.arm.key not in wanted or case.pretrains:
+            continue
+        count = case.counted()
+        shared = (count.total - count.trainable) * case.weight_bytes(device)
+        own = max(1, case.needed_bytes(partitioning, device=device) - shared)
+        fit = (USABLE_FRAC * worker_bytes - shared) // own
+        wanted[case.arm.key] = max(1, min(wanted[case.arm.key], int(fit)))
+    return wanted
 
 
 def most_parameters(

@@ -12,7 +12,17 @@ class PreemptedError(Exception):
     """The group was asked to leave and has left a checkpoint, from which the trial goes on."""
 
 
-# These are values of `FailureRecord.type`. The last one is no failure: it is kept among them so
+class LanesApartError(RuntimeError):
+    """Trials cannot go on side by side; each of them can go on alone from what it has committed."""
+
+
+class LanesUnevenError(LanesApartError):
+    """Trials that were to train side by side are not equally far."""
+
+
+# These are values of `FailureRecord.type`, and say why a group of lanes ended.
+APART, UNEVEN = LanesApartError.__name__, LanesUnevenError.__name__
+# These are, too. The last one is no failure: it is kept among them so
 # that its place in their order is known.
 PREEMPTED, OUT_OF_MEMORY, AGAIN = PreemptedError.__name__, "HostOutOfMemory", "TriedAgain"
 FREE = (PREEMPTED,)

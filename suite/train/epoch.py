@@ -65,7 +65,7 @@ def train_epoch(
     """Train one epoch, or the rest of one, of a trial or of several side by side. Collective.
 
     Args:
-        starts: One for each trial; several trials begin the epoch at its first step.
+        starts: One for each trial, all at the same step.
         number: The epoch, counted from 1.
         meter: Runs while they train.
         leaving: Whether this rank was told to leave.

@@ -23,10 +23,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class LanesApartError(RuntimeError):
-    """Lanes cannot go on side by side; each of them can go on alone from what it has committed."""
-
-
 def side_by_side(lanes: Sequence[T], work: Callable[[T], R]) -> list[R]:
     """Call `work` for each lane on the same random streams; frozen stacks run for the first alone.
 

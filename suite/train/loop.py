@@ -33,6 +33,7 @@ from suite.data.splits import SplitName
 from suite.errors import CheckpointError
 from suite.files import sha256, write_atomic
 from suite.meters import PhaseMeter, baseline_bytes, name_devices_by_attempt
+from suite.record.attempts import LanesApartError, LanesUnevenError
 from suite.record.folder import TrialFolder
 from suite.record.result import EpochRecord, Status, TrialResult, ValidityRecord
 from suite.record.spec import Phase, TrialSpec
@@ -45,7 +46,7 @@ from suite.train.engine_config import micro_batching
 from suite.train.epoch import EpochStart, train_epoch
 from suite.train.evaluate import Evaluation, evaluate
 from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
-from suite.train.lanes import LanesApartError, LanesMeter
+from suite.train.lanes import LanesMeter
 from suite.train.midway import Midway
 from suite.train.probe import probe
 from suite.train.process_group import (
@@ -163,8 +164,8 @@ class Trainer:
             Epochs already done, by all of them.
 
         Raises:
-            LanesApartError: They are not equally far, or stand in the middle of an epoch, or the
-                engine shares no frozen weights. They can be trained one by one.
+            LanesUnevenError: They are not equally far. They can be trained one by one.
+            LanesApartError: The same, and the engine shares no frozen weights.
         """
         folders = [self.workspace.home.trial(spec) for spec in specs]
         started_at = time.time()
@@ -563,16 +564,19 @@ class Trainer:
 
 
 def _check_level(runs: Iterable[RunningTrial]) -> None:
-    """Check that lanes are equally far and between two epochs.
+    """Check that lanes are equally far: at the same step of the same epoch.
 
     Raises:
-        LanesApartError: They are not.
+        LanesUnevenError: They are not.
     """
-    epochs = {run.progress.epoch for run in runs}
-    if len(epochs) > 1:
-        raise LanesApartError(f"lanes have done {sorted(epochs)} epochs")
-    if any(run.progress.midway is not None for run in runs):
-        raise LanesApartError("a lane stands in the middle of an epoch")
+    places = set()
+    for run in runs:
+        step = 0
+        if run.progress.midway is not None:
+            step = Midway(**run.progress.midway).step
+        places.add((run.progress.epoch, step))
+    if len(places) > 1:
+        raise LanesUnevenError(f"lanes are at different (epoch, step): {sorted(places)}")
 
 
 def _log_to(path: Path, message: str) -> None:

@@ -15,6 +15,7 @@ from suite.cluster.session import cluster_nodes
 from suite.cluster.shared import note_epoch
 from suite.errors import StorageError
 from suite.plan.events import Listeners
+from suite.record.attempts import APART, OUT_OF_MEMORY
 from suite.record.folder import TrialFolder
 from suite.record.result import EpochRecord, FailureRecord
 from suite.record.spec import TrialSpec
@@ -112,9 +113,11 @@ class SweepCallback(tune.Callback):
     def on_trial_start(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        spec = self._spec(trial)
-        if spec.hash in self._started:  # another attempt
-            return
+        for spec in self.searcher.specs[trial.trial_id]:
+            if spec.hash not in self._started:  # else it is another attempt
+                self._start(spec)
+
+    def _start(self, spec: TrialSpec) -> None:
         self._started.add(spec.hash)
         folder = self.home.trial(spec)
         self._stored(lambda: self.mirror.push_file(folder.path / "spec.json"))
@@ -129,23 +132,31 @@ class SweepCallback(tune.Callback):
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        if result.get("record") is None:
-            return
-        spec = self._spec(trial)
-        record = EpochRecord.model_validate_json(result["record"])
-        if self.mirror.storage is not None:  # else the rank has written it to the same file
-            note_epoch(self.home.trial(spec), record)
-        self._breaker.progressed()
-        self.listeners.on_epoch(spec, record)
+        records = result.get("records") or {}
+        for spec in self.searcher.specs[trial.trial_id]:
+            if spec.hash not in records:
+                continue
+            record = EpochRecord.model_validate_json(records[spec.hash])
+            if self.mirror.storage is not None:  # else the rank has written it to the same file
+                note_epoch(self.home.trial(spec), record)
+            self._breaker.progressed()
+            self.listeners.on_epoch(spec, record)
 
     def on_trial_complete(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
         handed_back = trial.trial_id not in self.searcher.specs
         left = (trial.last_result or {}).get("left", False)
+        apart = (trial.last_result or {}).get("apart")
         if handed_back or left:  # the trial itself has not ended
             return
-        spec = self._spec(trial)
+        if apart is not None:
+            self._part(trial, for_good=apart == APART)
+            return
+        for spec in self.searcher.specs[trial.trial_id]:
+            self._end(spec)
+
+    def _end(self, spec: TrialSpec) -> None:
         folder = self.home.trial(spec)
         result = folder.result()
         if result is not None:
@@ -163,38 +174,65 @@ class SweepCallback(tune.Callback):
 
         That one ends the trial at once if its retries are used up (`TrialTrainable`).
         """
-        spec = self._spec(trial)
-        failure = self._failure(trial)
-        if failure is not None:
+        error = _last_error(trial)
+        if self._is_of_the_sweep(error):
+            return
+        specs = self.searcher.specs[trial.trial_id]
+        failures: list[tuple[TrialSpec, FailureRecord]] = []
+        for spec in specs:
+            # Of trials side by side some may have ended before.
+            if len(specs) > 1 and self.home.trial(spec).result() is not None:
+                continue
+            failure = self._failure(spec, error)
+            if failure is None:  # it could not be written, and the sweep stops for that
+                return
+            failures.append((spec, failure))
+        # Trials side by side have failed once, not once each.
+        for spec, failure in failures[:1]:
+            self._count_failure(spec, failure)
+        if len(specs) == 1:
             self.searcher.hand_back(trial.trial_id)
+        else:
+            memory = any(failure.type == OUT_OF_MEMORY for _, failure in failures)
+            self._part(trial, for_good=memory)
+        for spec, failure in failures:
             self.listeners.on_trial_retry(spec, failure)
 
-    def _failure(self, trial: TuneTrial) -> FailureRecord | None:
-        """The record of a failed attempt; made here if the trial's own process died with its node.
+    def _part(self, trial: TuneTrial, *, for_good: bool) -> None:
+        """Have trials that were side by side go on one by one."""
+        for spec in self.searcher.part(trial.trial_id, for_good=for_good):
+            self._end(spec)
 
-        None if the failure says nothing about the trial (no space, no storage, no lease): the sweep
-        then stops, because further attempts would only use up the retries.
+    def _is_of_the_sweep(self, error: str) -> bool:
+        """Whether a failure says nothing about a trial: no space, no storage, no lease.
+
+        The sweep then stops, because further attempts would only use up the retries.
         """
-        spec = self._spec(trial)
-        error = _last_error(trial)
-        last_line = (error.strip().splitlines() or [""])[-1]
+        last_line = _last_line(error)
         if FULL_DISK_MARK in error:
             self.reason = disk_is_full(self.home.path)
-            return None
+            return True
         if STALE_MARK in error or self.lease.loss():
             self.reason = self.lease.loss() or last_line
-            return None
+            return True
         if STORAGE_MARK in error:
             why = last_line.rpartition(f"{STORAGE_MARK}: ")[2]
             self.reason = f"{why}; run the same command again when it is back"
-            return None
+            return True
+        return False
+
+    def _failure(self, spec: TrialSpec, error: str) -> FailureRecord | None:
+        """The record of a failed attempt; made here if the trial's own process died with its node.
+
+        None if it could not be written.
+        """
         folder = self.home.trial(spec)
         self.fetch(folder)
         # The trial's process writes a record before it raises; none is new if the process died.
         if len(folder.failures()) <= self._failures.get(spec.hash, 0):
             record = FailureRecord(
                 type="TrialProcessDied",
-                message=last_line[:MESSAGE_CHARS] or "its process is gone",
+                message=_last_line(error)[:MESSAGE_CHARS] or "its process is gone",
                 traceback=error[-TRACEBACK_CHARS:],
                 log_path=str(folder.log(0)),
                 epoch=max((record.epoch for record in folder.epochs()), default=0),
@@ -202,9 +240,8 @@ class SweepCallback(tune.Callback):
             self._stored(lambda: self.mirror.add_failure(folder, record))
         failures = folder.failures()
         self._failures[spec.hash] = len(failures)
-        if not failures:  # it could not be written, and the sweep stops for that
+        if not failures:
             return None
-        self._count_failure(spec, failures[-1])
         return failures[-1]
 
     def _count_failure(self, spec: TrialSpec, failure: FailureRecord) -> None:
@@ -228,9 +265,6 @@ class SweepCallback(tune.Callback):
                 raise
             self.reason = self.reason or disk_is_full(self.home.path)
 
-    def _spec(self, trial: TuneTrial) -> TrialSpec:
-        return self.searcher.specs[trial.trial_id]
-
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune stores its callbacks; listeners hold terminals and connections
 
@@ -244,6 +278,10 @@ def _last_error(trial: TuneTrial) -> str:
         return Path(trial.error_file).read_text(errors="replace").rpartition("Failure # ")[2]
     except (OSError, TypeError):
         return ""
+
+
+def _last_line(error: str) -> str:
+    return (error.strip().splitlines() or [""])[-1]
 
 
 def disk_is_full(path: Path) -> str:

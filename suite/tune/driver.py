@@ -27,6 +27,7 @@ from suite.cluster.session import (
 )
 from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
+from suite.config.training import Partitioning
 from suite.errors import ResourceError, StorageError
 from suite.plan.cell_state import CellState, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
@@ -138,6 +139,15 @@ def run_sweep(
                 check_measurable(config.search.second, layout.device, where=where)
             decision = decide(plan, layout, nodes, home=home, data_root=data_root, where=where)
             log.info("weights: %s: %s", decision.partitioning, decision.why)
+            lanes = _lanes(
+                plan,
+                layout,
+                nodes,
+                decision.partitioning,
+                data_root=data_root,
+                home=home,
+                where=where,
+            )
             workspace = Workspace(
                 home=home,
                 data_root=data_root,
@@ -155,7 +165,7 @@ def run_sweep(
                 pruning=_pruning(config),
                 failures=config.failures,
             )
-            return _run(plan, settings, listener, lease)
+            return _run(plan, settings, listener, lease, lanes)
 
 
 # ---- before the first worker ---------------------------------------------------------------------
@@ -291,11 +301,7 @@ def decide(
     # To count and to ask takes a second or more, and a sweep may leave nothing open.
     if known is None and len(candidates(training)) > 1:
         parameters = most_parameters(plan, where=where, cache=home.cache, data_root=data_root)
-        if device == "cuda":
-            worker_bytes = _gpu_bytes(layout.gpus)
-        else:
-            most_workers = max(plan.workers(cell) for cell in plan.cells)
-            worker_bytes = cpu_worker_bytes(layout, nodes, most_workers=most_workers)
+        worker_bytes = _worker_bytes(plan, layout, nodes)
         if worker_bytes is None:
             log.warning(
                 "the memory of a worker is unknown: weights are partitioned;"
@@ -321,6 +327,44 @@ def decide(
     )
 
 
+def _lanes(
+    plan: Plan,
+    layout: Layout,
+    nodes: Sequence[Node],
+    partitioning: Partitioning,
+    *,
+    home: Home,
+    data_root: Path | None,
+    where: str,
+) -> dict[str, int]:
+    """By arm, how many search trials train side by side; the arguments are those of `decide`."""
+    # Imports torch, as in `preflight`.
+    from suite.profile.fit import lanes_that_fit
+
+    if all(plan.lanes(cell) == 1 for cell in plan.cells):
+        return {}
+    worker_bytes = _worker_bytes(plan, layout, nodes)
+    if worker_bytes is None:
+        return {}
+    return lanes_that_fit(
+        plan,
+        partitioning,
+        device=layout.device,
+        worker_bytes=worker_bytes,
+        where=where,
+        cache=home.cache,
+        data_root=data_root,
+    )
+
+
+def _worker_bytes(plan: Plan, layout: Layout, nodes: Sequence[Node]) -> int | None:
+    """Memory that one worker may take; None = unknown."""
+    if layout.device == "cuda":
+        return _gpu_bytes(layout.gpus)
+    most_workers = max(plan.workers(cell) for cell in plan.cells)
+    return cpu_worker_bytes(layout, nodes, most_workers=most_workers)
+
+
 def _gpu_bytes(gpus: float) -> int | None:
     """Memory of a worker's GPU, or of its part of one, on the node with the smallest."""
     answers = [size for size in ask_nodes(alive_nodes(), local_gpu_bytes).values() if size]
@@ -333,7 +377,13 @@ def _gpu_bytes(gpus: float) -> int | None:
 # ---- the trials ----------------------------------------------------------------------------------
 
 
-def _run(plan: Plan, settings: RunSettings, listener: Listeners, lease: Lease) -> Outcome:
+def _run(
+    plan: Plan,
+    settings: RunSettings,
+    listener: Listeners,
+    lease: Lease,
+    lanes: Mapping[str, int],
+) -> Outcome:
     """Run the trials and then lm-eval, and tell the listeners how the sweep ended."""
     config = plan.config
     queue = TrialQueue(
@@ -341,6 +391,7 @@ def _run(plan: Plan, settings: RunSettings, listener: Listeners, lease: Lease) -
         settings.workspace.home,
         slots=config.resources.concurrent_trials or sys.maxsize,
         capacity=settings.layout.capacity,
+        lanes=lanes,
     )
     searcher = SweepSearcher(queue)
     callback = SweepCallback(searcher, settings, listener, lease)

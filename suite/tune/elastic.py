@@ -126,7 +126,8 @@ class ElasticScheduler(WarmGroupScheduler):
                 continue
             began = since.get(trial.trial_id, now)
             self._pending_since[trial.trial_id] = began
-            spec = self.searcher.specs[trial.trial_id]
+            # Trials side by side have one size.
+            spec = self.searcher.specs[trial.trial_id][0]
             waited_s = now - min(began, self._too_large_since(spec.world_size, now))
             # A trial that is new here stays: Tune may not have asked the cluster for it yet.
             if began == now or waited_s < self.wait_s:

@@ -131,6 +131,7 @@ class Group:
         self.notice = notice
         self.workers = settings.layout.workers if placement is None else placement.bundle_count
         self._folder: TrialFolder | None = None
+        self._lanes = 1
         self._log_starts: list[int] = []
         self._forget_ranks()
 
@@ -142,10 +143,14 @@ class Group:
         self._worn = False
         self._baselines: dict[str, list[int]] = {}  # bytes at the start of each trial, by cell
 
-    # ---- one trial -------------------------------------------------------------------------------
+    # ---- a trial, or several side by side --------------------------------------------------------
 
-    def start(self, spec: TrialSpec) -> int:
-        """Begin a trial, on warm ranks if they are fit and on new ones else.
+    def start(self, specs: Sequence[TrialSpec]) -> int:
+        """Begin trials, on warm ranks if they are fit and on new ones else.
+
+        Args:
+            specs: One trial, or several of one study; what fails is logged in the first one's
+                folder.
 
         Returns:
             The number of epochs that earlier attempts have committed.
@@ -153,33 +158,35 @@ class Group:
         Raises:
             GroupFailureError: A rank failed, died or did not answer in time; no rank is left.
         """
-        self._folder = self.settings.workspace.home.trial(spec)
+        self._folder = self.settings.workspace.home.trial(specs[0])
+        self._lanes = len(specs)
         self._log_starts = [size_of(self._log(rank)) for rank in self._numbers()]
         self._retire_unfit()
         if not self._ranks:
             self._build()
-        spec_json = spec.model_dump_json()
-        arguments = [(spec_json, str(self._log(rank))) for rank in self._numbers()]
+        spec_jsons = [spec.model_dump_json() for spec in specs]
+        arguments = [(spec_jsons, str(self._log(rank))) for rank in self._numbers()]
         epochs = self._call("start", self.settings.timeouts.setup_s, arguments)
         if len(set(epochs)) > 1:
             message = f"ranks resumed at different epochs: {epochs}"
             raise self._failed(FailureRecord(type="RanksDisagree", message=message))
         self._trials += 1
-        self._watch_memory(spec.cell)
+        self._watch_memory(specs[0].cell)
         return int(epochs[0])
 
-    def epoch(self) -> Report:
-        """Train and validate one epoch. Raises as `start`."""
-        report = self._call("epoch", self.settings.timeouts.epoch_s)[0]
-        assert isinstance(report, Report)
-        return report
+    def epoch(self) -> dict[str, Report]:
+        """Train and validate one epoch of every trial; reports by hash. Raises as `start`."""
+        # The deadline is that of one trial, and they take turns.
+        reports = self._call("epoch", self.settings.timeouts.epoch_s * self._lanes)[0]
+        assert isinstance(reports, dict)
+        return reports
 
-    def finish(self, *, pruned: bool = False) -> TrialResult:
-        """Test (confirm phase) and write the result; of a trial that ends early if `pruned`.
+    def finish(self, trial: str, *, pruned: bool = False) -> TrialResult:
+        """Test (confirm phase) and write a trial's result; of one that ends early if `pruned`.
 
         Raises as `start`.
         """
-        arguments = [(pruned,)] * self.workers
+        arguments = [(trial, pruned)] * self.workers
         result = self._call("finish", self.settings.timeouts.epoch_s, arguments)[0]
         assert isinstance(result, TrialResult)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ray.tune.experiment import Trial as TuneTrial
 
@@ -20,7 +20,7 @@ class PendingTrials:
 
     Args:
         queue: Its `held_for` is set to the size that nothing smaller may overtake.
-        specs: The trials, by Tune's id.
+        specs: The trials, by Tune's id; those side by side have one size.
         layout: One worker's resources, for the message.
         deadline_s: How long a trial may wait while nothing of the sweep runs. While something runs,
             its end makes room; and a trial that no longer fits in a shrunk cluster must not end
@@ -30,7 +30,7 @@ class PendingTrials:
     def __init__(
         self,
         queue: TrialQueue,
-        specs: Mapping[str, TrialSpec],
+        specs: Mapping[str, Sequence[TrialSpec]],
         layout: Layout,
         *,
         deadline_s: float,
@@ -60,11 +60,11 @@ class PendingTrials:
         self._running_since = running
         if running:  # its end will make room, so waiting for it is no reason to give up
             self._idle_since = now
-        blocked = [self.specs[name].world_size for name in pending if self._is_blocked(name, now)]
+        blocked = [self._size(name) for name in pending if self._is_blocked(name, now)]
         self.queue.held_for = max(blocked, default=0)
         for name, since in pending.items():
             if now - max(since, self._idle_since) > self.deadline_s:
-                return self._no_room_for(self.specs[name])
+                return self._no_room_for(self._size(name))
         return ""
 
     def _is_blocked(self, name: str, now: float) -> bool:
@@ -74,15 +74,18 @@ class PendingTrials:
         """
         since = self._pending_since[name]
         capacity = self.queue.capacity
-        if capacity is not None and self.specs[name].world_size > capacity.most:
+        if capacity is not None and self._size(name) > capacity.most:
             return False  # it could not start however many smaller trials were held back
         return (
             now - since >= HOLD_AFTER_S and min(self._running_since.values(), default=now) < since
         )
 
-    def _no_room_for(self, spec: TrialSpec) -> str:
+    def _size(self, name: str) -> int:
+        return self.specs[name][0].world_size
+
+    def _no_room_for(self, workers: int) -> str:
         worker = ", ".join(f"{amount:g} {name}" for name, amount in self.layout.bundle.items())
         return (
-            f"the cluster had no room for {spec.world_size} workers of {worker}"
+            f"the cluster had no room for {workers} workers of {worker}"
             f" within {self.deadline_s:g} s (timeouts.placement_s)"
         )

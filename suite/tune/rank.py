@@ -27,7 +27,7 @@ STDOUT, STDERR = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One epoch, as plain records: the trial's actor never imports torch."""
+    """One epoch of a trial, as plain records: the trial's actor never imports torch."""
 
     record: EpochRecord | None
     done: bool
@@ -61,7 +61,7 @@ class Rank:
 
     def __init__(self) -> None:
         self._trainer: Any = None  # `suite.train.loop.Trainer`, imported in this process only
-        self._training = False
+        self._trials = 0  # those at work
         # Both write to file 2, which `start` makes the log of the trial that runs.
         faulthandler.enable(file=STDERR)
         faulthandler.register(STACK_SIGNAL, file=STDERR)
@@ -73,7 +73,7 @@ class Rank:
 
         A trial leaves with a checkpoint; without a trial there is nothing to keep.
         """
-        if not self._training:
+        if not self._trials:
             os._exit(EXIT_AFTER_SIGTERM)
         self._trainer.leave()
 
@@ -122,24 +122,32 @@ class Rank:
         module, _, name = trainer.partition(":")
         self._trainer = getattr(importlib.import_module(module), name)(workspace, **place)
 
-    def start(self, spec_json: str, log_path: str) -> int:
-        """Begin or take up a trial. From here on the process prints to the trial's own log."""
+    def start(self, spec_jsons: Sequence[str], log_path: str) -> int:
+        """Begin or take up trials that train side by side.
+
+        From here on the process prints to the log of the first one.
+        """
         Path(log_path).parent.mkdir(parents=True, exist_ok=True)
         # The files themselves, not `sys.stdout`: NCCL and crashes write there, too.
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, STDOUT)
         os.dup2(log, STDERR)
         os.close(log)
-        self._training = True
-        return int(self._trainer.start(TrialSpec.model_validate_json(spec_json)))
+        specs = [TrialSpec.model_validate_json(spec_json) for spec_json in spec_jsons]
+        self._trials = len(specs)
+        return int(self._trainer.start_lanes(specs))
 
-    def epoch(self) -> Report:
-        report = self._trainer.epoch()
-        return Report(report.record, report.done, report.status)
+    def epoch(self) -> dict[str, Report]:
+        """Train one epoch of every trial; their reports by hash."""
+        reports = {}
+        for trial, report in self._trainer.epoch_of_lanes().items():
+            reports[trial] = Report(report.record, report.done, report.status)
+        return reports
 
-    def finish(self, pruned: bool) -> TrialResult:
-        result = self._trainer.finish(pruned=pruned)
-        self._training = False
+    def finish(self, trial: str, pruned: bool) -> TrialResult:
+        """End one of the trials, by its hash."""
+        result = self._trainer.finish_lane(trial, pruned=pruned)
+        self._trials -= 1
         assert isinstance(result, TrialResult)
         return result
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ray import tune
 from ray.util import get_current_placement_group
 
 from suite.errors import StaleDriverError, StorageError
-from suite.record.attempts import is_given_up, result_of
-from suite.record.result import TrialResult
+from suite.record.attempts import APART, UNEVEN, is_given_up, result_of
+from suite.record.folder import TrialFolder
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.mirror import Mirror
 from suite.tune.group import Group, GroupFailureError, RunSettings
@@ -23,19 +25,33 @@ STALE_MARK = "suite-stale-driver"
 STORAGE_MARK = "suite-storage-away"
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A trial that has not ended, alone or beside others.
+
+    Attributes:
+        peers: Hashes of the earlier trials of its study, in number order.
+    """
+
+    spec: TrialSpec
+    folder: TrialFolder
+    peers: Sequence[str]
+
+
 class TrialTrainable(tune.Trainable):
-    """Runs trials one after another in the same actor (`reuse_actors`).
+    """Runs trials one after another in the same actor (`reuse_actors`), some side by side.
 
     A trial that diverges, runs out of memory, has a bug or is pruned ends with a result of that
     status: another attempt would end the same way. A failure of the machine is recorded in the
     trial's folder and raised; the driver then suggests the trial again, and the next attempt goes
-    on from the last committed epoch. A trial is done without a result when its retries are used up
-    (`suite.record.attempts`), or when it leaves because the sweep is stopped. Tune's own
-    checkpoints are not used.
+    on from the last committed epoch, and trials that were side by side go on one by one. A trial is
+    done without a result when its retries are used up (`suite.record.attempts`), or when it leaves
+    because the sweep is stopped. Tune's own checkpoints are not used.
     """
 
     _started: bool
     _epochs: int
+    _lanes: list[Lane]
 
     def setup(self, config: dict[str, Any]) -> None:
         self._group: Group | None = None
@@ -53,16 +69,18 @@ class TrialTrainable(tune.Trainable):
 
     def _begin(self, config: dict[str, Any]) -> None:
         self._settings: RunSettings = config["settings"]
-        self._spec = TrialSpec.model_validate_json(config["spec"])
-        self._peers: list[str] = config["peers"]
-        self._folder = self._settings.workspace.home.trial(self._spec)
+        home = self._settings.workspace.home
+        self._lanes = []
+        for given, peers in zip(config["specs"], config["peers"], strict=True):
+            spec = TrialSpec.model_validate_json(given)
+            self._lanes.append(Lane(spec, home.trial(spec), peers))
         self._mirror = Mirror.of(self._settings.workspace)
         self._started = False
         self._epochs = 0
         self._began_at = time.time()
 
     def step(self) -> dict[str, Any]:
-        """Train one epoch; the last step also finishes the trial."""
+        """Train one epoch of every trial; each is finished after its last one."""
         try:
             return self._attempt()
         except StorageError as error:  # nothing can be kept there, nor trained, until it is back
@@ -71,28 +89,36 @@ class TrialTrainable(tune.Trainable):
             raise StaleDriverError(f"{STALE_MARK}: {error}") from error
 
     def _attempt(self) -> dict[str, Any]:
-        if not self._started:
-            result = self._mirror.settle(self._folder)
-            if result is not None:  # committed by an attempt that died before it could report
-                return _ended(result)
-        if self._is_given_up():  # the last attempt also killed the process before this one
+        # Some may have been committed by an attempt that died before it could report.
+        if not self._started and self._all_settled():
+            return _report(done=True)
+        # The last attempt may have killed the process before this one, too. A trial that has failed
+        # is alone.
+        if self._is_given_up():
             return self._given_up()
         try:
             return self._train(self._ready_group())
         except GroupFailureError as failure:
             self._started = False
-            result = self._mirror.settle(self._folder)
-            if result is not None:  # the trial's own end: a rank recorded it and left
-                return _ended(result)
+            # The trial's own end: a rank recorded it and left.
+            if self._all_settled():
+                return _report(done=True)
+            if failure.record.type in (APART, UNEVEN):
+                return _report(done=True, apart=failure.record.type)
             self._record(failure)
             if self._notice.by_driver:
-                return _unfinished(left=True)
+                return _report(done=True, left=True)
             if self._is_given_up():
                 return self._given_up()
             raise
 
+    def _all_settled(self) -> bool:
+        """Whether no trial is left without a result; those that have one need no group."""
+        self._lanes = [lane for lane in self._lanes if self._mirror.settle(lane.folder) is None]
+        return not self._lanes
+
     def _record(self, failure: GroupFailureError) -> None:
-        """Keep a failed attempt in the trial's folder.
+        """Keep a failed attempt in the folder of every trial that took part.
 
         Raises:
             StaleDriverError: The failure is not the trial's: another driver has the sweep.
@@ -106,66 +132,87 @@ class TrialTrainable(tune.Trainable):
             raise OSError(f"{FULL_DISK_MARK}: {failure}") from failure
         with contextlib.suppress(OSError):  # the folder may be what failed
             record = failure.record.model_copy(update={"epoch": self._epochs})
-            self._mirror.add_failure(self._folder, record)
+            for lane in self._lanes:
+                self._mirror.add_failure(lane.folder, record)
 
     def _ready_group(self) -> Group:
         if self._group is None:
             self._group = Group(self._settings, get_current_placement_group(), notice=self._notice)
         if not self._started:
-            self._epochs = self._group.start(self._spec)
+            self._epochs = self._group.start([lane.spec for lane in self._lanes])
             self._started = True
         return self._group
 
     def _train(self, group: Group) -> dict[str, Any]:
-        if self._is_weak():
-            return _ended(group.finish(pruned=True))
-        epoch = group.epoch()
+        for lane in [lane for lane in self._lanes if self._is_weak(lane)]:
+            self._finish(group, lane, pruned=True)
+        if not self._lanes:
+            return _report(done=True)
+        reports = group.epoch()
         self._epochs += 1
-        report: dict[str, Any] = {"record": None, "done": False}
-        if epoch.done:
-            report = _ended(group.finish())
-        if epoch.record is not None:
-            # JSON, because Tune keeps running statistics of every number it is given and never
-            # frees them.
-            report["record"] = epoch.record.model_dump_json()
-        return report
+        records = {}
+        for lane in list(self._lanes):
+            epoch = reports[lane.folder.hash]
+            if epoch.record is not None:
+                # JSON, because Tune keeps running statistics of every number it is given and never
+                # frees them.
+                records[lane.folder.hash] = epoch.record.model_dump_json()
+            if epoch.done:
+                self._finish(group, lane)
+        return _report(records, done=not self._lanes)
 
-    def _is_weak(self) -> bool:
-        """Whether to prune the trial.
+    def _finish(self, group: Group, lane: Lane, *, pruned: bool = False) -> None:
+        group.finish(lane.folder.hash, pruned=pruned)
+        self._lanes.remove(lane)
+
+    def _is_weak(self, lane: Lane) -> bool:
+        """Whether to prune a trial.
 
         Asked before each epoch but the first, so that an attempt that takes it up asks again.
         """
         pruning = self._settings.pruning
-        if pruning is None or self._spec.phase is not Phase.SEARCH:
+        if pruning is None or lane.spec.phase is not Phase.SEARCH:
             return False
-        if not 0 < self._epochs < self._spec.training.epochs:
+        if not 0 < self._epochs < lane.spec.training.epochs:
             return False
         # Optuna is imported here, because the actor of a sweep that prunes nothing need not load
         # it.
         from suite.plan.pruning import is_weak
 
         home = self._settings.workspace.home
-        for folder in (self._folder, *map(home.trial, self._peers)):
+        for folder in (lane.folder, *map(home.trial, lane.peers)):
             self._mirror.fetch(folder)
-        return is_weak(self._spec, self._epochs, self._peers, home, pruning)
+        return is_weak(lane.spec, self._epochs, lane.peers, home, pruning)
 
     def _is_given_up(self) -> bool:
-        return is_given_up(self._folder, retries=self._settings.failures.retries)
+        retries = self._settings.failures.retries
+        return any(is_given_up(lane.folder, retries=retries) for lane in self._lanes)
 
     def _given_up(self) -> dict[str, Any]:
-        """End the trial without a further attempt.
+        """End a trial without a further attempt.
 
         It gets a result if every attempt ran out of memory, else none.
         """
-        result = result_of(self._folder, started_at=self._began_at)
-        if result is None:
-            return _unfinished()
-        return _ended(self._mirror.end(self._folder, result))
+        for lane in self._lanes:
+            result = result_of(lane.folder, started_at=self._began_at)
+            if result is not None:
+                self._mirror.end(lane.folder, result)
+        return _report(done=True)
 
 
-def _ended(result: TrialResult) -> dict[str, Any]:
-    return {"record": None, "status": result.status.value, "done": True}
+def _report(
+    records: Mapping[str, str] | None = None,
+    *,
+    done: bool,
+    left: bool = False,
+    apart: str | None = None,
+) -> dict[str, Any]:
+    """What the driver is told of a step.
 
-
-def _unfinished(*, left: bool = False) -> dict[str, Any]:
-    return {"record": None, "status": None, "left": left, "done": True}
+    Args:
+        records: The epochs that were committed, as JSON by trial.
+        done: Whether this attempt has ended.
+        left: Whether it leaves unfinished trials because the sweep is stopped.
+        apart: Why its trials cannot go on side by side (`suite.record.attempts`).
+    """
+    return {"records": dict(records or {}), "done": done, "left": left, "apart": apart}
