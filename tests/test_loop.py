@@ -23,6 +23,8 @@ from suite.record.folder import Home
 from suite.record.result import Status, TrialResult, ValidityRecord
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
+from suite.train import epoch
+from suite.train.epoch import StepClock
 from suite.train.loop import Trainer, TrialEndedError
 from suite.train.lr_schedule import lr_multiplier
 from suite.train.process_group import free_port
@@ -277,6 +279,18 @@ def test_a_trials_own_error_is_recorded_as_failed(found: dict[str, Any]) -> None
     message, status = found["failed"]
     assert "only 64 training rows" in message
     assert status == Status.FAILED
+
+
+def test_a_step_is_timed_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepClock, "MOST_PENDING", 2)
+    now = 0.0
+    monkeypatch.setattr(epoch.time, "perf_counter", lambda: now)
+    clock = StepClock("cpu")
+    for seconds, scored in ((5.0, False), (1.0, True), (2.0, True), (7.0, False), (3.0, True)):
+        now += seconds
+        clock.end_step(scored=scored)
+    assert clock.seconds() == [1.0, 2.0, 3.0]
+    assert clock.seconds() == [], "each step once"
 
 
 def test_the_schedule_is_hugging_faces() -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,8 @@ from suite.train.engine import Engine, LocalBatch
 from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.midway import Midway, Pace
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
+
+MS_PER_S = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,57 @@ class EpochStart:
     midway: Midway | None
     before_s: float
     before_kwh: float | None
+
+
+class StepClock:
+    """Times steps, each from the end of the one before it: what makes its batch counts as well.
+
+    On a GPU, kernels run behind Python. The GPU itself notes when it reaches the end of a step, so
+    that no step has to wait for its kernels.
+    """
+
+    MOST_PENDING = 256
+    """Steps after which the GPU is waited for, so that its notes do not pile up."""
+
+    def __init__(self, device: str) -> None:
+        self._is_cuda = device == "cuda"
+        self._marks = [self._mark()]
+        self._scored: list[bool] = []
+        self._seconds: list[float] = []
+
+    def end_step(self, *, scored: bool) -> None:
+        """Note the end of a step, which counts if it is `scored`."""
+        self._marks.append(self._mark())
+        self._scored.append(scored)
+        if len(self._scored) >= self.MOST_PENDING:
+            self._settle()
+
+    def seconds(self) -> list[float]:
+        """The times of the scored steps since the last call."""
+        self._settle()
+        seconds = self._seconds
+        self._seconds = []
+        return seconds
+
+    def _mark(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _settle(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        for (began, ended), scored in zip(pairwise(self._marks), self._scored, strict=True):
+            if not scored:
+                continue
+            if self._is_cuda:
+                self._seconds.append(began.elapsed_time(ended) / MS_PER_S)
+            else:
+                self._seconds.append(ended - began)
+        self._marks = self._marks[-1:]
+        self._scored = []
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +147,7 @@ def train_epoch(
     if midway is not None:
         midway.resume_streams(dist.get_rank(), lanes[0].engine.world_size)
     pace = Pace(first)
+    clock = StepClock(device)
     seed = partial(run.spec.stream, "order")
     alive = lanes
     timed = max(lane.run.progress.lanes for lane in lanes) == 1
@@ -106,12 +162,9 @@ def train_epoch(
                 break
             if not stay:
                 meter.settle()
+                run.progress.step_s += clock.seconds()
                 _leave(alive, number, i, new=i > first)
-        began = _now(device)
-        inputs = []
-        for part, weight in parts:
-            moved = {name: t.to(device, non_blocking=True) for name, t in part.items()}
-            inputs.append((moved, weight))
+        inputs = [(_on(device, part), weight) for part, weight in parts]
         for lane in alive:
             lane.engine.set_learning_rate(lane.run.learning_rate(done_before + i))
         with meter.probe(int(lengths.max())) as watched:
@@ -120,9 +173,11 @@ def train_epoch(
             for lane in alive:
                 lane.half = lane.total.clone()
         # A step that the meter watches is slower than the others, and one of lanes is not theirs.
-        if timed and i - first >= UNSCORED_STEPS and not watched:
-            run.progress.step_s.append(_now(device) - began)
+        is_scored = timed and i - first >= UNSCORED_STEPS and not watched
+        clock.end_step(scored=is_scored)
+        if is_scored:
             run.progress.step_tokens += int(lengths.sum())
+    run.progress.step_s += clock.seconds()
     means: list[float | None] = []
     for lane in lanes:
         mean: float | None = None
@@ -207,8 +262,10 @@ def _leave(lanes: list[_Lane], number: int, step: int, *, new: bool) -> None:
     )
 
 
-def _now(device: str) -> float:
-    if device == "cuda":
-        # Kernels run behind Python: without this only their launch would be timed.
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def _on(device: str, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch on the device, whose copy there need not have ended."""
+    if device == "cpu":
+        return dict(batch)
+    # From memory that may be paged out, a copy would wait for the kernels before it.
+    pinned = {name: tensor.pin_memory() for name, tensor in batch.items()}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in pinned.items()}
