@@ -16,6 +16,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 
@@ -106,3 +107,17 @@ def _joined(
         return function(rank, *args)
     finally:
         close_process_group()
+
+
+def asked_for(request: pytest.FixtureRequest, argument: str) -> list[Any]:
+    """The values of a parametrised argument that the tests of a module will run with.
+
+    A fixture of the module makes these alone: `-m` and `-k` may have left others out.
+    """
+    found = []
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.path == request.path:
+            callspec = getattr(item, "callspec", None)
+            if callspec is not None and argument in callspec.params:
+                found.append(callspec.params[argument])
+    return found

@@ -155,6 +155,7 @@ def test_the_sbatch_file_is_clean_shell() -> None:
         assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.slow
 def test_the_sbatch_file_starts_ray_runs_the_sweep_on_it_and_leaves_nothing(tmp_path: Path) -> None:
     """On one node Slurm's part is its environment; `suite` is a stand-in that joins the cluster and says what it was given."""
     folder = tmp_path / "checkout"

@@ -108,6 +108,7 @@ def run(
 # ---- a rank that does not answer --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_before_a_group_that_hangs_is_ended_the_stacks_of_all_its_ranks_are_kept(
     home: Home, data_root: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_before_a_group_that_hangs_is_ended_the_stacks_of_all_its_ranks_are_kept
     assert "fake_trainer.py" in Path(hung.log_path).read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_called_stopped(home: Home, data_root: Path) -> None:
     fault(home, "stop")
     told = Told()
@@ -149,6 +151,7 @@ def cgroup() -> Iterator[Path]:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_kill_for_lack_of_memory_is_told_from_a_death_without_cause(
     home: Home, data_root: Path, cgroup: Path
 ) -> None:
@@ -168,6 +171,7 @@ def test_a_kill_for_lack_of_memory_is_told_from_a_death_without_cause(
     assert outcome.failed and "micro_batch_size" in outcome.cells[0].failures[0].message
 
 
+@pytest.mark.slow
 def test_a_death_without_evidence_is_not_called_anything_else(home: Home, data_root: Path) -> None:
     fault(home, "kill")
     told = Told()
@@ -248,6 +252,7 @@ def _trial_pid() -> int:
     return found[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["a rank", "the trial's process"])
 def test_sigterm_costs_no_attempt_and_no_epoch(home: Home, data_root: Path, whom: str) -> None:
     def strike(spec: TrialSpec, record: EpochRecord) -> None:
@@ -291,6 +296,7 @@ def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_
 # ---- the circuit breaker ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_trials_that_fail_alike_in_a_row_pause_the_sweep(home: Home, data_root: Path) -> None:
     fault(home, "network-start", again=True)
     config: dict[str, Any] = {

@@ -141,6 +141,7 @@ def test_a_group_over_two_nodes_knows_its_places_and_talks_over_their_interface(
     assert None not in {p["gloo"] for p in found}
 
 
+@pytest.mark.slow
 def test_strict_pack_keeps_a_group_on_a_node(two_nodes: tuple[Cluster, Path], home: Home) -> None:
     config = small(resources={"workers": 2, "placement": "strict-pack"})
     assert run_sweep(config, home=home, data_root=two_nodes[1], trainer=PLACED).ok
@@ -200,6 +201,7 @@ def fails() -> None:
     raise ImportError("no such module")
 
 
+@pytest.mark.slow
 def test_a_named_interface_is_used_and_a_wrong_one_is_an_error_before_any_worker(
     two_nodes: tuple[Cluster, Path], home: Home
 ) -> None:
@@ -278,6 +280,7 @@ def check_nothing_left(home: Home, files: set[Path]) -> None:
     assert not left()
 
 
+@pytest.mark.slow
 def test_trials_of_different_sizes_share_the_cluster_and_each_size_stays_warm(
     two_nodes: tuple[Cluster, Path], home: Home
 ) -> None:
@@ -335,6 +338,7 @@ def test_a_killed_trial_process_takes_its_ranks_along_and_the_trial_goes_on(
     check_nothing_left(home, files)
 
 
+@pytest.mark.slow
 def test_a_trial_goes_on_with_fewer_workers_when_its_node_is_lost_and_the_next_has_all_again(
     two_nodes: tuple[Cluster, Path], home: Home
 ) -> None:

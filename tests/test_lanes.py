@@ -20,13 +20,24 @@ from suite.storage.workspace import Workspace
 from suite.train import midway
 from suite.train.loop import Trainer
 from suite.train.process_group import free_port
-from tests.ranks import in_processes
+from tests.ranks import asked_for, in_processes
 from tests.test_loop import TRAINING, make_spec
 from tests.tiny import tiny_choice
 
 RATES = (3e-3, 3e-2)
 DIVERGES = 1e30
-CASES = (("read", "bert"), ("lst", "bert"), ("read", "t5"), ("lst", "llama"))
+Case = tuple[str, str]
+"""Method and family."""
+FIRST: Case = ("read", "bert")
+CASES = (
+    FIRST,
+    ("lst", "t5"),
+    pytest.param(("lst", "bert"), marks=pytest.mark.slow),
+    pytest.param(("read", "t5"), marks=pytest.mark.slow),
+    pytest.param(("lst", "llama"), marks=pytest.mark.slow),
+)
+Numbers = dict[Case, tuple[list[dict[str, Any]], list[TrialResult]]]
+"""Per case, what trials gave alone, and their results side by side."""
 ARCHITECTURES: dict[str, dict[str, Any]] = {"read": {"hidden": 8}, "lst": {"reduction": 2}}
 
 
@@ -77,10 +88,11 @@ def numbers(result: TrialResult) -> dict[str, Any]:
     }
 
 
-def solo_and_lanes(rank: int, folder: Path, ports: Sequence[int], ranks: int) -> list[Any]:
-    """Per case: what trials gave alone, and side by side."""
-    found = []
-    for i, (method, family) in enumerate(CASES):
+def solo_and_lanes(
+    rank: int, folder: Path, cases: Sequence[Case], ports: Sequence[int], ranks: int
+) -> Numbers:
+    found = {}
+    for i, (method, family) in enumerate(cases):
         specs = [spec_of(method, family, rate, micro_batch_size=4) for rate in RATES]
         specs.append(spec_of(method, family, DIVERGES, micro_batch_size=4))
         first = trainer_in(folder / f"alone-{i}", rank, ranks, ports[2 * i])
@@ -89,31 +101,34 @@ def solo_and_lanes(rank: int, folder: Path, ports: Sequence[int], ranks: int) ->
         second = trainer_in(folder / f"lanes-{i}", rank, ranks, ports[2 * i + 1])
         results = together(second, specs)
         second.close()
-        found.append((expected, results))
+        found[method, family] = expected, results
     return found
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Numbers:
     folder = tmp_path_factory.mktemp("lanes")
-    ports = [free_port() for _ in range(2 * len(CASES))]
-    return in_processes(solo_and_lanes, folder, ports, 2, count=2)[0]
+    # The other tests look at the first one.
+    cases = list(dict.fromkeys([FIRST, *asked_for(request, "case")]))
+    ports = [free_port() for _ in range(2 * len(cases))]
+    numbers_of: Numbers = in_processes(solo_and_lanes, folder, cases, ports, 2, count=2)[0]
+    return numbers_of
 
 
-@pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(case) for case in CASES])
-def test_lanes_equal_trials_alone_on_two_ranks(case: int, found: list[Any]) -> None:
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_lanes_equal_trials_alone_on_two_ranks(case: Case, found: Numbers) -> None:
     expected, results = found[case]
     assert [numbers(result) for result in results] == expected
     assert {result.lanes for result in results} == {3}
 
 
-def test_a_lane_that_diverges_ends_alone(found: list[Any]) -> None:
-    ends = {tuple(result.status for result in results) for _, results in found}
+def test_a_lane_that_diverges_ends_alone(found: Numbers) -> None:
+    ends = {tuple(result.status for result in results) for _, results in found.values()}
     assert (Status.COMPLETED, Status.COMPLETED, Status.DIVERGED) in ends
 
 
-def test_a_lane_records_its_share_and_says_what_is_not_known(found: list[Any]) -> None:
-    _, results = found[0]
+def test_a_lane_records_its_share_and_says_what_is_not_known(found: Numbers) -> None:
+    _, results = found[FIRST]
     train = results[0].phases["train"]
     assert train.seconds > 0
     assert train.memory.allocated_max_bytes is None

@@ -66,6 +66,7 @@ def measured(home: Home) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_what_it_confirmed_and_takes_up_what_is_left(
     roots: tuple[Path, Path], tmp_path: Path
 ) -> None:

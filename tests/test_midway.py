@@ -145,6 +145,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_an_epoch_that_was_left_goes_on_bit_for_bit(found: dict[str, Any], name: str) -> None:
     ranks, said, kept, resumed = found[name]
@@ -161,6 +162,7 @@ def test_an_epoch_that_was_left_goes_on_bit_for_bit(found: dict[str, Any], name:
     )
 
 
+@pytest.mark.slow
 def test_on_another_number_of_ranks_the_rows_are_the_same(found: dict[str, Any]) -> None:
     whole, shrunk = found["another number of ranks"]
     assert shrunk["sizes"] == [2, 1]

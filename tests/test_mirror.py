@@ -272,6 +272,7 @@ def on_host(name: str, folder: Path, url: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_a_trial_that_one_host_began_is_ended_by_another_as_if_nothing_had_happened(
     s3_server: ThreadedMotoServer, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from suite.config.training import TrainingConfig
 from suite.petl import get_method, methods
 from suite.petl.arm import build_arm
 from suite.train.engine import Engine
-from tests.ranks import on_ranks
+from tests.ranks import asked_for, on_ranks
 from tests.tiny import FAMILIES, tiny_choice
 
 BATCH, STEPS, LEARNING_RATE = 8, 3, 1e-2
@@ -51,12 +51,20 @@ ATTENTION: list[Case] = [
 ]
 CHECKPOINTED = ("shared",)
 """Attention variants whose ranks recompute their blocks in the backward pass; the plain process does not."""
-CASES: list[Case] = [
-    *((*pair, 0.05, 0, "pretrained") for pair in PAIRS),
-    *((method, "t5", 0.0, 100_000, "pretrained") for method in methods.names()),
-    *ATTENTION,
+CLIPPED: list[Case] = [(*pair, 0.05, 0, "pretrained") for pair in PAIRS]
+"""With all parameters partitioned."""
+UNCLIPPED: list[Case] = [(method, "t5", 0.0, 100_000, "pretrained") for method in methods.names()]
+"""With small parameters kept gathered, another code path of DeepSpeed."""
+QUICK = [*CLIPPED[::5], *UNCLIPPED[::4], *ATTENTION[::4]]
+"""Every method and every family is among them; the others are `slow`."""
+CASES = [
+    *QUICK,
+    *(
+        pytest.param(case, marks=pytest.mark.slow)
+        for case in (*CLIPPED, *UNCLIPPED, *ATTENTION)
+        if case not in QUICK
+    ),
 ]
-"""Clipped with all parameters partitioned; unclipped with small ones kept gathered, another code path of DeepSpeed."""
 
 
 def model_of(method: str, family: str, attention: str = "pretrained") -> nn.Module:
@@ -150,20 +158,22 @@ def train_case(
 
 
 @pytest.fixture(scope="module")
-def two_ranks() -> dict[Case, tuple[list[float], Mapping[str, torch.Tensor]]]:
-    """All cases in one pair of processes."""
-    first, second = on_ranks(train_on_rank, CASES)
+def two_ranks(
+    request: pytest.FixtureRequest,
+) -> dict[Case, tuple[list[float], Mapping[str, torch.Tensor]]]:
+    """The cases that are asked for, in one pair of processes."""
+    cases = asked_for(request, "case")
+    first, second = on_ranks(train_on_rank, cases)
     return {
         case: ([(a + b) / 2 for a, b in zip(x[0], y[0], strict=True)], x[1])
-        for case, x, y in zip(CASES, first, second, strict=True)
+        for case, x, y in zip(cases, first, second, strict=True)
     }
 
 
-@pytest.mark.parametrize(("method", "family", "clip", "threshold", "attention"), CASES)
-def test_two_zero3_ranks_equal_one_plain_process(
-    method: str, family: str, clip: float, threshold: int, attention: str, two_ranks: Any
-) -> None:
-    losses, state = two_ranks[method, family, clip, threshold, attention]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_two_zero3_ranks_equal_one_plain_process(case: Case, two_ranks: Any) -> None:
+    method, family, clip, _, attention = case
+    losses, state = two_ranks[case]
     expected_losses, expected_state = train_plainly(method, family, clip, attention)
     assert losses == pytest.approx(expected_losses, abs=TOLERANCE)
     assert set(state) == set(expected_state)
@@ -171,6 +181,11 @@ def test_two_zero3_ranks_equal_one_plain_process(
         torch.testing.assert_close(
             state[name], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def test_the_quick_cases_leave_no_method_and_no_family_out() -> None:
+    assert {case[0] for case in QUICK} == set(methods.names())
+    assert {case[1] for case in QUICK} == set(FAMILIES)
 
 
 def test_clipping_changes_the_training() -> None:

@@ -115,6 +115,7 @@ def test_a_sweep_pretrains_once_and_a_second_one_of_the_home_not_at_all(
     assert more.ok and more.finished == 2 and started(home).count(run.hash) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_waits_for_a_checkpoint_that_another_one_is_training(
     home: Home, data_root: Path
 ) -> None:

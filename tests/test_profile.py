@@ -149,6 +149,7 @@ def on_two_ranks(rank: int) -> list[Memory]:
     return [memory_of(arm, setting, rank=rank) for arm, setting in two_rank_cases()]
 
 
+@pytest.mark.slow
 def test_two_ranks_hold_half_of_what_trains_each_and_say_the_same() -> None:
     first, second = on_ranks(on_two_ranks)
     assert first == second
@@ -238,6 +239,7 @@ def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(
     assert full.time is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_two_ranks_measure_every_arm_and_the_first_one_alone_what_is_in_use() -> None:
     first, last = measure(arms_of("bert", ["full", "bitfit"]), Setting(**SHORT | {"ranks": 2})).arms
@@ -291,6 +293,7 @@ def test_fused_attention_of_a_gpu_keeps_no_probabilities() -> None:
     assert cpu - gpu > 2 * 4 * 4 * 256 * 256 * 4  # layers x batch x heads x T x T x fp32, and masks
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_an_arm_whose_process_is_killed_takes_no_other_with_it() -> None:
     killed: list[int] = []
@@ -395,6 +398,7 @@ def shape_flags(family: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_ratios_and_writes_json_and_figures(
     suite: Suite, tmp_path: Path
 ) -> None:

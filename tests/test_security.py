@@ -112,6 +112,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     return seen
 
 
+@pytest.mark.slow
 def test_a_sweep_of_this_machine_listens_on_loopback_alone(watched: Watched) -> None:
     names = {name for name, _ in watched.listening}
     assert {"gcs_server", "raylet"} <= names, "the cluster was seen"
@@ -124,6 +125,7 @@ def test_a_sweep_of_this_machine_listens_on_loopback_alone(watched: Watched) -> 
     assert not others
 
 
+@pytest.mark.slow
 def test_the_sweep_did_fail_in_the_ways_that_show_secrets(watched: Watched) -> None:
     home = Home(watched.home)
     failures = [
@@ -140,6 +142,7 @@ def test_the_sweep_did_fail_in_the_ways_that_show_secrets(watched: Watched) -> N
     assert (watched.home / "mlflow.db").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_a_file_an_output_or_a_title(watched: Watched) -> None:
     places = {str(path): path.read_bytes() for path in watched.home.rglob("*") if path.is_file()}
     assert any(path.endswith("mlflow.db") for path in places)
@@ -345,6 +348,7 @@ def ask(home: Path, *addresses: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_cluster_without_a_token_is_refused_unless_that_is_accepted(
     heads: dict[str, Head], suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +380,7 @@ def test_a_cluster_without_a_token_is_refused_unless_that_is_accepted(
     assert "looked for" in err
 
 
+@pytest.mark.slow
 def test_a_cluster_with_a_token_lets_in_whoever_has_it(
     heads: dict[str, Head], tmp_path: Path
 ) -> None:
@@ -387,6 +392,7 @@ def test_a_cluster_with_a_token_lets_in_whoever_has_it(
     )
 
 
+@pytest.mark.slow
 def test_jobs_of_a_cluster_with_a_token_are_closed_to_others(heads: dict[str, Head]) -> None:
     end = time.monotonic() + 60
     while True:
@@ -409,6 +415,7 @@ def test_no_cluster_is_said_at_once(tmp_path: Path) -> None:
 # MLflow's own users
 
 
+@pytest.mark.slow
 def test_an_mlflow_server_with_users_lets_in_those_it_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_db: Path
 ) -> None:

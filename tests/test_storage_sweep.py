@@ -78,6 +78,7 @@ class Outage(Listener):
         self.server.start()
 
 
+@pytest.mark.slow
 def test_a_storage_that_stays_away_pauses_the_sweep_and_costs_no_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

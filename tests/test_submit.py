@@ -116,6 +116,7 @@ def command(place: Place, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(
     place: Place,
     suite: Suite,  # noqa: F811

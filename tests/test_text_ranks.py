@@ -156,6 +156,7 @@ def result_of(folder: Path, spec: TrialSpec) -> TrialResult:
     return result
 
 
+@pytest.mark.slow
 def test_two_ranks_under_zero_3_say_and_score_what_plain_torch_does(ran: Path) -> None:
     first, second = (pickle.loads((ran / f"evaluations-{rank}").read_bytes()) for rank in (0, 1))
     assert first == second
@@ -183,6 +184,7 @@ def test_two_ranks_under_zero_3_say_and_score_what_plain_torch_does(ran: Path) -
             assert len(set(found.prediction)) > 1, "the answers depend on the prompts"
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_the_one_of_least_perplexity(ran: Path) -> None:
     result = result_of(ran, LEARNS)
     curve = [epoch.validation_score for epoch in result.epochs]
@@ -196,12 +198,14 @@ def test_the_best_epoch_is_the_one_of_least_perplexity(ran: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_perplexity_that_overflows_ends_the_trial_as_diverged(ran: Path) -> None:
     result = result_of(ran, LEAPS)
     assert (result.status, result.score, result.epochs) == (Status.DIVERGED, None, [])
     assert "validation score is not finite" in Home(ran / "home").trial(LEAPS).log(0).read_text()
 
 
+@pytest.mark.slow
 def test_the_file_of_predictions_holds_the_items_that_make_the_score(ran: Path) -> None:
     result = result_of(ran, LEARNS)
     table = pq.read_table(Home(ran / "home").trial(LEARNS).predictions("test")).to_pydict()
@@ -215,5 +219,6 @@ def test_the_file_of_predictions_holds_the_items_that_make_the_score(ran: Path) 
     )
 
 
+@pytest.mark.slow
 def test_the_result_says_which_tokenizer_it_counts_in(ran: Path) -> None:
     assert len(result_of(ran, LEARNS).provenance["tokenizer_sha256"]) == 64

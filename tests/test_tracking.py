@@ -456,6 +456,7 @@ def wait_until(condition: Any, timeout_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_late_and_is_killed_in_the_middle_delays_nothing_and_misses_nothing(
     tmp_path: Path, empty_db: Path
 ) -> None:
