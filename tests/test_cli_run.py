@@ -13,8 +13,10 @@ import yaml
 from rich.console import Console
 
 from suite.cli import run
+from suite.cli.estimate import estimate
 from suite.cli.live import Board
 from suite.cli.trial import build_spec
+from suite.cli.work import arm_work
 from suite.config.sweep import SweepConfig
 from suite.config.sweep_files import load_sweep
 from suite.errors import ConfigError, IncompatibleError, SuiteError, UnknownNameError
@@ -314,6 +316,25 @@ def test_the_board_counts_trials_energy_and_time_left(tmp_path: Path, terminal: 
     picture = out.getvalue()
     assert "sweep tiny: 2 of 4 trials done, 20.0 s so far, energy 2 Wh" in picture
     assert "bitfit" in picture and "1/2" in picture and "75.0" in picture
+
+
+def test_trials_side_by_side_share_the_time_that_is_shown_and_foretold(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    plan = make_plan(sweep_of(search={"trials": 4}), where="tiny.yaml")
+    out = io.StringIO()
+    shown = Board(Console(file=out, width=200))
+    shown.on_start(plan, read_states(plan, home))
+    for number in range(2):
+        spec = plan.search_spec(plan.cells[0], number, 0.01 * (number + 1))
+        result = result_of(spec).model_copy(update={"lanes": 2})
+        home.trial(spec).write_spec(spec)
+        home.trial(spec).write_result(result)
+        shown.on_trial_end(spec, result)
+    assert "validation score 75.0, 4.2 s as one of 2 side by side" in out.getvalue()
+    cost = estimate(
+        plan, arm_work(plan, where="tiny.yaml"), states=read_states(plan, home), layout=None
+    )
+    assert cost["mean_trial_s"] == pytest.approx(2.1)
 
 
 def test_a_board_larger_than_the_terminal_shows_the_cells_at_work(tmp_path: Path) -> None:

@@ -446,6 +446,8 @@ def test_a_trial_that_failed_or_is_further_trains_beside_no_other(home: Home) ->
     assert leader is not None
     _, failed = queue.beside(leader)
     home.trial(failed).add_failure(FailureRecord(type="RankDied", message="gone"))
+    # A notice to leave is no failure.
+    home.trial(leader).add_failure(FailureRecord(type="PreemptedError", message="left"))
     groups = list(side_by_side(TrialQueue(plan, home, slots=1, lanes=lanes), home))
     assert [len(group) for group in groups[:3]] == [2, 1, 1]
 

@@ -36,6 +36,10 @@ KNOWN = {
         "sacrebleu.metrics:BLEU._extract_corpus_statistics",
     ],
     "profile/estimate.py": ["torch._subclasses.fake_tensor.FakeTensorMode"],
+    "train/engine.py": [
+        "torch.nn:Module._forward_hooks",
+        "torch.nn:Module._forward_pre_hooks",
+    ],
     "train/pieces.py": [
         "deepspeed.utils.tensor_fragment:_hp_mapping",
         "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"

@@ -310,8 +310,10 @@ def _mean_trial_s(cells: Iterable[Iterable[Trial]]) -> float | None:
     durations = []
     for trials in cells:
         for trial in trials:
-            if trial.result is not None:
-                durations.append(trial.result.finished_at - trial.result.started_at)
+            result = trial.result
+            if result is not None:
+                # Trials side by side share their time.
+                durations.append((result.finished_at - result.started_at) / result.lanes)
     if durations:
         return fmean(durations)
     return None

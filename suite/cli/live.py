@@ -258,6 +258,8 @@ def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
     if result is None:
         return f"given up, its retries are used up (trial {spec.hash})"
     took = render.duration(result.finished_at - result.started_at)
+    if result.lanes > 1:
+        took += f" as one of {result.lanes} side by side"
     if result.status is Status.PRUNED:
         return f"pruned at validation score {render.score(result.validation_score)}, {took}"
     if not result.status.has_score:

@@ -15,6 +15,7 @@ from suite.plan.order import CellOrder
 from suite.plan.plan import Plan
 from suite.plan.resources import Capacity
 from suite.plan.second_objective import unmeasured
+from suite.record.attempts import counted
 from suite.record.cells import Trial
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import TrialResult
@@ -118,7 +119,7 @@ class TrialQueue:
 
     def _trains_alone(self, spec: TrialSpec) -> bool:
         """Whether a trial came apart or failed: beside others nobody knows whose fault it was."""
-        return spec.hash in self._alone or bool(self.home.trial(spec).failures())
+        return spec.hash in self._alone or bool(counted(self.home.trial(spec)))
 
     def apart(self, specs: Sequence[TrialSpec], *, for_good: bool) -> None:
         """Take back trials that could not go on side by side; each is handed out again, alone.

@@ -11,13 +11,12 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedModel
 
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError
@@ -37,6 +36,9 @@ from suite.train.pieces import (
 )
 from suite.train.process_group import all_agree, gather_objects
 from suite.train.shards import Shards, shard_name, write_shard
+
+if TYPE_CHECKING:
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 
 LocalBatch = tuple[Mapping[str, torch.Tensor], float]
 
@@ -85,8 +87,6 @@ class Engine:
         self._template: nn.Module | None = None
         if lanes and self.kept_names:
             self._template = copy_beside(model)
-        if training.zero_stage == 3:
-            _skip_frozen(model)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=self.config, dist_init_required=False
         )
@@ -95,6 +95,8 @@ class Engine:
         self._partitions = training.zero_stage == 3
         if self._partitions:
             linear.use()
+            zero_optimizer: Any = self._engine.optimizer
+            _unhook(model, zero_optimizer.parameter_offload)
         # Of the frozen weights; no training changes it, which the end of every trial checks.
         self.frozen_fingerprint = self.fingerprint(trained=False)
         # A setting that DeepSpeed overlooks would silently clip at its own default, 1.0.
@@ -405,19 +407,21 @@ class Engine:
             yield
 
 
-def _skip_frozen(module: nn.Module) -> None:
-    """Spare modules without parameters ZeRO-3's hooks around each of their children.
+def _unhook(model: nn.Module, offload: DeepSpeedZeRoOffload) -> None:
+    """Take ZeRO-3's hooks from the modules that hold no parameter of their own.
 
-    The hooks would gather nothing, in every forward pass and for every generated token.
+    DeepSpeed puts four around every module, and those around a container or a frozen layer gather
+    nothing, in every forward pass and for every generated token.
     """
-    from deepspeed.utils import set_z3_leaf_module
-
-    for child in module.children():
-        # The hook of a model wants a tensor for its output, and a model returns a dictionary.
-        if isinstance(child, PreTrainedModel) or next(child.parameters(), None) is not None:
-            _skip_frozen(child)
-        else:
-            set_z3_leaf_module(child, True)
+    idle = set()
+    # A hook can be removed by its handle alone, and a handle knows nothing of its module but these.
+    for module in model.modules():
+        # The whole model's hooks begin and end a pass.
+        if module is not model and next(module.parameters(recurse=False), None) is None:
+            idle |= {id(module._forward_hooks), id(module._forward_pre_hooks)}
+    for handle in (*offload.forward_hooks, *offload.backward_hooks):
+        if id(handle.hooks_dict_ref()) in idle:
+            handle.remove()
 
 
 def _unmarked(_part: str) -> None:

@@ -15,11 +15,11 @@ CELLS = """
 backbones:
   - {name: bert-base, tokenizer: bytes, config: {vocab_size: 384, hidden_size: 32, intermediate_size: 64, num_attention_heads: 4,
      num_hidden_layers: 2, max_position_embeddings: 128}}
-methods: [lora, bitfit]
+methods: [lora, read]
 tasks: [entailment]
 architectures: first
 """
-"""Two cells, of which a trial takes seconds."""
+"""Two cells, of which a trial takes seconds; the search trials of the second one train side by side."""
 SWEEP = (
     CELLS
     + """
