@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tune.callback import SweepCallback
 from suite.tune.driver import run_sweep
-from suite.tune.group import Group, RunSettings
+from suite.tune.group import Group, GroupFailureError, RunSettings
+from suite.tune.rank import Report
 from suite.tune.searcher import SweepSearcher
+from suite.tune.trainable import TrialTrainable
 from tests.fake_trainer import score_of
 from tests.sweeps import chosen, decided, run_all, toy_cluster, toy_sweep
 
@@ -309,6 +311,48 @@ def test_a_rank_that_dies_under_lanes_costs_each_an_attempt_and_they_go_on_one_b
     assert len(calls(home)) == 3 + 6, "the next round trains side by side again"
     pids = [call["pid"] for call in calls(home)]
     assert len(set(pids)) == 2
+
+
+class FailsAtItsEnd:
+    """A group of lanes, of which the first to end is its own undoing."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    def start(self, specs: Sequence[TrialSpec]) -> int:
+        self.trials = [spec.hash for spec in specs]
+        return 0
+
+    def epoch(self) -> dict[str, Report]:
+        return {trial: Report(None, True, None) for trial in self.trials}
+
+    def finish(self, trial: str, *, pruned: bool = False) -> TrialResult:
+        failed = TrialResult(
+            trial=trial, status=Status.FAILED, score=None, started_at=0.0, finished_at=1.0
+        )
+        self.home.trial(trial).write_result(failed)
+        raise GroupFailureError(FailureRecord(type="TrialEndedError", message="a bug"))
+
+
+def test_a_lane_that_fails_by_itself_costs_the_others_no_attempt(home: Home) -> None:
+    plan = make_plan(lanes_of_read(), where="toy")
+    (cell,) = plan.cells
+    specs = [plan.search_spec(cell, number, 1e-3 * (number + 1)) for number in range(3)]
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    settings = RunSettings(Workspace(home), Layout(1, 1.0, 0.0, 1), plan.config.timeouts, FAKE)
+    trainable.reset_config(
+        {
+            "settings": settings,
+            "specs": [spec.model_dump_json() for spec in specs],
+            "peers": [[], [], []],
+        }
+    )
+    trainable._group = FailsAtItsEnd(home)  # type: ignore[assignment]
+    report = trainable.step()
+    assert (report["done"], report["apart"]) == (True, "LanesUnevenError")
+    ends = [home.trial(spec).result() for spec in specs]
+    assert [end is not None for end in ends] == [True, False, False]
+    assert not any(home.trial(spec).failures() for spec in specs)
 
 
 def test_a_weak_lane_is_pruned_and_the_others_go_on(home: Home, data_root: Path) -> None:

@@ -148,13 +148,15 @@ class SweepCallback(tune.Callback):
         handed_back = trial.trial_id not in self.searcher.specs
         left = (trial.last_result or {}).get("left", False)
         apart = (trial.last_result or {}).get("apart")
-        if handed_back or left:  # the trial itself has not ended
+        if handed_back:  # the trial itself has not ended
             return
         if apart is not None:
             self._part(trial, for_good=apart == APART)
             return
         for spec in self.searcher.specs[trial.trial_id]:
-            self._end(spec)
+            # Those that leave go on in the next run of the sweep.
+            if not left or self.home.trial(spec).result() is not None:
+                self._end(spec)
 
     def _end(self, spec: TrialSpec) -> None:
         folder = self.home.trial(spec)

@@ -100,11 +100,15 @@ class TrialTrainable(tune.Trainable):
             return self._train(self._ready_group())
         except GroupFailureError as failure:
             self._started = False
+            lanes = len(self._lanes)
             # The trial's own end: a rank recorded it and left.
             if self._all_settled():
                 return _report(done=True)
             if failure.record.type in (APART, UNEVEN):
                 return _report(done=True, apart=failure.record.type)
+            # The end of one lane is no failure of the others, which lost their group by it.
+            if len(self._lanes) < lanes:
+                return _report(done=True, apart=UNEVEN)
             self._record(failure)
             if self._notice.by_driver:
                 return _report(done=True, left=True)
