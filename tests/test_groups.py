@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray._private.state import actors
@@ -243,11 +244,13 @@ class Saboteur(Listener):
         self.retries.append(failure)
 
 
-def _gone(pid: int) -> bool:
-    """Whether a process is dead (a zombie is)."""
+def _gone(pid: int, seen_at: float) -> bool:
+    """Whether a process is dead (a zombie is) that was alive at that time of the day."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
+        process = psutil.Process(pid)
+        # A younger one has only got its number, which the kernel gives again after 32,768 others.
+        return process.create_time() > seen_at or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
 
 
@@ -269,7 +272,7 @@ def check_nothing_left(home: Home, files: set[Path]) -> None:
         groups = [g["state"] for g in placement_group_table().values() if g["state"] != "REMOVED"]
         busy = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0.0)
         return (
-            [p["pid"] for p in places(home) if not _gone(p["pid"])]
+            [p["pid"] for p in places(home) if not _gone(p["pid"], p["at"])]
             + groups
             + [f for f in files if f.exists()]
             + ([busy] if busy else [])
