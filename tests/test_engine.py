@@ -173,6 +173,23 @@ def test_what_is_unfrozen_after_the_start_is_noticed(found: Found) -> None:
     assert all("requires_grad changed" in text for text in found["unfreeze"])
 
 
+def hooked_modules(rank: int) -> list[tuple[str, bool]]:
+    """The modules around which ZeRO-3 has hooks, and whether each holds a parameter."""
+    engine = Engine(model_of("lora", "bert"), TRAINING, world_size=2, device="cpu")
+    found = []
+    for name, module in engine.module.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            found.append((name, next(module.parameters(recurse=False), None) is not None))
+    engine.release()
+    return found
+
+
+def test_zero_3_has_hooks_only_around_what_it_gathers(found: Found) -> None:
+    for modules in found["hooks"]:
+        assert len(modules) > 8
+        assert [name for name, holds in modules if not holds] == [""], "the whole model alone"
+
+
 def everything(rank: int, folder: Path) -> dict[str, Any]:
     """All of the above in one pair of processes: starting them costs more than what they do."""
     return {
@@ -182,6 +199,7 @@ def everything(rank: int, folder: Path) -> dict[str, Any]:
         "files": checkpoint_files_hold_no_frozen_weights(rank, folder / "files"),
         "damage": damaged_generations(rank, folder / "damage"),
         "unfreeze": unfreeze_later(rank),
+        "hooks": hooked_modules(rank),
     }
 
 

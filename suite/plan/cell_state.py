@@ -366,7 +366,7 @@ class CellState:
         found = self.handed_out()
         if found is None:
             number = self._open_number()
-            # Only the last of a round has all others in its own.
+            # Asked first, because a proposal costs time.
             if number is None or spec.number not in self._round(number):
                 return None
             found = self._next_search()

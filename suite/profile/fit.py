@@ -71,7 +71,7 @@ class Case:
             ranks=self.ranks,
             zero=partitioning.zero_stage,
             frozen_weights=partitioning.frozen_weights,
-            dtype="bf16" if self.weight_bytes(device) == 2 else "fp32",
+            dtype="bf16" if uses_bf16(training, device) else "fp32",
             device="cuda" if device == "cuda" else "cpu",
         )
         model, _ = build_arm(self.resolved, head, self.arm, meta=True, pretrained=self.pretrains)

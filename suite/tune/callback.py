@@ -182,8 +182,10 @@ class SweepCallback(tune.Callback):
         specs = self.searcher.specs[trial.trial_id]
         failures: list[tuple[TrialSpec, FailureRecord]] = []
         for spec in specs:
+            folder = self.home.trial(spec)
+            self.fetch(folder)
             # Of trials side by side some may have ended before.
-            if len(specs) > 1 and self.home.trial(spec).result() is not None:
+            if len(specs) > 1 and folder.result() is not None:
                 continue
             failure = self._failure(spec, error)
             if failure is None:  # it could not be written, and the sweep stops for that
@@ -229,7 +231,6 @@ class SweepCallback(tune.Callback):
         None if it could not be written.
         """
         folder = self.home.trial(spec)
-        self.fetch(folder)
         # The trial's process writes a record before it raises; none is new if the process died.
         if len(folder.failures()) <= self._failures.get(spec.hash, 0):
             record = FailureRecord(

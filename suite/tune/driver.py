@@ -148,6 +148,7 @@ def run_sweep(
                 home=home,
                 where=where,
             )
+            log.info("search trials side by side, by arm: %s", lanes or "none")
             workspace = Workspace(
                 home=home,
                 data_root=data_root,
