@@ -24,6 +24,8 @@ from suite.leaderboard.table import leaderboard_of, to_rows
 from suite.plan.definition import read_plan, store_definition
 from suite.record.cells import Cell
 from suite.record.folder import Home, TrialFolder
+from suite.report.answer import answer
+from suite.report.data import read
 from suite.tracking import sync
 from tests.answers import some_right, write_answers, write_confirmed
 from tests.commands import Suite, suite  # noqa: F401
@@ -34,13 +36,18 @@ SHARES = {"full": 0.9, "lora": 0.895, "read": 0.6}
 
 
 def fill(
-    home: Home, shares: Mapping[str, float] = SHARES, *, items: int = 400, sweep: str = "demo"
+    home: Home,
+    shares: Mapping[str, float] = SHARES,
+    *,
+    items: int = 400,
+    sweep: str = "demo",
+    seeds: int = 3,
 ) -> Home:
     """Three seeds of every method on two tasks."""
     for task in ("agreement", "entailment"):
         rng = np.random.default_rng(len(task))
         for method, share in shares.items():
-            spread = [share - 0.01, share, share + 0.01]
+            spread = [share - 0.01, share, share + 0.01][:seeds]
             write_confirmed(home, method, some_right(rng, spread, items=items), task, sweep=sweep)
     define(home, sweep)
     return home
@@ -245,6 +252,47 @@ def test_compare_prints_words(finished: Home, suite: Suite) -> None:  # noqa: F8
     assert out.splitlines()[0].startswith("A: demo:tiny-bert.pretrained.lora.")
     code, out, _ = suite("compare", "full", "lora", "--home", finished.path)
     assert code == 0 and out.count("cannot be told apart") == 3
+
+
+def test_one_seed_gives_no_rank_no_p_and_no_better_anywhere(
+    home: Home,
+    suite: Suite,  # noqa: F811
+) -> None:
+    fill(home, items=200, seeds=1)
+    sync(home, tracking_uri=home.tracking_uri)
+    reason = "one seed: no rank; how much seeds differ is not known"
+    for row in board(home):
+        assert (row["rank"], row["shown_difference"], row["constant_p"]) == (None, None, None)
+        assert row["rank_missing"].startswith(reason)
+        assert row["ci_low"] < row["score_mean"] < row["ci_high"] and row["ci_of"] == "items"
+    code, out, err = suite("leaderboard", "--home", home.path)
+    assert code == 0 and reason in err and "rank" not in out.splitlines()[1]
+    for row in call(suite, home, "full", "read"):
+        assert (row["p"], row["p_holm"], row["better"]) == (None, None, None)
+        assert row["p_missing"].startswith("one seed: no p-value")
+        assert row["low"] < row["difference"] < row["high"] and row["interval_of"] == "items"
+    code, out, _ = suite("compare", "full", "read", "--home", home.path, "--format", "md")
+    assert code == 0 and "(over items only)" in out
+    assert "one seed: no p-value" in out and "better" not in out and "told apart" not in out
+    sentences = " ".join(f"{s.head} {s.rest}" for s in answer(read(home.path)))
+    assert reason in sentences and "over items only" in sentences
+    for verdict in ("leads", "better", "worse", "told apart"):
+        assert verdict not in sentences
+
+
+def test_what_could_be_told_apart_is_said(finished: Home, suite: Suite) -> None:  # noqa: F811
+    row = board(finished, task="agreement")[0]
+    assert row["shown_difference"] > 0 and row["seeds_for_point"] is None, "400 items hide a point"
+    _, _, err = suite("leaderboard", "--home", finished.path)
+    assert f"3 seeds can show a difference of {row['shown_difference']:.1f} points" in err
+    assert "Holm over all pairs of its arms" in err
+    (pair,) = call(suite, finished, "full", "read", "--task", "agreement")
+    assert 0 < pair["shown_difference"] < row["shown_difference"], "one comparison and not three"
+    _, _, err = suite("compare", "full", "read", "--home", finished.path)
+    assert "p (Holm) corrects for all 2 tasks and pairs shown" in err
+    assert "agreement: 3 seeds can show a difference of" in err
+    found = " ".join(f"{s.head} {s.rest}" for s in answer(read(finished.path)))
+    assert "on agreement, 3 seeds can show a difference of" in found
 
 
 def test_all_pairs_are_corrected_together(finished: Home, suite: Suite) -> None:  # noqa: F811

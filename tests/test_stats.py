@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.coverage import coverage, false_alarms
+from benchmarks.protocol.verdicts import coverage, false_alarms, few_items, shown
 from suite.config.task import load_task
 from suite.errors import StatisticsError
 from suite.leaderboard.intervals import constant_fields
@@ -25,6 +25,7 @@ from suite.stats.compare import (
     check_same,
     difference,
     gather,
+    items_part,
     over_tasks,
     p_values,
     select_arms,
@@ -32,6 +33,7 @@ from suite.stats.compare import (
 )
 from suite.stats.constant_baseline import best_constant
 from suite.stats.interval import FREE, PERCENT, Ends, cell_interval, make_interval, mean_interval
+from suite.stats.power import Spread, power_of, spread_of
 from suite.stats.ranks import rank_groups, rank_text
 from suite.stats.significance import half_width, holm, two_sided
 from tests.answers import make_answers, some_right, write_answers, write_confirmed
@@ -208,51 +210,119 @@ def test_a_plain_bootstrap_of_three_seeds_does_not() -> None:
     assert found.plain < 0.87
 
 
-def test_equal_arms_are_rarely_told_apart() -> None:
-    assert (
-        false_alarms(arms=4, seeds=3, items=100, seed_sds=[0.3] * 4, data_sets=200) < 0.08
-    )  # 5%, whose standard error is 1.5%
+@pytest.mark.parametrize(
+    ("first", "arms", "seeds"),
+    [(1.0, 7, 3), (5.0, 7, 3), (10.0, 7, 2), (10.0, 12, 3), (5.0, 2, 5), (0.0, 4, 5)],
+)
+def test_equal_arms_are_rarely_told_apart(first: float, arms: int, seeds: int) -> None:
+    found = false_alarms([first] + [1.0] * (arms - 1), seeds=seeds, sweeps=300)
+    assert found.any_pair is not None and found.any_pair < 0.08, "5%, standard error 1.3%"
+    assert found.pair is not None and found.pair < 0.08
 
 
-def test_two_arms_without_noise_of_items_are_the_paired_t_test() -> None:
+def test_one_seed_tells_nothing_apart() -> None:
+    assert false_alarms([1.0] * 7, seeds=1, sweeps=3).any_pair is None
+    one = evidence([[80.0], [60.0]], items=0.01)
+    with pytest.raises(StatisticsError, match="one seed: no rank; how much seeds differ"):
+        rank_groups(one, higher_is_better=True)
+    with pytest.raises(StatisticsError, match="one seed: no p-value"):
+        p_values(one)
+    found = difference(one)
+    assert found.p is None and found.low < 20.0 < found.high, "an interval over the items stays"
+
+
+def test_two_arms_without_noise_of_items_are_welchs_test_with_fewer_degrees_of_freedom() -> None:
     scores = [[80.0, 83.0, 81.0, 85.0], [78.0, 80.0, 80.5, 81.0]]
-    found, expected = difference(evidence(scores)), stats.ttest_rel(*scores)
-    interval = expected.confidence_interval()
-    assert found.p == pytest.approx(expected.pvalue, rel=1e-4)  # quadrature
-    assert (found.low, found.high) == (
-        pytest.approx(interval.low, rel=1e-4),
-        pytest.approx(interval.high, rel=1e-4),
-    )
+    found = difference(evidence(scores))
+    expected = stats.ttest_ind(*scores, equal_var=False)
+    # half-way from the 3 of one arm; rounded down to a tenth
+    df = np.floor(10 * (3 + 0.5 * (expected.df - 3))) / 10
+    assert found.p == pytest.approx(2 * stats.t.sf(expected.statistic, df), rel=1e-3)
     assert found.difference == pytest.approx(2.375)
     g = 2.375 / np.sqrt((np.var(scores[0], ddof=1) + np.var(scores[1], ddof=1)) / 2) * (1 - 3 / 23)
     assert found.effect == pytest.approx(g)
 
 
-def test_other_arms_say_how_much_seeds_matter() -> None:
-    scores = [[80.0, 80.1, 79.9], [82.0, 82.2, 81.8], [70.0, 70.1, 70.0], [60.1, 60.0, 59.9]]
+def test_calm_arms_share_a_variance_in_ranks_and_a_noisy_one_keeps_its_own() -> None:
+    scores = [[80.0, 80.1, 79.9], [82.0, 82.2, 81.8], [70.0, 70.1, 70.0], [60.0, 90.0, 75.0]]
+    own = np.var(scores, axis=1, ddof=1)
+    _, alone, df_alone = variances(evidence(scores))
+    _, pooled, df = variances(evidence(scores), pooled=True)
+    assert alone[0, 1] == pytest.approx((own[0] + own[1]) / 3)
+    assert df_alone[0, 1] < 4
+    assert pooled[0, 1] == pytest.approx(2 * own.mean() / 3)
+    assert df[0, 1] == pytest.approx(2 * 4 * 2), "both have those of all four arms"
+    assert pooled[0, 3] == pytest.approx((own.mean() + own[3]) / 3)
+    assert df[0, 3] < 4, "the noisy arm has two of its own"
+    assert alone[0, 3] == pytest.approx((own[0] + own[3]) / 3)
+
+
+def test_a_noisy_arm_borrows_no_certainty_from_calm_ones() -> None:
+    rng = np.random.default_rng(0)
+    calm = rng.normal(0, 0.1, (9, 3)) + 60
+    scores = [[50.0, 60.0, 49.0], *calm.tolist()]
     alone = p_values(evidence(scores[:2]))[0, 1]
-    items, seeds, df = variances(evidence(scores[:2]), np.array(scores))
-    assert df == 6 and not items.any()
-    assert two_sided(2.0, 0.0, seeds[0, 1], df) < alone
-    calm = np.array(
-        [[80.0, 81.0, 79.0], [70.0, 71.0, 69.0]]
-    )  # seeds move both arms alike: no noise in their difference
-    assert variances(evidence(scores[:2]), calm)[1][0, 1] == pytest.approx(
-        np.var([-2, -2.1, -1.9], ddof=1) / 3
-    )  # it keeps its own
+    assert p_values(evidence(scores))[0, 1] == alone > 0.1
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [(4, 0, 0.125), (5, 0, 0.0625), (6, 0, 0.03125), (5, 1, 0.21875), (0, 0, 1.0), (20, 8, 0.0)],
+)
+def test_few_items_have_mcnemars_exact_p(ours: int, theirs: int, expected: float) -> None:
+    first = [True] * 200
+    second = [True] * 200
+    first[:theirs] = [False] * theirs
+    second[100 : 100 + ours] = [False] * ours
+    both = gather([make_answers([first] * 3), make_answers([second] * 3)])
+    assert both.least_p is not None
+    assert both.least_p[0, 1] == pytest.approx(expected)
+    found = difference(both)
+    assert found.p is not None and found.p >= expected
+    assert (found.p < 0.05) == (found.low > 0 or found.high < 0), "the interval says the same"
+
+
+def test_no_test_of_four_answers_is_surer_than_an_eighth() -> None:
+    task = load_task("cola")
+    golds = [0, 1] * 50
+    same = Items([float(gold) for gold in golds], golds)
+    wrong = Items([1.0 - gold if n < 4 else float(gold) for n, gold in enumerate(golds)], golds)
+    index = tuple(f"test/{n}" for n in range(100))
+    arms = []
+    for items in (same, wrong):
+        arms.append(Answers(task, index, {1: items, 2: items}, {1: 0.0, 2: 0.0}))
+    least = gather(arms).least_p
+    assert least is not None and least[0, 1] == 0.125
+    joint = over_tasks([gather(arms), gather(arms)])
+    assert joint.least_p is not None and joint.least_p[0, 1] == 2 * 0.0625**2
+
+
+def test_equal_arms_that_err_rarely_are_rarely_told_apart() -> None:
+    assert few_items(0.02, seeds=3, own=0.0, sweeps=200) < 0.08
+
+
+def test_power_says_what_is_shown_in_four_cases_of_five() -> None:
+    found = power_of(Spread(1.0, 0.0), seeds=5, pairs=1)
+    assert found.shown is not None
+    share = shown(found.shown, arms=2, seeds=5, sweeps=300).pair
+    assert share == pytest.approx(0.8, abs=0.08), "standard error 2.3%"
+    assert found.seeds_for_point is not None
+    enough = power_of(Spread(1.0, 0.0), seeds=found.seeds_for_point, pairs=1).shown
+    fewer = power_of(Spread(1.0, 0.0), seeds=found.seeds_for_point - 1, pairs=1).shown
+    assert enough is not None and fewer is not None and enough <= 1.0 < fewer
+    assert power_of(Spread(1.0, 0.0), seeds=1, pairs=1).shown is None
+    assert power_of(Spread(1.0, 1.0), seeds=3, pairs=1).seeds_for_point is None, "items hide it"
+    assert spread_of(evidence([[1.0], [2.0]])) is None
+    known = spread_of(evidence([[1.0, 3.0], [2.0, 2.0]], items=3.0))
+    assert known == Spread(1.0, 6.0)
 
 
 def test_an_arm_and_itself_cannot_be_told_apart() -> None:
     arm = make_answers(some_right(np.random.default_rng(0), [0.7, 0.8, 0.9]))
     both = gather([arm, arm])
     found = difference(both)
-    assert (found.difference, found.low, found.high, found.p, found.effect) == (
-        0.0,
-        pytest.approx(0.0, abs=1e-6),
-        pytest.approx(0.0, abs=1e-6),
-        1.0,
-        0.0,
-    )  # rounding of covariances
+    assert (found.difference, found.p, found.effect) == (0.0, 1.0, 0.0)
+    assert found.low == -found.high
     assert [rank_text(r) for r in rank_groups(both, higher_is_better=True)] == ["1-2", "1-2"]
 
 
@@ -289,8 +359,8 @@ def test_the_order_select_arms_changes_nothing() -> None:
     ]
     whole = gather(arms)
     assert (
-        difference(select_arms(whole, [1, 2]), whole.scores).difference
-        == -difference(select_arms(whole, [2, 1]), whole.scores).difference
+        difference(select_arms(whole, [1, 2])).difference
+        == -difference(select_arms(whole, [2, 1])).difference
     )
 
 
@@ -298,7 +368,7 @@ def test_the_same_items_cancel_what_they_do_to_both() -> None:
     rng = np.random.default_rng(0)
     hard = rng.random(500) < 0.7
     arms = [make_answers([(hard & (rng.random(500) < share)).tolist()]) for share in (0.99, 0.96)]
-    items, _, _ = variances(gather(arms))
+    items = items_part(gather(arms))
     alone = sum(float(item_covariance([arm])[0, 0]) for arm in arms)
     assert items[0, 1] < 0.2 * alone
 

@@ -25,7 +25,6 @@ from suite.errors import ConfigError, StatisticsError, SuiteError, UnknownNameEr
 
 if TYPE_CHECKING:
     from suite.cli.select import Arms
-    from suite.metrics.values import Values
     from suite.record.cells import Cell
     from suite.record.folder import Home
     from suite.stats.answers import Answers
@@ -42,13 +41,18 @@ KEYS = (
     "difference",
     "low",
     "high",
+    "interval_of",
     "p",
     "p_holm",
+    "comparisons",
+    "p_missing",
     "effect",
     "seeds",
     "items",
     "higher_is_better",
     "better",
+    "shown_difference",
+    "seeds_for_point",
     "missing",
 )
 Pair: TypeAlias = "tuple[Sequence[Cell], Sequence[Cell]]"
@@ -80,7 +84,8 @@ def compare(
 ) -> None:
     """Print the difference A - B per task and on their mean, with interval, p-value and effect.
 
-    Holm's correction covers everything that is printed.
+    Holm's correction covers all tasks and pairs that are printed; the means are a family of their
+    own. One seed gives no p-value.
     """
     # What a command computes with is imported when it runs: `--help` must not wait.
     from suite.cli.select import read_arms
@@ -109,7 +114,7 @@ def compare(
     if task is not None:
         _check_task(task, pairs)
     # One comparer for all pairs: reading the answers is the slow part.
-    comparer = _Comparer(arms)
+    comparer = _Comparer()
     rows: list[dict[str, Any]] = []
     for a, b in pairs:
         rows += comparer.rows(a, b, task)
@@ -122,6 +127,8 @@ def compare(
     if None not in reasons:
         raise StatisticsError("; ".join(reasons))
     render.render(rows, _columns(rows), fmt, keys=KEYS, title=_title(rows))
+    if fmt is Format.TABLE:
+        _say_what_it_rests_on(rows)
 
 
 def _check_task(task: str, pairs: Sequence[Pair]) -> None:
@@ -164,7 +171,6 @@ def _sweep(cells: Sequence[Cell]) -> str:
 class _Comparer:
     """Compares arms of one home; every cell's answers are read once."""
 
-    arms: Arms
     _answers: dict[tuple[str, str], Answers] = field(default_factory=dict)
 
     def rows(self, a: Sequence[Cell], b: Sequence[Cell], only: str | None) -> list[dict[str, Any]]:
@@ -183,8 +189,7 @@ class _Comparer:
                 if task not in left:
                     raise StatisticsError(f"task {task}: only B has run on it")
                 evidence[task] = self._evidence(left[task], right[task])
-                noise = self._noise((a, b), [task], evidence[task].seeds)
-                row |= _difference(evidence[task], noise, _task(left[task]).higher_is_better)
+                row |= _difference(evidence[task], _task(left[task]).higher_is_better)
             # A task that cannot be compared keeps its row, which says why.
             except SuiteError as reason:
                 row["missing"] = str(reason)
@@ -195,7 +200,7 @@ class _Comparer:
                 directions.add(row["higher_is_better"])
         # A mean over accuracies and perplexities together would mean nothing.
         if len(evidence) > 1 and len(directions) == 1:
-            rows.append(_blank(MEAN, a, b) | self._mean((a, b), evidence, directions.pop()))
+            rows.append(_blank(MEAN, a, b) | _mean(evidence, directions.pop()))
         return rows
 
     def _evidence(self, a: Cell, b: Cell) -> Evidence:
@@ -210,61 +215,16 @@ class _Comparer:
             answers.append(self._answers[key])
         return gather(answers)
 
-    def _mean(
-        self, pair: Pair, evidence: Mapping[str, Evidence], higher_is_better: bool
-    ) -> dict[str, Any]:
-        """The difference on the mean over the tasks that can be compared."""
-        from suite.stats.compare import over_tasks
 
-        try:
-            joint = over_tasks(list(evidence.values()))
-        except StatisticsError as reason:
-            return {"missing": str(reason)}
-        return _difference(joint, self._noise(pair, list(evidence), joint.seeds), higher_is_better)
+def _mean(evidence: Mapping[str, Evidence], higher_is_better: bool) -> dict[str, Any]:
+    """The difference on the mean over the tasks that can be compared."""
+    from suite.stats.compare import over_tasks
 
-    def _noise(self, pair: Pair, tasks: Sequence[str], seeds: Sequence[int]) -> Values:
-        """Scores by arm and seed, on the mean over the tasks, from which the variance is pooled.
-
-        They are those of all arms that share a sweep and a backbone with one of the pair.
-        """
-        import numpy as np
-
-        kin = set()
-        own = set()
-        for cells in pair:
-            kin.add((_sweep(cells), cells[0].arm.backbone.name))
-            own.add((_sweep(cells), cells[0].arm.key))
-        means = []
-        for key, cells in self.arms.items():
-            if (key[0], cells[0].arm.backbone.name) not in kin:
-                continue
-            # The pair's own scores are what is asked about, rejected or not.
-            table = []
-            for cell in cells:
-                if cell.task in tasks:
-                    table.append(_scores(cell, seeds, trusted=key in own))
-            # An arm without all scores is left out: its mean would be over other tasks.
-            if len(table) == len(tasks) and all(table):
-                means.append(np.mean(table, axis=0))
-        return np.array(means)
-
-
-def _scores(cell: Cell, seeds: Sequence[int], *, trusted: bool) -> list[float]:
-    """Scores of the confirm runs with these seeds; empty where one is missing.
-
-    Also empty where the cell's row is rejected, unless it is `trusted`.
-    """
-    from suite.leaderboard.validity import judge
-
-    found = {}
-    for trial in cell.confirmed():
-        if trial.result is not None and trial.result.score is not None:
-            found[trial.spec.seed] = trial.result.score
-    if any(seed not in found for seed in seeds):
-        return []
-    if not trusted and judge(cell.confirmed(), cell.search)["admitted"] is False:
-        return []
-    return [found[seed] for seed in seeds]
+    try:
+        joint = over_tasks(list(evidence.values()))
+    except StatisticsError as reason:
+        return {"missing": str(reason)}
+    return _difference(joint, higher_is_better)
 
 
 def _blank(task: str, a: Sequence[Cell], b: Sequence[Cell]) -> dict[str, Any]:
@@ -278,22 +238,32 @@ def _blank(task: str, a: Sequence[Cell], b: Sequence[Cell]) -> dict[str, Any]:
     return dict.fromkeys(KEYS) | names
 
 
-def _difference(evidence: Evidence, noise: Values | None, higher_is_better: bool) -> dict[str, Any]:
-    from suite.stats.compare import difference
+def _difference(evidence: Evidence, higher_is_better: bool) -> dict[str, Any]:
+    from suite.stats.compare import NO_P, difference
 
-    found = asdict(difference(evidence, noise))
+    found = asdict(difference(evidence))
     found["score_a"] = found.pop("first")
     found["score_b"] = found.pop("second")
     found["seeds"] = len(evidence.seeds)
     found["items"] = evidence.units
     found["higher_is_better"] = higher_is_better
+    found["interval_of"] = "seeds x items"
+    if found["p"] is None:
+        found["interval_of"] = "items"
+        found["p_missing"] = NO_P
+    # Replaced below by the spread itself, once it is known how many comparisons share the level.
+    found["evidence"] = evidence
     return found
 
 
 def _adjust(rows: Sequence[dict[str, Any]]) -> None:
-    """Add Holm's p-values: one family of all tasks and pairs, and another of the means."""
+    """Add Holm's p-values, and what could be shown with them.
+
+    All tasks and pairs are one family, and the means over tasks are another.
+    """
     import numpy as np
 
+    from suite.stats.power import power_of, spread_of
     from suite.stats.significance import LEVEL, holm
 
     for of_means in (False, True):
@@ -306,10 +276,39 @@ def _adjust(rows: Sequence[dict[str, Any]]) -> None:
         adjusted = holm(np.array(p_values))
         for row, p in zip(family, adjusted, strict=True):
             row["p_holm"] = float(p)
+            row["comparisons"] = len(family)
             if p < 1 - LEVEL:
                 # A lower perplexity wins: the sign alone does not tell who is better.
                 a_wins = (row["difference"] > 0) == row["higher_is_better"]
                 row["better"] = "a" if a_wins else "b"
+            spread = spread_of(row["evidence"])
+            assert spread is not None, "there is a p-value, so there are several seeds"
+            power = power_of(spread, seeds=row["seeds"], pairs=len(family))
+            row["shown_difference"] = power.shown
+            row["seeds_for_point"] = power.seeds_for_point
+    for row in rows:
+        row.pop("evidence", None)
+
+
+def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
+    """Say on stderr what Holm's correction covers, and what these seeds could tell apart."""
+    from suite.stats.power import sentence
+
+    families = {}
+    for row in rows:
+        if row["comparisons"] is not None:
+            families[row["task"] == MEAN] = row["comparisons"]
+    words = {False: "tasks and pairs", True: "means over tasks"}
+    for of_means, count in families.items():
+        if count > 1:
+            typer.echo(f"p (Holm) corrects for all {count} {words[of_means]} shown", err=True)
+    # Of several pairs, the table has a column.
+    if _several_pairs(rows):
+        return
+    for row in rows:
+        if row["p"] is not None:
+            said = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
+            typer.echo(f"{row['task']}: {said}", err=True)
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
@@ -327,6 +326,9 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
             column("score_a", "score A", render.score),
             column("score_b", "score B", render.score),
         ]
+    power = []
+    if _several_pairs(rows):
+        power.append(column("shown_difference", "tells apart", render.score, rank=3))
     return [
         *scores,
         Column("A - B", lambda row: _signed(row["difference"]), right=True),
@@ -336,6 +338,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         column("effect", "effect g", render.brief, rank=2),
         column("seeds", show=render.count, rank=3),
         column("items", show=render.count, rank=3),
+        *power,
         Column("", _verdict),
     ]
 
@@ -345,9 +348,12 @@ def _several_pairs(rows: Sequence[Row]) -> bool:
 
 
 def _interval(row: Row) -> str:
-    if row["p"] is None:
+    if row["low"] is None:
         return render.MISSING
-    return f"{_signed(row['low'])} to {_signed(row['high'])}"
+    shown = f"{_signed(row['low'])} to {_signed(row['high'])}"
+    if row["interval_of"] == "items":
+        shown += " (over items only)"
+    return shown
 
 
 def _signed(value: float | None) -> str:
@@ -365,6 +371,8 @@ def _p(value: float | None) -> str:
 def _verdict(row: Row) -> str:
     if row["missing"]:
         return str(row["missing"])
+    if row["p_missing"]:
+        return str(row["p_missing"])
     # Not `equal`: with few seeds a real difference may stay hidden.
     return {"a": "A is better", "b": "B is better"}.get(row["better"], "cannot be told apart")
 

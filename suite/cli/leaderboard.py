@@ -23,6 +23,8 @@ from suite.cli.options import (
 from suite.cli.render import Column, Row, column
 
 AXES = ("sweep", "backbone", "attention")
+MOST_LINES = 12
+"""Lines below the table on what the ranks rest on."""
 
 
 class Sort(StrEnum):
@@ -121,6 +123,27 @@ def show(
     rows = plain(found.rows)
     title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
     render.render(rows, columns(rows), fmt, keys=COLUMNS, title=title)
+    if fmt is Format.TABLE:
+        _say_what_ranks_rest_on(rows)
+
+
+def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
+    """Say on stderr, by task, what the ranks could tell apart, or why one seed gives none."""
+    from suite.stats.compare import NO_RANK
+    from suite.stats.power import sentence
+
+    said: dict[str, None] = {}
+    for row in rows:
+        where = f"{row['sweep']}, {row['backbone']}, {row['task']}"
+        if row["rank"] is not None:
+            words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
+            said[f"ranks of {where}: {words} (Holm over all pairs of its arms)"] = None
+        elif row["rank_missing"] == NO_RANK:
+            said[f"{where}: {row['rank_missing']}"] = None
+    for line in list(said)[:MOST_LINES]:
+        typer.echo(line, err=True)
+    if len(said) > MOST_LINES:
+        typer.echo(f"and {len(said) - MOST_LINES} more places; --sweep shows fewer", err=True)
 
 
 def constant(rows: Sequence[Row]) -> dict[str, str]:

@@ -464,7 +464,8 @@ class Row:
         average=Average.OWN,
         report=True,
         meaning="place among the finished rows of the sweep, backbone and task: from 1 + how many "
-        "are shown better to all - how many are shown worse",
+        "are shown better to all - how many are shown worse, with Holm's correction over all pairs "
+        "of these rows; null with one seed",
     )
     rank_missing: str | None = text(average=Average.OWN, meaning="why there is no rank")
     ci_low: float | None = number(
@@ -521,6 +522,22 @@ class Row:
         average=Average.OWN,
         measure=precision,
         meaning="what its runs computed in; rows of different precisions are not compared",
+    )
+    # What the ranks could have shown.
+    shown_difference: float | None = number(
+        "tells apart",
+        unit="percent",
+        metric=False,
+        average=Average.OWN,
+        meaning="difference between two arms that the ranks show in 80% of cases, with these seeds",
+    )
+    seeds_for_point: int | None = integer(
+        "seeds for 1 point",
+        unit="count",
+        metric=False,
+        average=Average.OWN,
+        meaning="seeds with which the ranks would show a difference of 1; null where the items "
+        "hide it",
     )
 
     # What follows is kept with the row and shown nowhere as a column.

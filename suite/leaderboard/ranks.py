@@ -19,11 +19,12 @@ from suite.leaderboard.fields import Row, with_values
 from suite.plan.cell_state import CellStatus
 from suite.record.cells import Trial
 from suite.stats.answers import Answers, read_answers
-from suite.stats.compare import Evidence, gather, over_tasks, select_arms
+from suite.stats.compare import NO_RANK, Evidence, gather, over_tasks, select_arms
 from suite.stats.interval import mean_interval
+from suite.stats.power import Power, power_of, spread_of
 from suite.stats.ranks import Rank, rank_groups, rank_text
 
-FORMAT = 1
+FORMAT = 2
 """Raised when ranks are computed in another way: all are then computed again."""
 ALONE = "no other finished row of this sweep, backbone and task"
 Place = tuple[str, str]
@@ -54,18 +55,24 @@ class Ranking:
         ranks: Rank by arm.
         intervals: Interval of the mean over tasks by arm: low, high, and what it is over.
         missing: Why an arm has no rank, by arm; the entry "" says why none has.
+        power: What these ranks could tell apart; None where there are none.
     """
 
     ranks: dict[str, Rank] = field(default_factory=dict)
     intervals: dict[str, tuple[float, float, str]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    power: Power | None = None
 
-    def of_arm(self, arm: str) -> tuple[str | None, str | None]:
-        """The rank of an arm as text, or why it has none."""
-        if arm in self.ranks:
-            return rank_text(self.ranks[arm]), None
-        reason = self.missing.get("", "its tasks do not all have a rank")
-        return None, self.missing.get(arm, reason)
+    def of_arm(self, arm: str) -> dict[str, Any]:
+        """The fields of an arm's rank, or why it has none."""
+        if arm not in self.ranks:
+            reason = self.missing.get("", "its tasks do not all have a rank")
+            return no_rank(self.missing.get(arm, reason))
+        found = no_rank(None) | {"rank": rank_text(self.ranks[arm])}
+        if self.power is not None:
+            found["shown_difference"] = self.power.shown
+            found["seeds_for_point"] = self.power.seeds_for_point
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,16 @@ class Comparison:
     digest: str
     arms: set[str]
     ranking: Ranking | None
+
+
+def no_rank(reason: str | None) -> dict[str, Any]:
+    """The fields of a row without a rank."""
+    return {
+        "rank": None,
+        "rank_missing": reason,
+        "shown_difference": None,
+        "seeds_for_point": None,
+    }
 
 
 def is_ranked(row: Row) -> bool:
@@ -198,16 +215,15 @@ def _ranked(row: Row, found: Mapping[Place, Comparison]) -> Row:
     return with_values(row, **_own_rank(row, found), **_mean_rank(row, found))
 
 
-def _own_rank(row: Row, found: Mapping[Place, Comparison]) -> dict[str, str | None]:
+def _own_rank(row: Row, found: Mapping[Place, Comparison]) -> dict[str, Any]:
     if not is_ranked(row):
-        return {"rank": None, "rank_missing": why_not_ranked(row), "ranked": ""}
+        return no_rank(why_not_ranked(row)) | {"ranked": ""}
     place = found.get((row.backbone, row.task))
     if place is None:
-        return {"rank": None, "rank_missing": ALONE, "ranked": ""}
+        return no_rank(ALONE) | {"ranked": ""}
     if place.ranking is None:
         return {}
-    rank, missing = place.ranking.of_arm(row.arm)
-    return {"rank": rank, "rank_missing": missing, "ranked": place.digest}
+    return place.ranking.of_arm(row.arm) | {"ranked": place.digest}
 
 
 def _mean_rank(row: Row, found: Mapping[Place, Comparison]) -> dict[str, Any]:
@@ -217,8 +233,7 @@ def _mean_rank(row: Row, found: Mapping[Place, Comparison]) -> dict[str, Any]:
         return {"mean_rank": {}, "mean_ranked": ""}
     if place.ranking is None:
         return {}
-    rank, missing = place.ranking.of_arm(row.arm)
-    values: dict[str, Any] = {"rank": rank, "rank_missing": missing}
+    values = place.ranking.of_arm(row.arm)
     if row.arm in place.ranking.intervals:
         low, high, of = place.ranking.intervals[row.arm]
         values |= {"ci_low": low, "ci_high": high, "ci_of": of}
@@ -297,12 +312,18 @@ def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Rankin
         if task.config is not None:
             configs.append(task.config)
     evidence = over_tasks(parts)
-    groups = rank_groups(evidence, higher_is_better=higher_is_better)
     # On one task the row has an interval of its own already.
     intervals = {}
     if len(tasks) > 1:
         intervals = _intervals(arms, evidence, configs)
-    return Ranking(dict(zip(arms, groups, strict=True)), intervals, missing)
+    spread = spread_of(evidence)
+    # The intervals of one seed are over the items only, and no rank can be made of them.
+    if spread is None:
+        return Ranking({}, intervals, {"": NO_RANK, **missing})
+    groups = rank_groups(evidence, higher_is_better=higher_is_better)
+    pairs = len(arms) * (len(arms) - 1) // 2
+    power = power_of(spread, seeds=len(evidence.seeds), pairs=pairs)
+    return Ranking(dict(zip(arms, groups, strict=True)), intervals, missing, power)
 
 
 def _intervals(

@@ -33,7 +33,7 @@ from suite.leaderboard.fields import (
     with_values,
 )
 from suite.leaderboard.measures import join, mean, spread
-from suite.leaderboard.ranks import ALONE, is_ranked, why_not_ranked
+from suite.leaderboard.ranks import ALONE, is_ranked, no_rank, why_not_ranked
 from suite.leaderboard.row import reference_fields
 from suite.leaderboard.validity import judge_mean
 from suite.plan.cell_state import CellStatus
@@ -289,8 +289,8 @@ def _least_finished(statuses: Sequence[str], *, complete: bool) -> str:
 def _stored_rank(mean_row: Row, stored: dict[str, Any]) -> dict[str, Any]:
     """The rank of a mean row, as the rows of its tasks carry it, or why it has none."""
     if not is_ranked(mean_row):
-        return {"rank": None, "rank_missing": why_not_ranked(mean_row)}
-    return stored or {"rank": None, "rank_missing": ALONE}
+        return no_rank(why_not_ranked(mean_row))
+    return stored or no_rank(ALONE)
 
 
 def in_order(rows: Iterable[Row], sort: str) -> list[Row]:

@@ -18,6 +18,7 @@ from suite.report.data import Report, Row
 from suite.report.names import listed
 from suite.report.table import rows_where, rows_without, values_of
 from suite.stats.constant_baseline import beats_constant
+from suite.stats.power import sentence
 
 # The costs that are compared, by key: the word for them.
 COSTS = {"energy_kwh": "energy", "peak_memory_bytes": "memory"}
@@ -49,7 +50,7 @@ def answer(report: Report) -> list[Sentence]:
         if not report.rows:
             reason = "no trial has ended."
         found.append(Sentence("Nothing can be said yet:", reason))
-    return [*found, *_like_a_constant(report), *_rejected(report)]
+    return [*found, *_power(report), *_like_a_constant(report), *_rejected(report)]
 
 
 def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sentence:
@@ -158,6 +159,8 @@ def _score(row: Row) -> str:
         low = values.score(row["ci_low"])
         high = values.score(row["ci_high"])
         shown += f", 95% interval {low} to {high}"
+        if row["ci_of"] == "items":
+            shown += " over items only"
     return shown
 
 
@@ -190,6 +193,20 @@ def _saving(row: Row, leader: Row) -> str:
     if not parts:
         return ""
     return "; " + ", ".join(parts)
+
+
+def _power(report: Report) -> list[Sentence]:
+    """Say by task what the ranks could have told apart with these seeds."""
+    said: dict[str, None] = {}
+    for task in report.places:
+        for row in report.admitted(task):
+            if row["rank"] and row["shown_difference"] is not None:
+                words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
+                said[f"{place(report, task)}, {words}"] = None
+    if not said:
+        return []
+    found = "; ".join(said)
+    return [Sentence("What the ranks could tell apart in four of five cases:", f"{found}.")]
 
 
 def _like_a_constant(report: Report) -> list[Sentence]:

@@ -114,10 +114,13 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     marks: list[Mark] = [line]
     for row in rows:
         marks.append(_point(report, row, cost.of(row), named=row in named))
+    bars = "Bars are 95% intervals."
+    if "items" in values_of(rows, "ci_of"):
+        bars = "Bars are 95% intervals; those of a single seed are over items only."
     text = (
         f"Test score {place(report, task)} against {cost.word} for {len(rows)} arms. On the Pareto"
-        " front (dotted), where no arm is both better and cheaper:"
-        f" {listed(report.label(row) for row in front)}. Bars are 95% intervals."
+        " front (dotted), where no arm scores more at less cost:"
+        f" {listed(report.label(row) for row in front)}. {bars}"
     )
     if len(named) < len(rows):
         # The other points say their names when a reader points at them.

@@ -135,7 +135,10 @@ def leaderboard_columns(report: Report) -> list[Column]:
     note = report.energy_note
     columns = [words("arm", report.label)]
     if known("rank"):
-        hint = "arms that a paired test cannot tell apart share ranks"
+        hint = (
+            "arms that no test tells apart share ranks; Holm's correction over all pairs of the"
+            " arms of one backbone and task"
+        )
         columns.append(Column("rank", _rank, _rank_value, hint))
     columns.append(plain_words("task"))
     columns.append(

@@ -1,6 +1,7 @@
 """Ranks as groups: the places that an arm can have, given which other arms it differs from.
 
-All pairs of arms are tested, with Holm's correction over all of them. An arm's rank runs from one
+All pairs of arms are tested, with Holm's correction over all of them: the arms of one backbone and
+task are one family. An arm's rank runs from one
 more than the number of arms that are better, to the number of all arms less those that are worse:
 1, 1-3, 2-3. Two arms whose ranks overlap may still differ; `suite compare` tests a pair.
 """
@@ -9,28 +10,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.metrics.values import Values
-from suite.stats.compare import Evidence, p_values
+from suite.errors import StatisticsError
+from suite.stats.compare import NO_RANK, Evidence, p_values
 from suite.stats.significance import LEVEL, holm
 
 Rank = tuple[int, int]
 """The best and the worst place, counted from 1."""
 
 
-def rank_groups(
-    evidence: Evidence, *, higher_is_better: bool, noise: Values | None = None
-) -> list[Rank]:
+def rank_groups(evidence: Evidence, *, higher_is_better: bool) -> list[Rank]:
     """The rank of every arm, in the order of the evidence.
 
     Args:
         evidence: On the arms to rank.
         higher_is_better: False for perplexity and the like.
-        noise: As in `compare.variances`.
+
+    Raises:
+        StatisticsError: There is one seed only.
     """
+    if len(evidence.seeds) < 2:
+        raise StatisticsError(NO_RANK)
     count = len(evidence.scores)
     pairs = np.triu_indices(count, 1)  # each pair once
     apart = np.zeros((count, count), dtype=bool)
-    apart[pairs] = holm(p_values(evidence, noise)[pairs]) < 1 - LEVEL
+    apart[pairs] = holm(p_values(evidence, pooled=True)[pairs]) < 1 - LEVEL
     apart |= apart.T
     means = evidence.scores.mean(1)
     if not higher_is_better:

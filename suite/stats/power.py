@@ -1,0 +1,114 @@
+"""What a comparison could tell apart: the difference that so many seeds show four times in five.
+
+A difference is shown where it exceeds the half width of its interval at the level that Holm's
+correction leaves to the hardest of all comparisons. It does so in 80% of cases where the true
+difference is that half width plus the 80% quantile of the error. Both come from the error's own
+distribution (`significance`): the items' part, and the seeds' part with the degrees of freedom that
+`compare` gives two arms that are equally noisy. Where the items' part is 0 this is close to the
+noncentral t test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.stats.compare import OWN, Evidence, items_part
+from suite.stats.significance import LEVEL, half_width
+
+POWER = 0.8
+"""How often a difference of this size is shown, by convention."""
+POINT = 1.0
+"""The difference, in the unit of the score, for which the seeds are counted."""
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How much scores vary, as far as is known.
+
+    Attributes:
+        seeds: Variance between the seeds of an arm, squared units of the score.
+        items: Variance that the choice of items gives the difference of two arms.
+    """
+
+    seeds: float
+    items: float
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What could be told apart.
+
+    Attributes:
+        seeds: Seeds of every arm.
+        pairs: Comparisons that share the level of 5%, by Holm's correction.
+        shown: The least difference that is shown in 80% of cases; None with one seed.
+        seeds_for_point: Seeds that show a difference of `POINT` as often; None where the items
+            alone hide it, or more than `MOST_SEEDS` would be needed.
+    """
+
+    seeds: int
+    pairs: int
+    shown: float | None
+    seeds_for_point: int | None
+
+
+def sentence(seeds: int, shown: float | None, seeds_for_point: int | None) -> str:
+    """The same in words: what so many seeds tell apart, and what one point would take.
+
+    Args:
+        seeds: Seeds of every arm.
+        shown, seeds_for_point: As in `Power`.
+    """
+    if shown is None:
+        return "one seed can tell nothing apart"
+    more = f"{POINT:g} point is out of reach ({MOST_SEEDS:,} seeds would not do)"
+    if seeds_for_point is not None:
+        more = f"for {POINT:g} point {seeds_for_point} seeds"
+    return f"{seeds} seeds can show a difference of {shown:.1f} points; {more}"
+
+
+def spread_of(evidence: Evidence) -> Spread | None:
+    """The spread of A arms, each one's variance counted alike; None with one seed or arm."""
+    arms, seeds = evidence.scores.shape
+    if arms < 2 or seeds < 2:
+        return None
+    # The diagonal is 0: an arm does not differ from itself.
+    items = items_part(evidence).sum() / (arms * (arms - 1))
+    return Spread(float(evidence.scores.var(1, ddof=1).mean()), float(items))
+
+
+def power_of(spread: Spread, *, seeds: int, pairs: int) -> Power:
+    """What `seeds` seeds could tell apart, and how many a difference of `POINT` takes.
+
+    Args:
+        spread: What varies.
+        seeds: Seeds of every arm, 1 or more.
+        pairs: Comparisons that are corrected together: A (A - 1) / 2 for the ranks of A arms.
+    """
+    shown = None
+    if seeds > 1:
+        shown = _shown(spread, seeds, pairs)
+    # More seeds never show less, so the least number is found by halving.
+    enough = None
+    low = 1
+    high = MOST_SEEDS
+    if _shown(spread, high, pairs) <= POINT:
+        while high - low > 1:
+            middle = (low + high) // 2
+            if _shown(spread, middle, pairs) <= POINT:
+                high = middle
+            else:
+                low = middle
+        enough = high
+    return Power(seeds, pairs, shown, enough)
+
+
+def _shown(spread: Spread, seeds: int, pairs: int) -> float:
+    """The least difference that is shown in 80% of cases with this many seeds, 2 or more."""
+    variance = 2 * spread.seeds / seeds
+    # Satterthwaite's degrees of freedom for two equal variances are twice those of one.
+    df = (seeds - 1) * (1 + OWN)
+    level = half_width(spread.items, variance, df, error=(1 - LEVEL) / pairs)
+    # The error exceeds this in one direction in 20% of cases, so in both in 40%.
+    return level + half_width(spread.items, variance, df, error=2 * (1 - POWER))
