@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from suite.cli.foreseen import verdict_lines, verdict_rows
 from suite.cli.leaderboard import show
 from suite.cli.options import Format
 from suite.cli.select import choose_arm, find_cell, read_arms
-from suite.config.sweep import AttentionChoice
+from suite.config.sweep import AttentionChoice, ConfirmConfig
 from suite.errors import ConfigError, UnknownNameError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.fields import Row, with_values
@@ -293,6 +294,25 @@ def test_what_could_be_told_apart_is_said(finished: Home, suite: Suite) -> None:
     assert "agreement: 3 seeds can show a difference of" in err
     found = " ".join(f"{s.head} {s.rest}" for s in answer(read(finished.path)))
     assert "on agreement, 3 seeds can show a difference of" in found
+
+
+def test_a_dry_run_says_what_the_sweep_will_be_able_to_show(finished: Home, tmp_path: Path) -> None:
+    plan = read_plan(finished, "demo")
+    assert len(plan.config.confirm.seeds) == 3
+    found = {row["task"]: row for row in verdict_rows(plan, finished)}
+    shown = board(finished, task="agreement")[0]["shown_difference"]
+    assert found["agreement"]["shown_difference"] == pytest.approx(shown), "of the same arms"
+    assert found["agreement"]["basis"] == "by the spread of the finished arms of demo"
+    guessed = verdict_rows(plan, Home(tmp_path))
+    assert {row["basis"] for row in guessed} == {
+        "if seeds deviate by 1 point and test items by nothing (assumed)"
+    }
+    (line,) = verdict_lines(guessed)
+    assert line.startswith("verdicts   3 seeds can show a difference of ")
+    one = plan.config.model_copy(update={"confirm": ConfirmConfig(seeds=[1])})
+    (line,) = verdict_lines(verdict_rows(replace(plan, config=one), finished))
+    assert "one seed: no rank and no p-value" in line
+    assert len(ConfirmConfig().seeds) == 5
 
 
 def test_all_pairs_are_corrected_together(finished: Home, suite: Suite) -> None:  # noqa: F811

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from suite.cli import render
+from suite.cli.foreseen import verdict_lines, verdict_rows
 from suite.cli.options import Format
 from suite.cli.render import Column, column
 from suite.cli.work import Work, device_hours, steps_at_most
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 def show_plan(
     config: SweepConfig, *, where: str, home: Path, address: str | None, fmt: Format
 ) -> None:
-    """Print the cells, then resources, trials and cost; JSON holds them as `cells` and `cost`."""
+    """Print the cells, then resources, trials, cost and what the verdicts could tell apart.
+
+    JSON holds them as `cells`, `cost`, `pretrain` and `verdicts`.
+    """
     from suite.cli.kept_plan import checked_plan
     from suite.plan.cell_state import read_states
     from suite.plan.definition import known_plan
@@ -55,8 +59,10 @@ def show_plan(
     if decision is not None:
         cost["partitioning"] = {**asdict(decision.partitioning), "why": decision.why}
     pretrains = pretrain_rows(plan, place)
+    verdicts = verdict_rows(plan, place)
     if fmt is Format.JSON:
-        print(json.dumps({"cells": cells, "cost": cost, "pretrain": pretrains}, indent=2))
+        told = {"cells": cells, "cost": cost, "pretrain": pretrains, "verdicts": verdicts}
+        print(json.dumps(told, indent=2))
         return
     columns = [
         column("backbone"),
@@ -73,7 +79,7 @@ def show_plan(
         print()
         for row in pretrains:
             print(_pretrain_line(row))
-        for line in _lines(cost, elsewhere):
+        for line in [*_lines(cost, elsewhere), *verdict_lines(verdicts)]:
             print(line)
 
 

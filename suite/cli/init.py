@@ -72,7 +72,7 @@ def init(
     trials: Annotated[
         int | None, typer.Option(min=1, help="Learning rates per cell, instead of the budget's.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Confirm runs per cell.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Confirm runs per cell.")] = 5,
     workers: Annotated[
         int | None,
         typer.Option(

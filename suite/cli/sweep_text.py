@@ -67,7 +67,7 @@ class Answers:
     tasks: Sequence[str]
     budget: Budget
     trials: int | None = None
-    seeds: int = 3
+    seeds: int = 5
     workers: int | None = None
     gpus_per_worker: float | None = None
 
@@ -114,7 +114,7 @@ def sweep_text(name: str, answers: Answers) -> str:
         "confirm: # the best learning rate again, with fresh seeds; only these runs see test data",
         _line(
             f"  seeds: {_plain(list(range(1, answers.seeds + 1)))}",
-            "three are the least that show a spread",
+            "one gives no rank; a dry run says what more would show",
         ),
         "",
         *_limit(preset),

@@ -233,7 +233,8 @@ class ConfirmConfig(Strict):
 
     # from 1 on, because a confirm run with the seed of the search would be no fresh draw
     seeds: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = Field(
-        [1, 2, 3], description="fresh seeds; the search uses 0"
+        [1, 2, 3, 4, 5],
+        description="fresh seeds; the search uses 0, and one alone gives no rank and no p-value",
     )
 
     @model_validator(mode="after")
