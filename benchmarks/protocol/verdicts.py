@@ -348,6 +348,15 @@ def collapse(*, arms: int, seeds: int, sweeps: int, chance: float = 0.01) -> Col
     )
 
 
+UNEQUAL: dict[str, Callable[[int], list[float]]] = {
+    "half 5 x": lambda arms: [5.0] * (arms // 2) + [1.0] * (arms - arms // 2),
+    "all but one 10 x": lambda arms: [1.0] + [10.0] * (arms - 1),
+    "two 20 x": lambda arms: [20.0] * 2 + [1.0] * (arms - 2),
+    "from 0.1 to 10": lambda arms: np.geomspace(0.1, 10.0, arms).tolist(),
+}
+"""Deviations of the seeds of so many arms, where several arms are noisy."""
+
+
 def _share(value: float | None) -> str:
     if value is None:
         return "no verdict"
@@ -370,6 +379,12 @@ def print_false_alarms(sweeps: int) -> None:
         for arms in (2, 4, 7, 12):
             for seeds in (2, 3, 5, 8):
                 found = false_alarms([first] + [1.0] * (arms - 1), seeds=seeds, sweeps=sweeps)
+                _line(name, arms, seeds, _share(found.any_pair), _share(found.pair))
+    _table("all arms' seeds", "arms", "seeds", "ranks: any two", "compare: first and second")
+    for name, make in UNEQUAL.items():
+        for arms in (4, 7, 12):
+            for seeds in (3, 5):
+                found = false_alarms(make(arms), seeds=seeds, sweeps=sweeps)
                 _line(name, arms, seeds, _share(found.any_pair), _share(found.pair))
     _table("deviation of seeds", "arms", "seeds", "ranks: any two", "compare: first and second")
     for sd in (0.5, 1.0, 2.0):

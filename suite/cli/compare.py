@@ -127,7 +127,7 @@ def compare(
     if None not in reasons:
         raise StatisticsError("; ".join(reasons))
     render.render(rows, _columns(rows), fmt, keys=KEYS, title=_title(rows))
-    if fmt is Format.TABLE:
+    if fmt in (Format.TABLE, Format.MD):
         _say_what_it_rests_on(rows)
 
 

@@ -123,13 +123,13 @@ def show(
     rows = plain(found.rows)
     title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
     render.render(rows, columns(rows), fmt, keys=COLUMNS, title=title)
-    if fmt is Format.TABLE:
+    # A program reads the same from the fields.
+    if fmt in (Format.TABLE, Format.MD):
         _say_what_ranks_rest_on(rows)
 
 
 def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
     """Say on stderr, by task, what the ranks could tell apart, or why one seed gives none."""
-    from suite.stats.compare import NO_RANK
     from suite.stats.power import sentence
 
     said: dict[str, None] = {}
@@ -138,7 +138,7 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
         if row["rank"] is not None:
             words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
             said[f"ranks of {where}: {words} (Holm over all pairs of its arms)"] = None
-        elif row["rank_missing"] == NO_RANK:
+        elif _has_one_seed(row):
             said[f"{where}: {row['rank_missing']}"] = None
     for line in list(said)[:MOST_LINES]:
         typer.echo(line, err=True)
@@ -171,9 +171,23 @@ def columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _rank_columns(rows: Sequence[Row]) -> list[Column]:
-    if any(row["rank"] for row in rows):
-        return [column("rank", rank=1)]
+    if any(row["rank"] or _has_one_seed(row) for row in rows):
+        return [Column("rank", _rank, rank=1)]
     return []
+
+
+def _has_one_seed(row: Row) -> bool:
+    """Whether it is for its single seed that a row has no rank."""
+    from suite.stats.compare import NO_RANK
+
+    return bool(row["rank_missing"] == NO_RANK)
+
+
+def _rank(row: Row) -> str:
+    # An empty cell would read as if the rank were still to come.
+    if _has_one_seed(row):
+        return "none: one seed"
+    return render.text(row["rank"])
 
 
 def _name_columns(rows: Sequence[Row]) -> list[Column]:

@@ -22,6 +22,7 @@ from suite.report.table import (
     values_of,
     words,
 )
+from suite.stats.compare import NO_RANK
 from suite.stats.constant_baseline import beats_constant
 
 # How a number of the leaderboard's fields is shown, by its unit.
@@ -134,7 +135,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
 
     note = report.energy_note
     columns = [words("arm", report.label)]
-    if known("rank"):
+    if known("rank") or any(row["rank_missing"] == NO_RANK for row in rows):
         hint = (
             "arms that no test tells apart share ranks; Holm's correction over all pairs of the"
             " arms of one backbone and task"
@@ -216,6 +217,9 @@ def _field(name: str, *, note: str = "", hint: str = "") -> Column:
 
 
 def _rank(row: Row) -> str:
+    # An empty cell would read as if the rank were still to come.
+    if row["rank_missing"] == NO_RANK:
+        return "none: one seed"
     return row["rank"] or values.MISSING
 
 
