@@ -128,6 +128,7 @@ def test_later_columns_come_after_those_that_were_there_before(finished: Home) -
         *["rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"],
         *["admitted", "rejected", "dirty", "own_code"],
         *["constant_score", "constant_p", "constant_missing", "precision"],
+        *["shown_difference", "seeds_for_point", "test_looks", "looks_warning"],
     ]
 
 

@@ -22,6 +22,7 @@ from suite.cli.options import (
 from suite.cli.render import Column, Row, column
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, StatisticsError, SuiteError, UnknownNameError
+from suite.record.looks import joint
 
 if TYPE_CHECKING:
     from suite.cli.select import Arms
@@ -49,6 +50,7 @@ KEYS = (
     "effect",
     "seeds",
     "items",
+    "test_looks",
     "higher_is_better",
     "better",
     "shown_difference",
@@ -84,8 +86,8 @@ def compare(
 ) -> None:
     """Print the difference A - B per task and on their mean, with interval, p-value and effect.
 
-    Holm's correction covers all tasks and pairs that are printed; the means are a family of their
-    own. One seed gives no p-value.
+    Holm's correction covers all tasks and pairs that are printed, and further looks at test scores;
+    the means are a family of their own. One seed gives no p-value.
     """
     # What a command computes with is imported when it runs: `--help` must not wait.
     from suite.cli.select import read_arms
@@ -190,6 +192,7 @@ class _Comparer:
                     raise StatisticsError(f"task {task}: only B has run on it")
                 evidence[task] = self._evidence(left[task], right[task])
                 row |= _difference(evidence[task], _task(left[task]).higher_is_better)
+                row["test_looks"] = joint([left[task].looks, right[task].looks])
             # A task that cannot be compared keeps its row, which says why.
             except SuiteError as reason:
                 row["missing"] = str(reason)
@@ -200,7 +203,9 @@ class _Comparer:
                 directions.add(row["higher_is_better"])
         # A mean over accuracies and perplexities together would mean nothing.
         if len(evidence) > 1 and len(directions) == 1:
-            rows.append(_blank(MEAN, a, b) | _mean(evidence, directions.pop()))
+            looks = [cell.looks for cell in (*a, *b) if cell.task in evidence]
+            mean = _blank(MEAN, a, b) | _mean(evidence, directions.pop())
+            rows.append(mean | {"test_looks": joint(looks)})
         return rows
 
     def _evidence(self, a: Cell, b: Cell) -> Evidence:
@@ -221,10 +226,10 @@ def _mean(evidence: Mapping[str, Evidence], higher_is_better: bool) -> dict[str,
     from suite.stats.compare import over_tasks
 
     try:
-        joint = over_tasks(list(evidence.values()))
+        means = over_tasks(list(evidence.values()))
     except StatisticsError as reason:
         return {"missing": str(reason)}
-    return _difference(joint, higher_is_better)
+    return _difference(means, higher_is_better)
 
 
 def _blank(task: str, a: Sequence[Cell], b: Sequence[Cell]) -> dict[str, Any]:
@@ -264,7 +269,7 @@ def _adjust(rows: Sequence[dict[str, Any]]) -> None:
     import numpy as np
 
     from suite.stats.power import power_of, spread_of
-    from suite.stats.significance import LEVEL, holm
+    from suite.stats.significance import LEVEL, counted, holm
 
     for of_means in (False, True):
         family = []
@@ -272,7 +277,7 @@ def _adjust(rows: Sequence[dict[str, Any]]) -> None:
         for row in rows:
             if (row["task"] == MEAN) == of_means and row["p"] is not None:
                 family.append(row)
-                p_values.append(row["p"])
+                p_values.append(float(counted(row["p"], row["test_looks"])))
         adjusted = holm(np.array(p_values))
         for row, p in zip(family, adjusted, strict=True):
             row["p_holm"] = float(p)
@@ -329,6 +334,9 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     power = []
     if _several_pairs(rows):
         power.append(column("shown_difference", "tells apart", render.score, rank=3))
+    looks = []
+    if any((row["test_looks"] or 0) > 1 for row in rows):
+        looks = [column("test_looks", "test looks", render.count)]
     return [
         *scores,
         Column("A - B", lambda row: _signed(row["difference"]), right=True),
@@ -339,6 +347,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         column("seeds", show=render.count, rank=3),
         column("items", show=render.count, rank=3),
         *power,
+        *looks,
         Column("", _verdict),
     ]
 

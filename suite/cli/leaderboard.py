@@ -21,6 +21,7 @@ from suite.cli.options import (
     home_to_read,
 )
 from suite.cli.render import Column, Row, column
+from suite.config.reference import MEAN
 
 AXES = ("sweep", "backbone", "attention")
 MOST_LINES = 12
@@ -121,6 +122,10 @@ def show(
     elif found.hidden:
         typer.echo(f"{found.hidden} rows are rejected; --all shows them with the reason", err=True)
     rows = plain(found.rows)
+    for row in rows:
+        if row["looks_warning"] is not None and row["task"] != MEAN:
+            name = f"{row['method']} on {row['task']}"
+            typer.echo(f"warning: {name}: {row['looks_warning']}", err=True)
     title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
     render.render(rows, columns(rows), fmt, keys=COLUMNS, title=title)
     # A program reads the same from the fields.
@@ -230,6 +235,10 @@ def _has(name: str) -> Callable[[Row], bool]:
     return lambda row: row[name] is not None
 
 
+def _was_looked_at_again(row: Row) -> bool:
+    return bool(row["test_looks"] > 1)
+
+
 def _has_new_attention(row: Row) -> bool:
     return bool(row["attention"] != "pretrained")
 
@@ -240,6 +249,7 @@ def _was_chosen(row: Row) -> bool:
 
 NUMBERS = {
     "seeds": 5,
+    "test_looks": 2,
     "validation_score": 3,
     "learning_rate": 2,
     "trainable_parameters": 1,
@@ -265,6 +275,7 @@ NUMBERS = {
 }
 """Columns by name, in the order of reading; a narrow terminal drops the highest rank first."""
 ONLY_WITH: dict[str, Callable[[Row], bool]] = {
+    "test_looks": _was_looked_at_again,
     # These measure a new attention against the pretrained one, which has none of them.
     "prr": _has_new_attention,
     "peop": _has_new_attention,

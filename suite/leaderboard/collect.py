@@ -26,6 +26,7 @@ from suite.plan.plan import Plan, PlannedCell
 from suite.record.cells import Cell, Trial, group_cells
 from suite.record.folder import Home, TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
+from suite.record.looks import names as names_of_looks
 from suite.record.references import printed
 from suite.record.spec import RECIPE
 from suite.storage.identity import home_id
@@ -184,10 +185,12 @@ def _digests(
     pretrains = {}
     for spec in definition.plan.pretrains:
         pretrains[spec.hash] = _stamp(str(home.trial(spec).path / "result.json"))
+    # A look that another host has kept arrives without a change of the definition.
+    looks = names_of_looks(home, definition.plan.config.name)
     found = {}
     for key, cell in definition.cells.items():
         if key in folders:
-            parts: list[Any] = [definition.asked[key], files[key]]
+            parts: list[Any] = [definition.asked[key], files[key], looks]
             # A cell without a contest or a pretrain run has "" here, which is the key of none.
             parts.append(contests.get(cell.contest or ""))
             parts.append(pretrains.get(cell.arm.pretrain or ""))

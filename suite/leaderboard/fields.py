@@ -539,6 +539,19 @@ class Row:
         meaning="seeds with which the ranks would show a difference of 1; null where the items "
         "hide it",
     )
+    test_looks: int = integer(
+        "test looks",
+        unit="count",
+        metric=False,
+        default=0,
+        average=Average.OWN,
+        report=True,
+        meaning="sets of confirm runs that a test score of the row was read from, by other seeds "
+        "or another learning rate; p-values are multiplied by it",
+    )
+    looks_warning: str | None = text(
+        average=Average.OWN, meaning="which sets, where there are several"
+    )
 
     # What follows is kept with the row and shown nowhere as a column.
     rivals: str = text(
@@ -552,6 +565,9 @@ class Row:
         hidden=True,
         average=Average.SAME,
         meaning="the same for all cells that differ in method, architecture and task only",
+    )
+    looks: dict[str, Any] = mapping(
+        hidden=True, meaning="the sets behind test_looks: learning rate and seeds of each"
     )
     seed_scores: dict[str, float] = mapping(
         hidden=True, average=Average.OWN, meaning="test score by seed"

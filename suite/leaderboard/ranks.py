@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from suite.config.hashing import short_hash
 from suite.config.reference import MEAN
 from suite.config.task import TaskConfig
 from suite.errors import StatisticsError, SuiteError
 from suite.leaderboard.fields import Row, with_values
+from suite.metrics.values import Values
 from suite.plan.cell_state import CellStatus
 from suite.record.cells import Trial
+from suite.record.looks import Looks, joint
+from suite.record.looks import from_json as looks_from_json
 from suite.stats.answers import Answers, read_answers
 from suite.stats.compare import NO_RANK, Evidence, gather, over_tasks, select_arms
 from suite.stats.interval import mean_interval
@@ -246,7 +251,8 @@ def _rank(members: Sequence[Row], read: Read, known: Known) -> Ranking:
         tasks.append(_evidence(same_task, read, known))
     try:
         # All rows of a place have the same direction, so the first one tells it.
-        return _ranking(tasks, higher_is_better=members[0].higher_is_better is not False)
+        higher_is_better = members[0].higher_is_better is not False
+        return _ranking(tasks, members, higher_is_better=higher_is_better)
     except StatisticsError as reason:
         return Ranking(missing={"": str(reason)})
 
@@ -289,7 +295,9 @@ def _read_evidence(rows: Sequence[Row], read: Read) -> TaskEvidence:
         return TaskEvidence([], None, task, {**missing, "": str(reason)})
 
 
-def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Ranking:
+def _ranking(
+    tasks: Sequence[TaskEvidence], members: Sequence[Row], *, higher_is_better: bool
+) -> Ranking:
     """Ranks of the arms that have answers to all tasks, and intervals of means over tasks."""
     missing: dict[str, str] = {}
     for task in tasks:
@@ -320,10 +328,26 @@ def _ranking(tasks: Sequence[TaskEvidence], *, higher_is_better: bool) -> Rankin
     # The intervals of one seed are over the items only, and no rank can be made of them.
     if spread is None:
         return Ranking({}, intervals, {"": NO_RANK, **missing})
-    groups = rank_groups(evidence, higher_is_better=higher_is_better)
+    looks = _looks_by_pair(arms, members)
+    groups = rank_groups(evidence, higher_is_better=higher_is_better, looks=looks)
     pairs = len(arms) * (len(arms) - 1) // 2
     power = power_of(spread, seeds=len(evidence.seeds), pairs=pairs)
     return Ranking(dict(zip(arms, groups, strict=True)), intervals, missing, power)
+
+
+def _looks_by_pair(arms: Sequence[str], rows: Sequence[Row]) -> Values:
+    """How often the test scores of every two arms were looked at, (A, A)."""
+    found = np.ones((len(arms), len(arms)))
+    # Nearly all sweeps: their rows have one set of seeds, and each row its one learning rate.
+    if all(row.test_looks < 2 for row in rows):
+        return found
+    by_arm: dict[str, list[Looks]] = defaultdict(list)
+    for row in rows:
+        by_arm[row.arm].append(looks_from_json(row.looks))
+    for n, arm in enumerate(arms):
+        for m, other in enumerate(arms):
+            found[n, m] = joint([*by_arm[arm], *by_arm[other]])
+    return found
 
 
 def _intervals(

@@ -17,6 +17,7 @@ from suite.plan.cell_state import CellState
 from suite.record.cells import Trial
 from suite.record.lm_eval import over_seeds, read_record
 from suite.record.references import printed
+from suite.stats.significance import counted
 
 __all__ = ["Row", "cell_row", "reference_fields", "score_fields"]
 
@@ -41,7 +42,9 @@ def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
                 scored.append(trial.result)
     ended = [trial.result for trial in state.searched if trial.result is not None]
     # Made first, because the difference to a paper needs the mean.
-    of_score = score_fields(confirmed, state.searched)
+    of_score = score_fields(confirmed, state.searched) | _looks(state)
+    if of_score.get("constant_p") is not None:
+        of_score["constant_p"] = float(counted(of_score["constant_p"], state.looks.count))
     return Row(
         home=home,
         digest=digest,
@@ -77,6 +80,16 @@ def score_fields(confirmed: Sequence[Trial], searched: Sequence[Trial]) -> dict[
         "seed_scores": scores,
         **judge(confirmed, searched),
         **interval_fields(confirmed),
+    }
+
+
+def _looks(state: CellState) -> dict[str, Any]:
+    """From how many sets of runs the score was read."""
+    looks = state.looks
+    return {
+        "test_looks": looks.count,
+        "looks_warning": looks.warning,
+        "looks": looks.as_json(),
     }
 
 

@@ -37,6 +37,8 @@ from suite.leaderboard.ranks import ALONE, is_ranked, no_rank, why_not_ranked
 from suite.leaderboard.row import reference_fields
 from suite.leaderboard.validity import judge_mean
 from suite.plan.cell_state import CellStatus
+from suite.record.looks import from_json as looks_from_json
+from suite.record.looks import joint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -238,6 +240,7 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
     reasons = {row.task: (row.admitted, row.rejected, row.dirty) for row in rows}
     mean_row = Row(
         **values,
+        **_looks(rows),
         task=MEAN,
         score_std=spread(by_seed.values()),
         seed_scores=by_seed,
@@ -248,6 +251,17 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
         **judge_mean(reasons),
     )
     return with_values(mean_row, **_stored_rank(mean_row, first.mean_rank))
+
+
+def _looks(rows: Sequence[Row]) -> dict[str, Any]:
+    """How often the test scores behind a mean were looked at, and the warnings of its tasks."""
+    most = max(row.test_looks for row in rows)
+    # With one look at each row there is nothing to put together, which takes long for many rows.
+    if most < 2:
+        return {"test_looks": most}
+    warnings = [f"{row.task}: {row.looks_warning}" for row in rows if row.looks_warning]
+    looks = joint(looks_from_json(row.looks) for row in rows)
+    return {"test_looks": looks, "looks_warning": "; ".join(warnings)}
 
 
 def _averages(rows: Sequence[Row]) -> dict[str, Any]:

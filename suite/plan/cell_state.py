@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -16,6 +17,7 @@ from suite.plan.study import Study, decide
 from suite.record.attempts import is_given_up
 from suite.record.cells import Cell, Trial, ended, read_cells
 from suite.record.folder import Home, TrialFolder
+from suite.record.looks import Looks, RunSet, looks_of, read_looks
 from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
 
@@ -121,6 +123,8 @@ class CellState:
         confirm: Confirm runs by learning rate and seed.
         live: Hashes of the trials that this process has handed out.
         given_up: Hashes of the trials that used up their retries.
+        set_aside: Confirm runs with a test score whose seeds the sweep no longer names.
+        logged: Sets of confirm runs that the cell had when the sweep's seeds changed.
     """
 
     plan: Plan
@@ -131,6 +135,8 @@ class CellState:
     confirm: dict[tuple[float, int], Trial] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
+    set_aside: list[Trial] = field(default_factory=list)
+    logged: Sequence[RunSet] = ()
     _study: Study | None = field(default=None, repr=False, compare=False)
 
     def add(self, trial: Trial) -> None:
@@ -235,10 +241,31 @@ class CellState:
         rate = self.best_learning_rate
         return [self.confirm[key] for key in sorted(self.confirm) if key[0] == rate]
 
+    @property
+    def looks(self) -> Looks:
+        """The sets of confirm runs that a test score of this cell was read from."""
+        tested: dict[float, set[int]] = defaultdict(set)
+        for trial in (*self.confirm.values(), *self.set_aside):
+            if trial.result is not None and trial.result.score is not None:
+                tested[trial.spec.learning_rate].add(trial.spec.seed)
+        present = None
+        rate = self.best_learning_rate
+        seeds = set(self.plan.config.confirm.seeds)
+        # A learning rate without a test score of its own is no look.
+        if rate is not None and tested[rate] & seeds:
+            present = (rate, tuple(sorted(seeds)))
+        return looks_of(present, self.logged, tested)
+
     def as_cell(self) -> Cell:
         """The cell with the trials that count: the search, and all confirm runs of the seeds."""
         confirm = sorted(self.confirm.values(), key=lambda trial: trial.spec.seed)
-        return Cell(self.cell.arm, self.cell.task.name, search=self.searched, confirm=confirm)
+        return Cell(
+            self.cell.arm,
+            self.cell.task.name,
+            search=self.searched,
+            confirm=confirm,
+            looks=self.looks,
+        )
 
     @property
     def status(self) -> CellStatus:
@@ -430,17 +457,22 @@ def make_states(
     """
     retries = plan.config.failures.retries
     pretrains = read_pretrains(plan, home)
+    logged = read_looks(home, plan.config.name)
     states: dict[str, CellState] = {}
     for cell in cells:
         # An arm without a pretrain run has no hash, and nothing has the key "".
         state = CellState(plan, cell, pretrains.get(cell.arm.pretrain or ""))
         states[cell.key] = state
+        state.logged = logged.get(cell.key, ())
         trials = found.get(cell.key)
         if trials is None:
             continue
         for trial in (*trials.search, *trials.confirm):
             # Such a folder stays on disk: it belongs to a larger budget or an earlier definition.
             if not plan.includes(cell, trial):
+                # It was tested all the same, and the row says so.
+                if plan.leaves_out(cell, trial):
+                    state.set_aside.append(trial)
                 continue
             # A driver remembers every trial for as long as it runs, so it keeps the outcome alone.
             if outcomes:

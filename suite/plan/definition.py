@@ -21,8 +21,10 @@ from suite.config.sweep import SweepConfig
 from suite.config.task import TaskConfig
 from suite.errors import ConfigError, SweepConflictError
 from suite.files import write_json
+from suite.plan.cell_state import read_states
 from suite.plan.plan import Plan, PlannedCell
 from suite.record.folder import Home
+from suite.record.looks import keep_look
 from suite.record.spec import TrialSpec
 from suite.storage.lease import Lease, held_lease
 
@@ -139,12 +141,29 @@ def check_definition(plan: Plan, home: Home) -> None:
 
 
 def store_definition(plan: Plan, home: Home) -> None:
-    """Write a checked plan: the sweep as given, and what its names stood for."""
+    """Write a checked plan: the sweep as given, and what its names stood for.
+
+    Where the seeds of the confirm runs change, the cells that have a test score already are kept
+    (`suite.record.looks`).
+    """
+    known = known_plan(home, plan.config.name)
+    # Before the definition: a crash between the two leaves one record that says the same again.
+    if known is not None and set(known.config.confirm.seeds) != set(plan.config.confirm.seeds):
+        _keep_look(known, home)
     stored = stored_cells(plan)
     # The definition comes last. A sweep is known by this file, so a crash before it leaves no half
     # of a sweep.
     write_json(_cells_path(home, plan.config.name), stored.model_dump(mode="json"))
     write_json(home.sweep_definition(plan.config.name), plan.config.model_dump(mode="json"))
+
+
+def _keep_look(plan: Plan, home: Home) -> None:
+    rates = {}
+    for key, state in read_states(plan, home, outcomes=True).items():
+        for trial in state.at_best:
+            if trial.result is not None and trial.result.score is not None:
+                rates[key] = trial.spec.learning_rate
+    keep_look(home, plan.config.name, plan.config.confirm.seeds, rates)
 
 
 def stored_cells(plan: Plan) -> StoredCells:

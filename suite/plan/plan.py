@@ -127,9 +127,17 @@ class Plan:
             return spec.number < most and spec == self.search_spec(
                 cell, spec.number, spec.learning_rate
             )
-        return spec.seed in self.config.confirm.seeds and spec == self.confirm_spec(
-            cell, spec.learning_rate, spec.seed
-        )
+        return spec.seed in self.config.confirm.seeds and self._would_confirm(cell, spec)
+
+    def leaves_out(self, cell: PlannedCell, trial: Trial) -> bool:
+        """Whether a trial is a confirm run of this plan in all but its seed."""
+        spec = trial.spec
+        if trial.folder.hash != spec.hash or spec.phase is not Phase.CONFIRM:
+            return False
+        return spec.seed not in self.config.confirm.seeds and self._would_confirm(cell, spec)
+
+    def _would_confirm(self, cell: PlannedCell, spec: TrialSpec) -> bool:
+        return spec == self.confirm_spec(cell, spec.learning_rate, spec.seed)
 
     def _spec(
         self,

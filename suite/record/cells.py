@@ -10,6 +10,7 @@ from typing import Any
 from suite.config.arm import Arm
 from suite.config.space import End, LearningRateRange
 from suite.record.folder import Home, TrialFolder
+from suite.record.looks import Looks
 from suite.record.result import Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 
@@ -63,12 +64,17 @@ class Trial:
 
 @dataclass(slots=True)
 class Cell:
-    """All trials of one arm on one task, search in trial-number order and confirm in seed order."""
+    """All trials of one arm on one task, search in trial-number order and confirm in seed order.
+
+    `looks` says from which sets of confirm runs its test score was read, where a sweep's plan is
+    there to tell.
+    """
 
     arm: Arm
     task: str
     search: list[Trial] = field(default_factory=list)
     confirm: list[Trial] = field(default_factory=list)
+    looks: Looks = field(default_factory=Looks)
 
     @property
     def key(self) -> str:

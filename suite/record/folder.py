@@ -2,6 +2,7 @@
 
 HOME/
   sweeps/<name>.json        the definition that was run
+  sweeps/looks/<name>/      which cells had a test score when the sweep's seeds changed
   sweeps/leases/<name>/     which driver owns it; with a storage this lies there instead
   tracking-id               the home's name in stores that several homes write to
   trials/<hash>/
@@ -37,7 +38,7 @@ from suite.record.spec import Phase, TrialSpec
 M = TypeVar("M", bound=BaseModel)
 
 
-def _read(path: Path, kind: type[M]) -> M | None:
+def read_record(path: Path, kind: type[M]) -> M | None:
     """A stored model; None where it is absent or was cut short."""
     try:
         data = path.read_bytes()
@@ -104,7 +105,7 @@ class TrialFolder:
         Raises:
             ConfigError: It is whole, but not one of this version.
         """
-        return _read(self.path / "spec.json", TrialSpec)
+        return read_record(self.path / "spec.json", TrialSpec)
 
     def write_result(self, result: TrialResult) -> None:
         write_json(self.path / "result.json", result.model_dump(mode="json"))
@@ -116,7 +117,7 @@ class TrialFolder:
             ConfigError: It is whole, but not a record of this version. If it counted as absent, the
                 trial would be run again and the record replaced.
         """
-        return _read(self.path / "result.json", TrialResult)
+        return read_record(self.path / "result.json", TrialResult)
 
     def epochs(self) -> list[EpochRecord]:
         """The training curve so far; an epoch that was trained again after a cut counts once."""

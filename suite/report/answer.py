@@ -50,7 +50,13 @@ def answer(report: Report) -> list[Sentence]:
         if not report.rows:
             reason = "no trial has ended."
         found.append(Sentence("Nothing can be said yet:", reason))
-    return [*found, *_power(report), *_like_a_constant(report), *_rejected(report)]
+    return [
+        *found,
+        *_power(report),
+        *_like_a_constant(report),
+        *_looked_at_again(report),
+        *_rejected(report),
+    ]
 
 
 def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sentence:
@@ -227,6 +233,16 @@ def _like_a_constant(report: Report) -> list[Sentence]:
             f" {constant}:"
         )
         found.append(Sentence(head, f"{listed(_with_score(report, row) for row in alike)}."))
+    return found
+
+
+def _looked_at_again(report: Report) -> list[Sentence]:
+    """Name the rows whose test scores were read from several sets of runs."""
+    found = []
+    for row in report.rows:
+        if row["looks_warning"] is not None and row["task"] != MEAN:
+            head = f"Test scores of {report.label(row)} on {row['task']} were looked at again:"
+            found.append(Sentence(head, f"{row['looks_warning']}."))
     return found
 
 

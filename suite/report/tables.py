@@ -187,6 +187,8 @@ def leaderboard_columns(report: Report) -> list[Column]:
         columns.append(_field("kv_bytes_per_token"))
     columns.append(_field("train_s"))
     columns.append(_field("seeds"))
+    if any(row["test_looks"] > 1 for row in rows):
+        columns.append(_field("test_looks"))
     if any(arm.settings for arm in report.arms.values()):
         columns.append(
             words(

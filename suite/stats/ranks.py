@@ -11,19 +11,23 @@ from __future__ import annotations
 import numpy as np
 
 from suite.errors import StatisticsError
+from suite.metrics.values import Values
 from suite.stats.compare import NO_RANK, Evidence, p_values
-from suite.stats.significance import LEVEL, holm
+from suite.stats.significance import LEVEL, counted, holm
 
 Rank = tuple[int, int]
 """The best and the worst place, counted from 1."""
 
 
-def rank_groups(evidence: Evidence, *, higher_is_better: bool) -> list[Rank]:
+def rank_groups(
+    evidence: Evidence, *, higher_is_better: bool, looks: Values | int = 1
+) -> list[Rank]:
     """The rank of every arm, in the order of the evidence.
 
     Args:
         evidence: On the arms to rank.
         higher_is_better: False for perplexity and the like.
+        looks: How often the test scores of each pair were looked at, (A, A), or of all pairs.
 
     Raises:
         StatisticsError: There is one seed only.
@@ -33,7 +37,8 @@ def rank_groups(evidence: Evidence, *, higher_is_better: bool) -> list[Rank]:
     count = len(evidence.scores)
     pairs = np.triu_indices(count, 1)  # each pair once
     apart = np.zeros((count, count), dtype=bool)
-    apart[pairs] = holm(p_values(evidence, pooled=True)[pairs]) < 1 - LEVEL
+    of_pairs = counted(p_values(evidence, pooled=True), looks)
+    apart[pairs] = holm(of_pairs[pairs]) < 1 - LEVEL
     apart |= apart.T
     means = evidence.scores.mean(1)
     if not higher_is_better:

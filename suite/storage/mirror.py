@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from suite.errors import StorageError
 from suite.files import json_bytes, sha256, write_atomic
+from suite.record import looks
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import FailureRecord, TrialResult
 from suite.storage.base import Storage
@@ -271,6 +272,8 @@ class Mirror:
         """Put the files that define a sweep."""
         definition = self.home.sweep_definition(sweep)
         paths = [definition.with_suffix(suffix) for suffix in DEFINITIONS]
+        # These first: a definition with other seeds must not come without them.
+        self._push_all(_visible_files(looks.folder(self.home, sweep)))
         self._push_all(path for path in paths if path.is_file())
 
     def push_tokenizers(self) -> None:
@@ -360,7 +363,7 @@ class Mirror:
         root, _, rest = key.partition("/")
         *middle, name = rest.split("/")
         if root == "sweeps":
-            return not middle and name.endswith(DEFINITIONS)
+            return (not middle or middle[0] == looks.FOLDER) and name.endswith(DEFINITIONS)
         if root == "cache":
             return weights and middle[:1] == ["tokenizers"]
         return (

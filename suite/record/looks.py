@@ -1,0 +1,169 @@
+"""Remember from which sets of confirm runs a cell's test score was read.
+
+Whoever sees a test score and then changes the runs behind it gives luck another chance. A sweep's
+`confirm.seeds` may change, so the driver keeps, before it takes over a definition with other seeds,
+which cells had a test score under the old ones. Each such record is a file of its own,
+`sweeps/looks/<sweep>/<hash of its content>.json`. It is made once and never changed, so that hosts
+that share a storage can put theirs together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.config.hashing import short_hash
+from suite.config.loader import Strict
+from suite.files import write_json
+from suite.record.folder import Home, read_record
+
+FOLDER = "looks"
+RunSet = tuple[float, tuple[int, ...]]
+"""The learning rate of some confirm runs, and their seeds, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """The sets of confirm runs that a cell's test score was read from.
+
+    Attributes:
+        sets: All of them; the present set comes first.
+        choices: In how many ways the present set can be chosen from the runs that were tested at
+            its learning rate; 1 unless some of these are left out.
+    """
+
+    sets: tuple[RunSet, ...] = ()
+    choices: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many test scores there were to choose from; 0 before there is one."""
+        if not self.sets:
+            return 0
+        return len(self.sets) - 1 + self.choices
+
+    @property
+    def warning(self) -> str | None:
+        """What a reader must know of the row, in words; None where it was looked at once."""
+        if self.count < 2:
+            return None
+        others = []
+        for rate, seeds in self.sets[1:]:
+            others.append(f"seeds {', '.join(map(str, seeds))} at {rate:.3g}")
+        said = []
+        if others:
+            said.append(f"also tested with {'; '.join(others)}")
+        if self.choices > 1:
+            said.append(f"its seeds are one of {self.choices} choices from those tested")
+        return f"{self.count} test looks: {', and '.join(said)}; p counts {self.count} times"
+
+    def as_json(self) -> dict[str, Any]:
+        """The form in which a row keeps it."""
+        return {"sets": [[rate, list(seeds)] for rate, seeds in self.sets], "choices": self.choices}
+
+
+def from_json(kept: Mapping[str, Any]) -> Looks:
+    """What `Looks.as_json` gave; an empty mapping is a cell that nobody has looked at."""
+    sets = []
+    for rate, seeds in kept.get("sets", ()):
+        sets.append((float(rate), tuple(seeds)))
+    return Looks(tuple(sets), kept.get("choices", 1))
+
+
+def joint(cells: Iterable[Looks]) -> int:
+    """How many test scores there were to choose from, over cells read together; at least 1.
+
+    All cells of a sweep change their seeds at the same time, so a set of seeds counts once. Each
+    cell changes its learning rate at a time of its own, so each further rate counts.
+    """
+    seeds = set()
+    rates = 0
+    choices = 1
+    for looks in cells:
+        own = {of_set for _, of_set in looks.sets}
+        rates += len(looks.sets) - len(own)
+        seeds |= own
+        choices = max(choices, looks.choices)
+    return max(1, len(seeds) + rates + choices - 1)
+
+
+def looks_of(
+    present: RunSet | None,
+    logged: Sequence[RunSet],
+    tested: Mapping[float, set[int]],
+) -> Looks:
+    """The looks at one cell.
+
+    Args:
+        present: The learning rate that is confirmed and the sweep's seeds; None before one of these
+            runs has a test score.
+        logged: The sets that the driver kept when the seeds changed.
+        tested: Seeds with a test score by learning rate, whether they count or not.
+    """
+    # A dictionary rather than a set, because it keeps the order.
+    sets = dict.fromkeys(logged)
+    explained: dict[float, set[int]] = defaultdict(set)
+    for rate, seeds in logged:
+        explained[rate] |= set(seeds)
+    if present is not None:
+        explained[present[0]] |= set(present[1])
+    for rate in sorted(tested):
+        # Runs that no record explains: of another learning rate, or of a home that kept no record.
+        if not tested[rate] <= explained[rate]:
+            sets[rate, tuple(sorted(tested[rate]))] = None
+    if present is None:
+        return Looks(tuple(sets))
+    sets.pop(present, None)
+    of_rate = tested.get(present[0], set())
+    counted = len(of_rate & set(present[1]))
+    return Looks((present, *sets), math.comb(len(of_rate), counted))
+
+
+class KeptLook(Strict):
+    """One record: the seeds that a sweep had, and the cells that had a test score with them."""
+
+    seeds: list[int]
+    learning_rates: dict[str, float]
+
+
+def folder(home: Home, sweep: str) -> Path:
+    """The folder of a sweep's records."""
+    return home.sweep_definition(sweep).parent / FOLDER / sweep
+
+
+def keep_look(home: Home, sweep: str, seeds: Iterable[int], rates: Mapping[str, float]) -> None:
+    """Keep that cells had a test score with some seeds; done twice, it is kept once.
+
+    Args:
+        seeds: The sweep's seeds so far.
+        rates: Learning rate of the confirm runs by key of the cell, for each cell with a score.
+    """
+    if not rates:
+        return
+    look = KeptLook(seeds=sorted(set(seeds)), learning_rates=dict(rates)).model_dump(mode="json")
+    write_json(folder(home, sweep) / f"{short_hash(look)}.json", look)
+
+
+def names(home: Home, sweep: str) -> list[str]:
+    """The names of a sweep's records, which change whenever there is a new one."""
+    return sorted(path.stem for path in folder(home, sweep).glob("*.json"))
+
+
+def read_looks(home: Home, sweep: str) -> dict[str, list[RunSet]]:
+    """The sets of runs that were kept, by key of the cell.
+
+    Raises:
+        ConfigError: A record is whole, but not one of this version.
+    """
+    found: dict[str, list[RunSet]] = defaultdict(list)
+    for name in names(home, sweep):
+        look = read_record(folder(home, sweep) / f"{name}.json", KeptLook)
+        if look is None:
+            continue
+        for key, rate in look.learning_rates.items():
+            found[key].append((rate, tuple(look.seeds)))
+    return found
