@@ -21,7 +21,6 @@ SECRET = "hunter2-hunter2"
 ATTACK = f"<script>document.title='owned'</script></script><img src=x onerror=alert(1)> postgresql://me:{SECRET}@db/x"
 GOOD: dict[str, Any] = {
     "trainable_as_intended": True,
-    "output_changed": True,
     "output_start_sha256": "a",
     "output_end_sha256": "b",
     "loss_first": 1.0,
@@ -50,8 +49,9 @@ def make_report_home(path: Path, empty_db: Path) -> Home:
             for spec in specs:
                 validity = ValidityRecord(
                     **GOOD,
-                    loss_fell=method != "bitfit",
-                    loss_last=0.5 if method != "bitfit" else 1.0,
+                    output_changed=method != "bitfit",
+                    loss_fell=True,
+                    loss_last=0.5,
                 )
                 result = home.trial(spec).result()
                 assert result is not None

@@ -105,22 +105,25 @@ def test_the_table_shows_them(finished: Home, capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_a_row_that_is_not_shown_to_beat_a_constant_answer_has_it_beside_its_score(
+def test_a_row_that_is_not_shown_to_learn_has_the_constant_answer_beside_its_score(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_confirmed(home, "full", some_right(np.random.default_rng(0), 0.9))
     define(home)
     sync(home, tracking_uri=home.tracking_uri)
     show(home.tracking_uri, fmt=Format.MD)
-    assert "same answer" not in capsys.readouterr().out
+    assert "constant answer" not in capsys.readouterr().out
     write_confirmed(home, "bitfit", some_right(np.random.default_rng(1), 0.5))
     define(home)
     sync(home, tracking_uri=home.tracking_uri)
     show(home.tracking_uri, fmt=Format.MD)
-    assert "| same answer |" in capsys.readouterr().out
+    assert "| constant answer | shown to learn |" in capsys.readouterr().out
     found = {row["method"]: row for row in board(home)}
     assert found["full"]["constant_score"] == found["bitfit"]["constant_score"] == 50.0
     assert found["full"]["constant_p"] < 0.01 and found["bitfit"]["constant_p"] > 0.05
+    assert found["full"]["constant_p_holm"] == 2 * found["full"]["constant_p"]
+    assert found["full"]["shown_to_learn"] is True and found["bitfit"]["shown_to_learn"] is False
+    assert found["bitfit"]["rank"] == "2", "it keeps its rank"
 
 
 def test_ranks_that_hold_read_no_answers_and_a_changed_cell_is_ranked_anew(

@@ -127,7 +127,8 @@ def test_later_columns_come_after_those_that_were_there_before(finished: Home) -
         "lm_eval",
         *["rank", "rank_missing", "ci_low", "ci_high", "ci_of", "ci_missing"],
         *["admitted", "rejected", "dirty", "own_code"],
-        *["constant_score", "constant_p", "constant_missing", "precision"],
+        *["constant_score", "constant_p", "constant_missing"],
+        *["constant_p_holm", "shown_to_learn", "loss_fall", "loss_fall_p", "precision"],
         *["shown_difference", "seeds_for_point", "test_looks", "looks_warning"],
     ]
 

@@ -155,31 +155,27 @@ def test_without_ranks_the_answer_says_that_nothing_was_tested(report: Report) -
     )
 
 
-def test_arms_that_one_answer_for_everything_would_equal_are_named(report: Report) -> None:
-    def with_p(p: float, **others: float) -> Report:
-        cells = [
-            {**row, "constant_score": 5.0, "constant_p": others.get(row["method"], p)}
-            for row in report.rows
-        ]
-        return replace(
-            report,
-            rows=[row | {"constant_p": None} if row["task"] == "mean" else row for row in cells],
-        )
+def test_arms_that_are_not_shown_to_learn_are_named_beside_the_constant_answer(
+    report: Report,
+) -> None:
+    def learning(*methods: str) -> Report:
+        rows = []
+        for row in report.rows:
+            values = {"constant_score": 5.0, "shown_to_learn": row["method"] in methods}
+            if row["task"] == "mean" or row["admitted"] is False:
+                values["shown_to_learn"] = None
+            rows.append(row | values)
+        return replace(report, rows=rows)
 
-    none, some, every = with_p(1e-6), with_p(1e-6, lora=0.2, read=0.9), with_p(0.4)
-    assert "one answer for everything" not in said(none)
-    where = (
-        r"On agreement not shown to do better than one answer for everything, which scores 5\.0: "
-    )
+    every, some, none = learning("full", "lora", "read"), learning("full"), learning()
+    assert "shown to learn" not in said(every)
+    where = r"On agreement not shown to learn, that is to beat the constant answer's 5\.0: "
     assert re.search(where + r"\w+ \([\d.]+\) and \w+ \([\d.]+\)\.", said(some))
-    assert (
-        "On entailment no arm is shown to do better than one answer for everything, which scores 5.0: "
-        in said(every)
-    )
-    heads = [
-        [column.head for column in tables.leaderboard_columns(found)] for found in (none, some)
-    ]
-    assert ["same answer" in found for found in heads] == [False, True]
+    assert "On entailment no arm is shown to learn, that is to beat" in said(none)
+    shown = tables.leaderboard_columns(some)
+    assert {"constant answer", "shown to learn"} <= {column.head for column in shown}
+    (column,) = [column for column in shown if column.head == "shown to learn"]
+    assert {column.show(row) for row in some.rows} == {"yes", "no", "-"}
 
 
 def test_of_a_perplexity_the_lowest_leads(other: Home) -> None:

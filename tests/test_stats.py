@@ -449,7 +449,7 @@ def test_only_an_arm_that_the_luck_of_seeds_and_items_does_not_explain_beats_a_c
 
     rng = np.random.default_rng(1)
     assert p(some_right(rng, 0.95, items=300)) < 1e-3
-    assert p(some_right(rng, 0.52, items=300)) > 0.3
+    assert p(some_right(rng, 0.52, items=300)) > 0.15
     assert p(some_right(rng, [0.5, 0.97, 0.55], items=300)) > 0.05, "one lucky seed of three"
     assert p([[i % 2 == 1 for i in range(100)]] * 3) == 1.0, "it is the constant"
 

@@ -217,14 +217,16 @@ def _name_columns(rows: Sequence[Row]) -> list[Column]:
 
 def _score_columns(rows: Sequence[Row]) -> list[Column]:
     """The test score, and the scores to compare it with."""
-    from suite.stats.constant_baseline import beats_constant
+    from suite.leaderboard.learning import shows_constant
 
     shown = [Column(_title("score_mean"), _score, right=True)]
     if any(row["ci_low"] is not None for row in rows):
         shown.append(Column(_title("ci_low"), _interval, right=True, rank=2))
-    # The majority class is worth a look only where a row fails to beat it.
-    if any(beats_constant(row) is False for row in rows):
+    # The constant answer is worth a look only where a row fails to beat it.
+    if any(shows_constant(row) for row in rows):
         shown.append(_number("constant_score", 2))
+    if any(row["shown_to_learn"] is False for row in rows):
+        shown.append(Column(_title("shown_to_learn"), _shown_to_learn))
     if any(row["reference_score"] is not None for row in rows):
         shown.append(_number("reference_score", 0))
         shown.append(Column(_title("difference"), _difference, right=True))
@@ -347,6 +349,15 @@ def _score(row: Row) -> str:
     if mean is not None and row["higher_is_better"] is False:
         shown += " ↓"
     return shown
+
+
+def _shown_to_learn(row: Row) -> str:
+    """`yes`, `no`, or a dash where it was not tested."""
+    if row["shown_to_learn"] is None:
+        return render.MISSING
+    if row["shown_to_learn"]:
+        return "yes"
+    return "no"
 
 
 def _difference(row: Row) -> str:

@@ -21,6 +21,8 @@ from suite.leaderboard.measures import (
     Measure,
     energy_source,
     last_end_s,
+    loss_fall,
+    loss_fall_p,
     mean_of_runs,
     of_pretrain,
     of_train,
@@ -506,7 +508,7 @@ class Row:
         meaning="commit of the code that the backbone's checkpoint brought; null = it brought none",
     )
     constant_score: float | None = number(
-        "same answer",
+        "constant answer",
         unit="percent",
         average=Average.SCORE,
         report=True,
@@ -514,9 +516,34 @@ class Row:
     )
     constant_p: float | None = number(
         report=True,
-        meaning="two-sided p-value of no difference between that and score_mean",
+        meaning="p-value of score_mean being better than that by luck alone, one-sided; 1 where it "
+        "is no better",
     )
-    constant_missing: str | None = text(meaning="why there is no such score")
+    constant_missing: str | None = text(meaning="why there is no such score, or no p-value")
+    # Made when the leaderboard is read, because the correction takes all rows of a family.
+    constant_p_holm: float | None = number(
+        metric=False,
+        report=True,
+        meaning="that p-value times test_looks, corrected (Holm) over the finished rows of the "
+        "sweep, backbone and task",
+    )
+    shown_to_learn: bool | None = flag(
+        "shown to learn",
+        report=True,
+        meaning="whether constant_p_holm is below 0.05; false = not shown, which is no proof that "
+        "the row did not learn",
+    )
+    loss_fall: float | None = number(
+        report=True,
+        measure=loss_fall,
+        meaning="mean training loss of a confirm run's first epoch less that of its last (of a "
+        "single epoch: its halves), mean over seeds",
+    )
+    loss_fall_p: float | None = number(
+        report=True,
+        measure=loss_fall_p,
+        meaning="two-sided p-value of no change of the loss: Student t over seeds, not corrected",
+    )
     precision: str | None = text(
         "precision",
         average=Average.OWN,

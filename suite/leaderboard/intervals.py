@@ -8,7 +8,7 @@ from typing import Any
 from suite.errors import SuiteError
 from suite.record.cells import Trial
 from suite.stats.answers import Answers, read_answers
-from suite.stats.compare import NO_P, difference, gather
+from suite.stats.compare import NO_P, Difference, difference, gather
 from suite.stats.constant_baseline import best_constant
 from suite.stats.interval import cell_interval
 
@@ -35,13 +35,26 @@ def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
 
 
 def constant_fields(answers: Answers) -> dict[str, Any]:
-    """The fields `constant_score` and `constant_p`, and `constant_missing`: why one is missing."""
+    """The fields `constant_score` and `constant_p`, and `constant_missing`: why one is null."""
     try:
         constant = best_constant(answers)
         found = difference(gather([answers, constant]))
     except SuiteError as reason:  # also a task's own score that cannot take a constant
         return {"constant_missing": str(reason)}
-    fields: dict[str, Any] = {"constant_score": found.second, "constant_p": found.p}
+    fields: dict[str, Any] = {"constant_score": found.second, "constant_p": p_of_gain(found)}
     if found.p is None:
         fields["constant_missing"] = NO_P
     return fields
+
+
+def p_of_gain(found: Difference) -> float | None:
+    """One-sided p-value of "the first arm is no better", where more is better.
+
+    It is None with one seed.
+    """
+    if found.p is None:
+        return None
+    # A half of the two-sided p-value, because to be worse shows nothing.
+    if found.difference > 0:
+        return found.p / 2
+    return 1.0

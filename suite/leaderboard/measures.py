@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from suite.meters.record import PhaseRecord
 from suite.record.result import TrialResult
+from suite.stats.significance import two_sided
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,31 @@ def search_energy_kwh(results: CellResults) -> float | None:
 def search_s(results: CellResults) -> float | None:
     """Duration of all phases of the search, as far as trials measured them."""
     return total(phase.seconds for phase in results.phases)
+
+
+def loss_fall(results: CellResults) -> float | None:
+    """By how much the training loss fell, mean over the confirm runs."""
+    return mean(_loss_fall(run) for run in results.confirmed)
+
+
+def loss_fall_p(results: CellResults) -> float | None:
+    """The p-value of no change of the training loss; None for fewer than two confirm runs."""
+    falls = _all_known(_loss_fall(run) for run in results.confirmed)
+    count = len(falls)
+    if count < 2:
+        return None
+    return float(two_sided(fmean(falls), 0.0, variance(falls) / count, count - 1))
+
+
+def _loss_fall(run: TrialResult) -> float | None:
+    """First epoch less last, or first half less second half of a single epoch."""
+    # The lowest of several later epochs would lie below the first one by luck alone.
+    if len(run.epochs) > 1:
+        return run.epochs[0].train_loss - run.epochs[-1].train_loss
+    checked = run.validity
+    if checked is None or checked.loss_first is None or checked.loss_last is None:
+        return None
+    return checked.loss_first - checked.loss_last
 
 
 def last_end_s(results: CellResults) -> float | None:

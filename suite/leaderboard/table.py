@@ -32,6 +32,7 @@ from suite.leaderboard.fields import (
     of_kind,
     with_values,
 )
+from suite.leaderboard.learning import with_learning
 from suite.leaderboard.measures import join, mean, spread
 from suite.leaderboard.ranks import ALONE, is_ranked, no_rank, why_not_ranked
 from suite.leaderboard.row import reference_fields
@@ -177,6 +178,7 @@ def compare(rows: Sequence[Row], target_frac: float = TARGET_FRAC) -> list[Row]:
     """
     # One order for all that follows, whichever store the rows come from.
     found = sorted(rows, key=lambda row: (row.sweep, row.arm, row.task, row.home))
+    found = with_learning(found)
     # Costs before mean rows, which average them; PRR and PEoP after, as a mean row's are ratios of
     # its means.
     found = with_energy_to_target(with_selection_cost(found), target_frac)

@@ -117,7 +117,7 @@ class ValidityRecord(Record):
     output_start_sha256: str
     output_end_sha256: str
     loss_fell: bool | None = Field(
-        description="`loss_last` is below `loss_first`; "
+        description="`loss_last` is below `loss_first`, which luck alone gives half the time; "
         "null for a single epoch of fewer than ten steps"
     )
     loss_first: float | None = Field(
@@ -129,16 +129,17 @@ class ValidityRecord(Record):
     no_nan: bool = Field(description="of the trained model's answer to these rows")
 
     def problems(self) -> list[str]:
-        """What speaks against the run, in plain words."""
+        """What makes the run no evidence, in plain words.
+
+        A loss that did not fall is not among them: at a given budget, not learning is a result.
+        """
         found = []
         if not self.trainable_as_intended:
             strays = ", ".join(self.strays)
             found.append(f"other parameters trained than intended ({strays})")
+        # Any step that trains moves some bit of the output, so nothing was trained here.
         if not self.output_changed:
             found.append("training did not change the output")
-        # None means that it is not known, which speaks against nothing.
-        if self.loss_fell is False:
-            found.append("train loss did not fall")
         if not self.no_nan:
             found.append("the output holds NaN")
         return found

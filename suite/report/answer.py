@@ -17,7 +17,6 @@ from suite.report.charts import energy, place
 from suite.report.data import Report, Row
 from suite.report.names import listed
 from suite.report.table import rows_where, rows_without, values_of
-from suite.stats.constant_baseline import beats_constant
 from suite.stats.power import sentence
 
 # The costs that are compared, by key: the word for them.
@@ -53,7 +52,7 @@ def answer(report: Report) -> list[Sentence]:
     return [
         *found,
         *_power(report),
-        *_like_a_constant(report),
+        *_not_shown_to_learn(report),
         *_looked_at_again(report),
         *_rejected(report),
     ]
@@ -215,23 +214,20 @@ def _power(report: Report) -> list[Sentence]:
     return [Sentence("What the ranks could tell apart in four of five cases:", f"{found}.")]
 
 
-def _like_a_constant(report: Report) -> list[Sentence]:
-    """Name by task the arms that are not shown to beat one answer for everything."""
+def _not_shown_to_learn(report: Report) -> list[Sentence]:
+    """Name by task the arms that are not shown to beat the constant answer."""
     found = []
     for task in report.tasks:
         rows = report.admitted(task)
-        # None means that there is no constant answer to compare with.
-        alike = [row for row in rows if beats_constant(row) is False]
+        # None means that it was not tested.
+        alike = [row for row in rows if row["shown_to_learn"] is False]
         if not alike:
             continue
         who = "not"
         if len(alike) == len(rows):
             who = "no arm is"
         constant = values.score(alike[0]["constant_score"])
-        head = (
-            f"On {task} {who} shown to do better than one answer for everything, which scores"
-            f" {constant}:"
-        )
+        head = f"On {task} {who} shown to learn, that is to beat the constant answer's {constant}:"
         found.append(Sentence(head, f"{listed(_with_score(report, row) for row in alike)}."))
     return found
 

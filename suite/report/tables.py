@@ -8,6 +8,7 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.leaderboard.fields import BY_NAME, FIELDS
+from suite.leaderboard.learning import shows_constant
 from suite.report import values
 from suite.report.chart import Chart
 from suite.report.data import Report
@@ -23,7 +24,6 @@ from suite.report.table import (
     words,
 )
 from suite.stats.compare import NO_RANK
-from suite.stats.constant_baseline import beats_constant
 
 # How a number of the leaderboard's fields is shown, by its unit.
 SHOW: dict[str, Callable[[Any], str]] = {
@@ -159,10 +159,15 @@ def leaderboard_columns(report: Report) -> list[Column]:
                 "over seeds and test items",
             )
         )
-    if any(beats_constant(row) is False for row in rows):
-        meaning = BY_NAME["constant_score"].meaning
+    if any(shows_constant(row) for row in rows):
+        columns.append(_field("constant_score"))
+    if False in values_of(rows, "shown_to_learn"):
         columns.append(
-            _field("constant_score", hint=f"{meaning}; shown where a row is not shown to do better")
+            words(
+                BY_NAME["shown_to_learn"].title,
+                _shown_to_learn,
+                "better than the constant answer by a paired test, corrected over the task's arms",
+            )
         )
     if known("reference_score"):
         # Only a sweep that carries a paper's numbers has these two.
@@ -244,6 +249,14 @@ def _score(row: Row) -> str:
         # Not in the head of the column: one table may hold tasks of both kinds.
         shown += " ↓"
     return shown
+
+
+def _shown_to_learn(row: Row) -> str:
+    if row["shown_to_learn"] is None:
+        return values.MISSING
+    if row["shown_to_learn"]:
+        return "yes"
+    return "no"
 
 
 def _interval(row: Row) -> str:

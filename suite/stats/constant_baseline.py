@@ -1,19 +1,16 @@
-"""The baseline that gives the same answer to every item.
+"""The constant answer: a baseline that answers every item alike.
 
-An arm that is not shown to beat it has learned nothing that its score could show.
+An arm that is not shown to beat it is not shown to learn (`suite.leaderboard.learning`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from suite.config.task import LabelTask
 from suite.errors import StatisticsError
 from suite.stats.answers import Answers, score_of
-from suite.stats.significance import LEVEL
 
 
 def best_constant(answers: Answers) -> Answers:
@@ -50,17 +47,3 @@ def best_constant(answers: Answers) -> Answers:
         runs=dict.fromkeys(answers.runs, best_run),
         scores=dict.fromkeys(answers.scores, best_score),
     )
-
-
-def beats_constant(row: Mapping[str, Any]) -> bool | None:
-    """Whether a leaderboard row is significantly better than the best constant answer.
-
-    Returns:
-        None where no constant answer exists, on a mean row, and before there is a score.
-    """
-    if row["constant_p"] is None or row["score_mean"] is None:
-        return None
-    gain = row["score_mean"] - row["constant_score"]
-    if row["higher_is_better"] is False:
-        gain = -gain
-    return bool(row["constant_p"] < 1 - LEVEL and gain > 0)

@@ -1,0 +1,58 @@
+"""Say which rows are shown to learn: they score better than the constant answer, and not by luck.
+
+The rows of one home, sweep, backbone and task are one family, the one that their ranks compare. The
+p-values are multiplied by the looks at a row's test scores, and corrected over the family (Holm).
+So where no row of a family has learned anything, the chance that one of them is called shown to
+learn is at most 5%. A row that is not shown to learn may still have learned: with few seeds or
+items a test cannot tell. It is evidence all the same, and keeps its score, its interval, its rank
+and its place in the mean over tasks.
+
+Families are made of several rows, so this is computed when the leaderboard is read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from suite.config.reference import MEAN
+from suite.leaderboard.fields import Row, with_values
+from suite.leaderboard.ranks import is_ranked
+from suite.stats.significance import LEVEL, counted, holm
+
+
+def with_learning(rows: Sequence[Row]) -> list[Row]:
+    """The same rows with `constant_p_holm` and `shown_to_learn`.
+
+    Both are None for a row that is rejected, not finished, or without `constant_p`.
+
+    Args:
+        rows: Rows of cells; of each sweep of a home all of them.
+    """
+    families: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        # Rows that are not ranked may change or are no evidence, so they correct nothing.
+        if is_ranked(row) and row.constant_p is not None:
+            families[row.home, row.sweep, row.backbone, row.task].append(place)
+    found = list(rows)
+    for places in families.values():
+        p_values = np.array([rows[place].constant_p for place in places])
+        # Rows that no home counts the looks of have 0.
+        looks = np.array([max(rows[place].test_looks, 1) for place in places])
+        corrected = holm(counted(p_values, looks))
+        for place, p in zip(places, corrected.tolist(), strict=True):
+            shown = p < 1 - LEVEL
+            found[place] = with_values(rows[place], constant_p_holm=p, shown_to_learn=shown)
+    return found
+
+
+def shows_constant(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a table needs the constant answer beside its score.
+
+    A row that is shown to learn does not need it, and a mean row is not tested against one.
+    """
+    known = row["task"] != MEAN and row["constant_score"] is not None
+    return known and row["shown_to_learn"] is not True
