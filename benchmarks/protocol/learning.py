@@ -1,6 +1,6 @@
 """How often a row is called shown to learn, over simulated tables of seven rows.
 
-    python -m benchmarks.protocol.learning [--tables 500]
+    python -m benchmarks.protocol.learning [--tables 400]
 
 The first table has no row that learned anything: every row that is called shown to learn is an
 error. In the second table every row learned, by the same number of points. The third says how often
@@ -131,11 +131,8 @@ def print_nothing(tables: int) -> None:
     for name, draw in NOTHING.items():
         for share, items, seeds in (
             (0.5, 200, 3),
-            (0.5, 200, 5),
-            (0.5, 1000, 3),
             (0.5, 1000, 5),
             (0.68, 200, 3),
-            (0.68, 200, 5),
         ):
             rng = np.random.default_rng([1, items, seeds, round(100 * share)])
             drawn = []
@@ -152,9 +149,9 @@ def print_learned(tables: int) -> None:
         "\n| points above | sd of seeds | items | seeds | rows shown to learn | of one row alone |"
     )
     print("| --: | --: | --: | --: | --: | --: |")
-    for gain in (2.0, 5.0, 10.0, 20.0):
+    for gain in (5.0, 10.0, 20.0):
         for spread in (1.0, 5.0):
-            for items, seeds in ((200, 3), (200, 5), (1000, 3), (1000, 5)):
+            for items, seeds in ((200, 3), (200, 5), (1000, 5)):
                 rng = np.random.default_rng([2, items, seeds, round(gain), round(spread)])
                 drawn = []
                 alone = 0
@@ -210,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tables", type=int, default=500, help="simulated tables a line")
+    parser.add_argument("--tables", type=int, default=400, help="simulated tables a line")
     tables = parser.parse_args().tables
     print_nothing(tables)
     print_learned(max(1, tables // 5))
