@@ -120,6 +120,10 @@ def test_lanes_equal_trials_alone_on_two_ranks(case: Case, found: Numbers) -> No
     expected, results = found[case]
     assert [numbers(result) for result in results] == expected
     assert {result.lanes for result in results} == {3}
+    if case[0] == "lst":
+        # The first lane prepares what all of them start from.
+        assert ["prepare" in result.phases for result in results] == [True, False, False]
+        assert [result.preparation.reused for result in results] == [False, True, True]
 
 
 def test_a_lane_that_diverges_ends_alone(found: Numbers) -> None:

@@ -83,8 +83,10 @@ def start(trainer: Trainer, spec: TrialSpec) -> dict[str, Any]:
     report = trainer.epoch()
     assert report.record is not None
     found |= {"loss": report.record.train_loss, "score": report.record.validation_score}
-    trainer.finish()
+    result = trainer.finish()
     found["end"] = warm.engine.fingerprint(trained=True)
+    if result.preparation is not None:
+        found["prepared"] = result.model_dump(mode="json")
     return found
 
 
@@ -106,6 +108,25 @@ def everything(number: int, folder: Path, world_size: int, port: int) -> str:
     return json.dumps(found)
 
 
+def check_preparation(records: list[dict[str, Any]], world_size: int) -> None:
+    """The first trial took the Fisher importances; the second reuses them, and knows what they cost.
+
+    The third is the first once more, as after a kill: it finds its own work in the cache.
+    """
+    first, second, third = records
+    cost = first["phases"]["prepare"]
+    assert cost["seconds"] > 0 and cost["energy_kwh"] > 0
+    assert cost["memory"]["allocated_max_bytes"] > 0
+    assert cost["memory"]["allocated_sum_bytes"] >= world_size * 10_000
+    made = first["preparation"]
+    assert (made["made_by"], made["reused"], made["cost"]) == (first["trial"], False, cost)
+    assert (made["world_size"], made["hardware"]) == (world_size, first["provenance"]["hardware"])
+    assert second["preparation"] == made | {"reused": True}
+    assert "prepare" not in second["phases"]
+    assert (third["preparation"], third["phases"]["prepare"]) == (made, cost)
+    assert "phases.prepare.read_energy_kwh" in third["missing"]
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_another_seed_on_a_warm_engine_equals_a_cold_start(world_size: int, tmp_path: Path) -> None:
     torch.manual_seed(7)
@@ -113,8 +134,13 @@ def test_another_seed_on_a_warm_engine_equals_a_cold_start(world_size: int, tmp_
     whole.base_model.save_pretrained(tmp_path / "backbone")
     for written in in_processes(everything, tmp_path, world_size, free_port(), count=world_size):
         for case, (answers, engines) in zip(cases(world_size), json.loads(written), strict=True):
+            prepared = [answer.pop("prepared", None) for answer in answers]
             cold, other, again = answers
             assert again == cold, case
+            if case[0] == "lst":
+                check_preparation(prepared, world_size)
+            else:
+                assert prepared == [None] * 3, case
             for name in ("start", "file", "output", "loss", "end"):
                 assert other[name] != cold[name], (case, name)
             assert engines == 1, case

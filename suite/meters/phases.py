@@ -163,6 +163,19 @@ class PhaseMeter:
         self._follow(taken)
         return taken
 
+    def hand_over(self, name: str, *, late_to: str) -> LocalPhase:
+        """Hand over the account of a phase that is not open any more, and forget it.
+
+        Args:
+            name: The phase.
+            late_to: The phase that gets what a lagging counter shows of it later.
+        """
+        self._settle()
+        account = self._phases.pop(name)
+        self._explain_memory(account)
+        self._follow({late_to: account})
+        return account
+
     def _follow(self, taken: Mapping[str, LocalPhase]) -> None:
         """Let what a lagging counter has yet to show go to the new accounts."""
         names = {id(phase): name for name, phase in taken.items()}

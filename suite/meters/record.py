@@ -27,7 +27,7 @@ class MemoryPeak(Record):
 
 
 class PhaseRecord(Record):
-    """Cost of one phase (load, train, eval, test, checkpoint), summed over its visits.
+    """Cost of one phase (load, prepare, train, eval, ...), summed over its visits.
 
     Energy is the sum over all ranks' devices.
     """

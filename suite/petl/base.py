@@ -37,7 +37,6 @@ class Method(ABC, Generic[C]):
         source: Paper and section or equation.
         families: Names of the backbone families that it works on.
         Config: The class of its hyperparameters.
-        needs_preparation: Whether `prepare` must run (LST's Fisher pruning).
         needs_projections: Why q, k and v must be the checkpoint's own; "" = they need not be, so
             any attention variant will do.
         backward_through_backbone: Whether gradients pass through the backbone, so that new
@@ -50,7 +49,6 @@ class Method(ABC, Generic[C]):
     source: ClassVar[str]
     families: ClassVar[frozenset[str]] = ALL_FAMILIES
     Config: ClassVar[type[Any]]
-    needs_preparation: ClassVar[bool] = False
     needs_projections: ClassVar[str] = ""
     backward_through_backbone: ClassVar[bool] = True
 
@@ -87,6 +85,11 @@ class Method(ABC, Generic[C]):
         They count where the backbone has a table of positions, which ends somewhere.
         """
         return 0
+
+    @property
+    def needs_preparation(self) -> bool:
+        """Whether `prepare` must run, as for LST's Fisher pruning."""
+        return False
 
     def prepare(
         self,

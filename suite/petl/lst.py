@@ -73,7 +73,6 @@ class Lst(Method[LstConfig]):
     )
     source = "LST, arXiv 2206.06522, section 3; official code"
     Config = LstConfig
-    needs_preparation = True  # `prepare` reads batches for `init: fisher` only
     needs_projections = "its side blocks are pruned copies of the backbone's own"
     backward_through_backbone = False
 
@@ -99,6 +98,10 @@ class Lst(Method[LstConfig]):
             prune_into_side(model, family, magnitude)
         return model
 
+    @property
+    def needs_preparation(self) -> bool:
+        return self.config.init == "fisher"
+
     def prepare(
         self,
         model: nn.Module,
@@ -111,8 +114,6 @@ class Lst(Method[LstConfig]):
         Raises:
             DataError: There is no example.
         """
-        if self.config.init != "fisher":
-            return
         assert isinstance(model, PreTrainedModel)
         examples = islice(_single_rows(batches), self.config.fisher_examples)
         first = next(examples, None)

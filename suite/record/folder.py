@@ -16,7 +16,7 @@ HOME/
     rank<k>.log
   pretrained/<hash>/        the same files for a pretrain run, which all sweeps of the home share
     model.safetensors       its weights, written before result.json
-  cache/                    tokenised data, and what methods prepare from it
+  cache/                    tokenised data, and what methods prepare from it with its cost
   mlflow.db
 """
 

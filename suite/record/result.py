@@ -15,7 +15,8 @@ from suite.config.training import Precision
 from suite.meters.record import PhaseRecord, Record
 from suite.redact import redact
 
-SCHEMA_VERSION = 1
+# 1: what a method prepared is not told apart; 2: it has a record of its own.
+SCHEMA_VERSION = 2
 
 
 class Status(StrEnum):
@@ -104,6 +105,25 @@ class PretrainRecord(Record):
     weights_sha256: str
 
 
+class PreparationRecord(Record):
+    """What a method prepared from training data before step 0, and what that cost.
+
+    One trial does this for an arm, its frozen weights and the data. The home's cache keeps what
+    came of it, with this record, and later trials take it from there. A run from scratch would pay
+    the whole cost, so every trial's record has it, whoever did the work.
+    """
+
+    key: str = Field(description="name of the folder in the home's cache")
+    made_by: str = Field(description="hash of the trial that did the work")
+    reused: bool = Field(False, description="another trial did the work, and this one paid nothing")
+    cost: PhaseRecord | None = Field(
+        description="phase `prepare` of the trial that did it, over all of its ranks"
+    )
+    world_size: int = 1
+    hardware: dict[str, Any] = Field({}, description="of the machine that did it")
+    missing: dict[str, str] = Field({}, description="field of `cost` -> why it is null")
+
+
 class ValidityRecord(Record):
     """What a trial checked about itself (docs/metrics.md, "What is admitted")."""
 
@@ -176,6 +196,9 @@ class TrialResult(Record):
     checkpoint_bytes: int | None = None
     pretrain: PretrainRecord | None = Field(
         None, description="null where the weights come from no pretrain stage"
+    )
+    preparation: PreparationRecord | None = Field(
+        None, description="null where the method prepares nothing, and in records of version 1"
     )
     weights_sha256: str | None = Field(
         None,

@@ -18,14 +18,15 @@ from suite.record.spec import Phase, TrialSpec
 from suite.tracking.notes import NOTE, trial_note
 from suite.tracking.store import Point, RunRecord
 
-NO_METRICS = {
-    "schema_version",
-    "epochs",  # a curve: its numbers have the epoch as their step
-    "validity",
-    "failure",
-    "provenance",
-    "started_at",
-    "finished_at",
+NO_METRICS: dict[str, Any] = {
+    "schema_version": True,
+    "epochs": True,  # a curve: its numbers have the epoch as their step
+    "validity": True,
+    "failure": True,
+    "preparation": {"hardware", "world_size"},
+    "provenance": True,
+    "started_at": True,
+    "finished_at": True,
 }
 """Fields of a result that describe the trial. The numbers of all other fields become metrics.
 

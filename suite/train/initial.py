@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -13,15 +17,22 @@ from suite.backbones.loading import ResolvedBackbone
 from suite.config.hashing import short_hash
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared
-from suite.files import make_once
+from suite.files import make_once, write_json
+from suite.meters import LocalPhase, PhaseMeter, combine, hardware
 from suite.petl.arm import trained_state
+from suite.petl.base import Method
+from suite.record.result import PreparationRecord
 from suite.record.spec import TrialSpec
 from suite.train.build import build_model
 from suite.train.fingerprint import frozen_fingerprint
+from suite.train.process_group import all_agree, gather_objects
 
-FORMAT = 1
-"""Raise this number when a method prepares other weights from the same data."""
+# 1: weights alone; 2: with what they cost.
+FORMAT = 2
+"""Raise this number when a method prepares other weights, or more is kept beside them."""
 PREPARED = "prepared.safetensors"
+COST = "cost.json"
+PHASE = "prepare"
 
 
 def initial_model(
@@ -33,21 +44,26 @@ def initial_model(
     weights: Path | None,
     cache: Path,
     device: str,
-) -> nn.Module:
-    """Build the arm of a trial and initialise all of its weights.
+    meter: PhaseMeter,
+) -> tuple[nn.Module, PreparationRecord | None]:
+    """Build the arm of a trial and initialise all of its weights. Collective.
 
     What a method prepares from training data depends on the arm, its frozen weights and the data,
-    and not on the trial's seed. The first process that asks prepares it, and all others, of any
-    rank and trial, find it in the cache.
+    and not on the trial's seed. The first trial that asks prepares it, and all others find it in
+    the cache, with what it cost.
 
     Args:
         weights: File of the pretrain run that the arm names; None if it names none.
         cache: The home's cache.
         device: Where a method computes what it prepares.
+        meter: The trial's meter, in its phase `load`.
+
+    Returns:
+        The model; and what was prepared, or None where the method prepares nothing.
     """
     model, method = build_model(spec, resolved, objective.head, weights=weights)
     if not method.needs_preparation:
-        return model
+        return model, None
     # Everything that the preparation reads is part of the folder's name.
     parts = [
         FORMAT,
@@ -59,24 +75,115 @@ def initial_model(
     ]
     folder = cache / "prepared" / f"{spec.arm.method}-{short_hash(parts)}"
 
-    def make(temporary: Path) -> None:
-        before = {name: tensor.clone() for name, tensor in trained_state(model).items()}
-        model.to(device)
+    def work() -> dict[str, torch.Tensor]:
         rows = _single_rows(data, objective, spec, device)
-        method.prepare(model, resolved.family, rows, _loss)
-        model.to("cpu")
-        changed = {}
-        for name, tensor in trained_state(model).items():
-            # All other weights are drawn by the trial's seed, and must not come from another's.
-            if not torch.equal(tensor, before[name]):
-                changed[name] = tensor.contiguous()
-        save_file(changed, temporary / PREPARED)
+        return _prepare(model, method, resolved, rows, device=device, meter=meter)
 
-    make_once(folder, make)
+    record = _once(folder, work, trial=spec.hash, meter=meter)
     with torch.no_grad():
         for name, tensor in load_file(folder / PREPARED).items():
             model.get_parameter(name).copy_(tensor)
-    return model
+    return model, record
+
+
+def _once(
+    folder: Path, work: Callable[[], dict[str, torch.Tensor]], *, trial: str, meter: PhaseMeter
+) -> PreparationRecord:
+    """Do the work unless it is in the cache, and say what it cost. Collective.
+
+    Of the ranks that see one cache, one works, and the others wait for it in the same phase,
+    because the trial holds their boards all the time.
+    """
+    made = False
+
+    def make(temporary: Path) -> None:
+        nonlocal made
+        # A phase of its own inside `prepare`, because peaks are read where a phase ends.
+        with meter.phase(PHASE):
+            save_file(work(), temporary / PREPARED)
+        alone = _record(folder.name, trial, [{PHASE: meter.local()[PHASE]}])
+        # Written before the folder has its name: whatever kills the trial from here on, nobody
+        # finds weights without their cost.
+        write_json(temporary / COST, alone.model_dump(mode="json"))
+        made = True
+
+    if all_agree(folder.exists()):
+        return _kept(folder)
+    with meter.phase(PHASE):
+        make_once(folder, make)
+        # On a CPU nothing else tells what the ranks hold that have only waited.
+        with meter.probe():
+            makers = gather_objects(made)
+    # Out of the meter: a trial that is killed now and taken up finds its cost in the cache.
+    account = meter.hand_over(PHASE, late_to="load")
+    if not any(makers):
+        # Another trial did the work; this one has only waited for it.
+        meter.load_state({"load": asdict(account)})
+        return _kept(folder)
+    record = _record(folder.name, trial, gather_objects({PHASE: account}))
+    if made:
+        write_json(folder / COST, record.model_dump(mode="json"))
+    return record
+
+
+def _record(key: str, trial: str, accounts: list[dict[str, LocalPhase]]) -> PreparationRecord:
+    costs, reasons = combine(accounts)
+    missing = {}
+    for name, why in reasons.items():
+        missing[name.removeprefix(f"phases.{PHASE}.")] = why
+    return PreparationRecord(
+        key=key,
+        made_by=trial,
+        cost=costs[PHASE],
+        world_size=dist.get_world_size(),
+        hardware=hardware(),
+        missing=missing,
+    )
+
+
+def _kept(folder: Path) -> PreparationRecord:
+    """Rank 0's record of what was prepared, on every rank. Collective."""
+    own = PreparationRecord.model_validate_json((folder / COST).read_bytes())
+    # Hosts without a common disk may have prepared it each for itself.
+    of_rank_0: PreparationRecord = gather_objects(own)[0]
+    return of_rank_0
+
+
+def _prepare(
+    model: nn.Module,
+    method: Method[Any],
+    resolved: ResolvedBackbone,
+    rows: Iterator[dict[str, torch.Tensor]],
+    *,
+    device: str,
+    meter: PhaseMeter,
+) -> dict[str, torch.Tensor]:
+    """Let the method prepare the model; return the weights that it changed, by name."""
+    before = {name: tensor.clone() for name, tensor in trained_state(model).items()}
+    model.to(device)
+    with ExitStack() as watching:
+        method.prepare(model, resolved.family, _watched(rows, meter, watching), _loss)
+    model.to("cpu")
+    changed = {}
+    for name, tensor in trained_state(model).items():
+        # All other weights are drawn by the trial's seed, and must not come from another's.
+        if not torch.equal(tensor, before[name]):
+            changed[name] = tensor.contiguous()
+    return changed
+
+
+def _watched(
+    rows: Iterator[dict[str, torch.Tensor]], meter: PhaseMeter, watching: ExitStack
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Hand on the rows, and watch memory from each one to the next where it may be the peak.
+
+    The caller closes `watching`, because a method need not ask for all rows.
+    """
+    for row in rows:
+        watching.close()
+        size = max(tensor.numel() for tensor in row.values())
+        watching.enter_context(meter.probe(size))
+        yield row
 
 
 def _single_rows(

@@ -192,7 +192,7 @@ class Trainer:
         meter = PhaseMeter(torch.device(self.device))
         checkpoints = Checkpoints(folder.checkpoint, self.workspace.fence, self._mirror)
         with meter.phase("load"):
-            warm = self._warm_for(spec)
+            warm = self._warm_for(spec, meter)
             if number > 0 and not warm.engine.has_lanes:
                 raise LanesApartError("the engine's frozen weights are partitioned")
             warm = warm.lane(number)
@@ -349,14 +349,14 @@ class Trainer:
             raise AssertionError("start() comes before epoch() and finish()")
         return self._runs
 
-    def _warm_for(self, spec: TrialSpec) -> Warm:
-        if self._warm is not None and not self._warm.turn_to(spec, self.workspace):
+    def _warm_for(self, spec: TrialSpec, meter: PhaseMeter) -> Warm:
+        if self._warm is not None and not self._warm.turn_to(spec, self.workspace, meter):
             # Released before the next is built: memory may not hold two.
             self._warm.release()
             self._warm = None
         if self._warm is None:
             self._fetch_pretrained(spec)
-            self._warm = build_warm(spec, self.workspace, device=self.device)
+            self._warm = build_warm(spec, self.workspace, device=self.device, meter=meter)
         return self._warm
 
     def _load_or_reset(

@@ -21,6 +21,7 @@ from suite.record.result import (
 )
 from suite.record.spec import RECIPE
 from suite.train.evaluate import Evaluation
+from suite.train.initial import PHASE
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 from suite.train.warm import Warm
 
@@ -43,6 +44,15 @@ def build_result(
     if frozen != warm.engine.frozen_fingerprint:
         raise AssertionError("frozen weights changed during training")
     phases, missing = run.accounts()
+    preparation = warm.preparation
+    if preparation is not None:
+        reused = preparation.made_by != run.folder.hash
+        preparation = preparation.model_copy(update={"reused": reused})
+        # The trial that did the work pays, also where an earlier attempt of it did.
+        if not reused and preparation.cost is not None:
+            phases[PHASE] = preparation.cost
+            for name, why in preparation.missing.items():
+                missing[f"phases.{PHASE}.{name}"] = why
     timing = _timing(run)
     if timing.p50_s is None:
         missing["timing"] = _why_no_timing(run)
@@ -62,6 +72,7 @@ def build_result(
         parameters=_parameters(warm),
         checkpoint_bytes=progress.checkpoint_bytes,
         pretrain=warm.pretrain,
+        preparation=preparation,
         # a pretrain run's last weights, or the best ones of a confirm run
         weights_sha256=run.weights_sha256 or progress.best_sha256,
         splits=warm.data.sizes,

@@ -20,11 +20,11 @@ from suite.data.prepare import Prepared, prepare
 from suite.data.trained_tokenizer import open_backbone
 from suite.errors import CheckpointError, IncompatibleError
 from suite.files import sha256
-from suite.meters import release_memory
+from suite.meters import PhaseMeter, release_memory
 from suite.petl import get_method
 from suite.petl.arm import task_head
 from suite.record.folder import TrialFolder
-from suite.record.result import PretrainRecord
+from suite.record.result import PreparationRecord, PretrainRecord
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.engine import Engine
@@ -49,6 +49,7 @@ class Warm:
         precision: What the engine computes in.
         attention: Parameters and cache of the converted backbone's attention, before the method.
         pretrain: Where the backbone's weights come from; None = its own checkpoint, or chance.
+        preparation: What the method prepared from training data; None = it prepares nothing.
         initial: Folder of step 0, in which each rank reads what it wrote.
         initial_digest: Fingerprint of the trained weights at step 0; a reset must reproduce it.
         start_output: What the model answers at step 0; training must change it.
@@ -69,6 +70,7 @@ class Warm:
     precision: Precision
     attention: AttentionCount
     pretrain: PretrainRecord | None
+    preparation: PreparationRecord | None
     initial: Path
     initial_digest: str
     start_output: Probe
@@ -97,7 +99,7 @@ class Warm:
                 raise AssertionError("the engine's reset did not bring back the weights of step 0")
             self.pristine = True
 
-    def turn_to(self, spec: TrialSpec, workspace: Workspace) -> bool:
+    def turn_to(self, spec: TrialSpec, workspace: Workspace, meter: PhaseMeter) -> bool:
         """Make ready for a trial of any arm, task and seed. Collective.
 
         Of another seed only the weights that train are drawn anew: the whole model is built again
@@ -115,7 +117,7 @@ class Warm:
         # All weights are drawn, so that a second build would find them different.
         if self.weights is None and (self.resolved.origin == "random" or spec.random_start):
             return False
-        model = initial_model(
+        model, preparation = initial_model(
             spec,
             self.resolved,
             self.objective,
@@ -123,6 +125,7 @@ class Warm:
             weights=self.weights,
             cache=workspace.home.cache,
             device=self.engine.device,
+            meter=meter,
         )
         if uses_bf16(training, self.engine.device):
             # As the engine rounded them, also those that it keeps in fp32 from then on.
@@ -137,6 +140,7 @@ class Warm:
         self.engine.load(drawn, written_by=1)
         shutil.rmtree(drawn)
         self._begin(spec)
+        self.preparation = preparation
         return True
 
     def _has_frozen_of(self, model: nn.Module) -> bool:
@@ -169,7 +173,7 @@ class Warm:
         release_memory()
 
 
-def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
+def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: PhaseMeter) -> Warm:
     """Load, convert, attach, initialise and partition the arm of a trial. Collective."""
     resolved = open_backbone(
         spec.arm.backbone, data_root=workspace.data_root, cache=workspace.home.cache
@@ -195,7 +199,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         folder = workspace.home.pretrained(spec.arm.pretrain)
         pretrain = read_pretrain(folder)
         weights = folder.weights
-    model = initial_model(
+    model, preparation = initial_model(
         spec,
         resolved,
         objective,
@@ -203,6 +207,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         weights=weights,
         cache=workspace.home.cache,
         device=device,
+        meter=meter,
     )
     if spec.training.gradient_checkpointing:
         # Re-entrant checkpointing wants inputs that need a gradient; a frozen embedding's do not.
@@ -242,6 +247,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str) -> Warm:
         precision=precision,
         attention=attention,
         pretrain=pretrain,
+        preparation=preparation,
         initial=initial,
         initial_digest=engine.fingerprint(trained=True),
         start_output=probe(engine, objective, data.split("train", confirm=False)),
