@@ -159,7 +159,7 @@ def test_a_pruned_trial_teaches_the_sampler_and_is_never_chosen(home: Home) -> N
     (cell,) = status(home, "toy")
     assert (cell.pruned, cell.failures, cell.search_done) == (2, (), 4) and "2 pruned" in cell.notes
     (row,) = cell_rows(home, "toy")
-    assert (row.status, row.validation_score, row.search_trials) == ("done", 52.0, 4)
+    assert (row.status, row.search_best, row.search_trials) == ("done", 52.0, 4)
     assert run_status(Status.PRUNED) == "KILLED" and run_status(Status.FAILED) == "FAILED"
 
 

@@ -253,6 +253,7 @@ NUMBERS = {
     "seeds": 5,
     "test_looks": 2,
     "validation_score": 3,
+    "search_best": 7,
     "learning_rate": 2,
     "trainable_parameters": 1,
     "total_parameters": 6,
@@ -264,6 +265,10 @@ NUMBERS = {
     "energy_source": 7,
     "peak_memory_bytes": 1,
     "train_s": 4,
+    "prepare_energy_kwh": 6,
+    "prepare_s": 6,
+    "prepare_memory_bytes": 7,
+    "train_memory_bytes": 7,
     "samples_per_s": 4,
     "search_trials": 5,
     "search_energy_kwh": 7,
@@ -286,6 +291,13 @@ ONLY_WITH: dict[str, Callable[[Row], bool]] = {
     # What a contest of architectures cost; most sweeps have none.
     "selection_trials": _was_chosen,
     "selection_energy_kwh": _was_chosen,
+    "search_best": _has("search_best"),
+    # Few methods prepare anything before they train.
+    "prepare_energy_kwh": _has("prepare_s"),
+    "prepare_s": _has("prepare_s"),
+    "prepare_memory_bytes": _has("prepare_s"),
+    # Where nothing is prepared it is the same as the peak.
+    "train_memory_bytes": _has("prepare_s"),
     "energy_to_target_kwh": _has("energy_to_target_kwh"),
     "lr_sensitivity_decades": _has("lr_sensitivity_decades"),
     # Few sweeps have a pretrain stage; the three columns come and go together.

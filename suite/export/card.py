@@ -156,6 +156,12 @@ def _cost_lines(restored: Restored) -> Iterator[str]:
             f"- Energy of training: {energy_wh:.4g} Wh ({train.energy_source}),"
             f" {train.seconds:.1f} s"
         )
+    made = restored.result.preparation
+    if made is not None and made.cost is not None:
+        spent = UNKNOWN
+        if made.cost.energy_kwh is not None:
+            spent = f"{1000 * made.cost.energy_kwh:.4g} Wh ({made.cost.energy_source})"
+        yield f"- Energy of preparing it from training data: {spent}, {made.cost.seconds:.1f} s"
     if size is not None:
         yield (
             f"- Parameters: {size.total:,}, of which {size.trainable:,} were trained"

@@ -32,7 +32,7 @@ from suite.record.spec import RECIPE
 from suite.storage.identity import home_id
 
 # This is part of every row's digest, so rows of another format never hold.
-FORMAT = short_hash([3, NAMES, RECIPE])
+FORMAT = short_hash([4, NAMES, RECIPE])
 """The format of the rows. Raise the number when a field is computed in another way.
 
 All rows are then made again.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
+from suite.leaderboard.measures import of_preparation, why_no_preparation_energy
 from suite.record.cells import Trial
 
 POINT = 1.0
@@ -26,6 +27,18 @@ def learning_rate_curve(search: Sequence[Trial]) -> Curve:
             status = trial.result.status.value
             curve.append([trial.spec.learning_rate, trial.result.score, status])
     return curve
+
+
+def search_best(curve: Curve, *, higher_is_better: bool) -> float | None:
+    """The best score of a curve; None where no trial has one."""
+    scores = []
+    for _, score, _ in curve:
+        if score is not None:
+            scores.append(score)
+    if not scores:
+        return None
+    best: float = _better(higher_is_better)(scores)
+    return best
 
 
 def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None:
@@ -95,14 +108,18 @@ def _best_by_rate(curve: Curve, *, higher_is_better: bool) -> dict[float, float 
 def epochs_at_best(runs: Sequence[Trial], *, higher_is_better: bool) -> Curve:
     """`[seed, energy, score]` for every epoch of the confirm runs that is the best of its run yet.
 
-    The best is that with the best validation score. Energy is that of the train phase from the
-    run's start to this epoch's end, kWh; it is null once an epoch has none.
+    The best is that with the best validation score. Energy is that of what the method prepared, in
+    full, and of training up to this epoch's end, kWh; it is null once a part of it has none.
     """
     points: Curve = []
     for run in runs:
         if run.result is None:
             continue
         spent: float | None = 0.0
+        if run.result.preparation is not None:
+            spent = None
+            if why_no_preparation_energy(run.result) is None:
+                spent = of_preparation("energy_kwh")(run.result)
         best: float | None = None
         for epoch in run.result.epochs:
             # Once one epoch is unknown, so is every sum after it.

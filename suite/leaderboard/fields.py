@@ -20,18 +20,22 @@ from suite.leaderboard.measures import (
     CellResults,
     Measure,
     energy_source,
+    from_scratch,
     last_end_s,
     loss_fall,
     loss_fall_p,
     mean_of_runs,
+    of_preparation,
     of_pretrain,
-    of_train,
+    of_search,
     parameter_count,
     peak_memory_bytes,
     precision,
+    prepare_memory_bytes,
+    prepare_missing,
     samples_per_s,
-    search_energy_kwh,
-    search_s,
+    train_memory_bytes,
+    validation_score,
 )
 from suite.record.lm_eval import as_metrics
 
@@ -206,7 +210,8 @@ class Row:
         unit="percent",
         average=Average.SCORE,
         report=True,
-        meaning="best validation score of the search",
+        measure=mean_of_runs(validation_score),
+        meaning="validation score of a confirm run's best epoch, mean over seeds",
     )
     learning_rate: float | None = number(
         "learning rate",
@@ -235,8 +240,9 @@ class Row:
         unit="kWh",
         average=Average.MEAN,
         report=True,
-        measure=mean_of_runs(of_train("energy_kwh")),
-        meaning="train phase of a confirm run, mean over seeds; null where one seed has none",
+        measure=mean_of_runs(from_scratch("energy_kwh")),
+        meaning="training of a confirm run with what its method prepares first, mean over seeds; "
+        "null where one seed has none",
     )
     energy_source: str | None = text(
         "measured by",
@@ -251,15 +257,16 @@ class Row:
         average=Average.MEAN,
         report=True,
         measure=peak_memory_bytes,
-        meaning="peak of allocated memory in the train phase, largest rank of the largest run",
+        meaning="peak of allocated memory in training and preparation, largest rank of the largest "
+        "run",
     )
     train_s: float | None = number(
         "train time",
         unit="s",
         average=Average.MEAN,
         report=True,
-        measure=mean_of_runs(of_train("seconds")),
-        meaning="train phase of a confirm run, mean over seeds",
+        measure=mean_of_runs(from_scratch("seconds")),
+        meaning="training of a confirm run with what its method prepares first, mean over seeds",
     )
     samples_per_s: float | None = number(
         "samples/s",
@@ -283,8 +290,8 @@ class Row:
         unit="kWh",
         average=Average.MEAN,
         report=True,
-        measure=search_energy_kwh,
-        meaning="energy of these trials, all phases",
+        measure=of_search("energy_kwh"),
+        meaning="energy of these trials, all phases; what they share counts once",
     )
     status: str = text(
         "status",
@@ -303,8 +310,8 @@ class Row:
     search_s: float | None = number(
         unit="s",
         average=Average.MEAN,
-        measure=search_s,
-        meaning="duration of the search trials, all phases",
+        measure=of_search("seconds"),
+        meaning="duration of the search trials, all phases; what they share counts once",
     )
     home: str = text(
         "home", default="", average=Average.SAME, meaning="id of the home that ran the sweep"
@@ -427,8 +434,8 @@ class Row:
         unit="kWh",
         metric=False,
         average=Average.MEAN,
-        meaning="train phase until a share of full fine-tuning's validation score is reached, "
-        "mean over confirm runs",
+        meaning="energy_kwh up to the epoch that reaches a share of full fine-tuning's validation "
+        "score, mean over confirm runs",
     )
     energy_to_target_missing: str | None = text(
         average=Average.OWN, meaning="why there is no energy to the target"
@@ -578,6 +585,51 @@ class Row:
     )
     looks_warning: str | None = text(
         average=Average.OWN, meaning="which sets, where there are several"
+    )
+    # What the search believed of the rate that it chose.
+    search_best: float | None = number(
+        "search's best",
+        unit="percent",
+        average=Average.SCORE,
+        report=True,
+        meaning="best validation score of all search trials; the best of noisy values, so too good "
+        "on average",
+    )
+    # The part of a run's energy, time and memory that comes before its first step: Fisher passes.
+    prepare_energy_kwh: float | None = number(
+        "energy to prepare",
+        unit="kWh",
+        average=Average.MEAN,
+        report=True,
+        measure=mean_of_runs(of_preparation("energy_kwh")),
+        meaning="part of energy_kwh that the method prepares from training data before the first "
+        "step, in full although runs share it; null where it prepares nothing",
+    )
+    prepare_s: float | None = number(
+        "time to prepare",
+        unit="s",
+        average=Average.MEAN,
+        report=True,
+        measure=mean_of_runs(of_preparation("seconds")),
+        meaning="the same part of train_s",
+    )
+    prepare_memory_bytes: int | None = integer(
+        "memory to prepare",
+        unit="bytes",
+        average=Average.MEAN,
+        measure=prepare_memory_bytes,
+        meaning="peak of allocated memory while the method prepares, largest rank",
+    )
+    train_memory_bytes: int | None = integer(
+        "memory to train",
+        unit="bytes",
+        average=Average.MEAN,
+        measure=train_memory_bytes,
+        meaning="peak of allocated memory in the train phase alone, largest rank of the largest "
+        "run",
+    )
+    prepare_missing: str | None = text(
+        measure=prepare_missing, meaning="why the energy to prepare is not known"
     )
 
     # What follows is kept with the row and shown nowhere as a column.

@@ -25,13 +25,24 @@ class CellResults:
     confirmed: Sequence[TrialResult]
     searched: Sequence[TrialResult]
 
-    @property
-    def phases(self) -> list[PhaseRecord]:
-        """All phases of all search trials."""
-        phases: list[PhaseRecord] = []
+    def of_search(self, name: str) -> float | None:
+        """Sum of a number over all phases of all search trials; None where one has none.
+
+        What a method prepared counts once, whichever trial did it, and also where that trial has no
+        result, or belongs to another sweep of the home.
+        """
+        values: list[float | None] = []
+        prepared: dict[tuple[str, str], PhaseRecord | None] = {}
         for result in self.searched:
-            phases += result.phases.values()
-        return phases
+            for phase, record in result.phases.items():
+                if phase != "prepare":
+                    values.append(getattr(record, name))
+            made = result.preparation
+            if made is not None:
+                prepared[made.key, made.made_by] = made.cost
+        for cost in prepared.values():
+            values.append(getattr(cost, name, None))
+        return total(values)
 
 
 Measure = Callable[[CellResults], Any]
@@ -47,17 +58,67 @@ def mean_of_runs(read: Callable[[TrialResult], float | None]) -> Measure:
     return measure
 
 
-def of_train(name: str) -> Callable[[TrialResult], float | None]:
-    """A function that reads a number of a trial's train phase."""
+def of_preparation(name: str) -> Callable[[TrialResult], float | None]:
+    """A function that reads a number of what a trial's method prepared, whoever did the work.
+
+    It is None where the method prepares nothing.
+    """
 
     def read(run: TrialResult) -> float | None:
-        phase = run.phases.get("train")
-        if phase is None:
+        if run.preparation is None:
             return None
-        value: float | None = getattr(phase, name)
+        value: float | None = getattr(run.preparation.cost, name, None)
         return value
 
     return read
+
+
+def from_scratch(name: str) -> Callable[[TrialResult], float | None]:
+    """A function that adds a number of the preparation, in full, to that of the train phase."""
+    prepared = of_preparation(name)
+
+    def read(run: TrialResult) -> float | None:
+        train = run.phases.get("train")
+        if train is None:
+            return None
+        values = [getattr(train, name)]
+        if run.preparation is not None:
+            values.append(prepared(run))
+        # Measured and estimated energy are not added.
+        if name == "energy_kwh" and why_no_preparation_energy(run) is not None:
+            return None
+        return total(values)
+
+    return read
+
+
+def why_no_preparation_energy(run: TrialResult) -> str | None:
+    """Why the energy of what a method prepared cannot be added to that of the train phase."""
+    made = run.preparation
+    if made is None:
+        return None
+    if made.cost is None:
+        return made.missing.get("cost", "not measured")
+    if made.cost.energy_kwh is None:
+        return made.missing.get("energy_kwh", "not measured")
+    train = run.phases.get("train")
+    if train is not None and train.energy_source != made.cost.energy_source:
+        return f"measured by {made.cost.energy_source}, and training by {train.energy_source}"
+    return None
+
+
+def prepare_missing(results: CellResults) -> str | None:
+    """The first reason of a confirm run for which its preparation's energy is not known."""
+    for run in results.confirmed:
+        reason = why_no_preparation_energy(run)
+        if reason is not None:
+            return reason
+    return None
+
+
+def validation_score(run: TrialResult) -> float | None:
+    """Validation score of a trial's best epoch."""
+    return run.validation_score
 
 
 def samples_per_s(run: TrialResult) -> float | None:
@@ -111,24 +172,52 @@ def precision(results: CellResults) -> str | None:
 
 def peak_memory_bytes(results: CellResults) -> int | None:
     """The largest rank of the largest confirm run; None where one run has no number."""
-    largest: int | None = None
+    return _largest([*_train_bytes(results), *_prepare_bytes(results)])
+
+
+def train_memory_bytes(results: CellResults) -> int | None:
+    """The same of the train phase alone."""
+    return _largest(_train_bytes(results))
+
+
+def prepare_memory_bytes(results: CellResults) -> int | None:
+    """The same of what the method prepared; None where it prepares nothing."""
+    return _largest(_prepare_bytes(results))
+
+
+def _train_bytes(results: CellResults) -> list[int | None]:
+    return [_allocated_bytes(run.phases.get("train")) for run in results.confirmed]
+
+
+def _prepare_bytes(results: CellResults) -> list[int | None]:
+    peaks = []
     for run in results.confirmed:
-        train = run.phases.get("train")
-        # A run without a number may have been the largest.
-        if train is None or train.memory.allocated_max_bytes is None:
-            return None
-        largest = max(largest or 0, train.memory.allocated_max_bytes)
-    return largest
+        if run.preparation is not None:
+            peaks.append(_allocated_bytes(run.preparation.cost))
+    return peaks
 
 
-def search_energy_kwh(results: CellResults) -> float | None:
-    """Energy of all phases of the search; None where one of them has none."""
-    return total(phase.energy_kwh for phase in results.phases)
+def _allocated_bytes(phase: PhaseRecord | None) -> int | None:
+    if phase is None:
+        return None
+    return phase.memory.allocated_max_bytes
 
 
-def search_s(results: CellResults) -> float | None:
-    """Duration of all phases of the search, as far as trials measured them."""
-    return total(phase.seconds for phase in results.phases)
+def _largest(peaks: Iterable[int | None]) -> int | None:
+    # A run without a number may have been the largest, so then nothing is known.
+    known = _all_known(peaks)
+    if not known:
+        return None
+    return int(max(known))
+
+
+def of_search(name: str) -> Measure:
+    """A number of the whole search; None where one phase of it has none."""
+
+    def measure(results: CellResults) -> float | None:
+        return results.of_search(name)
+
+    return measure
 
 
 def loss_fall(results: CellResults) -> float | None:

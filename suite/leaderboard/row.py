@@ -8,10 +8,16 @@ from typing import Any
 from suite.config.arm import Arm
 from suite.config.hashing import short_hash
 from suite.config.reference import MEAN
-from suite.leaderboard.curves import epochs_at_best, learning_rate_curve, sensitivity_decades
+from suite.leaderboard.curves import (
+    epochs_at_best,
+    learning_rate_curve,
+    search_best,
+    sensitivity_decades,
+)
 from suite.leaderboard.fields import Row, measured
 from suite.leaderboard.intervals import interval_fields
 from suite.leaderboard.measures import CellResults, mean, spread
+from suite.leaderboard.preparation import with_known_gap
 from suite.leaderboard.validity import judge
 from suite.plan.cell_state import CellState
 from suite.record.cells import Trial
@@ -31,7 +37,7 @@ def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
         digest: Digest of what the row is made of (`suite.leaderboard.collect`).
     """
     task = state.cell.task
-    confirmed = state.at_best
+    confirmed = [with_known_gap(trial) for trial in state.at_best]
     # Costs count the runs with a score: a run that died early would look cheap.
     scored = []
     measured_by_lm_eval = []
@@ -122,7 +128,7 @@ def _study(state: CellState) -> dict[str, Any]:
     if state.best() is not None and not searched.fixed:
         edge = study.edge is not None
     return {
-        "validation_score": state.best_score,
+        "search_best": search_best(curve, higher_is_better=better),
         "learning_rate": state.best_learning_rate,
         "edge": edge,
         "curve": curve,

@@ -99,7 +99,7 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
     return Chart(
         key=f"learning-rate-{cell.arm}-{cell.task}",
         title=title,
-        text=_describe(cell, len(scored), len(failed)),
+        text=_describe(cell, len(scored), len(failed), chosen),
         x=Axis("learning rate", log=True),
         y=Axis(score_title, limits=limits),
         marks=marks,
@@ -120,13 +120,12 @@ def _rate_points(
     return Points(name, rates, scores, style, **options)
 
 
-def _describe(cell: Row, scored: int, failed: int) -> str:
+def _describe(cell: Row, scored: int, failed: int, chosen: Sequence[tuple[float, float]]) -> str:
     said = f"{scored + failed} learning rates tried"
     if failed:
         said += f", {failed} of them without a score (crosses)"
-    if cell.learning_rate is not None:
-        rate = values.brief(cell.learning_rate)
-        said += f"; chosen (ringed) {rate} with {values.score(cell.validation_score)} on validation"
+    for rate, score in chosen[-1:]:
+        said += f"; chosen (ringed) {values.brief(rate)} with {values.score(score)} on validation"
     if cell.edge:
         said += ", at the end of the range: the best may lie beyond"
     if cell.lr_sensitivity_decades is not None:

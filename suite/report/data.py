@@ -353,6 +353,8 @@ def trial_row(trial: Trial) -> Row:
         "energy_kwh": None,
         "energy_source": None,
         "peak_memory_bytes": None,
+        "prepare_s": None,
+        "prepare_energy_kwh": None,
         "samples_per_s": None,
         "started_at": None,
         "finished_at": None,
@@ -374,6 +376,10 @@ def trial_row(trial: Trial) -> Row:
         row["phases"][name] = (phase.seconds, phase.energy_kwh)
     for epoch in result.epochs:
         row["epochs"].append((epoch.epoch, epoch.train_loss, epoch.validation_score))
+    made = result.preparation
+    if made is not None and made.cost is not None:
+        row["prepare_s"] = made.cost.seconds
+        row["prepare_energy_kwh"] = made.cost.energy_kwh
     train = result.phases.get("train")
     if train is not None:
         row["train_s"] = train.seconds

@@ -67,6 +67,8 @@ TRIALS = {
     "energy_kwh": "training phase, kWh",
     "energy_source": "how it was measured; cpu-time-estimate is no measurement",
     "peak_memory_bytes": "allocated, training phase, largest rank, bytes",
+    "prepare_s": "what its method prepares before the first step, by whichever trial, s",
+    "prepare_energy_kwh": "the same, kWh",
     "samples_per_s": "training, 1/s",
 }
 FAILURES = {
@@ -179,7 +181,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
             # Where all rows are alike, the head says what is an estimate.
             _energy_or_estimate if note == ", partly estimated" else _energy,
             lambda row: row["energy_kwh"],
-            "training phase of one run",
+            "training of one run, with what its method prepares first",
         )
     )
     columns.append(_field("peak_memory_bytes"))
@@ -191,6 +193,10 @@ def leaderboard_columns(report: Report) -> list[Column]:
     if known("kv_bytes_per_token"):
         columns.append(_field("kv_bytes_per_token"))
     columns.append(_field("train_s"))
+    if known("prepare_s"):
+        columns.append(_field("prepare_energy_kwh", note=note))
+        columns.append(_field("prepare_s"))
+        columns.append(_field("train_memory_bytes"))
     columns.append(_field("seeds"))
     if any(row["test_looks"] > 1 for row in rows):
         columns.append(_field("test_looks"))
@@ -211,6 +217,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
         )
     )
     columns.append(_field("validation_score"))
+    columns.append(_field("search_best"))
     columns.append(_field("search_trials"))
     columns.append(_field("search_energy_kwh", note=note))
     columns.append(words("status", _status))
