@@ -88,6 +88,7 @@ def _windows(rng: np.random.Generator, ability: Values, items: int) -> Sequence[
 
 def _confusion(ability: Values) -> Values:
     """Shares of items: true negatives, false positives, false negatives, true positives."""
+    # So many items that their choice no longer matters.
     ease = np.random.default_rng(0).normal(0, SPREAD, 20_000)
     right = [expit(SLOPE * (ability[..., None] + mean + ease)).mean(-1) for mean in EASE]
     negative = 1 - POSITIVE
@@ -184,6 +185,7 @@ def coverage(
     """
     metric = METRICS[name]
     rng = np.random.default_rng([stream, seeds, items, data_sets])
+    # The mean over all seeds is an integral over their normal abilities.
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)
     truth = float(metric.truth(seed_sd * nodes) @ weights / weights.sum())
     sets = []
@@ -193,6 +195,7 @@ def coverage(
     for answers, shared, spread in zip(sets, *_item_variances(sets), strict=True):
         scores = np.array(list(answers.scores.values()))
         found = mean_interval(scores.tolist(), max(float(shared), 0.0), [answers.task])
+        # The usual bootstrap adds the variances, and takes the seeds for all that there are.
         plain = 1.96 * float(np.sqrt(spread + scores.var() / seeds))
         rows.append(
             (
@@ -249,9 +252,11 @@ def false_alarms(seed_sds: Sequence[float], *, seeds: int, sweeps: int) -> Alarm
     rng = np.random.default_rng([arms, seeds, sweeps])
     any_pair = 0
     pair = 0
+    # The first sweep already says whether so many seeds give a verdict.
     try:
         for _ in range(sweeps):
             own = rng.normal(size=(arms, seeds)) * np.asarray(seed_sds)[:, None]
+            # All seeds of an arm answer the same items, so their error is the same.
             evidence = made_evidence(own + rng.normal(0, ITEMS_SD, (arms, 1)))
             pair += bool(p_values(evidence)[0, 1] < LEVEL)
             ranks = rank_groups(evidence, higher_is_better=True)
@@ -294,6 +299,7 @@ def few_items(wrong: float, *, seeds: int, own: float, sweeps: int, items: int =
     for _ in range(sweeps):
         arms = []
         for _ in range(2):
+            # Both arms draw from the same chances, so no difference between them is true.
             shared = rng.random(items) < wrong * (1 - own)
             runs = []
             for _ in range(seeds):
@@ -419,6 +425,7 @@ def print_formula(sweeps: int) -> None:
         for arms in (2, 7, 12):
             for seeds in (3, 5, 8):
                 cells: list[object] = [arms, seeds, items_sd]
+                # One comparison by `compare`, then all pairs of the ranks.
                 for pairs in (1, arms * (arms - 1) // 2):
                     lead = power_of(Spread(1.0, 2 * items_sd**2), seeds=seeds, pairs=pairs).shown
                     assert lead is not None, "more than one seed"

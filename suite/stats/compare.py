@@ -227,8 +227,9 @@ def p_values(evidence: Evidence, *, pooled: bool = False) -> Values:
         raise StatisticsError(NO_P)
     means = evidence.scores.mean(1)
     pairs = np.triu_indices(len(means), 1)  # each pair once
-    items, seeds, df = (part[pairs] for part in variances(evidence, pooled=pooled))
-    p = two_sided((means[:, None] - means[None, :])[pairs], items, seeds, df)
+    items, seeds, df = variances(evidence, pooled=pooled)
+    gaps = means[:, None] - means[None, :]
+    p = two_sided(gaps[pairs], items[pairs], seeds[pairs], df[pairs])
     if evidence.least_p is not None:
         p = np.maximum(p, evidence.least_p[pairs])
     # an arm does not differ from itself
@@ -251,8 +252,8 @@ def difference(evidence: Evidence) -> Difference:
     if len(evidence.seeds) < 2:
         width = half_width(float(items_part(evidence)[0, 1]), 0.0, 1.0)
     else:
-        items, seeds, df = (float(part[0, 1]) for part in variances(evidence))
-        width = half_width(items, seeds, df)
+        items, seeds, df = variances(evidence)
+        width = half_width(float(items[0, 1]), float(seeds[0, 1]), float(df[0, 1]))
         p = float(p_values(evidence)[0, 1])
         # An exact test of few items is wider than the normal error behind `width`.
         if p >= 1 - LEVEL:

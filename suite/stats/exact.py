@@ -44,7 +44,7 @@ def least_p_values(arms: Sequence[Answers]) -> Values:
     """
     found = np.eye(len(arms))
     right = _right_answers(arms)
-    predicted = [_predictions(arm) for arm in arms]
+    predicted = list(map(_predictions, arms))
     for one, other in combinations(range(len(arms)), 2):
         if right is None:
             p = _by_count(predicted[one], predicted[other], arms[one].items.groups)
@@ -66,8 +66,11 @@ def _right_answers(arms: Sequence[Answers]) -> list[Values] | None:
     assert statistic is not None, "each of these metrics is a sum over items"
     counts = []
     for arm in arms:
-        rows = [statistic.rows(items)[:, 0] for items in arm.runs.values()]
-        counts.append(np.sum(rows, axis=0))
+        count = np.zeros(len(arm.index))
+        for items in arm.runs.values():
+            # The first column says whether an item is right, the second counts items.
+            count += statistic.rows(items)[:, 0]
+        counts.append(count)
     return counts
 
 
@@ -98,7 +101,7 @@ def _by_count(ours: Sequence[Any], theirs: Sequence[Any], groups: Sequence[str] 
         differs |= one != other
     units = int(differs.sum())
     if groups is not None:
-        units = len({group for group, differ in zip(groups, differs, strict=True) if differ})
+        units = len(set(np.asarray(groups)[differs]))
     if units > FEW:
         return 0.0
     return float(min(1.0, 2.0 ** (1 - units)))

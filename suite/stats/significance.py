@@ -61,9 +61,10 @@ def two_sided(
     difference, items, seeds, df = np.broadcast_arrays(np.abs(difference), items, seeds, df)
     # every pair has degrees of freedom of its own, and a mixture takes a millisecond to make
     known, which = np.unique(np.floor(10 * np.maximum(df, 1.0)) / 10, return_inverse=True)
-    mixtures = [_student_mixture(float(value)) for value in known]
-    scales = np.stack([variances for variances, _ in mixtures])[which.reshape(df.shape)]
-    weights = mixtures[0][1]
+    mixtures = np.array(list(map(_student_mixture, known.tolist())))  # (known, 2, NODES)
+    scales = mixtures[which.reshape(df.shape), 0]
+    # The nodes are spread alike for all degrees of freedom, so the weights are the same.
+    weights = mixtures[0, 1]
     deviation = np.sqrt(items[..., None] + seeds[..., None] * scales)  # (..., NODES)
     # without any variance this divides by 0; the `where` below replaces 0 / 0
     with np.errstate(divide="ignore", invalid="ignore"):
