@@ -13,7 +13,7 @@ from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.measures import total
 
 TARGET_FRAC = 0.95
-"""Share of full fine-tuning's best validation score that counts as nearly as good; our choice."""
+"""Share of full fine-tuning's validation score that counts as nearly as good; our choice."""
 FULL = "full"
 
 
@@ -63,10 +63,11 @@ def _with_cost(row: Row, studies: Sequence[Row]) -> Row:
 def with_energy_to_target(rows: Sequence[Row], target_frac: float = TARGET_FRAC) -> list[Row]:
     """The same rows with `energy_to_target_kwh`, or with the reason why they have none.
 
-    The target is `target_frac` of the best validation score of full fine-tuning with the same
-    backbone and attention on the same task of the same sweep; where less is better, that score
-    divided by `target_frac`. The energy is that of the train phase up to the end of the first epoch
-    that reaches it, the mean over the confirm runs, all of which must.
+    The target is `target_frac` of the validation score of full fine-tuning's confirm runs with the
+    same backbone and attention on the same task of the same sweep; where less is better, that score
+    divided by `target_frac`. The energy is that of a run from scratch up to the end of the first
+    epoch that reaches it, with what the method prepares, the mean over the confirm runs, all of
+    which must.
     """
     full: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
