@@ -80,6 +80,10 @@ class StatisticsError(SuiteError):
     """Stored answers that allow no inference: absent, too few, or not to the same items."""
 
 
+class ContradictionError(StatisticsError):
+    """Stored answers that give another score than the record beside them."""
+
+
 class CheckpointError(SuiteError):
     """No committed checkpoint could be loaded whole on every rank."""
 

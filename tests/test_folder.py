@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from suite.errors import ConfigError
 from suite.record.folder import Home, TrialFolder
+from suite.record.result import Status, checksum
 from tests.records import make_result, make_spec
 
 
@@ -21,12 +23,19 @@ def folder(tmp_path: Path) -> TrialFolder:
     return made
 
 
+def edit(path: Path, *, checked: bool = True, **values: Any) -> None:
+    """Change a record as another version would have written it, or by hand."""
+    content = {**json.loads(path.read_bytes()), **values}
+    if checked and "checksum" in content:
+        content["checksum"] = checksum(content)
+    path.write_text(json.dumps(content))
+
+
 @pytest.mark.parametrize("name", ["spec.json", "result.json"])
 def test_a_record_of_another_version_is_refused_not_taken_for_absent(
     name: str, folder: TrialFolder
 ) -> None:
-    path = folder.path / name
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"invented_later": 1}))
+    edit(folder.path / name, invented_later=1)
     with pytest.raises(
         ConfigError, match=rf"{name}: not a record of this version of the suite \(invented_later\)"
     ):
@@ -34,14 +43,57 @@ def test_a_record_of_another_version_is_refused_not_taken_for_absent(
 
 
 def test_a_result_of_a_later_schema_is_refused(folder: TrialFolder) -> None:
-    path = folder.path / "result.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"schema_version": 99}))
+    edit(folder.path / "result.json", schema_version=99)
     with pytest.raises(ConfigError, match="schema_version"):
         folder.result()
 
 
 @pytest.mark.parametrize("kept", [0, 1, 200])
-def test_a_record_that_was_cut_short_is_absent(kept: int, folder: TrialFolder) -> None:
+def test_a_specification_that_was_cut_short_is_absent(kept: int, folder: TrialFolder) -> None:
+    path = folder.path / "spec.json"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert folder.spec() is None
+
+
+@pytest.mark.parametrize("kept", [0, 1, 200])
+def test_a_result_that_was_cut_short_is_damaged_and_not_absent(
+    kept: int, folder: TrialFolder
+) -> None:
     path = folder.path / "result.json"
     path.write_bytes(path.read_bytes()[:kept])
-    assert folder.result() is None and folder.spec() is not None
+    found = folder.result()
+    assert found is not None and found.status is Status.FAILED and found.score is None
+    assert found.damaged == f"trials/{folder.hash}/result.json is not whole JSON"
+
+
+def test_one_changed_digit_shows(folder: TrialFolder) -> None:
+    whole = folder.result()
+    assert whole is not None and whole.damaged is None and whole.checksum is not None
+    path = folder.path / "result.json"
+    edit(path, checked=False, score=99.0)
+    found = folder.result()
+    assert found is not None and found.score == 99.0
+    assert found.damaged is not None and found.damaged.startswith(
+        f"trials/{folder.hash}/result.json"
+    )
+    # A value of another type is as far from a version of the suite as the digit is.
+    edit(path, checked=False, status="compLeted")
+    found = folder.result()
+    assert found is not None and found.status is Status.FAILED and "checksum" in str(found.damaged)
+
+
+def test_a_result_from_before_checksums_stays_readable(folder: TrialFolder) -> None:
+    path = folder.path / "result.json"
+    content = json.loads(path.read_bytes())
+    del content["checksum"]
+    path.write_text(json.dumps(content))
+    found = folder.result()
+    assert found is not None and found.damaged is None and found.checksum is None
+
+
+def test_a_result_keeps_its_checksum_however_often_it_is_written(folder: TrialFolder) -> None:
+    first = (folder.path / "result.json").read_bytes()
+    found = folder.result()
+    assert found is not None
+    folder.write_result(found)
+    assert (folder.path / "result.json").read_bytes() == first

@@ -346,9 +346,12 @@ def _axis(row: Row, key: str) -> str:
 
 def _status(row: Row) -> str:
     """`done (dirty)` where an edited checkout made one of the runs."""
+    shown = str(row["status"])
     if row.get("dirty"):
-        return f"{row['status']} (dirty)"
-    return str(row["status"])
+        shown += " (dirty)"
+    if row.get("unverified"):
+        shown += ", not verifiable here"
+    return shown
 
 
 def _score(row: Row) -> str:

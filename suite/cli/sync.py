@@ -37,6 +37,14 @@ def sync(
         ),
     ] = False,
     sweep: OnlySweepOption = None,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Write in the place of another copy of this home."),
+    ] = False,
+    new_id: Annotated[
+        bool,
+        typer.Option("--new-id", help="Make this copy of a home one of its own for MLflow."),
+    ] = False,
     verify: Annotated[
         bool,
         typer.Option(
@@ -50,6 +58,7 @@ def sync(
     """
     # MLflow takes seconds to import, and `--help` must not wait for it.
     from suite.record.folder import Home
+    from suite.storage.identity import renew
     from suite.tracking.progress import Progress
     from suite.tracking.store import resolve_uri, without_password
     from suite.tracking.writer import sync as bring_up_to_date
@@ -60,9 +69,18 @@ def sync(
     place = Home(existing_home(home))
     # Asked before the long part: a sweep that ends meanwhile attaches its report itself.
     going_on = _going_on(place, sweep)
+    if new_id:
+        print(f"{place.path} is {renew(place)} in MLflow and Optuna from now on")
     uri = resolve_uri(place, tracking_uri, write=True)
     progress = Progress()
-    report = bring_up_to_date(place, tracking_uri=uri, sweep=sweep, verify=verify, step=progress)
+    report = bring_up_to_date(
+        place,
+        tracking_uri=uri,
+        sweep=sweep,
+        verify=verify,
+        step=progress,
+        take_over=take_over,
+    )
     progress.close()
     if report.unreachable is not None:
         raise TrackingError(

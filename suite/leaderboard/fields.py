@@ -39,6 +39,9 @@ from suite.leaderboard.measures import (
 )
 from suite.record.lm_eval import as_metrics
 
+NOT_VERIFIABLE = "not verifiable here"
+"""How `unverified` of a row begins."""
+
 
 class Kind(Enum):
     """The type of a column; each value may be missing but the names."""
@@ -630,6 +633,10 @@ class Row:
     )
     prepare_missing: str | None = text(
         measure=prepare_missing, meaning="why the energy to prepare is not known"
+    )
+    unverified: str | None = text(
+        average=Average.OWN,
+        meaning="why the score was not computed again from stored answers; null = it was",
     )
 
     # What follows is kept with the row and shown nowhere as a column.

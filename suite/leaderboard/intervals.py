@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from suite.errors import SuiteError
+from suite.errors import ContradictionError, SuiteError
+from suite.leaderboard.fields import NOT_VERIFIABLE
 from suite.record.cells import Trial
 from suite.stats.answers import Answers, read_answers
 from suite.stats.compare import NO_P, Difference, difference, gather
@@ -16,7 +17,8 @@ from suite.stats.interval import cell_interval
 def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
     """The fields `ci_low`, `ci_high` and `ci_of`, or `ci_missing`, and those of `constant_fields`.
 
-    There are none before a run has a score.
+    Also `unverified`, and `rejected` where the answers contradict the records. There are no fields
+    before a run has a score.
     """
     # Before there is a score, an interval is not due yet, so nothing is called missing.
     if not any(t.result is not None and t.result.score is not None for t in confirmed):
@@ -24,7 +26,10 @@ def interval_fields(confirmed: Sequence[Trial]) -> dict[str, Any]:
     try:
         answers = read_answers(confirmed)
     except SuiteError as reason:  # also a task file of the user's that is gone or raises
-        return {"ci_missing": str(reason), "constant_missing": str(reason)}
+        missing: dict[str, Any] = {"ci_missing": str(reason), "constant_missing": str(reason)}
+        if isinstance(reason, ContradictionError):
+            return missing | {"rejected": [str(reason)]}
+        return missing | {"unverified": f"{NOT_VERIFIABLE}: {reason}"}
     # The constant answer has its own reasons to be missing, so either may stand without the other.
     constant = constant_fields(answers)
     try:

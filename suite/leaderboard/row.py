@@ -79,13 +79,19 @@ def score_fields(confirmed: Sequence[Trial], searched: Sequence[Trial]) -> dict[
     for trial in confirmed:
         if trial.result is not None and trial.result.score is not None:
             scores[str(trial.spec.seed)] = trial.result.score
+    verdict = judge(confirmed, searched)
+    fields = interval_fields(confirmed)
+    contradictions = fields.pop("rejected", [])
+    if contradictions:
+        verdict["admitted"] = False
+        verdict["rejected"] = [*verdict["rejected"], *contradictions]
     return {
         "score_mean": mean(scores.values()),
         "score_std": spread(scores.values()),
         "seeds": len(scores),
         "seed_scores": scores,
-        **judge(confirmed, searched),
-        **interval_fields(confirmed),
+        **verdict,
+        **fields,
     }
 
 

@@ -25,6 +25,7 @@ from suite.leaderboard.costs import (
 )
 from suite.leaderboard.fields import (
     COLUMNS,
+    NOT_VERIFIABLE,
     Average,
     Kind,
     Row,
@@ -243,6 +244,7 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
     mean_row = Row(
         **values,
         **_looks(rows),
+        unverified=_unverified(rows),
         task=MEAN,
         score_std=spread(by_seed.values()),
         seed_scores=by_seed,
@@ -264,6 +266,14 @@ def _looks(rows: Sequence[Row]) -> dict[str, Any]:
     warnings = [f"{row.task}: {row.looks_warning}" for row in rows if row.looks_warning]
     looks = joint(looks_from_json(row.looks) for row in rows)
     return {"test_looks": looks, "looks_warning": "; ".join(warnings)}
+
+
+def _unverified(rows: Sequence[Row]) -> str | None:
+    """The tasks of an arm whose scores were not computed again."""
+    tasks = [row.task for row in rows if row.unverified is not None]
+    if not tasks:
+        return None
+    return f"{NOT_VERIFIABLE}: {', '.join(tasks)}"
 
 
 def _averages(rows: Sequence[Row]) -> dict[str, Any]:

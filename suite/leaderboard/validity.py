@@ -54,6 +54,10 @@ def judge(confirmed: Sequence[Trial], search: Sequence[Trial]) -> dict[str, Any]
     for trial in search:
         if trial.result is not None and trial.result.score is not None:
             everything.append(trial.result)
+    # A damaged record of the search may have chosen another learning rate.
+    for trial in (*confirmed, *search):
+        if trial.result is not None and trial.result.damaged is not None:
+            rejected.append(trial.result.damaged)
     # The search chose the learning rate, so it must have seen the same data and code.
     rejected += _disagreements(everything)
     admitted = None

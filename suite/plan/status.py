@@ -13,7 +13,7 @@ from suite.plan.second_objective import pareto
 from suite.record.attempts import counted, is_given_up
 from suite.record.cells import Trial, ended
 from suite.record.folder import Home
-from suite.record.result import FailureRecord, Status, TrialResult
+from suite.record.result import DAMAGED, MEND, FailureRecord, Status, TrialResult
 from suite.storage.lease import holder
 
 
@@ -289,6 +289,9 @@ def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
         ending = "interrupted"
         if is_given_up(trial.folder, retries=retries):
             ending = "gave up"
+    elif result.damaged is not None:
+        record = FailureRecord(type=DAMAGED, message=f"{result.damaged}; {MEND}")
+        ending = "damaged"
     # A pruned trial ended as the sweep asked, so it is no failure.
     elif result.status.has_score or result.status is Status.PRUNED:
         return None

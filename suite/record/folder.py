@@ -5,6 +5,7 @@ HOME/
   sweeps/looks/<name>/      which cells had a test score when the sweep's seeds changed
   sweeps/leases/<name>/     which driver owns it; with a storage this lies there instead
   tracking-id               the home's name in stores that several homes write to
+  tracking-writer           what it put there, by which it is told from its copies
   trials/<hash>/
     spec.json               written when the trial is handed out
     result.json             written once, when it has ended: a folder with it is done
@@ -31,8 +32,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from suite.errors import ConfigError
-from suite.files import write_json
-from suite.record.result import EpochRecord, FailureRecord, TrialResult
+from suite.files import write_atomic, write_json
+from suite.record.result import EpochRecord, FailureRecord, TrialResult, damage, unreadable
 from suite.record.spec import Phase, TrialSpec
 
 M = TypeVar("M", bound=BaseModel)
@@ -108,16 +109,30 @@ class TrialFolder:
         return read_record(self.path / "spec.json", TrialSpec)
 
     def write_result(self, result: TrialResult) -> None:
-        write_json(self.path / "result.json", result.model_dump(mode="json"))
+        write_atomic(self.path / "result.json", result.as_bytes())
 
     def result(self) -> TrialResult | None:
         """The result, or None while the trial is not finished.
 
+        A file that is not as it was written counts as a result too, with the reason in `damaged`:
+        if it counted as absent, the trial would silently be run again and the record replaced.
+
         Raises:
-            ConfigError: It is whole, but not a record of this version. If it counted as absent, the
-                trial would be run again and the record replaced.
+            ConfigError: It is whole, but not a record of this version.
         """
-        return read_record(self.path / "result.json", TrialResult)
+        path = self.path / "result.json"
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        reason = damage(data)
+        if reason is None:
+            return read_record(path, TrialResult)
+        why = f"{path.parent.parent.name}/{self.hash}/{path.name} {reason}"
+        # As far as it can be read it is shown, and the reason with it.
+        with contextlib.suppress(ValidationError):
+            return TrialResult.model_validate_json(data).model_copy(update={"damaged": why})
+        return unreadable(self.hash, why)
 
     def epochs(self) -> list[EpochRecord]:
         """The training curve so far; an epoch that was trained again after a cut counts once."""

@@ -6,17 +6,28 @@ zeros that mean "unknown".
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from suite.config.hashing import canonical_json
 from suite.config.training import Precision
+from suite.files import json_bytes
 from suite.meters.record import PhaseRecord, Record
 from suite.redact import redact
 
 # 1: what a method prepared is not told apart; 2: it has a record of its own.
 SCHEMA_VERSION = 2
+DAMAGED = "DamagedRecord"
+"""`FailureRecord.type` of a trial whose `result.json` is not as it was written."""
+MEND = (
+    "copy the file back from where it is whole (a backup, or suite sync --storage after it was "
+    "removed here), or remove it, and the trial runs again"
+)
 
 
 class Status(StrEnum):
@@ -225,3 +236,54 @@ class TrialResult(Record):
     )
     started_at: float
     finished_at: float
+    checksum: str | None = Field(
+        None,
+        description="SHA-256 of everything else in the file, as canonical JSON; null in records "
+        "from before it was kept",
+    )
+    damaged: str | None = Field(
+        None,
+        exclude=True,
+        description="found when the file is read, never written: why its content is not what was "
+        "written",
+    )
+
+    def as_bytes(self) -> bytes:
+        """The content of `result.json`, with its checksum."""
+        content = self.model_dump(mode="json")
+        content["checksum"] = checksum(content)
+        return json_bytes(content)
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """The checksum of a result's content, which its field of this name has no part in."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    return hashlib.sha256(canonical_json(rest).encode()).hexdigest()
+
+
+def damage(data: bytes) -> str | None:
+    """Why the bytes of a `result.json` are not what was written; None where nothing shows."""
+    try:
+        content = json.loads(data)
+    except ValueError:  # wrong UTF-8 too
+        return "is not whole JSON"
+    if not isinstance(content, dict):
+        return "is not whole JSON"
+    # A record from before checksums has none to compare.
+    if content.get("checksum") in (None, checksum(content)):
+        return None
+    return "has another content than its checksum says: it was changed after it was written"
+
+
+def unreadable(trial: str, why: str) -> TrialResult:
+    """The record that stands for one that cannot be read: a trial that ended, without a score."""
+    return TrialResult(
+        trial=trial,
+        status=Status.FAILED,
+        score=None,
+        failure=FailureRecord(type=DAMAGED, message=why),
+        missing={"score": why},
+        started_at=0.0,
+        finished_at=0.0,
+        damaged=why,
+    )

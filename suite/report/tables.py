@@ -297,6 +297,8 @@ def _status(row: Row) -> str:
     # The code had changes that no commit holds, so the row cannot be repeated exactly.
     if row["dirty"]:
         status += " (dirty)"
+    if row["unverified"] is not None:
+        status += ", not verifiable here"
     return status
 
 

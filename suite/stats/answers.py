@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from suite.config.task import TaskConfig
 from suite.config.task_files import own_score
 from suite.config.training import Precision
-from suite.errors import StatisticsError
+from suite.errors import ContradictionError, StatisticsError
 from suite.metrics.items import Items, Statistic, statistic_of
 from suite.record.cells import Trial
 
@@ -62,8 +62,8 @@ def read_answers(confirmed: Sequence[Trial]) -> Answers:
 
     Raises:
         StatisticsError: No run has a score; a file is absent or unreadable; the runs were tested on
-            different items, or computed in different precisions; or a run's answers do not give
-            the score that it recorded.
+            different items, or computed in different precisions.
+        ContradictionError: A run's answers do not give the score that it recorded.
     """
     runs: dict[int, Items] = {}
     scores: dict[int, float] = {}
@@ -128,7 +128,7 @@ def _check_scores(answers: Answers) -> None:
         found = score_of(answers.task, items)
         recorded = answers.scores[seed]
         if not math.isclose(found, recorded, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE):
-            raise StatisticsError(
+            raise ContradictionError(
                 f"seed {seed}: its answers score {found:.6g}, but its record says {recorded:.6g}"
             )
 

@@ -1,12 +1,24 @@
-"""The name of a home: several homes that write to one store may have sweeps of the same name."""
+"""The name of a home: several homes that write to one store may have sweeps of the same name.
+
+A home that is copied keeps its name, so each copy also keeps the tokens that it has put into stores
+(`suite.tracking.claim`). From the moment of the copy on, the two lists differ.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import uuid
 from pathlib import Path
 
+from filelock import FileLock
+
+from suite.errors import StorageError
 from suite.record.folder import Home
 from suite.storage.urls import open_storage
+
+SHARED = "storage"
+"""The token of all hosts that share a storage: they are one home, whichever of them writes."""
 
 
 def identity_path(home: Home) -> Path:
@@ -19,3 +31,50 @@ def home_id(home: Home) -> str:
     if not path.exists():
         open_storage(home.path).create(path.name, uuid.uuid4().hex[:12].encode())
     return path.read_text()
+
+
+def tokens(home: Home) -> set[str]:
+    """The tokens that this home, or the one that it is a copy of, has put into stores."""
+    try:
+        return set(_tokens_path(home).read_text().split())
+    except FileNotFoundError:
+        return set()
+
+
+def remember_token(home: Home, token: str) -> None:
+    """Keep a token before a store gets it, so that no crash makes the home a stranger there."""
+    if token in tokens(home):
+        return
+    with _tokens_path(home).open("a") as file:
+        file.write(f"{token}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def renew(home: Home) -> str:
+    """Give a copied home a name of its own; the database inside it is set aside under the old one.
+
+    Returns:
+        The new name.
+
+    Raises:
+        StorageError: The home shares its name with a storage.
+    """
+    if SHARED in tokens(home):
+        raise StorageError(
+            f"{home.path}: got a home whose name is that of its storage, expected one of its own; "
+            "fetch the storage into an empty --home instead"
+        )
+    with FileLock(home.path / "tracking.lock"):
+        old = home_id(home)
+        # It holds the same runs under the old name, and the leaderboard would show both.
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(home.path / f"mlflow.db{suffix}", home.path / f"mlflow-{old}.db{suffix}")
+        _tokens_path(home).unlink(missing_ok=True)
+        identity_path(home).unlink()
+        return home_id(home)
+
+
+def _tokens_path(home: Home) -> Path:
+    return home.path / "tracking-writer"

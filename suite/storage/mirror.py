@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from suite.errors import StorageError
-from suite.files import json_bytes, sha256, write_atomic
+from suite.files import sha256, write_atomic
 from suite.record import looks
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import FailureRecord, TrialResult
 from suite.storage.base import Storage
 from suite.storage.fence import Fence
-from suite.storage.identity import home_id, identity_path
+from suite.storage.identity import SHARED, home_id, identity_path, remember_token
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
 
@@ -116,8 +116,11 @@ class Mirror:
             # The stored result counts, even if this host has one of its own.
             _keep(folder.path / RESULT, data)
             return folder.result()
-        if own is not None:
+        # A stored result is never replaced, so a damaged one must not become it.
+        if own is not None and own.damaged is None:
             return self._end(folder, own)
+        if own is not None:
+            return own
         self._fetch_failures(folder)
         return None
 
@@ -259,6 +262,8 @@ class Mirror:
         for folder in (*self.home.trials(), *self._pretrained()):
             key = self.key(folder.path)
             result = folder.result()
+            if result is not None and result.damaged is not None:
+                continue
             # A trial that is stored without a result may be running elsewhere: it is left alone
             # unless this host has the result.
             if key not in ended and (result is not None or key not in begun):
@@ -296,6 +301,7 @@ class Mirror:
             named = storage.read(self.key(path))
         if named:
             _keep(path, named)
+            remember_token(self.home, SHARED)
 
     def _pretrained(self) -> Iterable[TrialFolder]:
         root = self.home.path / "pretrained"
@@ -320,7 +326,7 @@ class Mirror:
             return known or result
         self.push(folder)
         key = self.key(folder.path / RESULT)
-        data = json_bytes(result.model_dump(mode="json"))
+        data = result.as_bytes()
         # If another host was first, its result stays.
         if not self.storage.create(key, data):
             data = self.storage.read(key) or data

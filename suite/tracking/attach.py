@@ -16,6 +16,7 @@ from suite.errors import TrackingError
 from suite.record.folder import Home
 from suite.storage.identity import home_id
 from suite.tracking import rows as files_of_rows
+from suite.tracking.claim import Claim
 from suite.tracking.notes import NOTE
 from suite.tracking.store import Store, StoredRun, open_store
 from suite.tracking.writer import LOCK_TIMEOUT_S
@@ -86,6 +87,7 @@ def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build)
     # The tag names the content of the rows, so equal tags mean an equal report.
     if reports and reports[0].tags[OF_ROWS] == of_rows:
         return False
+    Claim(home, store).take(experiment)
     with tempfile.TemporaryDirectory() as folder:
         page = build(home, sweep, Path(folder))
         run = reports[0] if reports else _create(store, experiment, sweep, of_home)

@@ -9,6 +9,7 @@ the rows of another.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from suite.errors import TrackingError, UnknownNameError
 from suite.files import replacing
-from suite.leaderboard.fields import Row
+from suite.leaderboard.fields import NOT_VERIFIABLE, Row, with_values
 from suite.leaderboard.file import SCHEMA_VERSION, read_rows, write_rows
+from suite.leaderboard.measures import mean, spread
 from suite.plan.cell_state import CellStatus
 from suite.tracking.encode import cell_key
 from suite.tracking.rows import read_rows as rows_of_store
@@ -31,6 +33,9 @@ FORMAT = "suite-rows"
 SUFFIXES = (".json", ".parquet")
 MAX_BYTES = 512 * 2**20
 """The largest file that is read; the results of 10,000 cells have some 50 MiB as JSON."""
+TOLERANCE = 1e-9
+"""Relative; sums in another order differ by less."""
+MADE_AGAIN = "export it again from the home that ran the sweep: this file was changed since"
 NEEDED = ("home", "sweep", "backbone", "method", "task", "arm", "digest")
 """Fields that may not be empty."""
 
@@ -186,6 +191,39 @@ def _check_row(row: Row, *, where: str) -> None:
     known = [status.value for status in CellStatus]
     if row.status not in known:
         raise TrackingError(f"{where}: got status {row.status!r}, expected {', '.join(known)}")
+    _check_scores(row, where=f"{where}: {row.sweep}/{cell_key(row)}")
+
+
+def _check_scores(row: Row, *, where: str) -> None:
+    """Compute again what follows from a row's own seed scores."""
+    scores = row.seed_scores.values()
+    told = {"seeds": row.seeds, "score_mean": row.score_mean, "score_std": row.score_std}
+    expected = {"seeds": len(scores), "score_mean": mean(scores), "score_std": spread(scores)}
+    for name, value in expected.items():
+        if not _same(told[name], value):
+            raise TrackingError(
+                f"{where}: got {name} {told[name]}, expected {value}, as its seed_scores "
+                f"{dict(row.seed_scores)} give; {MADE_AGAIN}"
+            )
+    if row.ci_low is not None and row.ci_high is not None and row.score_mean is not None:
+        # Rounding may push the end of an interval without a width past its middle.
+        slack = TOLERANCE * max(1.0, abs(row.score_mean))
+        if not row.ci_low - slack <= row.score_mean <= row.ci_high + slack:
+            raise TrackingError(
+                f"{where}: got the interval {row.ci_low} to {row.ci_high}, expected one that holds "
+                f"score_mean, {row.score_mean}; {MADE_AGAIN}"
+            )
+    if row.rejected and row.admitted is not False:
+        raise TrackingError(
+            f"{where}: got admitted {row.admitted} beside reasons to reject it "
+            f"({'; '.join(row.rejected)}), expected false; {MADE_AGAIN}"
+        )
+
+
+def _same(told: float | None, computed: float | None) -> bool:
+    if told is None or computed is None:
+        return told is computed
+    return math.isclose(told, computed, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def _first(error: ValidationError) -> str:
@@ -234,14 +272,30 @@ def _import_sweep(
     if _last_end_s(here.values()) > _last_end_s(rows):
         report.older += len(rows)
         return
+    counted = []
     for row in rows:
         _count(row, here, report)
+        known = here.get(cell_key(row))
+        # A row that a home has here already may have been computed from its answers.
+        if known is not None and known.digest == row.digest:
+            counted.append(known)
+        else:
+            counted.append(_imported(row))
+    rows = counted
     # From here on the leaderboard shows the imported rows; the runs below only serve people.
     runs.publish(rows)
     # An import that was interrupted has published its rows, and lacks the runs of some cells.
     for row in rows:
         if not runs.is_current(row):
             runs.write_cell(row)
+
+
+def _imported(row: Row) -> Row:
+    """The row as this store has it: nobody can compute its score again from answers."""
+    if row.score_mean is None:
+        return row
+    reason = f"{NOT_VERIFIABLE}: imported without its answers, which home {row.home} has"
+    return with_values(row, unverified=reason)
 
 
 def _count(row: Row, here: Mapping[str, Row], report: ImportReport) -> None:

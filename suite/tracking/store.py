@@ -342,6 +342,17 @@ class Store:
             self.client.set_experiment_tag(known.experiment_id, "suite.kind", "sweep")
         return str(known.experiment_id)
 
+    @_explained
+    def experiment_tag(self, experiment: str, key: str) -> str:
+        """A tag of an experiment; empty where it has none."""
+        tags: dict[str, str] = self.client.get_experiment(experiment).tags
+        return tags.get(key, "")
+
+    @_explained
+    def set_experiment_tag(self, experiment: str, key: str, value: str) -> None:
+        """Set a tag of an experiment."""
+        self.client.set_experiment_tag(experiment, key, value)
+
     def _create_experiment(self, name: str, artifacts: Path | None) -> str:
         from mlflow.exceptions import MlflowException
 

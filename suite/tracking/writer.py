@@ -2,8 +2,8 @@
 
 The rows of every sweep come first, in one file, so that the leaderboard does not wait for the runs
 of thousands of trials. Then come the runs, cell by cell. A cell's run carries a digest of the row
-that it was written for, so a home that is up to date costs three searches per sweep, and an
-interrupted sync goes on where it stopped.
+that it was written for, so a home that is up to date costs three searches and a claim
+(`suite.tracking.claim`) per sweep, and an interrupted sync goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from suite.plan.definition import sweeps
 from suite.record.cells import Trial
 from suite.record.folder import Home, TrialFolder
 from suite.storage.identity import home_id
+from suite.tracking.claim import Claim
 from suite.tracking.encode import cell_key
 from suite.tracking.store import Store, open_store
 from suite.tracking.sweep_runs import SweepRuns
@@ -57,6 +58,7 @@ def sync(
     sweep: str | None = None,
     verify: bool = False,
     step: Step | None = None,
+    take_over: bool = False,
 ) -> SyncReport:
     """Bring MLflow up to date with the trial folders of a home.
 
@@ -67,6 +69,7 @@ def sync(
         verify: Look every trial up in MLflow, also where its cell says that nothing changed (after
             runs were deleted by hand).
         step: Is told of the progress after each cell.
+        take_over: Write although another copy of the home has written (`suite.tracking.claim`).
 
     Raises:
         TrackingError: There is no such home, or no such sweep in it.
@@ -90,7 +93,7 @@ def sync(
     except TrackingError as error:
         # No error, since the folders keep everything: the caller says that MLflow is behind.
         return SyncReport(unreachable=str(error))
-    return Syncer(home, store).run(sweep, verify=verify, step=step)
+    return Syncer(home, store, take_over=take_over).run(sweep, verify=verify, step=step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,10 @@ class Syncer:
     remember too much.
     """
 
-    def __init__(self, home: Home, store: Store) -> None:
+    def __init__(self, home: Home, store: Store, *, take_over: bool = False) -> None:
         self.home = home
         self.store = store
+        self._claim = Claim(home, store, take_over=take_over)
         self._home_id = home_id(home)
         # By sweep; both are filled at the first look at a sweep.
         self._runs: dict[str, SweepRuns] = {}
@@ -160,6 +164,7 @@ class Syncer:
             if name not in self._runs:
                 self._begin(name, verify=verify)
             runs = self._runs[name]
+            self._claim.take(runs.experiment)
             # Rows that are known and still hold are taken over, which saves reading their trials.
             rows = sweep_rows(self.home, name, known=self._rows[name])
             self._rows[name] = rows

@@ -7,8 +7,8 @@ import os
 import torch
 import torch.multiprocessing as mp
 
-from suite.errors import ResourceError
-from suite.record.result import TrialResult
+from suite.errors import ConfigError, ResourceError
+from suite.record.result import MEND, TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train.loop import Trainer, TrialEndedError
@@ -25,10 +25,13 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
             with its share of the CPUs or a GPU of its own.
 
     Raises:
+        ConfigError: Its stored result is damaged.
         ResourceError: Fewer GPUs than ranks.
     """
     folder = workspace.home.trial(spec)
     done = folder.result()
+    if done is not None and done.damaged is not None:
+        raise ConfigError(f"{done.damaged}; {MEND}")
     if done is not None:
         return done
     device = "cpu"

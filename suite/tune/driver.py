@@ -28,7 +28,7 @@ from suite.cluster.session import (
 from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
 from suite.config.training import Partitioning
-from suite.errors import ResourceError, StorageError
+from suite.errors import ConfigError, ResourceError, StorageError
 from suite.plan.cell_state import CellState, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
@@ -48,6 +48,7 @@ from suite.plan.second_objective import check_measurable
 from suite.plan.status import CellReport, cell_status
 from suite.record.attempts import asked_again
 from suite.record.folder import Home
+from suite.record.result import MEND
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
@@ -115,7 +116,11 @@ def run_sweep(
         if retry_given_up:
             _try_again(plan, mirror)
         listener = Listeners(listeners, muted=lambda: bool(lease.loss()))
-        if known is not None and _is_over(plan, home):
+        states: dict[str, CellState] = {}
+        if known is not None:
+            states = read_states(plan, home)
+        _check_records(states)
+        if known is not None and _is_over(plan, states):
             store_definition(plan, home)
             mirror.push_definition(config.name)
             return _nothing_left(plan, home, listener)
@@ -216,9 +221,22 @@ def _pruning(config: SweepConfig) -> Pruning | None:
     return Pruning(config.search.pruner, config.search.startup_trials)
 
 
-def _is_over(plan: Plan, home: Home) -> bool:
+def _check_records(states: Mapping[str, CellState]) -> None:
+    """Refuse to go on from damaged records, on which what is proposed next would rest."""
+    found: dict[str, None] = {}  # cells share their pretrain runs
+    for state in states.values():
+        results = [trial.result for trial in (*state.search.values(), *state.confirm.values())]
+        if state.pretrain is not None:
+            results.append(state.pretrain.result)
+        for result in results:
+            if result is not None and result.damaged is not None:
+                found[result.damaged] = None
+    if found:
+        raise ConfigError("\n".join([*found, f"nothing was run; {MEND}"]))
+
+
+def _is_over(plan: Plan, states: Mapping[str, CellState]) -> bool:
     """Whether every trial has ended and lm-eval has measured what the sweep wants measured."""
-    states = read_states(plan, home)
     if not all(state.status.is_over for state in states.values()):
         return False
     return plan.config.lm_eval is None or not anything_left(plan, states)

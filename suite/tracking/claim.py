@@ -1,0 +1,82 @@
+"""Keep two copies of one home from overwriting each other in a store.
+
+The experiment of a sweep has a tag for each home: a token, and the folder of the home that wrote
+last. Every process that writes puts a token of its own there, and the home remembers all of them.
+A home that meets a token which it does not know was copied, and the other copy has written since.
+Only the home's content counts, so a home may be moved, restored from a backup, or used from another
+host of a shared disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+from suite.errors import TrackingError
+from suite.record.folder import Home
+from suite.storage.identity import SHARED, home_id, identity_path, remember_token, tokens
+from suite.tracking.store import Store, sqlite_path, without_password
+
+
+class Claim:
+    """One process's claim to write a home's runs into a store.
+
+    Args:
+        home: The home.
+        store: Where its runs go.
+        take_over: Whether to write although another copy of the home has written.
+    """
+
+    def __init__(self, home: Home, store: Store, *, take_over: bool = False) -> None:
+        self.home = home
+        self.store = store
+        self.take_over = take_over
+        self._token = uuid.uuid4().hex[:12]
+        path = sqlite_path(store.uri)
+        # A database inside the home is copied with it, and nobody else writes to it.
+        self._is_own = path is not None and path.is_relative_to(home.path.resolve())
+
+    def take(self, experiment: str) -> None:
+        """Claim a sweep's experiment for this home, or find that it still holds it.
+
+        Raises:
+            TrackingError: Another copy of the home writes there; the message says how to go on.
+        """
+        if self._is_own:
+            return
+        tag = f"suite.writer.{home_id(self.home)}"
+        told = self.store.experiment_tag(experiment, tag)
+        token, _, place = told.partition(" ")
+        known = tokens(self.home)
+        is_shared = SHARED in known
+        is_asked = bool(token) and not is_shared and not self.take_over
+        if is_asked and (token not in known or self._is_copy_of(Path(place))):
+            raise TrackingError(self._refusal(place))
+        mine = self._token
+        if is_shared:
+            mine = SHARED
+        if token == mine:
+            return
+        # The home first: a crash in between leaves a token too many, which harms nothing.
+        remember_token(self.home, mine)
+        self.store.set_experiment_tag(experiment, tag, f"{mine} {self.home.path.resolve()}")
+
+    def _is_copy_of(self, other: Path) -> bool:
+        """Whether another folder of this machine is a home of the same name."""
+        # A folder that is not there, or not ours to read, is no other home.
+        with contextlib.suppress(OSError):
+            same_name = identity_path(Home(other)).read_text() == home_id(self.home)
+            return same_name and not os.path.samefile(other, self.home.path)
+        return False
+
+    def _refusal(self, place: str) -> str:
+        command = f"suite sync --home {self.home.path}"
+        return (
+            f"{self.home.path}: got a copy of the home {place}, which writes to "
+            f"{without_password(self.store.uri)} under the same name ({home_id(self.home)}); "
+            "expected one of them, as each would overwrite the other's runs. "
+            f"If this copy is to be a home of its own: {command} --new-id. "
+            f"If it takes the other's place: {command} --take-over"
+        )
