@@ -238,8 +238,9 @@ class TrialResult(Record):
     finished_at: float
     checksum: str | None = Field(
         None,
-        description="SHA-256 of everything else in the file, as canonical JSON; null in records "
-        "from before it was kept",
+        exclude=True,
+        description="SHA-256 of everything else in the file, as canonical JSON; absent in records "
+        "from before it was kept, and null once it was checked",
     )
     damaged: str | None = Field(
         None,
