@@ -39,10 +39,13 @@ def with_learning(rows: Sequence[Row]) -> list[Row]:
             families[row.home, row.sweep, row.backbone, row.task].append(place)
     found = list(rows)
     for places in families.values():
-        p_values = np.array([rows[place].constant_p for place in places])
-        # Rows that no home counts the looks of have 0.
-        looks = np.array([max(rows[place].test_looks, 1) for place in places])
-        corrected = holm(counted(p_values, looks))
+        p_values = []
+        looks = []
+        for place in places:
+            p_values.append(rows[place].constant_p)
+            # Rows that no home counts the looks of have 0.
+            looks.append(max(rows[place].test_looks, 1))
+        corrected = holm(counted(np.array(p_values), np.array(looks)))
         for place, p in zip(places, corrected.tolist(), strict=True):
             shown = p < 1 - LEVEL
             found[place] = with_values(rows[place], constant_p_holm=p, shown_to_learn=shown)
