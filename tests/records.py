@@ -235,7 +235,14 @@ def write_definition(
         backbones=[BACKBONE],
         methods=[MethodChoice(name=m) for m in methods],
         tasks=list(tasks),
-        search=SearchConfig(trials=trials, edge_guard=EdgeGuard(extensions=extensions), stop=None),
+        search=SearchConfig(
+            trials=trials,
+            edge_guard=EdgeGuard(extensions=extensions),
+            stop=None,
+            per="architecture",
+            choose="best",
+            transfer=False,
+        ),
         confirm=ConfirmConfig(seeds=list(seeds)),
         training=make_spec().training,
     )

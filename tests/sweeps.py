@@ -37,7 +37,8 @@ splits: {rule: named, test: test}
 def toy_sweep(**changes: Any) -> SweepConfig:
     """Two cells (full and lora on one task) of five search trials and two seeds, three epochs each.
 
-    No contest of architectures, no edge guard and no early end unless asked for: budgets are what they say.
+    No contest of architectures, no edge guard, no early end and no model of the curve in the choice
+    unless asked for: budgets are what they say, and the best score is confirmed.
     """
     values: dict[str, Any] = {
         "name": "toy",
@@ -49,9 +50,14 @@ def toy_sweep(**changes: Any) -> SweepConfig:
         "training": {"epochs": 3, "batch_size": 8},
         "timeouts": {"setup_s": 60.0, "epoch_s": 30.0},
     }
-    search = {"edge_guard": {"extensions": 0}, "stop": None} | changes.pop(
-        "search", {"trials": 5, "startup_trials": 3}
-    )
+    plain = {
+        "edge_guard": {"extensions": 0},
+        "stop": None,
+        "per": "architecture",
+        "choose": "best",
+        "transfer": False,
+    }
+    search = plain | changes.pop("search", {"trials": 5, "startup_trials": 3})
     return SweepConfig.model_validate(values | changes | {"search": search})
 
 

@@ -157,11 +157,11 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
             "  sampler: gp", "a Gaussian process, one trial after the other; or tpe, random, grid"
         ),
         # The same number for every arm, or arms with more trials would look better.
-        _line(f"  trials: {budget}", "per cell and choice of architecture"),
+        _line(f"  trials: {budget}", "per method and task, all architectures together"),
         _line(
             # The loader refuses more start-up trials than trials.
             f"  startup_trials: {min(preset.startup_trials, budget)}",
-            "of them quasi-random, before the sampler has a model",
+            "of them evenly over the range, before the sampler has a model",
         ),
         _line(
             f"  edge_guard: {_plain(preset.edge_guard)}",

@@ -124,7 +124,7 @@ class StopRule(Strict):
     """Ends a study early, when a model of its curve expects no improvement worth a trial."""
 
     tolerance: Annotated[float, Field(gt=0)] = Field(
-        0.5,
+        0.1,
         description="improvement worth a trial: points of the score, or percent of a perplexity",
     )
     min_trials: Count | None = Field(
@@ -138,9 +138,29 @@ class SearchConfig(Strict):
     """The budget of one study, the same for every arm."""
 
     sampler: Literal["gp", "tpe", "random", "grid"] = "gp"
-    trials: Count = Field(8, description="learning rates tried per cell (READ: up to 32)")
+    trials: Count = Field(
+        8,
+        description="trials of a method on a task, of all its architectures (READ: up to 32 each)",
+    )
+    per: Literal["method", "architecture"] = Field(
+        "method",
+        description="what the trials count for: architectures are searched in one study, or each "
+        "in a study of its own with as many trials (READ)",
+    )
+    choose: Literal["curve", "best"] = Field(
+        "curve",
+        description="confirm the learning rate where the model of the curve is highest, or the one "
+        "that was tried with the best score",
+    )
+    transfer: bool = Field(
+        True, description="a study may begin where finished studies of other tasks were best"
+    )
+    batch_sizes: list[Count] = Field(
+        [],
+        description="searched beside the learning rate; written as a list at training.batch_size",
+    )
     startup_trials: Count = Field(
-        4, description="quasi-random trials before the model of the sampler is used"
+        3, description="trials evenly over the range before the model of the sampler is used"
     )
     seed: Annotated[int, Field(ge=0)] = 0
     edge_guard: EdgeGuard = EdgeGuard()
@@ -215,13 +235,14 @@ class SearchConfig(Strict):
         trials = searched.trials(self.trials)
         # a fixed learning rate has no range to extend
         if not searched.fixed:
-            trials += self.edge_guard.extensions * self.extra_trials
+            # the end of the range is tried before the range grows beyond it
+            trials += self.edge_guard.extensions * (1 + self.extra_trials)
         return trials
 
     @property
     def least_trials(self) -> int:
         """How many trials must have ended before the stop rule is asked."""
-        # a model of the curve needs more points than the quasi-random ones
+        # a model of the curve needs more points than those of the start
         least = self.startup_trials + 2
         if self.stop is not None and self.stop.min_trials is not None:
             least = max(least, self.stop.min_trials)
@@ -368,6 +389,28 @@ class SweepConfig(Strict):
     reference: list[Reference] = Field(
         default=[], description="the numbers that a paper printed, by line of its table"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _searched_batch_sizes(cls, given: Any) -> Any:
+        """Take a list at `training.batch_size` as the batch sizes to search.
+
+        The largest becomes the sweep's batch size, so that what fits is planned for it.
+        """
+        if not isinstance(given, Mapping) or not isinstance(given.get("training"), Mapping):
+            return given
+        sizes = given["training"].get("batch_size")
+        if not isinstance(sizes, list):
+            return given
+        whole = all(isinstance(size, int) and size > 0 for size in sizes)
+        if not whole or len(sizes) < 2 or len(set(sizes)) < len(sizes):
+            raise ValueError(
+                f"training.batch_size: got {sizes}, expected one number, or a list of at least two "
+                "different ones to search"
+            )
+        training = {**given["training"], "batch_size": max(sizes)}
+        search = {**(given.get("search") or {}), "batch_sizes": sorted(sizes)}
+        return {**given, "training": training, "search": search}
 
     @model_validator(mode="after")
     def _backbones_with_workers_exist(self) -> SweepConfig:

@@ -6,14 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 from filelock import FileLock, Timeout
 
+from suite.config.hashing import short_hash
 from suite.plan.contest import Contest, contests
 from suite.plan.plan import Plan, PlannedCell
-from suite.plan.proposer import propose
-from suite.plan.second_objective import costs
-from suite.plan.study import Study, decide
+from suite.plan.study import Study
+from suite.plan.study_state import StudyState
 from suite.record.attempts import is_given_up
 from suite.record.cells import Cell, Trial, ended, read_cells
 from suite.record.folder import Home, TrialFolder
@@ -119,52 +121,66 @@ class CellState:
         pretrain: The run that must end before the cell begins; where it fails, the cell fails.
         contest: The architectures of which one is confirmed, this cell's among them; None where
             there is only one architecture.
-        search: Search trials by number.
-        confirm: Confirm runs by learning rate and seed.
-        live: Hashes of the trials that this process has handed out.
-        given_up: Hashes of the trials that used up their retries.
+        searching: Its study, which the cells of other architectures may share.
+        confirm: Confirm runs by learning rate, batch size and seed.
         set_aside: Confirm runs with a test score whose seeds the sweep no longer names.
         logged: Sets of confirm runs that the cell had when the sweep's seeds changed.
     """
 
     plan: Plan
     cell: PlannedCell
+    searching: StudyState
     pretrain: PretrainState | None = None
     contest: Contest | None = field(default=None, repr=False, compare=False)
-    search: dict[int, Trial] = field(default_factory=dict)
-    confirm: dict[tuple[float, int], Trial] = field(default_factory=dict)
-    live: set[str] = field(default_factory=set)
-    given_up: set[str] = field(default_factory=set)
+    confirm: dict[tuple[float, int, int], Trial] = field(default_factory=dict)
     set_aside: list[Trial] = field(default_factory=list)
     logged: Sequence[RunSet] = ()
-    _study: Study | None = field(default=None, repr=False, compare=False)
 
     def add(self, trial: Trial) -> None:
         """Take in a trial, or its newer state."""
         spec = trial.spec
         if spec.phase is Phase.SEARCH:
-            self.search[spec.number] = trial
-            self._study = None  # it is decided anew when it is asked for
+            self.searching.add(trial)
         else:
-            # The rate is part of the key: a study that goes on may choose another one, and the runs
-            # at the old rate stay.
-            self.confirm[spec.learning_rate, spec.seed] = trial
+            # What was chosen is part of the key: a study that goes on may choose otherwise, and the
+            # runs of the earlier choice stay.
+            key = spec.learning_rate, spec.training.batch_size, spec.seed
+            self.confirm[key] = trial
+
+    @property
+    def live(self) -> set[str]:
+        """Hashes of the trials of its study's cells that this process has handed out."""
+        return self.searching.live
+
+    @property
+    def given_up(self) -> set[str]:
+        """Hashes of the trials of its study's cells that used up their retries."""
+        return self.searching.given_up
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first cell of its study, which hands out the trials of all."""
+        return self.searching.cells[0] == self.cell
 
     @property
     def study(self) -> Study:
         """How far the study is: its range and budget, extensions included, and whether it ended."""
-        if self._study is None:
-            # Trials end in any order, and `decide` expects the order of their numbers.
-            in_order = [self.search[number] for number in sorted(self.search)]
-            handed_out = Cell(self.cell.arm, self.cell.task.name, search=in_order)
-            self._study = decide(handed_out, self.cell.learning_rate, self.plan.config.search)
-        return self._study
+        return self.searching.study
+
+    @property
+    def search(self) -> dict[int, Trial]:
+        """Its own search trials by number."""
+        found = {}
+        for (number, arm), trial in self.searching.trials.items():
+            if arm == self.cell.arm.key:
+                found[number] = trial
+        return found
 
     @property
     def searched(self) -> list[Trial]:
-        """The search trials that count, by number: not those beyond a lowered budget."""
-        budget = self.study.budget
-        return [self.search[number] for number in sorted(self.search) if number < budget]
+        """Its own search trials that count, by number: not those beyond a lowered budget."""
+        key = self.cell.arm.key
+        return [trial for trial in self.searching.counted if trial.spec.arm.key == key]
 
     @property
     def trials(self) -> list[Trial]:
@@ -203,12 +219,21 @@ class CellState:
 
     @property
     def total(self) -> int:
-        """Trials that the cell has in the end, as far as is known now."""
-        return self.study.budget - self.study.saved_trials + self.confirm_runs
+        """Trials that the cell has in the end, as far as is known now.
+
+        The first cell of a study counts those whose architecture is not known yet.
+        """
+        open_trials = self.searching.open_trials if self.leads else 0
+        return len(self.searched) + open_trials + self.confirm_runs
 
     def best(self) -> Trial | None:
         """The search trial with the best validation score; the lowest number wins a tie."""
-        return Cell(self.cell.arm, self.cell.task.name, search=self.searched).best_search()
+        return self.searching.best(self.cell)
+
+    @property
+    def quality(self) -> float | None:
+        """How good it is by its search, in utility; None where nothing is known of it."""
+        return self.searching.quality(self.cell)
 
     @property
     def best_score(self) -> float | None:
@@ -220,11 +245,19 @@ class CellState:
 
     @property
     def best_learning_rate(self) -> float | None:
-        """Learning rate of the best search trial; None before one has a score."""
-        best = self.best()
-        if best is None:
+        """The learning rate that the search chooses; None before a trial has a score."""
+        chosen = self.searching.chosen(self.cell)
+        if chosen is None:
             return None
-        return best.spec.learning_rate
+        return chosen.learning_rate
+
+    @property
+    def best_batch_size(self) -> int | None:
+        """The batch size that the search chooses; None before a trial has a score."""
+        chosen = self.searching.chosen(self.cell)
+        if chosen is None:
+            return None
+        return chosen.batch_size
 
     @property
     def confirmed(self) -> list[Trial]:
@@ -238,8 +271,8 @@ class CellState:
         Unlike `confirmed`, it keeps the runs of a study that has gone on since, after its budget
         was raised.
         """
-        rate = self.best_learning_rate
-        return [self.confirm[key] for key in sorted(self.confirm) if key[0] == rate]
+        chosen = self.best_learning_rate, self.best_batch_size
+        return [self.confirm[key] for key in sorted(self.confirm) if key[:2] == chosen]
 
     @property
     def looks(self) -> Looks:
@@ -265,6 +298,8 @@ class CellState:
             search=self.searched,
             confirm=confirm,
             looks=self.looks,
+            learning_rate=self.best_learning_rate,
+            batch_size=self.best_batch_size,
         )
 
     @property
@@ -280,7 +315,7 @@ class CellState:
         if not self.chosen:
             return CellStatus.NOT_CHOSEN
         # The study is over and no trial has a score, so there is no rate to confirm.
-        if self.best() is None:
+        if self.best_learning_rate is None:
             return CellStatus.FAILED
         confirmed = self.confirmed
         # While runs are left the cell is partial, even where one that ended has failed.
@@ -300,20 +335,34 @@ class CellState:
                 return trial.spec
         return None
 
-    def next_spec(self) -> TrialSpec | None:
-        """The next trial to hand out, or None when the cell has none (for now)."""
+    def next_spec(self) -> tuple[TrialSpec, dict[str, Any]] | None:
+        """The next trial to hand out and where its learning rate comes from, or None for now.
+
+        The first cell of a study hands out the search trials of all its cells.
+        """
         if not self._may_go_on:
             return None
         # A trial on disk comes before a new one: a later driver takes up what an earlier one left.
-        return self.handed_out() or self._next_search() or self._next_confirm()
+        found = self.handed_out()
+        if found is not None:
+            return found, {}
+        if self.leads:
+            proposed = self.searching.next()
+            if proposed is not None:
+                return proposed
+        confirm = self._next_confirm()
+        if confirm is None:
+            return None
+        return confirm, {}
 
     @property
     def is_due(self) -> bool:
         """Whether `next_spec` has a trial; asked where there is no room to hand one out."""
         if not self._may_go_on:
             return False
-        # This asks for the number alone, because a proposal by the sampler costs time.
-        if self.handed_out() is not None or self._open_number() is not None:
+        # This asks for the number alone, because a proposal costs time.
+        open_number = self.searching.open_number if self.leads else None
+        if self.handed_out() is not None or open_number is not None:
             return True
         return self._next_confirm() is not None
 
@@ -324,64 +373,7 @@ class CellState:
         # An open study waits for a trial that this run could not finish.
         return self.search_done or not self.given_up
 
-    def _open_number(self) -> int | None:
-        """Number of the next search trial."""
-        if self.study.ended is not None:
-            return None
-        # The first gap, not the count: trials of another definition are left out of `search`.
-        for number in range(self.study.budget):
-            if number not in self.search:
-                return number
-        return None
-
-    def _next_search(self) -> TrialSpec | None:
-        search = self.plan.config.search
-        study = self.study
-        number = self._open_number()
-        if number is None:
-            return None
-        round_ = self._round(number)
-        finished = []
-        running = []
-        for n, trial in self.search.items():
-            # The trials of a round are proposed at once: that one of them has ended meanwhile must
-            # not change what a later driver proposes for the rest.
-            if trial.result is None or n in round_:
-                # The sampler must know these too, or it proposes the same rate again.
-                running.append((n, trial.spec.learning_rate))
-            else:
-                finished.append((n, trial.spec.learning_rate, trial.feedback))
-        learning_rate = propose(
-            self.cell.key,
-            study.searched,
-            sampler=search.sampler,
-            seed=search.seed,
-            startup_trials=search.startup_trials,
-            finished=finished,
-            running=running,
-            number=number,
-            opened=study.opened,
-            costs=costs(self.searched, search.second),
-        )
-        return self.plan.search_spec(self.cell, number, learning_rate)
-
-    def _round(self, number: int) -> range:
-        """Numbers of the trials that are proposed together with trial `number`, up to it.
-
-        A round holds as many trials as may train side by side. The quasi-random start and each
-        extension begin a new one, because what comes before them is what they build on.
-        """
-        begin = 0
-        startup = self.plan.config.search.startup_trials
-        if number >= startup:
-            begin = startup
-        opened = self.study.opened
-        if opened is not None and number >= opened.first:
-            begin = opened.first
-        lanes = self.plan.lanes(self.cell)
-        return range(number - (number - begin) % lanes, number)
-
-    def next_beside(self, spec: TrialSpec) -> TrialSpec | None:
+    def next_beside(self, spec: TrialSpec) -> tuple[TrialSpec, dict[str, Any]] | None:
         """A further trial of the same round that may train beside a search trial, or None.
 
         Args:
@@ -391,38 +383,49 @@ class CellState:
         if spec.phase is not Phase.SEARCH or not self._may_go_on:
             return None
         found = self.handed_out()
-        if found is None:
-            number = self._open_number()
-            # Asked first, because a proposal costs time.
-            if number is None or spec.number not in self._round(number):
-                return None
-            found = self._next_search()
-        if found is None or found.phase is not Phase.SEARCH:
+        if found is not None:
+            if found.phase is Phase.SEARCH and self._is_beside(spec, found):
+                return found, {}
             return None
-        if spec.number in self._round(found.number):
-            return found
-        return None
+        number = self.searching.open_number
+        # Asked first, because a proposal costs time.
+        if number is None or spec.number not in self.searching.round(number):
+            return None
+        proposed = self.searching.next()
+        if proposed is None or not self._is_beside(spec, proposed[0]):
+            return None
+        return proposed
+
+    def _is_beside(self, spec: TrialSpec, other: TrialSpec) -> bool:
+        if spec.engine_key != other.engine_key:
+            return False
+        return spec.number in self.searching.round(other.number)
 
     def _next_confirm(self) -> TrialSpec | None:
-        learning_rate = self.best_learning_rate
-        if learning_rate is None or not self.search_done or not self.chosen:
+        # Asked in this order: the choice of an open study is not worth its model.
+        if not self.search_done or not self.chosen:
+            return None
+        chosen = self.searching.chosen(self.cell)
+        if chosen is None:
             return None
         # The sweep's order of seeds, so that every cell begins with the same ones.
         for seed in self.plan.config.confirm.seeds:
-            if (learning_rate, seed) not in self.confirm:
-                return self.plan.confirm_spec(self.cell, learning_rate, seed)
+            if (chosen.learning_rate, chosen.batch_size, seed) not in self.confirm:
+                return self.plan.confirm_spec(
+                    self.cell, chosen.learning_rate, seed, batch_size=chosen.batch_size
+                )
         return None
 
     def _confirm_runs_so_far(self) -> list[Trial]:
         """Confirm runs that exist, in the order of the sweep's seeds."""
         if not self.search_done or not self.chosen:
             return []
-        best = self.best()
-        if best is None:
+        chosen = self.searching.chosen(self.cell)
+        if chosen is None:
             return []
         found = []
         for seed in self.plan.config.confirm.seeds:
-            trial = self.confirm.get((best.spec.learning_rate, seed))
+            trial = self.confirm.get((chosen.learning_rate, chosen.batch_size, seed))
             if trial is not None:
                 found.append(trial)
         return found
@@ -459,9 +462,12 @@ def make_states(
     pretrains = read_pretrains(plan, home)
     logged = read_looks(home, plan.config.name)
     states: dict[str, CellState] = {}
+    cells = list(cells)
+    studies = _studies(plan, cells)
     for cell in cells:
         # An arm without a pretrain run has no hash, and nothing has the key "".
-        state = CellState(plan, cell, pretrains.get(cell.arm.pretrain or ""))
+        pretrain = pretrains.get(cell.arm.pretrain or "")
+        state = CellState(plan, cell, studies[cell.key], pretrain)
         states[cell.key] = state
         state.logged = logged.get(cell.key, ())
         trials = found.get(cell.key)
@@ -486,6 +492,38 @@ def make_states(
         for member in contest.cells:
             states[member.cell.key].contest = contest
     return states
+
+
+def _studies(plan: Plan, cells: Iterable[PlannedCell]) -> dict[str, StudyState]:
+    """The study of every cell by its key; the architectures of a contest may share one."""
+    groups: dict[str, list[PlannedCell]] = {}
+    for cell in cells:
+        groups.setdefault(plan.study_of(cell), []).append(cell)
+    studies: dict[str, StudyState] = {}
+    of_method: dict[str, list[StudyState]] = {}
+    for members in groups.values():
+        study = StudyState(plan, tuple(members))
+        kin = of_method.setdefault(short_hash(_kin(members[0])), [])
+        kin.append(study)
+        study.neighbours = partial(_finished_beside, study, kin)
+        for cell in members:
+            studies[cell.key] = study
+    return studies
+
+
+def _kin(cell: PlannedCell) -> dict[str, Any]:
+    """What the studies have in common of which one may begin where another ended."""
+    return cell.arm.model_dump(mode="json", exclude={"architecture"})
+
+
+def _finished_beside(study: StudyState, kin: Sequence[StudyState]) -> list[StudyState]:
+    """Finished studies of the same architectures on other tasks, in the plan's order."""
+    found = []
+    for other in kin:
+        same = [cell.arm.key for cell in other.cells] == [cell.arm.key for cell in study.cells]
+        if other is not study and same and other.study.ended is not None:
+            found.append(other)
+    return found
 
 
 def read_pretrains(plan: Plan, home: Home) -> dict[str, PretrainState]:

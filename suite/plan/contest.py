@@ -1,7 +1,8 @@
 """Decide which architecture of a method is confirmed: READ, arXiv 2305.15348, appendix D.
 
-Every choice of the search space gets a study per task with the same budget. A choice is as good as
-the mean over tasks of its best validation utilities, and the best one wins for all tasks.
+The choices of a search space share a study per task, or have one each with the same budget. A
+choice is as good as the mean over tasks of what its study expects of its best learning rate, and
+the best one wins for all tasks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from statistics import fmean
 from typing import Protocol
 
 from suite.plan.plan import PlannedCell
-from suite.record.cells import Trial
 
 
 class Studied(Protocol):
@@ -23,7 +23,8 @@ class Studied(Protocol):
     @property
     def search_done(self) -> bool: ...
 
-    def best(self) -> Trial | None: ...
+    @property
+    def quality(self) -> float | None: ...
 
 
 @dataclass(slots=True)
@@ -51,12 +52,12 @@ class Contest:
 
 
 def quality(cells: Iterable[Studied]) -> tuple[int, float]:
-    """How good a choice is: tasks with a score, then the mean of its best utilities there."""
+    """How good a choice is: tasks with a score, then the mean of its qualities there."""
     utilities = []
     for cell in cells:
-        best = cell.best()
-        if best is not None and best.utility is not None:
-            utilities.append(best.utility)
+        found = cell.quality
+        if found is not None:
+            utilities.append(found)
     if not utilities:
         return 0, 0.0
     # The count comes first: a choice that fails on a hard task must not win by its mean over the

@@ -82,14 +82,17 @@ class CellOrder:
 
     def handed_out(self, state: CellState) -> None:
         """Note that a trial of the cell begins."""
-        self._chains[state.cell.key] = _chain(state)
+        for cell in state.searching.cells:
+            if cell.key in self._chains:
+                self._chains[cell.key] = _chain(self.states[cell.key])
 
     def ended(self, state: CellState) -> None:
         """Note that a trial of the cell has ended: the cell may be over, or have another trial.
 
-        The same holds for all cells of its contest, if the trial has decided it.
+        The same holds for the cells of its study, and for all of its contest, if the trial has
+        decided it.
         """
-        members = [state.cell.key]
+        members = [cell.key for cell in state.searching.cells]
         if state.contest is not None and state.contest.winner() is not None:
             members = [member.cell.key for member in state.contest.cells]
         for key in members:

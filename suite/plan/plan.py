@@ -81,8 +81,24 @@ class Plan:
             return 1
         return self.config.search.lanes
 
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The batch sizes that are searched; one where that is settled."""
+        return self.config.search.batch_sizes or [self.config.training.batch_size]
+
+    def study_of(self, cell: PlannedCell) -> str:
+        """A name that the cells of one study share: the architectures of a method on a task."""
+        if cell.contest is None or self.config.search.per == "architecture":
+            return cell.key
+        return f"{cell.contest}/{cell.task.name}"
+
     def search_trials(self, cell: PlannedCell) -> int:
-        """The budget of a cell's study, before the edge guard and the stop rule change it."""
+        """The budget of a cell's study, before the edge guard and the stop rule change it.
+
+        Of cells that share a study the first counts it.
+        """
+        if cell.choice and self.study_of(cell) != cell.key:
+            return 0
         return cell.learning_rate.trials(self.config.search.trials)
 
     def confirm_runs(self, cell: PlannedCell) -> int:
@@ -100,13 +116,27 @@ class Plan:
     def total_trials(self) -> int:
         return sum(self.trials_of(cell) for cell in self.cells)
 
-    def search_spec(self, cell: PlannedCell, number: int, learning_rate: float) -> TrialSpec:
-        """The trial `number` of the cell's study."""
-        return self._spec(cell, Phase.SEARCH, learning_rate, number=number)
+    def search_spec(
+        self,
+        cell: PlannedCell,
+        number: int,
+        learning_rate: float,
+        *,
+        batch_size: int | None = None,
+    ) -> TrialSpec:
+        """The trial `number` of the cell's study; without a batch size it has the sweep's."""
+        return self._spec(cell, Phase.SEARCH, learning_rate, number=number, batch_size=batch_size)
 
-    def confirm_spec(self, cell: PlannedCell, learning_rate: float, seed: int) -> TrialSpec:
+    def confirm_spec(
+        self,
+        cell: PlannedCell,
+        learning_rate: float,
+        seed: int,
+        *,
+        batch_size: int | None = None,
+    ) -> TrialSpec:
         """A run of the chosen learning rate with a fresh seed, tested at its end."""
-        return self._spec(cell, Phase.CONFIRM, learning_rate, seed=seed)
+        return self._spec(cell, Phase.CONFIRM, learning_rate, seed=seed, batch_size=batch_size)
 
     def includes(self, cell: PlannedCell, trial: Trial) -> bool:
         """Whether a trial found on disk is one that this plan asks for.
@@ -120,12 +150,15 @@ class Plan:
         # A trial of another recipe has the same specification, and another name.
         if trial.folder.hash != spec.hash:
             return False
+        batch_size = spec.training.batch_size
+        if batch_size not in self.batch_sizes:
+            return False
         if spec.phase is Phase.SEARCH:
             # This counts every extension that the guard may add: how many it did add only the study
             # knows.
             most = self.config.search.most_trials(cell.learning_rate)
             return spec.number < most and spec == self.search_spec(
-                cell, spec.number, spec.learning_rate
+                cell, spec.number, spec.learning_rate, batch_size=batch_size
             )
         return spec.seed in self.config.confirm.seeds and self._would_confirm(cell, spec)
 
@@ -137,7 +170,9 @@ class Plan:
         return spec.seed not in self.config.confirm.seeds and self._would_confirm(cell, spec)
 
     def _would_confirm(self, cell: PlannedCell, spec: TrialSpec) -> bool:
-        return spec == self.confirm_spec(cell, spec.learning_rate, spec.seed)
+        return spec == self.confirm_spec(
+            cell, spec.learning_rate, spec.seed, batch_size=spec.training.batch_size
+        )
 
     def _spec(
         self,
@@ -147,13 +182,17 @@ class Plan:
         *,
         number: int = 0,
         seed: int = 0,
+        batch_size: int | None = None,
     ) -> TrialSpec:
         config = self.config
+        training = config.training
+        if batch_size is not None and batch_size != training.batch_size:
+            training = training.model_copy(update={"batch_size": batch_size})
         return TrialSpec(
             sweep=config.name,
             arm=cell.arm,
             task=cell.task,
-            training=config.training,
+            training=training,
             limit=config.limit,
             decoder_objective=config.decoder_objective,
             world_size=self.workers(cell),
@@ -181,7 +220,9 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
     world_size = world_size or config.resources.workers or DEFAULT_CPU_WORKERS
     # The cheap checks come first. Building every arm takes longest and comes last.
     for workers in {_workers(config, choice.name, world_size) for choice in config.backbones}:
-        _check_batch(config.training, workers, where=f"{where}: training")
+        for size in config.search.batch_sizes or [config.training.batch_size]:
+            training = config.training.model_copy(update={"batch_size": size})
+            _check_batch(training, workers, where=f"{where}: training")
     tasks = [load_task(name, where=f"{where}: tasks") for name in config.tasks]
     # These come before the arms, each of which names its run by hash.
     pretrains = _pretrains(config, world_size, where=where)

@@ -1,7 +1,8 @@
 """Propose the next learning rate of a study, as a pure function of what was tried.
 
-The sampler is made anew at every call from (seed, study, trial number), so that a killed and
-resumed sweep proposes what an uninterrupted one would have.
+A sampler is made anew at every call from (seed, study, trial number), so that a killed and
+resumed sweep proposes what an uninterrupted one would have. The suite's own sampler, `gp`, is
+`suite.plan.curve_model`; what is here are the points that follow no model, and Optuna's samplers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from suite.config.hashing import derive_seed
 from suite.config.space import End, LearningRateRange
+from suite.plan.curve_model import rounded
 from suite.plan.optuna_trials import (
     NAME,
     Finished,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 Sampler = Literal["gp", "tpe", "random", "grid"]
 MAX_REDRAWS = 64
+"""Only a range of a few representable rates can use all of these up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +66,13 @@ def propose(
     opened: Opened | None = None,
     costs: Mapping[int, float] | None = None,
 ) -> float:
-    """Propose a learning rate for trial `number` of a study, rounded to four digits.
+    """Ask Optuna for the learning rate of trial `number` of a study, rounded to four digits.
 
-    The first `startup_trials` are a scrambled Sobol sequence on the log scale; the sampler follows.
-    A trial without a score (diverged, out of memory, failed) counts as the worst score seen, so
-    that the sampler learns to stay away; while no trial has a score there is nothing to learn from,
-    and the Sobol sequence goes on. Running trials are known to the sampler. The search runs one
-    seed, so a learning rate that was tried before teaches nothing: the next point of the Sobol
-    sequence takes its place. The first trial after an extension is the middle of what was added.
+    The first `startup_trials` lie evenly over the range on the log scale; the sampler follows. A
+    trial without a score (diverged, out of memory, failed) counts as the worst score seen, so that
+    the sampler learns to stay away; while no trial has a score there is nothing to learn from, and
+    the even points go on. Running trials are known to the sampler. The search runs one seed, so a
+    learning rate that was tried before teaches nothing: the next even point takes its place.
 
     Args:
         study_key: The cell's key.
@@ -78,33 +80,41 @@ def propose(
         sampler: "grid" halves the range again and again, so that a larger budget refines the grid
             of a smaller one; after an extension it goes through the new part in the same way.
         seed: Seed of the sweep's search.
-        startup_trials: Quasi-random trials at the start.
+        startup_trials: Even points at the start.
         finished: (number, learning rate, score or None); a higher score is better
             (`Trial.feedback`).
         running: (number, learning rate) of trials without a result yet.
         number: Number of the trial that needs a learning rate.
-        opened: What the last extension added to the range.
+        opened: What the last extension added to the range; only the grid follows it here.
         costs: Values of the second objective by trial number, where less is better; None = the
             score is the only objective.
     """
     tried = set(rates_of(finished, running))
     has_score = any(score is not None for _, _, score in finished)
-    # The new part of the range has no trial yet, so its middle is tried before the sampler is
-    # asked.
-    if opened is not None and (number == opened.first or sampler == "grid"):
-        value = _clip(opened.at(_outward(number - opened.first)), lr_range)
+    if sampler == "grid":
+        if opened is None or number < opened.first:
+            return clip(_at(lr_range, _dyadic(number)), lr_range)
+        value = clip(opened.at(_outward(number - opened.first)), lr_range)
         if value not in tried:
             return value
-    elif sampler == "grid":
-        return _clip(_at(lr_range, _dyadic(number)), lr_range)
-    if number >= startup_trials and has_score:
+    elif number >= startup_trials and has_score:
         sampled = _sample(study_key, lr_range, sampler, seed, finished, running, number, costs)
         # Earlier trials may have widened the range that the sampler sees; the proposal stays in the
         # range of the study.
-        value = _clip(sampled, lr_range)
+        value = clip(sampled, lr_range)
         if value not in tried:
             return value
-    return _quasi_random(study_key, lr_range, seed, number, tried)
+    return even_point(lr_range, number, tried)
+
+
+def even_point(lr_range: LearningRateRange, number: int, tried: set[float]) -> float:
+    """Point `number` of the study's even sequence, or a later one where that was tried."""
+    value = lr_range.low
+    for step in range(MAX_REDRAWS):
+        value = clip(_at(lr_range, _even(number + step)), lr_range)
+        if value not in tried:
+            break
+    return value
 
 
 def _at(lr_range: LearningRateRange, fraction: float) -> float:
@@ -114,31 +124,27 @@ def _at(lr_range: LearningRateRange, fraction: float) -> float:
     return math.exp(low + fraction * (high - low))
 
 
-def _clip(value: float, lr_range: LearningRateRange) -> float:
-    """Round to four digits: readable in tables, and equal on machines whose last bits differ."""
-    rounded = float(f"{value:.4g}")
-    return max(lr_range.low, min(rounded, lr_range.high))
+def clip(value: float, lr_range: LearningRateRange) -> float:
+    """Round to four digits, within the range."""
+    return max(lr_range.low, min(rounded(value), lr_range.high))
 
 
-def _quasi_random(
-    study_key: str, lr_range: LearningRateRange, seed: int, number: int, tried: set[float]
-) -> float:
-    """Point `number` of the study's Sobol sequence, or a later one where that was tried."""
-    # Optuna and scipy.stats are imported where a rate is proposed: who shows a study waits for
-    # neither.
-    from scipy.stats import qmc
+def _even(number: int) -> float:
+    """Point of 1/2, 5/6, 1/6, 17/18, 13/18, ...: middles of the range, of its thirds, its ninths.
 
-    # The seed is the study's own, so cells do not all start with the same rates.
-    sequence = qmc.Sobol(d=1, scramble=True, rng=derive_seed(seed, study_key, "startup"))
-    if number:
-        sequence.fast_forward(number)
-    value = lr_range.low
-    # Only a range of a few representable rates can use all of these up.
-    for _ in range(MAX_REDRAWS):
-        value = _clip(_at(lr_range, float(sequence.random(1)[0, 0])), lr_range)
-        if value not in tried:
-            break
-    return value
+    The same for every study, so that all arms begin with the same learning rates.
+    """
+    cells = 1
+    before = 0
+    # A third of the middles of finer cells are those of the coarser ones.
+    while number >= cells:
+        before = cells
+        cells *= 3
+    places = []
+    for cell in reversed(range(cells)):
+        if cells == 1 or cell % 3 != 1:
+            places.append((2 * cell + 1) / (2 * cells))
+    return places[number - before]
 
 
 def _dyadic(number: int) -> float:
@@ -188,7 +194,7 @@ def _sample(
 def _sampler(name: Sampler, seed: int) -> BaseSampler:
     from optuna.samplers import GPSampler, RandomSampler, TPESampler
 
-    # The Sobol sequence has done the start, so neither sampler draws one of its own. Scores are
+    # The even points have been the start, so neither sampler draws one of its own. Scores are
     # noisy, so the Gaussian process must not run through each of them.
     if name == "gp":
         return GPSampler(seed=seed, n_startup_trials=0, deterministic_objective=False)

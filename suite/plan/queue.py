@@ -8,6 +8,7 @@ at a time only when there are fewer open cells than slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from suite.plan.admission import Admission
 from suite.plan.cell_state import CellState, PretrainState, read_states
@@ -89,10 +90,14 @@ class TrialQueue:
         # If the smallest size that may follow has no room, no cell needs to be asked.
         if self.live >= self.slots or not admission.admits(max(1, self.held_for)):
             return None
-        spec = self._choose_pretrain(admission) or self._choose(admission)
+        proposal: dict[str, Any] = {}
+        spec = self._choose_pretrain(admission)
         if spec is None:
-            return None
-        self._hand_out(spec)
+            chosen = self._choose(admission)
+            if chosen is None:
+                return None
+            spec, proposal = chosen
+        self._hand_out(spec, proposal)
         self._workers[spec.hash] = spec.world_size
         return spec
 
@@ -108,12 +113,13 @@ class TrialQueue:
         state = self.states[leader.cell]
         done = len(self.home.trial(leader).epochs())
         while len(found) + 1 < most:
-            spec = state.next_beside(leader)
-            if spec is None or self._trains_alone(spec):
+            proposed = state.next_beside(leader)
+            if proposed is None:
                 break
-            if len(self.home.trial(spec).epochs()) != done:
+            spec, proposal = proposed
+            if self._trains_alone(spec) or len(self.home.trial(spec).epochs()) != done:
                 break
-            self._hand_out(spec)
+            self._hand_out(spec, proposal)
             found.append(spec)
         return found
 
@@ -138,8 +144,11 @@ class TrialQueue:
             self._last = spec.cell
             self._order.ended(state)
 
-    def _hand_out(self, spec: TrialSpec) -> None:
+    def _hand_out(self, spec: TrialSpec, proposal: Mapping[str, Any]) -> None:
         folder = self.home.trial(spec)
+        # A study goes on from what its first trial was proposed from, so this comes first.
+        if proposal:
+            folder.write_proposal(proposal)
         # It is on disk before it runs, so the next driver finds it after a crash.
         folder.write_spec(spec)
         # A pretrain run has become live by its claim.
@@ -196,8 +205,8 @@ class TrialQueue:
         """
         if spec.phase is not Phase.SEARCH:
             return []
-        search = self.states[spec.cell].search
-        return [search[number].spec.hash for number in sorted(search) if number < spec.number]
+        trials = self.states[spec.cell].searching.in_order
+        return [trial.spec.hash for trial in trials if trial.spec.number < spec.number]
 
     def _choose_pretrain(self, admission: Admission) -> TrialSpec | None:
         due = [pretrain for pretrain in self.pretrains.values() if pretrain.is_due]
@@ -212,7 +221,7 @@ class TrialQueue:
                 return pretrain.spec
         return None
 
-    def _choose(self, admission: Admission) -> TrialSpec | None:
+    def _choose(self, admission: Admission) -> tuple[TrialSpec, dict[str, Any]] | None:
         """The largest trial that may start, first of a cell without a live one, then of the others.
 
         Trials of the same size come in the order of `CellOrder`.
@@ -225,9 +234,9 @@ class TrialQueue:
         for state in (*self._by_size(idle, admission), *self._by_size(busy, admission)):
             workers = self.plan.workers(state.cell)
             if admission.admits(workers):
-                spec = state.next_spec()
-                if spec is not None:
-                    return spec
+                found = state.next_spec()
+                if found is not None:
+                    return found
                 self._order.has_no_trial(state)
             # Nothing is smaller than the smallest, so it holds nothing back. A cell with a live
             # trial gets on without more room.

@@ -1,23 +1,27 @@
 """Decide how far a study is, and whether it goes on: a pure function of the study's trials.
 
-Stage 0 is the sweep's budget. When a stage has used its budget up and the best learning rate lies
-at an end of the range, the edge guard begins the next stage: the range is a decade longer at that
-end, and there are some trials more, the first of them in the new decade. Only the last stage may
-end early, by the stop rule: while the best lies at an end that can still grow, nothing is saved.
+Stage 0 is the sweep's budget. When a stage has used its budget up, the edge guard looks at both
+ends of the range. Where the curve may still rise at an end, the end itself is tried. Where it does
+rise there, the next stage begins: the range is a decade longer at that end, and there are some
+trials more, the first of them in the new decade. Only the last stage may end early, by the stop
+rule: while the range can still grow, nothing is saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from suite.config.hashing import derive_seed
 from suite.config.space import End, LearningRateRange
 from suite.config.sweep import SearchConfig
+from suite.plan.curve_model import STEP, CurveModel
 from suite.plan.proposer import Opened
-from suite.plan.stop_rule import room_left
-from suite.record.cells import Cell, Trial, ended
+from suite.record.cells import Trial, ended
+
+Fit = Callable[[LearningRateRange, Sequence[Trial]], CurveModel | None]
+"""Models the curve of some trials over a range; None where none of them has a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +33,21 @@ class Study:
         budget: Number of trials that it gets, extensions included.
         extensions: Decades added.
         opened: What the last extension added; None without one.
+        at_end: Number of a trial that goes to an end of the range, and that end; None without one.
         ended: `budget` where it is used up, `stopped` where the stop rule ended the study; None
             while it goes on.
         trials: Number of trials that it has; those beyond the budget do not count.
-        edge: The end of the range at which the best lies; None inside, or without a score.
-        room: What the stop rule expected the study to gain yet, in points; None where it was not
-            asked.
+        edge: The end of the range at which the curve may still rise; None where it does not, or
+            without a score.
+        room: What the model expects the study to gain yet at most, in points; None where the stop
+            rule was not asked.
     """
 
     searched: LearningRateRange
     budget: int
     extensions: int = 0
     opened: Opened | None = None
+    at_end: tuple[int, End] | None = None
     ended: Literal["budget", "stopped"] | None = None
     trials: int = 0
     edge: End | None = None
@@ -54,46 +61,75 @@ class Study:
         return self.budget - self.trials
 
 
-def decide(cell: Cell, planned: LearningRateRange, config: SearchConfig) -> Study:
-    """The study of a cell as its trials so far leave it.
+def decide(
+    trials: Sequence[Trial], planned: LearningRateRange, config: SearchConfig, fit: Fit
+) -> Study:
+    """The study as its trials so far leave it.
 
     Args:
-        cell: The cell with all search trials that were handed out, in number order.
+        trials: All search trials that were handed out, in number order.
         planned: The range as the sweep has it.
         config: The budget and its rules, the same for every arm.
+        fit: Makes the model of the curve.
     """
-    trials = {trial.spec.number: trial for trial in cell.search}
     study = Study(planned, planned.trials(config.trials))
     # All stages are gone through from the first, so the outcome depends on the trials alone and not
     # on when somebody asks.
-    longer = _next_stage(study, cell, trials, config)
+    longer = _next_stage(study, trials, config, fit)
     while longer is not None:
         study = longer
-        longer = _next_stage(study, cell, trials, config)
-    counted = _within_budget(cell, trials, study.budget)
-    study = replace(study, trials=len(counted.search), edge=counted.edge(study.searched))
-    if _is_used_up(study, trials):
+        longer = _next_stage(study, trials, config, fit)
+    counted = within(trials, study.budget)
+    study = replace(
+        study, trials=len(counted), edge=_rising_end(study.searched, ended(counted), fit)
+    )
+    if _is_used_up(study.budget, trials):
         return replace(study, ended="budget")
-    return _stopped_early(study, counted, config)
+    return _stopped_early(study, counted, config, fit)
+
+
+def within(trials: Sequence[Trial], budget: int) -> list[Trial]:
+    """The trials that a budget counts."""
+    return [trial for trial in trials if trial.spec.number < budget]
+
+
+def best_tried(trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the best validation score; the lowest number wins a tie."""
+    best: Trial | None = None
+    highest = -math.inf
+    # In number order, so that only a better one replaces the first.
+    for trial in sorted(trials, key=lambda trial: trial.spec.number):
+        utility = trial.utility
+        if utility is not None and (best is None or utility > highest):
+            best = trial
+            highest = utility
+    return best
 
 
 def _next_stage(
-    study: Study, cell: Cell, trials: Mapping[int, Trial], config: SearchConfig
+    study: Study, trials: Sequence[Trial], config: SearchConfig, fit: Fit
 ) -> Study | None:
-    """The study with a range longer by a decade.
+    """The study with a trial at an end more, or with a range longer by a decade.
 
-    It is None where the study has not used its budget up, its best lies inside, or the range cannot
-    grow.
+    It is None where the study has not used its budget up, its curve falls towards both ends, or the
+    range cannot grow.
     """
-    if study.extensions == config.edge_guard.extensions or not _is_used_up(study, trials):
+    guard = config.edge_guard.extensions
+    if study.extensions == guard or not _is_used_up(study.budget, trials):
         return None
-    end = _within_budget(cell, trials, study.budget).edge(study.searched)
+    counted = ended(within(trials, study.budget))
+    end = _rising_end(study.searched, counted, fit)
     if end is None:
         return None
     longer = study.searched.extended(end)
     # The range has reached the end of what is allowed.
     if longer == study.searched:
         return None
+    if not _was_tried(study.searched, end, counted):
+        # A stage has one such trial: a range whose ends both rise has learnt nothing.
+        if study.at_end is not None and study.at_end[0] == study.budget - 1:
+            return None
+        return replace(study, budget=study.budget + 1, at_end=(study.budget, end))
     # Numbers begin at 0, so the old budget is the number of the first trial after it.
     if end == "low":
         opened = Opened(study.budget, end, longer.low, study.searched.low)
@@ -102,34 +138,63 @@ def _next_stage(
     return Study(longer, study.budget + config.extra_trials, study.extensions + 1, opened)
 
 
-def _stopped_early(study: Study, counted: Cell, config: SearchConfig) -> Study:
+def _rising_end(searched: LearningRateRange, trials: Sequence[Trial], fit: Fit) -> End | None:
+    """The end of the range at which the best may lie, or beyond which it may.
+
+    Where the end was tried the model decides. Where it was not, the best trial is a reason too, if
+    none was tried further out: nobody has seen the curve fall there.
+    """
+    best = best_tried(trials)
+    if searched.fixed or best is None:
+        return None
+    model = fit(searched, trials)
+    if model is None:
+        return None
+    rising = model.rises_to()
+    if rising is not None:
+        return rising
+    rates = [trial.spec.learning_rate for trial in trials]
+    ends: tuple[End, End] = ("high", "low")
+    for end in ends:
+        outermost = max(rates) if end == "high" else min(rates)
+        if best.spec.learning_rate == outermost and not _was_tried(searched, end, trials):
+            return end
+    return None
+
+
+def _was_tried(searched: LearningRateRange, end: End, trials: Sequence[Trial]) -> bool:
+    """Whether a trial lies at an end of the range, within a step of the model's grid."""
+    place = math.log10(searched.low if end == "low" else searched.high)
+    rates = [trial.spec.learning_rate for trial in trials]
+    return any(abs(math.log10(rate) - place) <= STEP for rate in rates)
+
+
+def _stopped_early(study: Study, counted: Sequence[Trial], config: SearchConfig, fit: Fit) -> Study:
     """The study as the stop rule leaves it, where it may be asked."""
     rule = config.stop
     if rule is None or not _may_stop(study, counted, config):
         return study
-    trials = ended(counted.search)
-    found = []
-    for trial in trials:
-        found.append((trial.spec.number, trial.spec.learning_rate, trial.feedback))
-    seed = derive_seed(config.seed, counted.key, "stop")
-    room = room_left(study.searched, tuple(found), seed=seed) / trials[0].spec.task.point
+    model = fit(study.searched, counted)
+    if model is None:
+        return study
+    room = model.gain_left()
     if room < rule.tolerance:
         return replace(study, room=room, ended="stopped")
     return replace(study, room=room)
 
 
-def _may_stop(study: Study, counted: Cell, config: SearchConfig) -> bool:
+def _may_stop(study: Study, counted: Sequence[Trial], config: SearchConfig) -> bool:
     """Whether the stop rule is asked at all."""
-    trials = ended(counted.search)
+    done = ended(counted)
     least = config.least_trials
     if study.opened is not None:
         # The first trial in the new decade is what the range was extended for.
         least = max(least, study.opened.first + 1)
     # Without a score there is nothing from which to judge.
-    if len(trials) < least or counted.best_search() is None:
+    if len(done) < least or best_tried(done) is None:
         return False
     # A trial that is on its way may change the answer, so it would depend on who asks when.
-    if [trial.spec.number for trial in trials] != list(range(study.trials)):
+    if [trial.spec.number for trial in done] != list(range(study.trials)):
         return False
     return study.edge is None or not _can_grow(study, study.edge, config)
 
@@ -140,14 +205,7 @@ def _can_grow(study: Study, edge: End, config: SearchConfig) -> bool:
     return study.searched.extended(edge) != study.searched
 
 
-def _is_used_up(study: Study, trials: Mapping[int, Trial]) -> bool:
-    for number in range(study.budget):
-        if number not in trials or trials[number].result is None:
-            return False
-    return True
-
-
-def _within_budget(cell: Cell, trials: Mapping[int, Trial], budget: int) -> Cell:
-    """The cell with the search trials that a budget counts."""
-    counted = [trials[number] for number in sorted(trials) if number < budget]
-    return Cell(cell.arm, cell.task, search=counted)
+def _is_used_up(budget: int, trials: Sequence[Trial]) -> bool:
+    done = {trial.spec.number for trial in trials if trial.result is not None}
+    open_ones = {trial.spec.number for trial in trials if trial.result is None}
+    return all(number in done and number not in open_ones for number in range(budget))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from suite.config.arm import Arm
-from suite.config.space import End, LearningRateRange
 from suite.record.folder import Home, TrialFolder
 from suite.record.looks import Looks
 from suite.record.result import Status, TrialResult
@@ -66,8 +64,10 @@ class Trial:
 class Cell:
     """All trials of one arm on one task, search in trial-number order and confirm in seed order.
 
-    `looks` says from which sets of confirm runs its test score was read, where a sweep's plan is
-    there to tell.
+    Attributes:
+        learning_rate: The one that its search chose; None where that is not known here.
+        batch_size: The same for the batch size.
+        looks: From which sets of confirm runs its test score was read, where a plan can tell.
     """
 
     arm: Arm
@@ -75,45 +75,24 @@ class Cell:
     search: list[Trial] = field(default_factory=list)
     confirm: list[Trial] = field(default_factory=list)
     looks: Looks = field(default_factory=Looks)
+    learning_rate: float | None = None
+    batch_size: int | None = None
 
     @property
     def key(self) -> str:
         return f"{self.arm.key}/{self.task}"
 
-    def best_search(self) -> Trial | None:
-        """The search trial with the best validation score; the lowest number wins a tie."""
-        best: Trial | None = None
-        best_key = (-math.inf, 0)
-        for trial in self.search:
-            utility = trial.utility
-            if utility is None:
-                continue
-            # The number is negative, so that the lowest wins a tie.
-            key = (utility, -trial.spec.number)
-            if best is None or key > best_key:
-                best = trial
-                best_key = key
-        return best
-
-    def edge(self, searched: LearningRateRange) -> End | None:
-        """The end of the range at which the best rate lies.
-
-        It is None where the best rate lies inside, is fixed, or is not known.
-        """
-        best = self.best_search()
-        if best is None:
-            return None
-        # A trial that still runs does not show that its side of the best is worse.
-        tried = [trial.spec.learning_rate for trial in self.search if trial.result]
-        return searched.end_of(best.spec.learning_rate, tried)
-
     def confirmed(self) -> list[Trial]:
-        """The confirm trials at the learning rate that the search chose, finished or not."""
-        best = self.best_search()
-        if best is None:
-            return []
-        rate = best.spec.learning_rate
-        return [trial for trial in self.confirm if trial.spec.learning_rate == rate]
+        """The confirm trials of what the search chose, finished or not."""
+        found = []
+        for trial in self.confirm:
+            spec = trial.spec
+            if (spec.learning_rate, spec.training.batch_size) == (
+                self.learning_rate,
+                self.batch_size,
+            ):
+                found.append(trial)
+        return found
 
 
 def ended(trials: Iterable[Trial]) -> list[Trial]:

@@ -8,6 +8,7 @@ HOME/
   tracking-writer           what it put there, by which it is told from its copies
   trials/<hash>/
     spec.json               written when the trial is handed out
+    proposal.json           of a search trial: what proposed its learning rate
     result.json             written once, when it has ended: a folder with it is done
     failure-<n>.json        an attempt that its machine, not its mathematics, ended
     epochs.jsonl            the training curve as it grows
@@ -24,10 +25,11 @@ HOME/
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -37,6 +39,7 @@ from suite.record.result import EpochRecord, FailureRecord, TrialResult, damage,
 from suite.record.spec import Phase, TrialSpec
 
 M = TypeVar("M", bound=BaseModel)
+PROPOSAL = "proposal.json"
 
 
 def read_record(path: Path, kind: type[M]) -> M | None:
@@ -107,6 +110,23 @@ class TrialFolder:
             ConfigError: It is whole, but not one of this version.
         """
         return read_record(self.path / "spec.json", TrialSpec)
+
+    def write_proposal(self, proposal: Mapping[str, Any]) -> None:
+        """Write where the trial's learning rate comes from; it is written once."""
+        path = self.path / PROPOSAL
+        if not path.exists():
+            write_json(path, proposal)
+
+    def proposal(self) -> dict[str, Any]:
+        """Where the trial's learning rate comes from; empty where that was not written."""
+        try:
+            found = json.loads((self.path / PROPOSAL).read_bytes())
+        # A confirm run has none, and a torn file says as little.
+        except (FileNotFoundError, ValueError):
+            return {}
+        if not isinstance(found, dict):
+            return {}
+        return found
 
     def write_result(self, result: TrialResult) -> None:
         write_atomic(self.path / "result.json", result.as_bytes())

@@ -286,8 +286,8 @@ def _settings(report: Report) -> list[tuple[str, str]]:
 
     search = config.search
     budget = (
-        f"{search.trials} trials per cell"
-        f" ({search.startup_trials} quasi-random, then {search.sampler})"
+        f"{search.trials} trials per {search.per} and task"
+        f" ({search.startup_trials} evenly over the range, then {search.sampler})"
     )
     decades = search.edge_guard.extensions
     if decades:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from suite.cluster.shared import note_epoch
 from suite.errors import StorageError
 from suite.plan.events import Listeners
 from suite.record.attempts import APART, OUT_OF_MEMORY
-from suite.record.folder import TrialFolder
+from suite.record.folder import PROPOSAL, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord
 from suite.record.spec import TrialSpec
 from suite.storage.lease import Lease
@@ -120,7 +121,11 @@ class SweepCallback(tune.Callback):
     def _start(self, spec: TrialSpec) -> None:
         self._started.add(spec.hash)
         folder = self.home.trial(spec)
-        self._stored(lambda: self.mirror.push_file(folder.path / "spec.json"))
+        # A study goes on from what its first trial was proposed from, so that comes first.
+        for name in (PROPOSAL, "spec.json"):
+            path = folder.path / name
+            if path.exists():
+                self._stored(partial(self.mirror.push_file, path))
         self._failures[spec.hash] = len(folder.failures())  # those of earlier runs are known
         self.listeners.on_trial_start(spec)
 

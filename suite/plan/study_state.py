@@ -1,0 +1,419 @@
+"""The search of a method on a task: its trials, the model of its curves, and what it tries next.
+
+A study belongs to one cell, or to several: the architectures of a method share one, so that every
+method gets the same number of trials, however many architectures it has. Batch sizes are searched
+in the same study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from suite.config.space import LearningRateRange
+from suite.plan.curve_model import Candidate, CurveModel, Hint, Observation
+from suite.plan.optuna_trials import Finished, Running
+from suite.plan.plan import Plan, PlannedCell
+from suite.plan.proposer import clip, even_point, propose
+from suite.plan.second_objective import costs
+from suite.plan.study import Study, best_tried, decide, within
+from suite.record.cells import Trial, ended
+from suite.record.spec import TrialSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a study found best for one of its cells."""
+
+    learning_rate: float
+    batch_size: int
+
+
+@dataclass(slots=True)
+class StudyState:
+    """The trials of a study, and what follows from them.
+
+    Attributes:
+        cells: Its cells, the first architecture first.
+        trials: By number and key of the arm. A number is one trial's, unless the home was made by a
+            sweep with a study for each architecture.
+        live: Hashes of the trials of its cells that this process has handed out.
+        given_up: Hashes of the trials that used up their retries.
+        neighbours: Gives the studies from which this one may begin.
+    """
+
+    plan: Plan
+    cells: tuple[PlannedCell, ...]
+    trials: dict[tuple[int, str], Trial] = field(default_factory=dict)
+    live: set[str] = field(default_factory=set)
+    given_up: set[str] = field(default_factory=set)
+    neighbours: Callable[[], Sequence[StudyState]] = field(default=list, repr=False)
+    _study: Study | None = field(default=None, repr=False)
+    _models: dict[Any, CurveModel | None] = field(default_factory=dict, repr=False)
+    _hint: tuple[str, Hint | None] = field(default=("", None), repr=False)
+
+    @property
+    def key(self) -> str:
+        """The key of its first cell."""
+        return self.cells[0].key
+
+    @property
+    def point(self) -> float:
+        """How much utility one point is."""
+        return self.cells[0].task.point
+
+    def add(self, trial: Trial) -> None:
+        """Take in a trial, or its newer state."""
+        self.trials[trial.spec.number, trial.spec.arm.key] = trial
+        # Both are made anew when they are asked for.
+        self._study = None
+        self._models.clear()
+
+    @property
+    def in_order(self) -> list[Trial]:
+        """All trials by number."""
+        return [self.trials[key] for key in sorted(self.trials)]
+
+    @property
+    def study(self) -> Study:
+        """How far the study is: its range and budget, extensions included, and whether it ended."""
+        if self._study is None:
+            planned = self.cells[0].learning_rate
+            self._study = decide(self.in_order, planned, self.plan.config.search, self.fit)
+        return self._study
+
+    @property
+    def counted(self) -> list[Trial]:
+        """The trials that count, by number: not those beyond a lowered budget."""
+        return within(self.in_order, self.study.budget)
+
+    def best(self, cell: PlannedCell) -> Trial | None:
+        """The trial of a cell with the best validation score; the lowest number wins a tie."""
+        own = [trial for trial in self.counted if trial.spec.arm.key == cell.arm.key]
+        return best_tried(own)
+
+    def chosen(self, cell: PlannedCell) -> Chosen | None:
+        """What is confirmed of a cell; None before a trial has a score.
+
+        By default that is where the mean of the model's curve is highest, which need not be a rate
+        that was tried: the best score among noisy ones is often the luckiest.
+        """
+        best = self.best(cell)
+        model = None
+        if self.plan.config.search.choose == "curve" and not cell.learning_rate.fixed:
+            model = self.model
+        if model is None:
+            if best is None:
+                return None
+            return Chosen(best.spec.learning_rate, best.spec.training.batch_size)
+        found: tuple[Candidate, float] | None = None
+        for levels in self._levels_of(cell):
+            candidate = model.best(levels)
+            if found is None or candidate[1] > found[1]:
+                found = candidate
+        assert found is not None
+        rate = clip(found[0].rate, self.study.searched)
+        return Chosen(rate, self._batch_size(found[0].levels))
+
+    def quality(self, cell: PlannedCell) -> float | None:
+        """How good a cell is, in utility; None where nothing is known of it."""
+        if self.plan.config.search.choose == "curve" and self.model is not None:
+            return max(self.model.best(levels)[1] for levels in self._levels_of(cell)) * self.point
+        best = self.best(cell)
+        if best is None:
+            return None
+        return best.utility
+
+    @property
+    def model(self) -> CurveModel | None:
+        """The model of all trials that have ended; None before one has a score."""
+        return self.fit(self.study.searched, ended(self.counted))
+
+    def fit(self, searched: LearningRateRange, trials: Sequence[Trial]) -> CurveModel | None:
+        """The model of some trials over a range; None where none of them has a score."""
+        found = ended(trials)
+        if all(trial.feedback is None for trial in found):
+            return None
+        return self._fit(searched, found, ())
+
+    def _fit(
+        self, searched: LearningRateRange, done: Sequence[Trial], pending: Sequence[Trial]
+    ) -> CurveModel | None:
+        if searched.fixed:
+            return None
+        of_done = [trial.spec.hash for trial in done]
+        key = (searched, tuple(of_done), tuple(trial.spec.hash for trial in pending))
+        if key not in self._models:
+            observed = []
+            for trial in done:
+                utility = trial.feedback
+                if utility is not None:
+                    utility /= self.point
+                observed.append(Observation(self._candidate(trial.spec), utility))
+            self._models[key] = CurveModel(
+                searched.low,
+                searched.high,
+                observed,
+                pending=[self._candidate(trial.spec) for trial in pending],
+                levels=self._all_levels(),
+                hint=self.hint,
+            )
+        return self._models[key]
+
+    @property
+    def hint(self) -> Hint | None:
+        """What the study began from, as its first trial recorded it."""
+        first = next(iter(self.in_order), None)
+        if first is None or first.spec.number > 0:
+            return None
+        # The record never changes, and it is asked for at every proposal.
+        if self._hint[0] != first.spec.hash:
+            told = first.folder.proposal().get("hint")
+            hint = None
+            if told:
+                hint = Hint(tuple(told["log_rates"]), tuple(told["values"]))
+            self._hint = (first.spec.hash, hint)
+        return self._hint[1]
+
+    # Levels: the places of an architecture and of a batch size, of those that have a choice.
+
+    def _all_levels(self) -> list[tuple[int, ...]]:
+        factors = []
+        if len(self.cells) > 1:
+            factors.append(range(len(self.cells)))
+        if len(self.plan.batch_sizes) > 1:
+            factors.append(range(len(self.plan.batch_sizes)))
+        return list(product(*factors))
+
+    def _levels_of(self, cell: PlannedCell) -> list[tuple[int, ...]]:
+        if len(self.cells) == 1:
+            return self._all_levels()
+        place = self.cells.index(cell)
+        return [levels for levels in self._all_levels() if levels[0] == place]
+
+    def _levels(self, spec: TrialSpec) -> tuple[int, ...]:
+        levels = []
+        if len(self.cells) > 1:
+            keys = [cell.arm.key for cell in self.cells]
+            levels.append(keys.index(spec.arm.key))
+        if len(self.plan.batch_sizes) > 1:
+            levels.append(self.plan.batch_sizes.index(spec.training.batch_size))
+        return tuple(levels)
+
+    def _candidate(self, spec: TrialSpec) -> Candidate:
+        return Candidate(spec.learning_rate, self._levels(spec))
+
+    def _cell(self, levels: tuple[int, ...]) -> PlannedCell:
+        if len(self.cells) == 1:
+            return self.cells[0]
+        return self.cells[levels[0]]
+
+    def _batch_size(self, levels: tuple[int, ...]) -> int:
+        if len(self.plan.batch_sizes) == 1:
+            return self.plan.batch_sizes[0]
+        return self.plan.batch_sizes[levels[-1]]
+
+    # What comes next.
+
+    @property
+    def open_number(self) -> int | None:
+        """Number of the next trial; None where the study has none."""
+        if self.study.ended is not None:
+            return None
+        # The first gap, not the count: trials of another definition are left out.
+        taken = {number for number, _ in self.trials}
+        for number in range(self.study.budget):
+            if number not in taken:
+                return number
+        return None
+
+    @property
+    def open_trials(self) -> int:
+        """Trials of the budget that are still to be handed out, as far as is known now."""
+        if self.study.ended is not None:
+            return 0
+        taken = {number for number, _ in self.trials if number < self.study.budget}
+        return self.study.budget - len(taken)
+
+    def round(self, number: int) -> range:
+        """Numbers of the trials that are proposed together with trial `number`, up to it.
+
+        A round holds as many trials as may train side by side. The even start and each extension
+        begin a new one, because what comes before them is what they build on.
+        """
+        begin = 0
+        startup = self.plan.config.search.startup_trials
+        if number >= startup and self.hint is None:
+            begin = startup
+        for first in self._new_begins():
+            if number >= first:
+                begin = max(begin, first)
+        lanes = self.plan.lanes(self.cells[0])
+        return range(number - (number - begin) % lanes, number)
+
+    def _new_begins(self) -> list[int]:
+        begins = []
+        if self.study.at_end is not None:
+            begins.append(self.study.at_end[0])
+        if self.study.opened is not None:
+            begins.append(self.study.opened.first)
+        return begins
+
+    def next(self) -> tuple[TrialSpec, dict[str, Any]] | None:
+        """The next trial and where its learning rate comes from; None where there is none."""
+        number = self.open_number
+        if number is None:
+            return None
+        if number == 0 and not self.trials:
+            begun = self._begin_from_neighbours()
+            if begun is not None:
+                return begun
+        candidate, source = self._propose(number)
+        return self._spec(number, candidate), {"from": source}
+
+    def _spec(self, number: int, candidate: Candidate) -> TrialSpec:
+        return self.plan.search_spec(
+            self._cell(candidate.levels),
+            number,
+            candidate.rate,
+            batch_size=self._batch_size(candidate.levels),
+        )
+
+    def _begin_from_neighbours(self) -> tuple[TrialSpec, dict[str, Any]] | None:
+        """The first trial where finished studies say where the best is; None where there are none.
+
+        What they say is recorded with the trial, so that a later driver goes on from the same.
+        """
+        search = self.plan.config.search
+        searched = self.study.searched
+        if not search.transfer or search.sampler != "gp" or search.second or searched.fixed:
+            return None
+        curves = []
+        for other in self.neighbours():
+            if other.model is not None:
+                curves.append((other.key, other.model.curve()))
+        if not curves:
+            return None
+        hint = _mean_curve(searched, [curve for _, curve in curves])
+        best = int(np.argmax(hint.values))
+        rate = clip(10.0 ** hint.log_rates[best], searched)
+        record = {
+            "from": "hint",
+            "hint": {
+                "studies": [key for key, _ in curves],
+                "log_rates": [round(x, 6) for x in hint.log_rates],
+                "values": [round(y, 4) for y in hint.values],
+            },
+        }
+        return self._spec(0, Candidate(rate, self._all_levels()[0])), record
+
+    def _propose(self, number: int) -> tuple[Candidate, str]:
+        """A candidate for a trial, and what it follows."""
+        search = self.plan.config.search
+        study = self.study
+        levels = self._levels_for(number)
+        together = self.round(number)
+        done = []
+        pending = []
+        for trial in self.in_order:
+            # The trials of a round are proposed at once: that one of them has ended meanwhile must
+            # not change what a later driver proposes for the rest.
+            if trial.result is None or trial.spec.number in together:
+                pending.append(trial)
+            else:
+                done.append(trial)
+        tried = set()
+        for trial in self.in_order:
+            if self._levels(trial.spec) == (levels or self._all_levels()[0]):
+                tried.add(trial.spec.learning_rate)
+        if study.at_end is not None and number == study.at_end[0]:
+            end = study.at_end[1]
+            rate = study.searched.low if end == "low" else study.searched.high
+            return Candidate(rate, self._best_levels()), "end"
+        # The new part of the range has no trial yet, so its middle is tried first.
+        if study.opened is not None and number == study.opened.first:
+            rate = clip(study.opened.at(0.5), study.searched)
+            return Candidate(rate, self._best_levels()), "extension"
+        by_model = search.sampler == "gp" and search.second is None
+        has_score = any(trial.feedback is not None for trial in done)
+        # A hint says something before there is a score.
+        informed = self.hint is not None or (has_score and number >= search.startup_trials)
+        if by_model and informed:
+            model = self._fit(study.searched, done, pending)
+            if model is not None:
+                candidate = model.next(levels=levels)
+                return Candidate(clip(candidate.rate, study.searched), candidate.levels), "curve"
+        own = levels if levels is not None else self._all_levels()[number % len(self._all_levels())]
+        if by_model:
+            return Candidate(even_point(study.searched, number, tried), own), "start"
+        return Candidate(self._ask_optuna(number, own, done, pending), own), search.sampler
+
+    def _levels_for(self, number: int) -> tuple[int, ...] | None:
+        """The choice that a trial must have; None where the model may choose."""
+        everything = self._all_levels()
+        if len(everything) == 1:
+            return everything[0]
+        search = self.plan.config.search
+        together = self.round(number)
+        # What trains side by side has one architecture and one batch size.
+        for trial in self.in_order:
+            if trial.spec.number in together:
+                return self._levels(trial.spec)
+        follows_model = search.sampler == "gp" and search.second is None
+        if follows_model and (number >= search.startup_trials or self.hint is not None):
+            return None
+        return everything[number % len(everything)]
+
+    def _best_levels(self) -> tuple[int, ...]:
+        model = self.model
+        if model is None:
+            return self._all_levels()[0]
+        return model.best()[0].levels
+
+    def _ask_optuna(
+        self,
+        number: int,
+        levels: tuple[int, ...],
+        done: Iterable[Trial],
+        pending: Iterable[Trial],
+    ) -> float:
+        """A learning rate by one of Optuna's samplers, from the trials with the same choice."""
+        search = self.plan.config.search
+        finished: list[Finished] = []
+        running: list[Running] = []
+        same = []
+        for trial in done:
+            if self._levels(trial.spec) == levels:
+                finished.append((trial.spec.number, trial.spec.learning_rate, trial.feedback))
+                same.append(trial)
+        for trial in pending:
+            if self._levels(trial.spec) == levels:
+                running.append((trial.spec.number, trial.spec.learning_rate))
+        return propose(
+            self.key,
+            self.study.searched,
+            sampler=search.sampler,
+            seed=search.seed,
+            startup_trials=search.startup_trials,
+            finished=finished,
+            running=running,
+            number=number,
+            opened=self.study.opened,
+            costs=costs(same, search.second),
+        )
+
+
+def _mean_curve(searched: LearningRateRange, curves: Sequence[Hint]) -> Hint:
+    """The mean of several curves over a range; beyond its own range a curve goes on level."""
+    low = np.log10(searched.low)
+    high = np.log10(searched.high)
+    places = np.linspace(low, high, 71)
+    columns = [np.interp(places, curve.log_rates, curve.values) for curve in curves]
+    values = [fmean(float(column[n]) for column in columns) for n in range(len(places))]
+    top = max(values)
+    return Hint(tuple(map(float, places)), tuple(value - top for value in values))

@@ -1,0 +1,90 @@
+"""The model of a learning-rate curve, on curves that are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from suite.plan.curve_model import Candidate, CurveModel, Hint, Observation
+
+LOW = 1e-6
+HIGH = 3e-3
+
+
+def observed(rates: list[float], peak: float, *, noise: float = 0.0) -> list[Observation]:
+    rng = np.random.default_rng(3)
+    found = []
+    for rate in rates:
+        utility = 88.0 - 6.0 * math.log10(rate / peak) ** 2 + float(rng.normal(0, noise))
+        found.append(Observation(Candidate(rate), utility))
+    return found
+
+
+def test_the_mean_is_highest_where_the_curve_is_and_not_at_the_luckiest_trial() -> None:
+    rates = [1e-6, 6e-6, 3e-5, 1e-4, 2e-4, 4e-4, 1e-3, 3e-3]
+    trials = observed(rates, 2e-4)
+    # One trial off the peak was three points lucky.
+    trials[2] = Observation(trials[2].tried, (trials[4].utility or 0.0) + 0.2)
+    found, _ = CurveModel(LOW, HIGH, trials).best()
+    assert abs(math.log10(found.rate / 2e-4)) < 0.35
+
+
+def test_the_next_trial_is_near_the_best_and_never_one_that_was_tried() -> None:
+    trials = observed([5e-5, 9e-4, 3e-6], 2e-4)
+    pending: list[Candidate] = []
+    for _ in range(6):
+        model = CurveModel(LOW, HIGH, trials, pending=pending)
+        pending.append(model.next())
+    assert len({candidate.rate for candidate in pending}) == 6
+    assert any(abs(math.log10(candidate.rate / 2e-4)) < 0.4 for candidate in pending)
+
+
+def test_a_trial_that_diverged_keeps_the_model_away() -> None:
+    trials = observed([5e-5, 3e-6], 2e-4)
+    diverged = Observation(Candidate(9e-4), None)
+    found, _ = CurveModel(LOW, HIGH, [*trials, diverged]).best()
+    assert found.rate < 9e-4
+
+
+@pytest.mark.parametrize(
+    ("peak", "end"), [(3e-2, "high"), (1e-7, "low"), (5e-5, None)], ids=["high", "low", "inside"]
+)
+def test_a_curve_that_rises_to_an_end_is_seen(peak: float, end: str | None) -> None:
+    trials = observed([1e-6, 1e-5, 6e-5, 5e-4, 3e-3], peak, noise=0.3)
+    assert CurveModel(LOW, HIGH, trials).rises_to() == end
+
+
+def test_nothing_is_chosen_beyond_what_has_a_score() -> None:
+    trials = observed([1e-5, 6e-5, 3e-4], 1e-2)
+    found, _ = CurveModel(LOW, HIGH, trials).best()
+    assert found.rate < 4e-4
+
+
+def test_what_is_left_to_gain_shrinks_with_what_is_known_and_is_the_same_each_time() -> None:
+    few = observed([1e-6, 5e-5, 3e-3], 2e-4, noise=0.3)
+    rates = [float(rate) for rate in np.geomspace(LOW, HIGH, 16)]
+    many = CurveModel(LOW, HIGH, observed(rates, 2e-4, noise=0.3)).gain_left()
+    assert many < 0.3 < CurveModel(LOW, HIGH, few).gain_left()
+    assert many == CurveModel(LOW, HIGH, observed(rates, 2e-4, noise=0.3)).gain_left()
+
+
+def test_a_choice_learns_from_the_trials_of_another() -> None:
+    levels = [(0,), (1,)]
+    trials = []
+    for rate in (1e-5, 5e-5, 2e-4, 8e-4, 2e-3):
+        trials.append(Observation(Candidate(rate, (0,)), 80.0 - 6 * math.log10(rate / 2e-4) ** 2))
+    trials.append(Observation(Candidate(2e-4, (1,)), 83.0))
+    model = CurveModel(LOW, HIGH, trials, levels=levels)
+    found, _ = model.best()
+    assert found.levels == (1,)
+    assert abs(math.log10(found.rate / 2e-4)) < 0.3, "one trial of its own, at the others' best"
+
+
+def test_a_hint_that_the_trials_contradict_loses_its_weight() -> None:
+    source = CurveModel(LOW, HIGH, observed([1e-6, 1e-5, 6e-5, 5e-4, 3e-3], 3e-5)).curve()
+    agreeing = CurveModel(LOW, HIGH, observed([3e-5, 4e-4, 3e-6], 3e-5), hint=source)
+    opposite = Hint(source.log_rates, tuple(-value - 40.0 for value in source.values))
+    disagreeing = CurveModel(LOW, HIGH, observed([3e-5, 4e-4, 3e-6], 3e-5), hint=opposite)
+    assert agreeing.hint_weight > 0.5 > disagreeing.hint_weight

@@ -1,0 +1,132 @@
+"""A study that several architectures share, batch sizes in it, and what one learns from another."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from suite.plan.cell_state import CellStatus, read_states
+from suite.plan.plan import Plan, make_plan
+from suite.plan.queue import TrialQueue
+from suite.record.folder import Home
+from suite.record.spec import Phase, TrialSpec
+from tests.sweeps import run_all, toy_roots, toy_sweep
+
+__all__ = ["toy_roots"]
+pytestmark = pytest.mark.usefixtures("toy_roots")
+FULL = {"name": "full", "learning_rate": {"low": 1e-6, "high": 3e-3}}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def planned(search: dict[str, Any], **changes: Any) -> Plan:
+    shared = {"per": "method", "choose": "curve", "trials": 8}
+    return make_plan(toy_sweep(search=shared | search, **changes), where="toy.yaml")
+
+
+def ranks(search: dict[str, Any], **changes: Any) -> Plan:
+    """LoRA's three ranks on one task."""
+    return planned(search, methods=["lora"], architectures="search", **changes)
+
+
+def score(spec: TrialSpec) -> float:
+    """Rank 16 is two points better than the others; each is best at 2e-4."""
+    gap = 6.0 * math.log10(spec.learning_rate / 2e-4) ** 2
+    better = 2.0 if spec.arm.architecture.get("rank") == 16 else 0.0
+    larger = 1.0 if spec.training.batch_size == 16 else 0.0
+    return 80.0 - gap + better + larger
+
+
+def test_architectures_share_the_trials_of_their_method(home: Home) -> None:
+    plan = ranks({})
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    search = [spec for spec in ran if spec.phase is Phase.SEARCH]
+    assert [spec.number for spec in search] == list(range(8))
+    tried = [spec.arm.architecture["rank"] for spec in search]
+    assert sorted(tried[:3]) == [8, 16, 32], "each once, before the model chooses"
+    confirmed = {
+        (spec.arm.architecture["rank"], spec.learning_rate)
+        for spec in ran
+        if spec.phase is Phase.CONFIRM
+    }
+    ((rank, rate),) = confirmed
+    assert rank == 16
+    assert abs(math.log10(rate / 2e-4)) < 0.3
+    assert plan.total_trials == len(ran) == 10
+    states = read_states(plan, home).values()
+    assert sum(state.total for state in states) == 10
+    assert sorted(state.status for state in states) == [
+        CellStatus.DONE,
+        CellStatus.NOT_CHOSEN,
+        CellStatus.NOT_CHOSEN,
+    ]
+
+
+def test_a_shared_study_that_is_cut_proposes_what_an_uninterrupted_one_does(
+    home: Home, tmp_path: Path
+) -> None:
+    plan = ranks({"transfer": True}, tasks=["toy", "toy2"])
+    whole = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    other = Home(tmp_path / "other")
+    cut = []
+    while True:
+        # A new driver each time, which knows no more than the folders say.
+        ran = run_all(TrialQueue(plan, other, slots=1), other, score=score, at_most=1)
+        if not ran:
+            break
+        cut += ran
+    # Which task comes first in the end depends on which engine is warm.
+    assert {spec.hash for spec in cut} == {spec.hash for spec in whole}
+
+
+def test_a_study_begins_where_that_of_another_task_ended(home: Home) -> None:
+    plan = planned({"transfer": True}, methods=[FULL], tasks=["toy", "toy2"])
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    firsts = [spec for spec in ran if spec.phase is Phase.SEARCH and spec.number == 0]
+    sources = [home.trial(spec).proposal()["from"] for spec in firsts]
+    assert sources == ["start", "hint"]
+    told = home.trial(firsts[1]).proposal()["hint"]
+    assert told["studies"] == [firsts[0].cell]
+    assert abs(math.log10(firsts[1].learning_rate / 2e-4)) < 0.3
+    off = Home(home.path / "off")
+    alone = planned({"transfer": False}, methods=[FULL], tasks=["toy", "toy2"])
+    ran = run_all(TrialQueue(alone, off, slots=1), off, score=score)
+    rates = {spec.learning_rate for spec in ran if spec.number == 0 and spec.phase is Phase.SEARCH}
+    assert len(rates) == 1, "both begin in the middle of the range"
+
+
+def test_a_batch_size_is_searched_and_confirmed(home: Home) -> None:
+    plan = planned({}, methods=[FULL], training={"epochs": 3, "batch_size": [8, 16]})
+    assert plan.config.training.batch_size == 16, "what fits is planned for the largest"
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    tried = {spec.training.batch_size for spec in ran if spec.phase is Phase.SEARCH}
+    confirmed = {spec.training.batch_size for spec in ran if spec.phase is Phase.CONFIRM}
+    assert (tried, confirmed) == ({8, 16}, {16})
+    (state,) = read_states(plan, home).values()
+    assert state.status is CellStatus.DONE
+    assert state.best_batch_size == 16
+
+
+@pytest.mark.parametrize("sizes", [[], [8], [8, 8], [8, "16"], [8, 0]])
+def test_batch_sizes_that_are_none_to_choose_from_are_refused(sizes: list[Any]) -> None:
+    with pytest.raises(ValidationError, match=r"training\.batch_size: got .* expected one number"):
+        toy_sweep(training={"epochs": 3, "batch_size": sizes})
+
+
+def test_a_study_whose_best_may_lie_beyond_an_end_tries_the_end_first(home: Home) -> None:
+    beyond = {"name": "full", "learning_rate": {"low": 1e-6, "high": 3e-5}}
+    plan = planned({"trials": 4, "edge_guard": {"extensions": 1}}, methods=[beyond])
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    search = [spec for spec in ran if spec.phase is Phase.SEARCH]
+    assert max(spec.learning_rate for spec in search) > 3e-5
+    first_beyond = min(spec.number for spec in search if spec.learning_rate > 3e-5)
+    assert any(spec.learning_rate == 3e-5 for spec in search if spec.number < first_beyond)
+    confirmed = [spec.learning_rate for spec in ran if spec.phase is Phase.CONFIRM]
+    assert confirmed[0] > 3e-5
