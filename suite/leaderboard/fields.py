@@ -221,6 +221,9 @@ class Row:
         report=True,
         meaning="learning rate that validation chose",
     )
+    batch_size: int | None = integer(
+        "batch size", unit="examples", meaning="batch size that validation chose, or the sweep's"
+    )
     # What the arm costs: parameters, energy, memory and time.
     trainable_parameters: int | None = integer(
         "trained",

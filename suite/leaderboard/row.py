@@ -136,6 +136,7 @@ def _study(state: CellState) -> dict[str, Any]:
     return {
         "search_best": search_best(curve, higher_is_better=better),
         "learning_rate": state.best_learning_rate,
+        "batch_size": state.best_batch_size,
         "edge": edge,
         "curve": curve,
         "lr_sensitivity_decades": sensitivity_decades(curve, higher_is_better=better),

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -59,7 +59,7 @@ LEAST_WEIGHT = 0.004
 STEP = 0.05
 """Distance of the learning rates that are looked at, decades; double with several choices."""
 # Nodes and weights of a normal distribution, for what a trial might show.
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
@@ -175,11 +175,10 @@ class CurveModel:
         self._fit(settings, _utilities(observed))
 
     def _fit(self, settings: _Settings, utilities: Array) -> None:
-        """Weigh the settings by the trials, and compute mean and covariance under each."""
+        """Weigh the settings by the trials, and compute the mean under each."""
         n = len(utilities)
         grid_levels = np.repeat(np.array(self._levels, dtype=float), len(self._grid), axis=0)
         here = self._places(self._observed)
-        later = self._places(self._pending)
         grid = np.column_stack([np.tile(self._grid, len(self._levels)), grid_levels])
         centre = utilities.mean() if n else 0.0
         means = self._means(here, settings)
@@ -200,15 +199,23 @@ class CurveModel:
         share = np.linalg.solve(factor[keep], to_grid)  # (settings, n, grid)
         mean = (share * solved[keep][..., None]).sum(1)
         self._mean = mean + self._means(grid, self._settings) - level[keep] + centre
+        self._places_of_grid = grid
+
+    @cached_property
+    def _covariance(self) -> Array:
+        """Covariance of the curve on the grid under each setting, (settings, grid, grid).
+
+        It is made where it is asked for: it is large, and most of what a study asks needs none.
+        """
+        grid = self._places_of_grid
         # A pending trial will change the mean in a way nobody knows, and the variance in a known
         # one.
-        known = np.concatenate([here, later])
-        if len(later):
-            factor = np.linalg.cholesky(self._noisy(known, self._settings))
-            share = np.linalg.solve(factor, self._kernel(known, grid, self._settings))
+        known = self._places([*self._observed, *self._pending])
+        factor = np.linalg.cholesky(self._noisy(known, self._settings))
+        share = np.linalg.solve(factor, self._kernel(known, grid, self._settings))
         own = self._kernel(grid, grid, self._settings)
-        self._covariance = own - share.transpose(0, 2, 1) @ share
-        self._places_of_grid = grid
+        found: Array = own - share.transpose(0, 2, 1) @ share
+        return found
 
     def _places(self, candidates: Sequence[Candidate]) -> Array:
         """Log rate and levels of some candidates, (n, 1 + choices)."""

@@ -37,8 +37,8 @@ class Study:
         ended: `budget` where it is used up, `stopped` where the stop rule ended the study; None
             while it goes on.
         trials: Number of trials that it has; those beyond the budget do not count.
-        edge: The end of the range at which the curve may still rise; None where it does not, or
-            without a score.
+        edge: The end of the range at which the curve may still rise; None where it does not,
+            without a score, or while the study goes on.
         room: What the model expects the study to gain yet at most, in points; None where the stop
             rule was not asked.
     """
@@ -80,11 +80,10 @@ def decide(
         study = longer
         longer = _next_stage(study, trials, config, fit)
     counted = within(trials, study.budget)
-    study = replace(
-        study, trials=len(counted), edge=_rising_end(study.searched, ended(counted), fit)
-    )
+    study = replace(study, trials=len(counted))
     if _is_used_up(study.budget, trials):
-        return replace(study, ended="budget")
+        edge = _rising_end(study.searched, ended(counted), fit)
+        return replace(study, ended="budget", edge=edge)
     return _stopped_early(study, counted, config, fit)
 
 
@@ -175,8 +174,13 @@ def _stopped_early(study: Study, counted: Sequence[Trial], config: SearchConfig,
     if rule is None or not _may_stop(study, counted, config):
         return study
     model = fit(study.searched, counted)
+    # The model is asked last, because it costs time.
     if model is None:
         return study
+    edge = _rising_end(study.searched, counted, fit)
+    if edge is not None and _can_grow(study, edge, config):
+        return study
+    study = replace(study, edge=edge)
     room = model.gain_left()
     if room < rule.tolerance:
         return replace(study, room=room, ended="stopped")
@@ -194,9 +198,7 @@ def _may_stop(study: Study, counted: Sequence[Trial], config: SearchConfig) -> b
     if len(done) < least or best_tried(done) is None:
         return False
     # A trial that is on its way may change the answer, so it would depend on who asks when.
-    if [trial.spec.number for trial in done] != list(range(study.trials)):
-        return False
-    return study.edge is None or not _can_grow(study, study.edge, config)
+    return [trial.spec.number for trial in done] == list(range(study.trials))
 
 
 def _can_grow(study: Study, edge: End, config: SearchConfig) -> bool:
