@@ -102,6 +102,23 @@ def test_a_study_begins_where_that_of_another_task_ended(home: Home) -> None:
     assert len(rates) == 1, "both begin in the middle of the range"
 
 
+def test_lora_begins_at_ten_times_the_rate_of_full_while_no_study_of_lora_has_ended(
+    home: Home,
+) -> None:
+    plan = planned({"transfer": True}, methods=[FULL, "lora"])
+
+    def ten_times(spec: TrialSpec) -> float:
+        best = 2e-5 if spec.arm.method == "full" else 2e-4
+        return 80.0 - 6.0 * math.log10(spec.learning_rate / best) ** 2
+
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=ten_times)
+    search = [spec for spec in ran if spec.phase is Phase.SEARCH and spec.number == 0]
+    first = {spec.arm.method: spec for spec in search}
+    told = home.trial(first["lora"]).proposal()
+    assert told["hint"]["studies"] == [first["full"].cell]
+    assert abs(math.log10(first["lora"].learning_rate / 2e-4)) < 0.35
+
+
 def test_a_batch_size_is_searched_and_confirmed(home: Home) -> None:
     plan = planned({}, methods=[FULL], training={"epochs": 3, "batch_size": [8, 16]})
     assert plan.config.training.batch_size == 16, "what fits is planned for the largest"

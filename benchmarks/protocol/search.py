@@ -325,7 +325,9 @@ def _transferred(
         sources = []
         for k in range(2):
             rng = np.random.default_rng([4, n, k])
-            sources.append(study(folder, curve, noise, rng, trials=8).state)
+            state = study(folder, curve, noise, rng, trials=8).state
+            if state.model is not None:
+                sources.append((state.key, state.model.curve()))
         new.state.neighbours = lambda: sources
     return new.run().regret()
 

@@ -94,11 +94,22 @@ def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+class Near(Strict):
+    """Where a method's best learning rate lies, by a published rule about another method's."""
+
+    method: str
+    times: Annotated[float, Field(gt=0, description="the best rate is so many times the other's")]
+    source: str
+
+
 class SearchSpace(Strict):
     """One file `search_spaces/<method>.yaml`."""
 
     description: str
     source: str
+    near: Near | None = Field(
+        None, description="where a study may begin while no study of the method itself has ended"
+    )
     learning_rate: LearningRateRange
     architectures: Annotated[
         list[dict[str, Any]], Field(min_length=1, description="the first is the default")

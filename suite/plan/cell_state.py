@@ -12,7 +12,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from suite.config.hashing import short_hash
+from suite.config.space import Near, load_space
+from suite.errors import SuiteError
 from suite.plan.contest import Contest, contests
+from suite.plan.curve_model import Hint
 from suite.plan.plan import Plan, PlannedCell
 from suite.plan.study import Study
 from suite.plan.study_state import StudyState
@@ -500,30 +503,50 @@ def _studies(plan: Plan, cells: Iterable[PlannedCell]) -> dict[str, StudyState]:
     for cell in cells:
         groups.setdefault(plan.study_of(cell), []).append(cell)
     studies: dict[str, StudyState] = {}
-    of_method: dict[str, list[StudyState]] = {}
+    by_model: dict[str, list[StudyState]] = {}
     for members in groups.values():
         study = StudyState(plan, tuple(members))
-        kin = of_method.setdefault(short_hash(_kin(members[0])), [])
-        kin.append(study)
-        study.neighbours = partial(_finished_beside, study, kin)
+        same_model = by_model.setdefault(_model_of(members[0]), [])
+        same_model.append(study)
+        study.neighbours = partial(_curves_beside, study, same_model)
         for cell in members:
             studies[cell.key] = study
     return studies
 
 
-def _kin(cell: PlannedCell) -> dict[str, Any]:
-    """What the studies have in common of which one may begin where another ended."""
-    return cell.arm.model_dump(mode="json", exclude={"architecture"})
+def _model_of(cell: PlannedCell) -> str:
+    """What studies have in common of which one may begin where another ended."""
+    return short_hash(cell.arm.model_dump(mode="json", exclude={"method", "architecture"}))
 
 
-def _finished_beside(study: StudyState, kin: Sequence[StudyState]) -> list[StudyState]:
-    """Finished studies of the same architectures on other tasks, in the plan's order."""
-    found = []
-    for other in kin:
-        same = [cell.arm.key for cell in other.cells] == [cell.arm.key for cell in study.cells]
-        if other is not study and same and other.study.ended is not None:
-            found.append(other)
-    return found
+def _curves_beside(study: StudyState, others: Iterable[StudyState]) -> list[tuple[str, Hint]]:
+    """Keys and curves of finished studies from which a study may begin, in the plan's order.
+
+    These are the studies of the same architectures on other tasks. While there are none, they are
+    those of the method that the search space names as near.
+    """
+    own = [cell.arm.key for cell in study.cells]
+    near = _near(study.cells[0].arm.method)
+    same: list[tuple[str, Hint]] = []
+    by_rule: list[tuple[str, Hint]] = []
+    for other in others:
+        if other is study or other.study.ended is None or other.model is None:
+            continue
+        curve = other.model.curve()
+        if [cell.arm.key for cell in other.cells] == own:
+            same.append((other.key, curve))
+        elif near is not None and other.cells[0].arm.method == near.method:
+            by_rule.append((other.key, curve.moved(near.times)))
+    return same or by_rule
+
+
+def _near(method: str) -> Near | None:
+    """The published rule about a method's learning rate; None where its search space has none."""
+    try:
+        return load_space(method).near
+    # A sweep may give range and architecture itself, and then there need not be a search space.
+    except SuiteError:
+        return None
 
 
 def read_pretrains(plan: Plan, home: Home) -> dict[str, PretrainState]:

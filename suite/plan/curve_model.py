@@ -91,6 +91,11 @@ class Hint:
     log_rates: tuple[float, ...]
     values: tuple[float, ...]
 
+    def moved(self, times: float) -> Hint:
+        """The same curve at learning rates so many times as large."""
+        shift = math.log10(times)
+        return Hint(tuple(x + shift for x in self.log_rates), self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class _Settings:

@@ -44,7 +44,7 @@ class StudyState:
             sweep with a study for each architecture.
         live: Hashes of the trials of its cells that this process has handed out.
         given_up: Hashes of the trials that used up their retries.
-        neighbours: Gives the studies from which this one may begin.
+        neighbours: Gives the keys and curves of the studies from which this one may begin.
     """
 
     plan: Plan
@@ -52,7 +52,7 @@ class StudyState:
     trials: dict[tuple[int, str], Trial] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
-    neighbours: Callable[[], Sequence[StudyState]] = field(default=list, repr=False)
+    neighbours: Callable[[], Sequence[tuple[str, Hint]]] = field(default=list, repr=False)
     _study: Study | None = field(default=None, repr=False)
     _models: dict[Any, CurveModel | None] = field(default_factory=dict, repr=False)
     _hint: tuple[str, Hint | None] = field(default=("", None), repr=False)
@@ -293,10 +293,7 @@ class StudyState:
         searched = self.study.searched
         if not search.transfer or search.sampler != "gp" or search.second or searched.fixed:
             return None
-        curves = []
-        for other in self.neighbours():
-            if other.model is not None:
-                curves.append((other.key, other.model.curve()))
+        curves = self.neighbours()
         if not curves:
             return None
         hint = _mean_curve(searched, [curve for _, curve in curves])
