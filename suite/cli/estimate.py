@@ -290,7 +290,9 @@ def estimate(
         workers[planned.arm.backbone.name] = plan.workers(planned)
         search_trials += plan.search_trials(planned)
         # The edge guard may extend a search whose best rate lies at the end of its range.
-        search_trials_at_most += plan.config.search.most_trials(planned.learning_rate)
+        # Of the cells that share a study the first counts it.
+        if plan.search_trials(planned):
+            search_trials_at_most += plan.config.search.most_trials(planned.learning_rate)
         confirm_runs += plan.confirm_runs(planned)
     return {
         "cells": len(plan.cells),

@@ -131,7 +131,7 @@ def _study(state: CellState) -> dict[str, Any]:
     better = state.cell.task.higher_is_better
     edge = None
     # A fixed rate has no range, and so no edge.
-    if state.best() is not None and not searched.fixed:
+    if state.best_learning_rate is not None and not searched.fixed:
         edge = study.edge is not None
     return {
         "search_best": search_best(curve, higher_is_better=better),

@@ -61,7 +61,7 @@ class CellOrder:
                 busy.append(state)
                 continue
             idle[key] = state
-            if state.search or state.confirm:
+            if state.searching.trials or state.confirm:
                 begun.append(state)
             else:
                 fresh.append(state)

@@ -324,10 +324,6 @@ class StudyState:
                 pending.append(trial)
             else:
                 done.append(trial)
-        tried = set()
-        for trial in self.in_order:
-            if self._levels(trial.spec) == (levels or self._all_levels()[0]):
-                tried.add(trial.spec.learning_rate)
         if study.at_end is not None and number == study.at_end[0]:
             end = study.at_end[1]
             rate = study.searched.low if end == "low" else study.searched.high
@@ -345,8 +341,15 @@ class StudyState:
             if model is not None:
                 candidate = model.next(levels=levels)
                 return Candidate(clip(candidate.rate, study.searched), candidate.levels), "curve"
-        own = levels if levels is not None else self._all_levels()[number % len(self._all_levels())]
+        own = levels
+        if own is None:
+            everything = self._all_levels()
+            own = everything[number % len(everything)]
         if by_model:
+            tried = set()
+            for trial in self.in_order:
+                if self._levels(trial.spec) == own:
+                    tried.add(trial.spec.learning_rate)
             return Candidate(even_point(study.searched, number, tried), own), "start"
         return Candidate(self._ask_optuna(number, own, done, pending), own), search.sampler
 
