@@ -114,12 +114,15 @@ def test_a_record_of_another_host_changes_the_row(tmp_path: Path) -> None:
 
 def test_looks_at_several_cells_are_put_together() -> None:
     three, five = (1, 2, 3), (1, 2, 3, 4, 5)
-    grown = Looks(((0.1, five), (0.1, three)))
-    moved = Looks(((0.2, three), (0.1, three)))
-    assert joint([]) == joint([Looks(), Looks(((0.1, three),))]) == 1
+    low, high, larger = (0.1, 16), (0.2, 16), (0.1, 32)
+    grown = Looks(((low, five), (low, three)))
+    moved = Looks(((high, three), (low, three)))
+    batched = Looks(((larger, three), (low, three)))
+    assert joint([]) == joint([Looks(), Looks(((low, three),))]) == 1
     assert joint([grown, grown]) == 2  # the seeds of all cells change at once
     assert joint([moved, moved]) == 3  # their learning rates do not
-    assert joint([grown, Looks(((0.1, three),), choices=10)]) == 11
+    assert batched.count == 2 and "at 0.1 in batches of 16" in str(batched.warning)
+    assert joint([grown, Looks(((low, three),), choices=10)]) == 11
     assert from_json(json.loads(json.dumps(grown.as_json()))) == grown
     assert from_json({}).count == 0
 

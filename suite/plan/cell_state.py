@@ -22,7 +22,7 @@ from suite.plan.study_state import StudyState
 from suite.record.attempts import is_given_up
 from suite.record.cells import Cell, Trial, ended, read_cells
 from suite.record.folder import Home, TrialFolder
-from suite.record.looks import Looks, RunSet, looks_of, read_looks
+from suite.record.looks import Looks, RunSet, Setting, looks_of, read_looks
 from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
 
@@ -280,16 +280,19 @@ class CellState:
     @property
     def looks(self) -> Looks:
         """The sets of confirm runs that a test score of this cell was read from."""
-        tested: dict[float, set[int]] = defaultdict(set)
+        tested: dict[Setting, set[int]] = defaultdict(set)
         for trial in (*self.confirm.values(), *self.set_aside):
             if trial.result is not None and trial.result.score is not None:
-                tested[trial.spec.learning_rate].add(trial.spec.seed)
+                spec = trial.spec
+                tested[spec.learning_rate, spec.training.batch_size].add(spec.seed)
         present = None
-        rate = self.best_learning_rate
+        chosen = self.searching.chosen(self.cell)
         seeds = set(self.plan.config.confirm.seeds)
-        # A learning rate without a test score of its own is no look.
-        if rate is not None and tested[rate] & seeds:
-            present = (rate, tuple(sorted(seeds)))
+        if chosen is not None:
+            setting = (chosen.learning_rate, chosen.batch_size)
+            # A setting without a test score of its own is no look.
+            if tested[setting] & seeds:
+                present = (setting, tuple(sorted(seeds)))
         return looks_of(present, self.logged, tested)
 
     def as_cell(self) -> Cell:

@@ -158,12 +158,12 @@ def store_definition(plan: Plan, home: Home) -> None:
 
 
 def _keep_look(plan: Plan, home: Home) -> None:
-    rates = {}
+    settings = {}
     for key, state in read_states(plan, home, outcomes=True).items():
         for trial in state.at_best:
             if trial.result is not None and trial.result.score is not None:
-                rates[key] = trial.spec.learning_rate
-    keep_look(home, plan.config.name, plan.config.confirm.seeds, rates)
+                settings[key] = (trial.spec.learning_rate, trial.spec.training.batch_size)
+    keep_look(home, plan.config.name, plan.config.confirm.seeds, settings)
 
 
 def stored_cells(plan: Plan) -> StoredCells:

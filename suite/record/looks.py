@@ -22,8 +22,10 @@ from suite.files import write_json
 from suite.record.folder import Home, read_record
 
 FOLDER = "looks"
-RunSet = tuple[float, tuple[int, ...]]
-"""The learning rate of some confirm runs, and their seeds, sorted."""
+Setting = tuple[float, int]
+"""Learning rate and batch size of some confirm runs."""
+RunSet = tuple[Setting, tuple[int, ...]]
+"""The setting of some confirm runs, and their seeds, sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Looks:
 
     Attributes:
         sets: All of them; the present set comes first.
-        choices: In how many ways the present set can be chosen from the runs that were tested at
-            its learning rate; 1 unless some of these are left out.
+        choices: In how many ways the present set can be chosen from the runs that were tested with
+            its setting; 1 unless some of these are left out.
     """
 
     sets: tuple[RunSet, ...] = ()
@@ -52,8 +54,12 @@ class Looks:
         if self.count < 2:
             return None
         others = []
-        for rate, seeds in self.sets[1:]:
-            others.append(f"seeds {', '.join(map(str, seeds))} at {rate:.3g}")
+        (_, usual), _ = self.sets[0]
+        for (rate, batch_size), seeds in self.sets[1:]:
+            other = f"seeds {', '.join(map(str, seeds))} at {rate:.3g}"
+            if batch_size != usual:
+                other += f" in batches of {batch_size}"
+            others.append(other)
         said = []
         if others:
             said.append(f"also tested with {'; '.join(others)}")
@@ -63,14 +69,15 @@ class Looks:
 
     def as_json(self) -> dict[str, Any]:
         """The form in which a row keeps it."""
-        return {"sets": [[rate, list(seeds)] for rate, seeds in self.sets], "choices": self.choices}
+        sets = [[list(setting), list(seeds)] for setting, seeds in self.sets]
+        return {"sets": sets, "choices": self.choices}
 
 
 def from_json(kept: Mapping[str, Any]) -> Looks:
     """What `Looks.as_json` gave; an empty mapping is a cell that nobody has looked at."""
     sets = []
-    for rate, seeds in kept.get("sets", ()):
-        sets.append((float(rate), tuple(seeds)))
+    for (rate, batch_size), seeds in kept.get("sets", ()):
+        sets.append(((float(rate), int(batch_size)), tuple(seeds)))
     return Looks(tuple(sets), kept.get("choices", 1))
 
 
@@ -78,56 +85,56 @@ def joint(cells: Iterable[Looks]) -> int:
     """How many test scores there were to choose from, over cells read together; at least 1.
 
     All cells of a sweep change their seeds at the same time, so a set of seeds counts once. Each
-    cell changes its learning rate at a time of its own, so each further rate counts.
+    cell changes its setting at a time of its own, so each further one counts.
     """
     seeds = set()
-    rates = 0
+    settings = 0
     choices = 1
     for looks in cells:
         own = {of_set for _, of_set in looks.sets}
-        rates += len(looks.sets) - len(own)
+        settings += len(looks.sets) - len(own)
         seeds |= own
         choices = max(choices, looks.choices)
-    return max(1, len(seeds) + rates + choices - 1)
+    return max(1, len(seeds) + settings + choices - 1)
 
 
 def looks_of(
     present: RunSet | None,
     logged: Sequence[RunSet],
-    tested: Mapping[float, set[int]],
+    tested: Mapping[Setting, set[int]],
 ) -> Looks:
     """The looks at one cell.
 
     Args:
-        present: The learning rate that is confirmed and the sweep's seeds; None before one of these
+        present: The setting that is confirmed and the sweep's seeds; None before one of these
             runs has a test score.
         logged: The sets that the driver kept when the seeds changed.
-        tested: Seeds with a test score by learning rate, whether they count or not.
+        tested: Seeds with a test score by setting, whether they count or not.
     """
     # A dictionary rather than a set, because it keeps the order.
     sets = dict.fromkeys(logged)
-    explained: dict[float, set[int]] = defaultdict(set)
-    for rate, seeds in logged:
-        explained[rate] |= set(seeds)
+    explained: dict[Setting, set[int]] = defaultdict(set)
+    for setting, seeds in logged:
+        explained[setting] |= set(seeds)
     if present is not None:
         explained[present[0]] |= set(present[1])
-    for rate in sorted(tested):
-        # Runs that no record explains: of another learning rate, or of a home that kept no record.
-        if not tested[rate] <= explained[rate]:
-            sets[rate, tuple(sorted(tested[rate]))] = None
+    for setting in sorted(tested):
+        # Runs that no record explains: of another setting, or of a home that kept no record.
+        if not tested[setting] <= explained[setting]:
+            sets[setting, tuple(sorted(tested[setting]))] = None
     if present is None:
         return Looks(tuple(sets))
     sets.pop(present, None)
-    of_rate = tested.get(present[0], set())
-    counted = len(of_rate & set(present[1]))
-    return Looks((present, *sets), math.comb(len(of_rate), counted))
+    alike = tested.get(present[0], set())
+    counted = len(alike & set(present[1]))
+    return Looks((present, *sets), math.comb(len(alike), counted))
 
 
 class KeptLook(Strict):
     """One record: the seeds that a sweep had, and the cells that had a test score with them."""
 
     seeds: list[int]
-    learning_rates: dict[str, float]
+    settings: dict[str, Setting]
 
 
 def folder(home: Home, sweep: str) -> Path:
@@ -135,16 +142,18 @@ def folder(home: Home, sweep: str) -> Path:
     return home.sweep_definition(sweep).parent / FOLDER / sweep
 
 
-def keep_look(home: Home, sweep: str, seeds: Iterable[int], rates: Mapping[str, float]) -> None:
+def keep_look(
+    home: Home, sweep: str, seeds: Iterable[int], settings: Mapping[str, Setting]
+) -> None:
     """Keep that cells had a test score with some seeds; done twice, it is kept once.
 
     Args:
         seeds: The sweep's seeds so far.
-        rates: Learning rate of the confirm runs by key of the cell, for each cell with a score.
+        settings: Of the confirm runs by key of the cell, for each cell with a score.
     """
-    if not rates:
+    if not settings:
         return
-    look = KeptLook(seeds=sorted(set(seeds)), learning_rates=dict(rates)).model_dump(mode="json")
+    look = KeptLook(seeds=sorted(set(seeds)), settings=dict(settings)).model_dump(mode="json")
     write_json(folder(home, sweep) / f"{short_hash(look)}.json", look)
 
 
@@ -164,6 +173,6 @@ def read_looks(home: Home, sweep: str) -> dict[str, list[RunSet]]:
         look = read_record(folder(home, sweep) / f"{name}.json", KeptLook)
         if look is None:
             continue
-        for key, rate in look.learning_rates.items():
-            found[key].append((rate, tuple(look.seeds)))
+        for key, setting in look.settings.items():
+            found[key].append((setting, tuple(look.seeds)))
     return found
