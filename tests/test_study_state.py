@@ -102,6 +102,24 @@ def test_a_study_begins_where_that_of_another_task_ended(home: Home) -> None:
     assert len(rates) == 1, "both begin in the middle of the range"
 
 
+def test_a_study_that_goes_on_keeps_confirm_runs_that_are_nearly_the_best(home: Home) -> None:
+    plan = planned({"trials": 6}, methods=[FULL])
+    first = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    confirmed = {spec.hash for spec in first if spec.phase is Phase.CONFIRM}
+    longer = planned({"trials": 9}, methods=[FULL])
+    more = run_all(TrialQueue(longer, home, slots=1), home, score=score)
+    assert [spec.phase for spec in more] == [Phase.SEARCH] * 3
+    (state,) = read_states(longer, home).values()
+    assert {trial.spec.hash for trial in state.confirmed} == confirmed
+
+    def elsewhere(spec: TrialSpec) -> float:
+        return 95.0 - 6.0 * math.log10(spec.learning_rate / 2e-6) ** 2
+
+    longest = planned({"trials": 14}, methods=[FULL])
+    moved = run_all(TrialQueue(longest, home, slots=1), home, score=elsewhere)
+    assert any(spec.phase is Phase.CONFIRM for spec in moved), "another rate is clearly better"
+
+
 def test_lora_begins_at_ten_times_the_rate_of_full_while_no_study_of_lora_has_ended(
     home: Home,
 ) -> None:

@@ -18,7 +18,7 @@ from suite.plan.contest import Contest, contests
 from suite.plan.curve_model import Hint
 from suite.plan.plan import Plan, PlannedCell
 from suite.plan.study import Study
-from suite.plan.study_state import StudyState
+from suite.plan.study_state import Chosen, StudyState
 from suite.record.attempts import is_given_up
 from suite.record.cells import Cell, Trial, ended, read_cells
 from suite.record.folder import Home, TrialFolder
@@ -247,9 +247,23 @@ class CellState:
         return best.result.score
 
     @property
+    def chosen_setting(self) -> Chosen | None:
+        """What is confirmed; None before a trial has a score.
+
+        Runs that exist are kept: a study that goes on moves its choice a little each time, and new
+        runs for a difference that nobody can measure would cost time and a further test look.
+        """
+        best = self.searching.chosen(self.cell)
+        if best is None:
+            return None
+        settings = {(rate, batch_size) for rate, batch_size, _ in self.confirm}
+        begun = [Chosen(*setting) for setting in sorted(settings)]
+        return self.searching.nearly(self.cell, best, begun)
+
+    @property
     def best_learning_rate(self) -> float | None:
         """The learning rate that the search chooses; None before a trial has a score."""
-        chosen = self.searching.chosen(self.cell)
+        chosen = self.chosen_setting
         if chosen is None:
             return None
         return chosen.learning_rate
@@ -257,7 +271,7 @@ class CellState:
     @property
     def best_batch_size(self) -> int | None:
         """The batch size that the search chooses; None before a trial has a score."""
-        chosen = self.searching.chosen(self.cell)
+        chosen = self.chosen_setting
         if chosen is None:
             return None
         return chosen.batch_size
@@ -286,7 +300,7 @@ class CellState:
                 spec = trial.spec
                 tested[spec.learning_rate, spec.training.batch_size].add(spec.seed)
         present = None
-        chosen = self.searching.chosen(self.cell)
+        chosen = self.chosen_setting
         seeds = set(self.plan.config.confirm.seeds)
         if chosen is not None:
             setting = (chosen.learning_rate, chosen.batch_size)
@@ -411,7 +425,7 @@ class CellState:
         # Asked in this order: the choice of an open study is not worth its model.
         if not self.search_done or not self.chosen:
             return None
-        chosen = self.searching.chosen(self.cell)
+        chosen = self.chosen_setting
         if chosen is None:
             return None
         # The sweep's order of seeds, so that every cell begins with the same ones.
@@ -426,7 +440,7 @@ class CellState:
         """Confirm runs that exist, in the order of the sweep's seeds."""
         if not self.search_done or not self.chosen:
             return []
-        chosen = self.searching.chosen(self.cell)
+        chosen = self.chosen_setting
         if chosen is None:
             return []
         found = []

@@ -25,6 +25,9 @@ from suite.plan.study import Study, best_tried, decide, within
 from suite.record.cells import Trial, ended
 from suite.record.spec import TrialSpec
 
+WORTH_TESTING = 0.2
+"""Points by which another choice must promise more than one whose confirm runs exist."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -119,6 +122,27 @@ class StudyState:
         assert found is not None
         rate = clip(found[0].rate, self.study.searched)
         return Chosen(rate, self._batch_size(found[0].levels))
+
+    def nearly(self, cell: PlannedCell, best: Chosen, others: Sequence[Chosen]) -> Chosen:
+        """The best of some choices that is nearly as good as the best one, or that one.
+
+        Without a model nobody can tell what is nearly as good.
+        """
+        if best in others or not others or self.plan.config.search.choose == "best":
+            return best
+        model = self.model
+        if model is None:
+            return best
+        places = []
+        for choice in (best, *others):
+            for levels in self._levels_of(cell):
+                if self._batch_size(levels) == choice.batch_size:
+                    places.append(Candidate(choice.learning_rate, levels))
+        found = model.at(places)
+        highest = max(found[1:])
+        if found[0] - highest <= WORTH_TESTING:
+            return others[found.index(highest, 1) - 1]
+        return best
 
     def quality(self, cell: PlannedCell) -> float | None:
         """How good a cell is, in utility; None where nothing is known of it."""
