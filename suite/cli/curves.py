@@ -21,6 +21,7 @@ from suite.cli.options import (
 from suite.cli.render import Column, column
 from suite.cli.select import short_names
 from suite.errors import ConfigError, UnknownNameError
+from suite.leaderboard.curves import confirmed_point
 
 if TYPE_CHECKING:
     from suite.leaderboard.fields import Row
@@ -98,9 +99,9 @@ def names(cell: Row) -> set[str]:
 
 
 def points(cell: Row) -> list[dict[str, Any]]:
-    """One row per ended search trial, in the order of the learning rates."""
+    """One row per ended search trial and for the confirmed rate, by learning rate."""
     rows = []
-    for rate, score, status in cell.curve:
+    for rate, score, status in (*cell.curve, *confirmed_point(cell)):
         rows.append(
             {
                 "sweep": cell.sweep,
@@ -113,7 +114,6 @@ def points(cell: Row) -> list[dict[str, Any]]:
                 "learning_rate": rate,
                 "validation_score": score,
                 "status": status,
-                # Equal bit for bit: the cell's rate is copied from the trial that won.
                 "chosen": rate == cell.learning_rate,
                 "learning_rate_low": cell.learning_rate_low,
                 "learning_rate_high": cell.learning_rate_high,

@@ -292,7 +292,9 @@ def estimate(
         # The edge guard may extend a search whose best rate lies at the end of its range.
         # Of the cells that share a study the first counts it.
         if plan.search_trials(planned):
-            search_trials_at_most += plan.config.search.most_trials(planned.learning_rate)
+            search_trials_at_most += plan.config.search.most_trials(
+                planned.learning_rate, plan.choices(planned)
+            )
         confirm_runs += plan.confirm_runs(planned)
     return {
         "cells": len(plan.cells),

@@ -94,7 +94,8 @@ def _words(row: dict[str, Any]) -> str:
 
 def _spreads(home: Home, own: str, wanted: set[Place]) -> dict[Place, tuple[Spread, str]]:
     """The spread of finished arms by place, with the words for where it comes from."""
-    from suite.record.cells import read_cells
+    from suite.plan.cell_state import read_states
+    from suite.plan.definition import read_plan
 
     found: dict[Place, tuple[Spread, str]] = {}
     names = sweeps(home)
@@ -102,7 +103,13 @@ def _spreads(home: Home, own: str, wanted: set[Place]) -> dict[Place, tuple[Spre
     names.sort(key=lambda name: name != own)
     for name in names:
         by_place: dict[Place, list[Cell]] = defaultdict(list)
-        for cell in read_cells(home, name).values():
+        try:
+            states = read_states(read_plan(home, name), home)
+        # A sweep that cannot be read says nothing about this one.
+        except SuiteError:
+            continue
+        for state in states.values():
+            cell = state.as_cell()
             place = (cell.arm.backbone.name, cell.task)
             if place in wanted and place not in found:
                 by_place[place].append(cell)

@@ -70,8 +70,9 @@ def steps_at_most(config: SweepConfig, task: TaskConfig) -> int | None:
     examples = training_examples(task, config.limit, block=training.max_length)
     if examples is None:
         return None
-    # The last batch of an epoch is dropped where it is not full.
-    return training.epochs * (examples // training.batch_size)
+    # The last batch of an epoch is dropped where it is not full. Small batches make most steps.
+    smallest = min(config.search.batch_sizes, default=training.batch_size)
+    return training.epochs * (examples // smallest)
 
 
 def training_examples(task: TaskConfig, limit: LimitConfig, *, block: int) -> int | None:

@@ -40,10 +40,10 @@ class LearningRateRange(Strict):
             return {"low": given, "high": given, "fixed": True}
         return given
 
-    def trials(self, budget: int) -> int:
-        """How many trials of a sweep's budget a study uses."""
-        # a second trial with the same rate and seed would repeat the first
-        return 1 if self.fixed else budget
+    def trials(self, budget: int, choices: int = 1) -> int:
+        """How many trials of a sweep's budget a study with so many other choices uses."""
+        # a second trial with the same rate, choice and seed would repeat the first
+        return choices if self.fixed else budget
 
     def extended(self, end: End) -> LearningRateRange:
         """The range with a decade more at one end, within (0, 10].

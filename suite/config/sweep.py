@@ -230,9 +230,9 @@ class SearchConfig(Strict):
         """Trials that a study gets with each extension of its range."""
         return self.edge_guard.trials or max(2, self.trials // 4)
 
-    def most_trials(self, searched: LearningRateRange) -> int:
-        """Trials of a study that is extended as often as it may be."""
-        trials = searched.trials(self.trials)
+    def most_trials(self, searched: LearningRateRange, choices: int = 1) -> int:
+        """Trials of a study with so many choices that is extended as often as it may be."""
+        trials = searched.trials(self.trials, choices)
         # a fixed learning rate has no range to extend
         if not searched.fixed:
             # the end of the range is tried before the range grows beyond it
@@ -409,8 +409,22 @@ class SweepConfig(Strict):
                 "different ones to search"
             )
         training = {**given["training"], "batch_size": max(sizes)}
-        search = {**(given.get("search") or {}), "batch_sizes": sorted(sizes)}
+        search = given.get("search") or {}
+        if isinstance(search, SearchConfig):
+            search = search.model_dump()
+        search = {**search, "batch_sizes": sorted(sizes)}
         return {**given, "training": training, "search": search}
+
+    @model_validator(mode="after")
+    def _batch_sizes_are_planned_for(self) -> SweepConfig:
+        sizes = self.search.batch_sizes
+        # what fits is planned for the largest
+        if sizes and (len(set(sizes)) < 2 or max(sizes) != self.training.batch_size):
+            raise ValueError(
+                f"search.batch_sizes: got {sizes} beside training.batch_size "
+                f"{self.training.batch_size}; write the list at training.batch_size alone"
+            )
+        return self
 
     @model_validator(mode="after")
     def _backbones_with_workers_exist(self) -> SweepConfig:

@@ -257,6 +257,8 @@ def _confirmed(
         # Its result is not read yet, as most folders of a cell are search trials at other rates.
         if spec is None or spec.learning_rate != row.learning_rate:
             continue
+        if spec.training.batch_size != row.batch_size:
+            continue
         trial = Trial(folder, spec, None)
         if definition.plan.includes(definition.cells[key], trial):
             trials.append(Trial(folder, spec, folder.result()))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from suite.leaderboard.measures import of_preparation, why_no_preparation_energy
 from suite.record.cells import Trial
+
+if TYPE_CHECKING:  # the table of fields says of its rows what is computed here
+    from suite.leaderboard.fields import Row
 
 POINT = 1.0
 """How far below the best a score still counts as equally good.
@@ -138,3 +141,15 @@ def epochs_at_best(runs: Sequence[Trial], *, higher_is_better: bool) -> Curve:
                 best = score
                 points.append([run.spec.seed, spent, score])
     return points
+
+
+def confirmed_point(cell: Row) -> list[tuple[float, float, str]]:
+    """The confirmed rate where the search did not try it, with its runs' mean validation score.
+
+    Empty where it was tried, or nothing is confirmed.
+    """
+    rate = cell.learning_rate
+    score = cell.validation_score
+    if rate is None or score is None or any(tried == rate for tried, _, _ in cell.curve):
+        return []
+    return [(rate, score, "confirmed")]

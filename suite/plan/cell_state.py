@@ -348,7 +348,9 @@ class CellState:
 
     def handed_out(self) -> TrialSpec | None:
         """A trial that an earlier driver handed out and nobody is running."""
-        for trial in self.trials:
+        # Its study's, not its own alone: the proposals of a study build on one another, whatever
+        # architecture they have.
+        for trial in (*self.searching.counted, *self._confirm_runs_so_far()):
             # A live trial is being run, and one that is given up would only fail again.
             held = trial.spec.hash in self.live or trial.spec.hash in self.given_up
             if trial.result is None and not held:

@@ -166,6 +166,8 @@ class CurveModel:
         levels: Sequence[tuple[int, ...]] = ((),),
         hint: Hint | None = None,
     ) -> None:
+        self._lowest = low
+        self._highest = high
         self.low = math.log10(low)
         self.high = math.log10(high)
         self._hint = hint
@@ -263,7 +265,9 @@ class CurveModel:
     def _candidate(self, place: int) -> Candidate:
         row = self._places_of_grid[place]
         levels = tuple(int(level) for level in row[1:])
-        return Candidate(rounded(10.0 ** float(row[0])), levels)
+        # Rounding must not lead out of the range.
+        rate = min(self._highest, max(self._lowest, rounded(10.0 ** float(row[0]))))
+        return Candidate(rate, levels)
 
     @property
     def _average(self) -> Array:
@@ -290,7 +294,8 @@ class CurveModel:
         if scored:
             # Beyond them nothing was seen: a model must not choose what it only extrapolates. A
             # little room is for the grid, whose places are not the rates that were tried.
-            outside = (x < min(scored) - STEP) | (x > max(scored) + STEP)
+            room = float(self._grid[1] - self._grid[0])
+            outside = (x < min(scored) - room) | (x > max(scored) + room)
             average[outside] = -math.inf
         if levels is not None:
             others = (self._places_of_grid[:, 1:] != np.array(levels, dtype=float)).any(1)

@@ -99,7 +99,18 @@ class Plan:
         """
         if cell.choice and self.study_of(cell) != cell.key:
             return 0
-        return cell.learning_rate.trials(self.config.search.trials)
+        # The choices matter for a fixed rate alone, and to count them takes time.
+        if not cell.learning_rate.fixed:
+            return self.config.search.trials
+        return self.choices(cell)
+
+    def choices(self, cell: PlannedCell) -> int:
+        """Architectures and batch sizes among which the study of a cell chooses."""
+        shared = self.study_of(cell)
+        architectures = 1
+        if shared != cell.key:
+            architectures = sum(self.study_of(other) == shared for other in self.cells)
+        return architectures * len(self.batch_sizes)
 
     def confirm_runs(self, cell: PlannedCell) -> int:
         """Confirm runs of a cell; of a contest's architectures the first counts them."""
@@ -156,7 +167,11 @@ class Plan:
         if spec.phase is Phase.SEARCH:
             # This counts every extension that the guard may add: how many it did add only the study
             # knows.
-            most = self.config.search.most_trials(cell.learning_rate)
+            choices = 1
+            # Only there does it matter, and to count them takes time.
+            if cell.learning_rate.fixed:
+                choices = self.choices(cell)
+            most = self.config.search.most_trials(cell.learning_rate, choices)
             return spec.number < most and spec == self.search_spec(
                 cell, spec.number, spec.learning_rate, batch_size=batch_size
             )

@@ -92,9 +92,9 @@ def propose(
     tried = set(rates_of(finished, running))
     has_score = any(score is not None for _, _, score in finished)
     if sampler == "grid":
-        if opened is None or number < opened.first:
-            return clip(_at(lr_range, _dyadic(number)), lr_range)
-        value = clip(opened.at(_outward(number - opened.first)), lr_range)
+        value = clip(_at(lr_range, _dyadic(number)), lr_range)
+        if opened is not None and number >= opened.first:
+            value = clip(opened.at(_outward(number - opened.first)), lr_range)
         if value not in tried:
             return value
     elif number >= startup_trials and has_score:

@@ -62,7 +62,12 @@ class Study:
 
 
 def decide(
-    trials: Sequence[Trial], planned: LearningRateRange, config: SearchConfig, fit: Fit
+    trials: Sequence[Trial],
+    planned: LearningRateRange,
+    config: SearchConfig,
+    fit: Fit,
+    *,
+    choices: int = 1,
 ) -> Study:
     """The study as its trials so far leave it.
 
@@ -71,8 +76,9 @@ def decide(
         planned: The range as the sweep has it.
         config: The budget and its rules, the same for every arm.
         fit: Makes the model of the curve.
+        choices: Number of other choices that the study has.
     """
-    study = Study(planned, planned.trials(config.trials))
+    study = Study(planned, planned.trials(config.trials, choices))
     # All stages are gone through from the first, so the outcome depends on the trials alone and not
     # on when somebody asks.
     longer = _next_stage(study, trials, config, fit)
@@ -82,7 +88,7 @@ def decide(
     counted = within(trials, study.budget)
     study = replace(study, trials=len(counted))
     if _is_used_up(study.budget, trials):
-        edge = _rising_end(study.searched, ended(counted), fit)
+        edge = _rising_end(study.searched, ended(counted), config, fit)
         return replace(study, ended="budget", edge=edge)
     return _stopped_early(study, counted, config, fit)
 
@@ -117,7 +123,7 @@ def _next_stage(
     if study.extensions == guard or not _is_used_up(study.budget, trials):
         return None
     counted = ended(within(trials, study.budget))
-    end = _rising_end(study.searched, counted, fit)
+    end = _rising_end(study.searched, counted, config, fit)
     if end is None:
         return None
     longer = study.searched.extended(end)
@@ -137,22 +143,29 @@ def _next_stage(
     return Study(longer, study.budget + config.extra_trials, study.extensions + 1, opened)
 
 
-def _rising_end(searched: LearningRateRange, trials: Sequence[Trial], fit: Fit) -> End | None:
+def _rising_end(
+    searched: LearningRateRange, trials: Sequence[Trial], config: SearchConfig, fit: Fit
+) -> End | None:
     """The end of the range at which the best may lie, or beyond which it may.
 
-    Where the end was tried the model decides. Where it was not, the best trial is a reason too, if
-    none was tried further out: nobody has seen the curve fall there.
+    Where the end was tried the model decides, or the best trial where that is what is confirmed.
+    Where it was not, the best trial is a reason too, if none was tried further out: nobody has seen
+    the curve fall there.
     """
     best = best_tried(trials)
     if searched.fixed or best is None:
         return None
+    rates = [trial.spec.learning_rate for trial in trials]
+    if config.choose == "best":
+        at_end = searched.end_of(best.spec.learning_rate, rates)
+        if at_end is not None:
+            return at_end
     model = fit(searched, trials)
     if model is None:
         return None
     rising = model.rises_to()
     if rising is not None:
         return rising
-    rates = [trial.spec.learning_rate for trial in trials]
     ends: tuple[End, End] = ("high", "low")
     for end in ends:
         outermost = max(rates) if end == "high" else min(rates)
@@ -177,13 +190,12 @@ def _stopped_early(study: Study, counted: Sequence[Trial], config: SearchConfig,
     # The model is asked last, because it costs time.
     if model is None:
         return study
-    edge = _rising_end(study.searched, counted, fit)
+    edge = _rising_end(study.searched, counted, config, fit)
     if edge is not None and _can_grow(study, edge, config):
         return study
-    study = replace(study, edge=edge)
     room = model.gain_left()
     if room < rule.tolerance:
-        return replace(study, room=room, ended="stopped")
+        return replace(study, room=room, ended="stopped", edge=edge)
     return replace(study, room=room)
 
 

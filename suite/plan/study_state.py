@@ -87,7 +87,13 @@ class StudyState:
         """How far the study is: its range and budget, extensions included, and whether it ended."""
         if self._study is None:
             planned = self.cells[0].learning_rate
-            self._study = decide(self.in_order, planned, self.plan.config.search, self.fit)
+            self._study = decide(
+                self.in_order,
+                planned,
+                self.plan.config.search,
+                self.fit,
+                choices=len(self._all_levels()),
+            )
         return self._study
 
     @property
@@ -115,11 +121,12 @@ class StudyState:
                 return None
             return Chosen(best.spec.learning_rate, best.spec.training.batch_size)
         found: tuple[Candidate, float] | None = None
-        for levels in self._levels_of(cell):
+        for levels in self._scored_levels(cell):
             candidate = model.best(levels)
             if found is None or candidate[1] > found[1]:
                 found = candidate
-        assert found is not None
+        if found is None:
+            return None
         rate = clip(found[0].rate, self.study.searched)
         return Chosen(rate, self._batch_size(found[0].levels))
 
@@ -145,13 +152,14 @@ class StudyState:
         return best
 
     def quality(self, cell: PlannedCell) -> float | None:
-        """How good a cell is, in utility; None where nothing is known of it."""
-        if self.plan.config.search.choose == "curve" and self.model is not None:
-            return max(self.model.best(levels)[1] for levels in self._levels_of(cell)) * self.point
+        """How good a cell is, in utility; None where none of its own trials has a score."""
         best = self.best(cell)
         if best is None:
             return None
-        return best.utility
+        model = self.model
+        if self.plan.config.search.choose == "best" or model is None:
+            return best.utility
+        return max(model.best(levels)[1] for levels in self._scored_levels(cell)) * self.point
 
     @property
     def model(self) -> CurveModel | None:
@@ -219,6 +227,11 @@ class StudyState:
             return self._all_levels()
         place = self.cells.index(cell)
         return [levels for levels in self._all_levels() if levels[0] == place]
+
+    def _scored_levels(self, cell: PlannedCell) -> list[tuple[int, ...]]:
+        """The choices of a cell that have a score: what was never seen to train is not chosen."""
+        scored = {self._levels(t.spec) for t in self.counted if t.utility is not None}
+        return [levels for levels in self._levels_of(cell) if levels in scored]
 
     def _levels(self, spec: TrialSpec) -> tuple[int, ...]:
         levels = []
@@ -363,8 +376,7 @@ class StudyState:
         if by_model and informed:
             model = self._fit(study.searched, done, pending)
             if model is not None:
-                candidate = model.next(levels=levels)
-                return Candidate(clip(candidate.rate, study.searched), candidate.levels), "curve"
+                return model.next(levels=levels), "curve"
         own = levels
         if own is None:
             everything = self._all_levels()
@@ -383,13 +395,15 @@ class StudyState:
         if len(everything) == 1:
             return everything[0]
         search = self.plan.config.search
+        # At the start they take turns, so that each is tried on each task.
+        if number < search.startup_trials:
+            return everything[number % len(everything)]
         together = self.round(number)
         # What trains side by side has one architecture and one batch size.
         for trial in self.in_order:
             if trial.spec.number in together:
                 return self._levels(trial.spec)
-        follows_model = search.sampler == "gp" and search.second is None
-        if follows_model and (number >= search.startup_trials or self.hint is not None):
+        if search.sampler == "gp" and search.second is None:
             return None
         return everything[number % len(everything)]
 
@@ -426,7 +440,7 @@ class StudyState:
             startup_trials=search.startup_trials,
             finished=finished,
             running=running,
-            number=number,
+            number=len(finished) + len(running) if search.sampler == "grid" else number,
             opened=self.study.opened,
             costs=costs(same, search.second),
         )

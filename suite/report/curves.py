@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from suite.leaderboard.curves import confirmed_point
 from suite.leaderboard.fields import Row
 from suite.report import values
 from suite.report.chart import Axis, Chart, Mark, Points, Span
@@ -53,7 +54,7 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
     chosen = []
     failed = []
     rows = []
-    for rate, score, status in cell.curve:
+    for rate, score, status in (*cell.curve, *confirmed_point(cell)):
         if score is None:
             failed.append(rate)
         else:

@@ -27,11 +27,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from suite.errors import SuiteError, TrackingError
+from suite.plan.cell_state import read_states
 from suite.plan.definition import known_plan, sweeps
 from suite.plan.optuna_trials import NAME, distribution_of, quiet
 from suite.plan.plan import Plan, PlannedCell
 from suite.plan.second_objective import cost
-from suite.record.cells import Cell, Trial, read_cells
+from suite.record.cells import Cell, Trial
 from suite.record.folder import Home
 from suite.record.result import Status, TrialResult
 from suite.redact import redact
@@ -170,14 +171,14 @@ def explained(url: str) -> Iterator[None]:
 
 
 def _mirror_sweep(storage: BaseStorage, home: Home, plan: Plan) -> MirrorReport:
-    cells = read_cells(home, plan.config.name)
+    states = read_states(plan, home)
     # One request for all cells instead of one for each.
     shown = set(optuna.get_all_study_names(storage))
     report = MirrorReport()
     for planned in plan.cells:
-        cell = cells.get(planned.key)
+        cell = states[planned.key].as_cell()
         # A cell without search trials has nothing that a dashboard could plot.
-        if cell is None or not cell.search:
+        if not cell.search:
             continue
         name = f"{plan.config.name}/{planned.key} @{home_id(home)}"
         mirror = _StudyMirror(storage, name, planned, plan.config.search.second)
