@@ -70,7 +70,7 @@ def init(
         ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Learning rates per cell, instead of the budget's.")
+        int | None, typer.Option(min=1, help="Trials of a search, instead of the budget's.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Confirm runs per cell.")] = 5,
     workers: Annotated[
@@ -111,7 +111,7 @@ def init(
         chosen = (_names(methods) or ("full",), _beside_unchanged(_names(attention)))
     known = _names(tasks) or ask("On which tasks? (suite list tasks)", TASKS, _known_tasks)
     size = budget or ask(
-        "How much: quick (CPUs, few rows), standard, or paper (32 trials per cell)?",
+        "How much: quick (CPUs, few rows), standard, or paper (32 trials per architecture)?",
         (_usual_budget(),),
         _budget,
     )

@@ -28,6 +28,8 @@ class Preset:
     Attributes:
         limit: Training, validation and test rows; None = all.
         workers: Workers of a trial; None = as the suite decides.
+        per: What the trials count for.
+        choose: Which learning rate is confirmed.
     """
 
     trials: int
@@ -39,16 +41,20 @@ class Preset:
     limit: tuple[int, int, int] | None
     architectures: str = "search"
     workers: int | None = None
+    per: str = "method"
+    choose: str = "curve"
 
 
 PRESETS = {
     # Minutes for a cell on two CPU cores. One worker, because two trials side by side take
     # less time there than one trial that is split over both cores.
     Budget.QUICK: Preset(
-        5, 4, {"extensions": 1, "trials": 2}, {"tolerance": 0.5}, 2, 16, (512, 200, 300), "first", 1
+        5, 3, {"extensions": 1, "trials": 2}, {"tolerance": 0.1}, 2, 16, (512, 200, 300), "first", 1
     ),
-    Budget.STANDARD: Preset(8, 4, {"extensions": 2}, {"tolerance": 0.5}, 10, 96, None),
-    Budget.PAPER: Preset(32, 8, {"extensions": 0}, None, 30, 96, None),
+    Budget.STANDARD: Preset(8, 3, {"extensions": 2}, {"tolerance": 0.1}, 10, 96, None),
+    Budget.PAPER: Preset(
+        32, 8, {"extensions": 0}, None, 30, 96, None, per="architecture", choose="best"
+    ),
 }
 """Source of the paper budget: READ, arXiv 2305.15348, appendix D; the others are ours."""
 
@@ -151,13 +157,22 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
     else:
         budget = trials
     return [
-        "search: # learning rates tried per cell, scored on validation data; "
+        "search: # learning rates tried, scored on validation data; "
         "the budget is equal for every arm",
         _line(
             "  sampler: gp", "a Gaussian process, one trial after the other; or tpe, random, grid"
         ),
         # The same number for every arm, or arms with more trials would look better.
-        _line(f"  trials: {budget}", "per method and task, all architectures together"),
+        _line(f"  trials: {budget}", "per task, and per:"),
+        _line(f"  per: {preset.per}", "method: its architectures share them; or architecture"),
+        _line(
+            f"  choose: {preset.choose}",
+            "confirm where the model of the curve is highest; best = the best score tried",
+        ),
+        _line(
+            f"  transfer: {_plain(preset.per == 'method')}",
+            "begin where finished searches of other tasks were best",
+        ),
         _line(
             # The loader refuses more start-up trials than trials.
             f"  startup_trials: {min(preset.startup_trials, budget)}",
@@ -165,7 +180,7 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
         ),
         _line(
             f"  edge_guard: {_plain(preset.edge_guard)}",
-            "a best rate at the end of its range widens that by a decade, so often",
+            "a curve that rises at an end of its range widens that by a decade, so often",
         ),
         _line(
             f"  stop: {_plain(preset.stop)}",

@@ -107,7 +107,7 @@ class MethodChoice(Strict):
 
 
 class EdgeGuard(Strict):
-    """Extends a study that used up its budget with its best learning rate at an end of the range.
+    """Extends a study that used up its budget and whose curve rises at an end of the range.
 
     The range gets a decade more at that end, and the study more trials.
     """

@@ -1,4 +1,4 @@
-"""Trials of a study in Optuna's form, in memory, for its samplers and terminators."""
+"""Trials of a study in Optuna's form, in memory, for its samplers."""
 
 from __future__ import annotations
 
