@@ -83,16 +83,17 @@ class Cell:
         return f"{self.arm.key}/{self.task}"
 
     def confirmed(self) -> list[Trial]:
-        """The confirm trials of what the search chose, finished or not."""
-        found = []
+        """The confirm trials of what the search chose, finished or not.
+
+        Where no plan says what that was, the runs do: most of them have it.
+        """
+        by_setting: dict[tuple[float, int], list[Trial]] = {}
         for trial in self.confirm:
-            spec = trial.spec
-            if (spec.learning_rate, spec.training.batch_size) == (
-                self.learning_rate,
-                self.batch_size,
-            ):
-                found.append(trial)
-        return found
+            setting = trial.spec.learning_rate, trial.spec.training.batch_size
+            by_setting.setdefault(setting, []).append(trial)
+        if self.learning_rate is not None and self.batch_size is not None:
+            return by_setting.get((self.learning_rate, self.batch_size), [])
+        return max(by_setting.values(), key=len, default=[])
 
 
 def ended(trials: Iterable[Trial]) -> list[Trial]:
