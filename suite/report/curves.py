@@ -167,7 +167,7 @@ def score_limits(cells: Sequence[Row]) -> Limits | None:
     """Span all curves from the worst to the best score, with a margin; None without a score."""
     scores = []
     for cell in cells:
-        for _, score, _ in cell.curve:
+        for _, score, _ in (*cell.curve, *confirmed_point(cell)):
             if score is not None:
                 scores.append(score)
     if not scores:
