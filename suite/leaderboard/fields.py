@@ -221,9 +221,6 @@ class Row:
         report=True,
         meaning="learning rate that validation chose",
     )
-    batch_size: int | None = integer(
-        "batch size", unit="examples", meaning="batch size that validation chose, or the sweep's"
-    )
     # What the arm costs: parameters, energy, memory and time.
     trainable_parameters: int | None = integer(
         "trained",
@@ -641,6 +638,9 @@ class Row:
         average=Average.OWN,
         meaning="why the score was not computed again from stored answers; null = it was",
     )
+    batch_size: int | None = integer(
+        "batch size", unit="examples", meaning="batch size that validation chose, or the sweep's"
+    )
 
     # What follows is kept with the row and shown nowhere as a column.
     rivals: str = text(
@@ -656,7 +656,8 @@ class Row:
         meaning="the same for all cells that differ in method, architecture and task only",
     )
     looks: dict[str, Any] = mapping(
-        hidden=True, meaning="the sets behind test_looks: learning rate and seeds of each"
+        hidden=True,
+        meaning="the sets behind test_looks: learning rate, batch size and seeds of each",
     )
     seed_scores: dict[str, float] = mapping(
         hidden=True, average=Average.OWN, meaning="test score by seed"
