@@ -58,7 +58,8 @@ def test_a_mirrored_sweep_equals_a_plain_one_and_every_home_goes_on_from_it(
     assert numbers(other) == numbers(plain) and len(numbers(plain)) == 2
     files = {key.split("/")[2] for key in open_storage(url).keys("trials")}
     assert files == {
-        *("spec.json", "result.json", "epochs.jsonl", "best.safetensors", "rank0.log"),
+        *("spec.json", "proposal.json", "result.json", "epochs.jsonl"),
+        *("best.safetensors", "rank0.log"),
         *("predictions-validation.parquet", "predictions-test.parquet"),
     }
 
