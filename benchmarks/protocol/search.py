@@ -191,7 +191,7 @@ def print_regret(folder: Path, repeats: int) -> None:
         _line(name, *cells)
     for name, sampler in PEERS.items():
         cells = []
-        # Optuna's Gaussian process takes fifty times as long, so it sees fewer curves.
+        # Optuna's Gaussian process takes longest, so it sees fewer curves.
         fewer = max(1, repeats // 5) if sampler == "gp" else repeats
         for noise in NOISES:
             for budget in BUDGETS:

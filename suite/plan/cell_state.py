@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from suite.config.hashing import short_hash
 from suite.config.space import Near, load_space
-from suite.errors import SuiteError
+from suite.errors import UnknownNameError
 from suite.plan.contest import Contest, contests
 from suite.plan.curve_model import Hint
 from suite.plan.plan import Plan, PlannedCell
@@ -163,7 +163,7 @@ class CellState:
     @property
     def leads(self) -> bool:
         """Whether it is the first cell of its study, which hands out the trials of all."""
-        return self.searching.cells[0] == self.cell
+        return self.searching.cells[0].key == self.cell.key
 
     @property
     def study(self) -> Study:
@@ -564,7 +564,7 @@ def _near(method: str) -> Near | None:
     try:
         return load_space(method).near
     # A sweep may give range and architecture itself, and then there need not be a search space.
-    except SuiteError:
+    except UnknownNameError:
         return None
 
 

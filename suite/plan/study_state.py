@@ -112,11 +112,10 @@ class StudyState:
         By default that is where the mean of the model's curve is highest, which need not be a rate
         that was tried: the best score among noisy ones is often the luckiest.
         """
-        best = self.best(cell)
-        model = None
-        if self.plan.config.search.choose == "curve" and not cell.learning_rate.fixed:
-            model = self.model
-        if model is None:
+        model = self.model
+        # A fixed rate has no curve.
+        if self.plan.config.search.choose == "best" or model is None:
+            best = self.best(cell)
             if best is None:
                 return None
             return Chosen(best.spec.learning_rate, best.spec.training.batch_size)
@@ -127,8 +126,7 @@ class StudyState:
                 found = candidate
         if found is None:
             return None
-        rate = clip(found[0].rate, self.study.searched)
-        return Chosen(rate, self._batch_size(found[0].levels))
+        return Chosen(found[0].rate, self._batch_size(found[0].levels))
 
     def nearly(self, cell: PlannedCell, best: Chosen, others: Sequence[Chosen]) -> Chosen:
         """The best of some choices that is nearly as good as the best one, or that one.
@@ -401,7 +399,7 @@ class StudyState:
         together = self.round(number)
         # What trains side by side has one architecture and one batch size.
         for trial in self.in_order:
-            if trial.spec.number in together:
+            if trial.spec.number in together and trial.spec.number >= search.startup_trials:
                 return self._levels(trial.spec)
         if search.sampler == "gp" and search.second is None:
             return None
