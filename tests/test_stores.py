@@ -379,6 +379,7 @@ def test_a_trial_is_mirrored_when_it_ends_and_is_written_anew_when_it_was_run_ag
     studies: str, tmp_path: Path
 ) -> None:
     home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=1, seeds=[1])
+    write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1])
     spec = write_trial(home, make_spec("lora", number=1))
     mirror_studies(home, studies)
     home.trial(spec).write_result(make_result(spec, score=0.7))
@@ -406,6 +407,7 @@ def test_optuna_is_kept_out_of_mlflows_database(tmp_path: Path, empty_db: Path) 
 
 def test_a_running_sweep_is_mirrored_and_an_optuna_that_is_away_only_said(tmp_path: Path) -> None:
     home = make_home(tmp_path / "runs", ["lora"], ["agreement"], trials=1, seeds=[1])
+    write_definition(home, ["lora"], ["agreement"], trials=2, seeds=[1])
     said: list[str] = []
     url = f"sqlite:///{tmp_path}/studies.db"
     follower = OptunaFollower(home, url, sweep="demo", say=said.append)
