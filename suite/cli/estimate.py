@@ -148,7 +148,7 @@ def cell_rows(plan: Plan) -> list[dict[str, Any]]:
 
 def pretrain_rows(plan: Plan, home: Home) -> list[dict[str, Any]]:
     """One row per run of the pretrain stage."""
-    from suite.plan.cell_state import read_pretrains
+    from suite.plan.pretrain_state import read_pretrains
     from suite.plan.status import pretrain_status
 
     rows = []

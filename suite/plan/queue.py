@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from suite.plan.admission import Admission
-from suite.plan.cell_state import CellState, PretrainState, read_states
+from suite.plan.cell_state import CellState, read_states
 from suite.plan.order import CellOrder
 from suite.plan.plan import Plan
+from suite.plan.pretrain_state import PretrainState
 from suite.plan.resources import Capacity
 from suite.plan.second_objective import unmeasured
 from suite.record.attempts import counted

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from suite.plan.cell_state import CellState, CellStatus, PretrainState, read_states
+from suite.plan.cell_state import CellState, CellStatus, read_states
 from suite.plan.definition import driver_pid, lease_root, read_plan
+from suite.plan.pretrain_state import PretrainState
 from suite.plan.second_objective import pareto
 from suite.record.attempts import counted, is_given_up
 from suite.record.cells import Trial, ended
