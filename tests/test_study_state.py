@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from suite.plan.cell_state import CellStatus, read_states
+from suite.plan.definition import store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
 from suite.record.folder import Home
@@ -100,6 +101,22 @@ def test_a_study_begins_where_that_of_another_task_ended(home: Home) -> None:
     ran = run_all(TrialQueue(alone, off, slots=1), off, score=score)
     rates = {spec.learning_rate for spec in ran if spec.number == 0 and spec.phase is Phase.SEARCH}
     assert len(rates) == 1, "both begin in the middle of the range"
+
+
+def test_a_study_may_begin_where_one_of_another_sweep_ended(home: Home) -> None:
+    def first(name: str, transfer: object) -> TrialSpec:
+        plan = planned({"transfer": transfer}, methods=[FULL], name=name)
+        store_definition(plan, home)
+        ran = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+        return next(spec for spec in ran if spec.phase is Phase.SEARCH)
+
+    first("one", True)
+    assert home.trial(first("two", True)).proposal() == {"from": "start"}
+    begun = first("three", "home")
+    told = home.trial(begun).proposal()
+    # Both others have the study, and each is named with its sweep.
+    assert [key.split("/")[0] for key in told["hint"]["studies"]] == ["one", "two"]
+    assert abs(math.log10(begun.learning_rate / 2e-4)) < 0.3
 
 
 def test_a_study_that_goes_on_keeps_confirm_runs_that_are_nearly_the_best(home: Home) -> None:

@@ -152,8 +152,10 @@ class SearchConfig(Strict):
         description="confirm the learning rate where the model of the curve is highest, or the one "
         "that was tried with the best score",
     )
-    transfer: bool = Field(
-        True, description="a study may begin where finished studies of other tasks were best"
+    transfer: Literal["home"] | bool = Field(
+        True,
+        description="a study may begin where finished studies of other tasks were best; "
+        "home = studies of other sweeps of the home too",
     )
     batch_sizes: list[Count] = Field(
         [],

@@ -6,14 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
-from suite.config.hashing import short_hash
-from suite.config.space import Near, load_space
-from suite.errors import UnknownNameError
 from suite.plan.contest import Contest, contests
-from suite.plan.curve_model import Hint
+from suite.plan.hints import link, studies_of
 from suite.plan.plan import Plan, PlannedCell
 from suite.plan.pretrain_state import PretrainState, read_pretrains
 from suite.plan.study import Study
@@ -389,16 +385,19 @@ class CellState:
         return found
 
 
-def read_states(plan: Plan, home: Home, *, outcomes: bool = False) -> dict[str, CellState]:
+def read_states(
+    plan: Plan, home: Home, *, outcomes: bool = False, others: Iterable[StudyState] = ()
+) -> dict[str, CellState]:
     """The state of every planned cell, from its trial folders, by key in the plan's order.
 
     Args:
         plan: The sweep.
         home: Where its trials are.
         outcomes: Whether to keep of each result only what other trials depend on.
+        others: Studies of other sweeps from which its studies may begin as well.
     """
     found = read_cells(home, plan.config.name)
-    return make_states(plan, home, plan.cells, found, outcomes=outcomes)
+    return make_states(plan, home, plan.cells, found, outcomes=outcomes, others=others)
 
 
 def make_states(
@@ -408,20 +407,22 @@ def make_states(
     found: Mapping[str, Cell],
     *,
     outcomes: bool = False,
+    others: Iterable[StudyState] = (),
 ) -> dict[str, CellState]:
     """The states of some cells of a plan, by key.
 
     Args:
         cells: Whole contests: of an architecture contest all cells, or none.
         found: Trials by key of the cell; those that are not of the plan are left out.
-        outcomes: The same as for `read_states`.
+        outcomes, others: The same as for `read_states`.
     """
     retries = plan.config.failures.retries
     pretrains = read_pretrains(plan, home)
     logged = read_looks(home, plan.config.name)
     states: dict[str, CellState] = {}
     cells = list(cells)
-    studies = _studies(plan, cells)
+    studies = studies_of(plan, cells)
+    link(studies.values(), others)
     for cell in cells:
         # An arm without a pretrain run has no hash, and nothing has the key "".
         pretrain = pretrains.get(cell.arm.pretrain or "")
@@ -450,55 +451,3 @@ def make_states(
         for member in contest.cells:
             states[member.cell.key].contest = contest
     return states
-
-
-def _studies(plan: Plan, cells: Iterable[PlannedCell]) -> dict[str, StudyState]:
-    """The study of every cell by its key; the architectures of a contest may share one."""
-    groups: dict[str, list[PlannedCell]] = {}
-    for cell in cells:
-        groups.setdefault(plan.study_of(cell), []).append(cell)
-    studies: dict[str, StudyState] = {}
-    by_model: dict[str, list[StudyState]] = {}
-    for members in groups.values():
-        study = StudyState(plan, tuple(members))
-        same_model = by_model.setdefault(_model_of(members[0]), [])
-        same_model.append(study)
-        study.neighbours = partial(_curves_beside, study, same_model)
-        for cell in members:
-            studies[cell.key] = study
-    return studies
-
-
-def _model_of(cell: PlannedCell) -> str:
-    """What studies have in common of which one may begin where another ended."""
-    return short_hash(cell.arm.model_dump(mode="json", exclude={"method", "architecture"}))
-
-
-def _curves_beside(study: StudyState, others: Iterable[StudyState]) -> list[tuple[str, Hint]]:
-    """Keys and curves of finished studies from which a study may begin, in the plan's order.
-
-    These are the studies of the same architectures on other tasks. While there are none, they are
-    those of the method that the search space names as near.
-    """
-    own = [cell.arm.key for cell in study.cells]
-    near = _near(study.cells[0].arm.method)
-    same: list[tuple[str, Hint]] = []
-    by_rule: list[tuple[str, Hint]] = []
-    for other in others:
-        if other is study or other.study.ended is None or other.model is None:
-            continue
-        curve = other.model.curve()
-        if [cell.arm.key for cell in other.cells] == own:
-            same.append((other.key, curve))
-        elif near is not None and other.cells[0].arm.method == near.method:
-            by_rule.append((other.key, curve.moved(near.times)))
-    return same or by_rule
-
-
-def _near(method: str) -> Near | None:
-    """The published rule about a method's learning rate; None where its search space has none."""
-    try:
-        return load_space(method).near
-    # A sweep may give range and architecture itself, and then there need not be a search space.
-    except UnknownNameError:
-        return None

@@ -13,6 +13,7 @@ from typing import Any
 from suite.plan.admission import Admission
 from suite.plan.cell_state import CellState, read_states
 from suite.plan.order import CellOrder
+from suite.plan.other_sweeps import studies_elsewhere
 from suite.plan.plan import Plan
 from suite.plan.pretrain_state import PretrainState
 from suite.plan.resources import Capacity
@@ -59,7 +60,8 @@ class TrialQueue:
         self.held_for = 0
         # Hosts that share one home have nothing to fetch.
         self.fetch: Callable[[TrialFolder], None] = lambda folder: None
-        self.states = read_states(plan, home, outcomes=True)
+        others = studies_elsewhere(plan, home)
+        self.states = read_states(plan, home, outcomes=True, others=others)
         self.pretrains: dict[str, PretrainState] = {}
         for state in self.states.values():
             if state.pretrain is not None:

@@ -66,6 +66,11 @@ class StudyState:
         return self.cells[0].key
 
     @property
+    def arms(self) -> list[str]:
+        """The keys of its arms: one for each architecture."""
+        return [cell.arm.key for cell in self.cells]
+
+    @property
     def point(self) -> float:
         """How much utility one point is."""
         return self.cells[0].task.point
@@ -234,8 +239,7 @@ class StudyState:
     def _levels(self, spec: TrialSpec) -> tuple[int, ...]:
         levels = []
         if len(self.cells) > 1:
-            keys = [cell.arm.key for cell in self.cells]
-            levels.append(keys.index(spec.arm.key))
+            levels.append(self.arms.index(spec.arm.key))
         if len(self.plan.batch_sizes) > 1:
             levels.append(self.plan.batch_sizes.index(spec.training.batch_size))
         return tuple(levels)
