@@ -312,6 +312,8 @@ def test_power_says_what_is_shown_in_four_cases_of_five() -> None:
     assert enough is not None and fewer is not None and enough <= 1.0 < fewer
     assert power_of(Spread(1.0, 0.0), seeds=1, pairs=1).shown is None
     assert power_of(Spread(1.0, 1.0), seeds=3, pairs=1).seeds_for_point is None, "items hide it"
+    looked = power_of(Spread(1.0, 0.0), seeds=5, pairs=1, looks=3)
+    assert looked == replace(power_of(Spread(1.0, 0.0), seeds=5, pairs=3), pairs=1)
     assert spread_of(evidence([[1.0], [2.0]])) is None
     known = spread_of(evidence([[1.0, 3.0], [2.0, 2.0]], items=3.0))
     assert known == Spread(1.0, 6.0)

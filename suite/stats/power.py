@@ -78,25 +78,27 @@ def spread_of(evidence: Evidence) -> Spread | None:
     return Spread(float(evidence.scores.var(1, ddof=1).mean()), float(items))
 
 
-def power_of(spread: Spread, *, seeds: int, pairs: int) -> Power:
+def power_of(spread: Spread, *, seeds: int, pairs: int, looks: float = 1) -> Power:
     """What `seeds` seeds could tell apart, and how many a difference of `POINT` takes.
 
     Args:
         spread: What varies.
         seeds: Seeds of every arm, 1 or more.
         pairs: Comparisons that are corrected together: A (A - 1) / 2 for the ranks of A arms.
+        looks: How often the test scores were looked at; every p-value is multiplied by it.
     """
+    error = (1 - LEVEL) / (pairs * looks)
     shown = None
     if seeds > 1:
-        shown = _shown(spread, seeds, pairs)
+        shown = _shown(spread, seeds, error)
     # More seeds never show less, so the least number is found by halving.
     enough = None
     low = 1
     high = MOST_SEEDS
-    if _shown(spread, high, pairs) <= POINT:
+    if _shown(spread, high, error) <= POINT:
         while high - low > 1:
             middle = (low + high) // 2
-            if _shown(spread, middle, pairs) <= POINT:
+            if _shown(spread, middle, error) <= POINT:
                 high = middle
             else:
                 low = middle
@@ -104,11 +106,14 @@ def power_of(spread: Spread, *, seeds: int, pairs: int) -> Power:
     return Power(seeds, pairs, shown, enough)
 
 
-def _shown(spread: Spread, seeds: int, pairs: int) -> float:
-    """The least difference that is shown in 80% of cases with this many seeds, 2 or more."""
+def _shown(spread: Spread, seeds: int, error: float) -> float:
+    """The least difference that is shown in 80% of cases with this many seeds, 2 or more.
+
+    `error` is the level that the correction leaves to the hardest comparison.
+    """
     variance = 2 * spread.seeds / seeds
     # Satterthwaite's degrees of freedom for two equal variances are twice those of one.
     df = (seeds - 1) * (1 + OWN)
-    level = half_width(spread.items, variance, df, error=(1 - LEVEL) / pairs)
+    level = half_width(spread.items, variance, df, error=error)
     # The error exceeds this in one direction in 20% of cases, so in both in 40%.
     return level + half_width(spread.items, variance, df, error=2 * (1 - POWER))
