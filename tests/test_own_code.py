@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+import suite as package
 from suite.backbones.code import code_digest
 from suite.backbones.loading import build, identity, load_tokenizer, resolve
 from suite.cli.arms import make_arm
@@ -21,7 +22,16 @@ from suite.config.sweep_files import load_sweep
 from suite.config.trust import TRUSTED, trusting
 from suite.errors import BackboneError, ConfigError
 from suite.export import export
+from suite.export.base import open_base
 from suite.export.card import Facts
+from suite.export.description import (
+    FILE,
+    BasePlace,
+    Description,
+    Format,
+    head_fields,
+    read_description,
+)
 from suite.plan.definition import read_plan, store_definition
 from suite.plan.plan import PlannedCell
 from suite.record.folder import Home, TrialFolder
@@ -215,3 +225,66 @@ def test_an_arm_with_code_of_its_own_is_not_exported(tmp_path: Path, own: Path) 
     assert not (tmp_path / "out").exists()
     with pytest.raises(BackboneError, match="allow it again"):
         restore(TrialFolder(folder.path), home)
+
+
+# Folders that say of themselves that `suite export` wrote them
+
+
+def describe(folder: Path, form: Format, base: BasePlace) -> Path:
+    """Make an exported model of the checkpoint `folder`, as somebody else could; returns its folder."""
+    place = folder
+    if base == "copy":
+        place = folder.rename(folder.with_name("base")).parent
+    Description(
+        format=form,
+        base=base,
+        base_identity={},
+        arm=Arm(backbone=BackboneChoice(name="bert-base", tokenizer="bytes"), method="full"),
+        head=head_fields(head_of("bert")),
+        dtype="float32",
+        task="agreement",
+        trial="0" * 16,
+        seed=0,
+    ).write(place)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("form", "base"),
+    [("transformers", "none"), ("peft", "copy"), ("suite", "copy"), ("suite", "none")],
+)
+def test_code_of_an_exported_folder_does_not_run(
+    suite: Suite, own: Path, form: Format, base: BasePlace
+) -> None:
+    folder = describe(own, form, base)
+    with pytest.raises(BackboneError, match=r"brings code of its own \(modeling_own.OwnBert\)"):
+        package.load(folder)
+    code, _, err = suite("lm-eval", folder, "--home", own.parent)
+    assert (code, "brings code of its own" in err) == (2, True), err
+    assert not (own.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("base", ["none", "name"])
+def test_an_exported_folder_cannot_trust_itself_nor_its_base(own: Path, base: BasePlace) -> None:
+    folder = describe(own, "transformers", base)
+    described = json.loads((folder / FILE).read_text())
+    described["arm"]["backbone"] |= {
+        "name": str(own),
+        "revision": code_digest(own),
+        "trust_remote_code": True,
+    }
+    (folder / FILE).write_text(json.dumps(described))
+    with pytest.raises(ConfigError, match="whoever starts the run decides whose code it runs"):
+        package.load(folder)
+    described["arm"]["backbone"] |= {"revision": "main", "trust_remote_code": False}
+    (folder / FILE).write_text(json.dumps(described))
+    with pytest.raises(BackboneError, match="brings code of its own"):
+        package.load(folder)
+    assert not (own.parent / "ran").exists()
+
+
+def test_whoever_loads_an_exported_folder_can_trust_its_code(own: Path) -> None:
+    folder = describe(own, "transformers", "none")
+    with trusting([f"{folder}@{code_digest(folder)}"]):
+        base = open_base(read_description(folder), folder)
+        assert getattr(build(base, head_of("bert")), "own", False)

@@ -127,6 +127,28 @@ def resolve(
     return resolved
 
 
+def resolve_folder(
+    choice: BackboneChoice, folder: Path, *, origin: Literal["folder", "random"]
+) -> ResolvedBackbone:
+    """Describe the backbone of a folder that somebody else may have made; read no weights.
+
+    Args:
+        choice: The backbone, trusted or not by whoever runs this, never by the folder.
+        folder: Holds `config.json`.
+        origin: Whether the weights lie there too, or the caller has them.
+
+    Raises:
+        BackboneError: The configuration cannot be read, or names code that nobody trusts.
+    """
+    raw = sources.read_config(folder)
+    where = f"{folder}: "
+    family = _family_of(raw["model_type"], where=where)
+    # for random weights too, because code may also make a model without any
+    check_code(choice, raw, folder=folder, where="")
+    config = _config_of(choice, raw, "folder", str(folder), where=where)
+    return ResolvedBackbone(choice, family, config, origin, str(folder))
+
+
 def build(
     resolved: ResolvedBackbone, head: Head, *, meta: bool = False, random_start: bool = False
 ) -> PreTrainedModel:

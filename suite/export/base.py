@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from suite.backbones import families
-from suite.backbones.base import Family
-from suite.backbones.loading import ResolvedBackbone, build, identity, resolve
+from suite.backbones.loading import ResolvedBackbone, build, identity, resolve, resolve_folder
 from suite.backbones.presets import PRESETS
+from suite.config.trust import with_trust
 from suite.errors import BackboneError
 from suite.export.description import BASE, Description
 from suite.train.restore import Restored
@@ -91,7 +90,7 @@ def _named(description: Description, folder: Path) -> ResolvedBackbone:
     # The exported folder holds the tokenizer: its name may be a folder of another machine.
     if choice.tokenizer not in (None, "bytes"):
         changes["tokenizer"] = str(folder)
-    resolved = resolve(choice.model_copy(update=changes))
+    resolved = resolve(with_trust(choice.model_copy(update=changes), where=str(folder)))
     found = identity(resolved)
     # A package has no commit, so the digest of its files tells versions apart.
     if found.get("sha256") != wanted.get("sha256"):
@@ -106,15 +105,8 @@ def _named(description: Description, folder: Path) -> ResolvedBackbone:
 def _described(
     description: Description, folder: Path, *, origin: Literal["folder", "random"]
 ) -> ResolvedBackbone:
-    # Somebody else may have made the folder: no code of it runs.
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    family = _family_of(config.model_type)
-    return ResolvedBackbone(description.arm.backbone, family, config, origin, str(folder))
-
-
-def _family_of(model_type: str) -> Family:
-    for name in families.names():
-        family = families.get(name)()
-        if model_type in family.model_types:
-            return family
-    raise BackboneError(f"model type {model_type!r} belongs to no family")
+    # Only whoever calls this can trust the folder's code, by the folder's path. What `suite.json`
+    # says of the backbone was written by whoever made the folder.
+    changes = {"name": str(folder), "revision": "main", "config": None}
+    choice = with_trust(description.arm.backbone.model_copy(update=changes), where=str(folder))
+    return resolve_folder(choice, folder, origin=origin)

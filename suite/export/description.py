@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from suite.backbones.heads import Head
 from suite.config.arm import Arm
+from suite.config.trust import refuse_trust
 from suite.errors import ConfigError
 from suite.files import write_json
 from suite.meters.record import Record
@@ -69,7 +70,8 @@ def read_description(folder: Path) -> Description:
     """Read the description that `suite export` wrote.
 
     Raises:
-        ConfigError: The folder holds none, or one of another version of the suite.
+        ConfigError: The folder holds none, one of another version of the suite, or one that trusts
+            code.
     """
     expected = "expected a folder that `suite export` wrote"
     try:
@@ -88,4 +90,6 @@ def read_description(folder: Path) -> Description:
             f"{folder / FILE}: got schema version {description.schema_version}, expected"
             f" {SCHEMA_VERSION}; load it with the version of the suite that wrote it"
         )
+    # A folder cannot vouch for its own code, nor for that of its base.
+    refuse_trust(description.arm.backbone.model_dump(), where=str(folder / FILE))
     return description

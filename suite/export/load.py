@@ -19,15 +19,17 @@ def load(folder: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer.
 
     The model is in evaluation mode, on the CPU, in the precision that it was trained in. Nothing
-    is unpickled and no code of the folder runs. A base that is not in the folder comes from the
-    hub's cache, the hub or a Python package, at the revision that was trained on.
+    is unpickled. No code of the folder runs, unless the caller names it by `FOLDER@DIGEST` in
+    `suite.config.trust.trusting`. A base that is not in the folder comes from the hub's cache, the
+    hub or a Python package, at the revision that was trained on.
 
     Args:
         folder: A folder that `suite export` wrote.
 
     Raises:
         ConfigError: It is not such a folder.
-        BackboneError: The base cannot be found, or is not the one that was trained on.
+        BackboneError: The base cannot be found, is not the one that was trained on, or brings code
+            that the caller does not trust.
         CheckpointError: The tensors do not fit.
     """
     folder = Path(folder)
