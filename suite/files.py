@@ -50,6 +50,16 @@ def write_atomic(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def sqlite_uri(path: Path) -> str:
+    """The URI of an sqlite file: `sqlite:////ABSOLUTE/PATH`, `?`, `#` and `%` as `%3F` and so on.
+
+    Source: SQLAlchemy 2.1 decodes the path of a URI and ends it at a `?`.
+    """
+    # Other characters stay readable: SQLAlchemy and MLflow take them as they are.
+    quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3F").replace("#", "%23")
+    return f"sqlite:///{quoted}"
+
+
 def kept_folder(kind: str) -> Path:
     """The user's folder for what takes long to compute and can be computed again."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -10,10 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from suite.errors import TrackingError
 from suite.record.folder import Home
 from suite.tracking import open_store, resolve_uri, sync
+from suite.tracking.store import sqlite_path
 from tests.records import make_home, make_store
 
 
@@ -26,6 +29,21 @@ def test_the_uri_is_the_given_one_then_the_environments_then_the_homes(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mine.db")
     assert resolve_uri(Home(Path("runs"))) == f"sqlite:///{tmp_path}/mine.db"
     assert resolve_uri(Home(Path("runs")), "http://host:5000") == "http://host:5000"
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a%b", "a%20b"])
+def test_a_database_lies_in_its_home_whatever_the_name_of_the_home(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name / "mlflow.db"
+    uri = resolve_uri(Home(path.parent))
+    assert sqlite_path(uri) == path and resolve_uri(Home(tmp_path), uri) == uri
+    path.parent.mkdir()
+    with create_engine(uri, poolclass=NullPool).connect() as connection:
+        connection.execute(text("CREATE TABLE made_by_sqlalchemy (x INTEGER)"))
+    assert [str(found.relative_to(tmp_path)) for found in tmp_path.rglob("*.db")] == [
+        f"{name}/mlflow.db"
+    ]
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"])

@@ -22,6 +22,7 @@ from suite.errors import TrackingError
 from suite.plan.optuna_trials import quiet
 from suite.redact import redact
 from suite.tracking.optuna_mirror import database_url, explained, journal_path
+from suite.tracking.store import sqlite_path
 
 REMEDY = "docs/stores.md; the sweep does not wait for it, suite sync --optuna catches up later"
 VERSION = "alembic_version"
@@ -75,8 +76,8 @@ def _unwritable(path: Path) -> Finding | None:
 
 def _database(url: str) -> Finding:
     """Check connection, tables, the version of the schema, and whether a row can be written."""
-    if url.startswith("sqlite:"):
-        path = Path(url.removeprefix("sqlite:///"))
+    path = sqlite_path(url)
+    if path is not None:
         if not path.exists():
             return _none_yet(path)
         if (why := _unwritable(path)) is not None:

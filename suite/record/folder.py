@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from suite.errors import ConfigError
-from suite.files import write_atomic, write_json
+from suite.files import sqlite_uri, write_atomic, write_json
 from suite.record.result import EpochRecord, FailureRecord, TrialResult, damage, unreadable
 from suite.record.spec import Phase, TrialSpec
 
@@ -193,7 +193,7 @@ class Home:
     def tracking_uri(self) -> str:
         """The default MLflow store: sqlite, written by the driver alone."""
         # The path is absolute, so the address means the same from every working directory.
-        return f"sqlite:///{(self.path / 'mlflow.db').resolve()}"
+        return sqlite_uri((self.path / "mlflow.db").resolve())
 
     def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
         # A hash alone does not tell the phase; callers that have one mean a trial of a sweep.

@@ -27,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from suite.errors import SuiteError, TrackingError
+from suite.files import sqlite_uri
 from suite.plan.cell_state import read_states
 from suite.plan.definition import known_plan, sweeps
 from suite.plan.optuna_trials import NAME, distribution_of, quiet
@@ -40,6 +41,7 @@ from suite.storage.databases import check_local, with_deadlines, with_driver
 from suite.storage.identity import home_id
 from suite.tracking.encode import result_digest
 from suite.tracking.follower import Follower
+from suite.tracking.store import sqlite_path
 
 LOCK_TIMEOUT_S = 60.0
 HASH = "suite.trial"
@@ -107,8 +109,9 @@ def open_storage(url: str) -> BaseStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(path)))
     url = database_url(url)
-    if url.startswith("sqlite:"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    file = sqlite_path(url)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
     # No pool: connections that wait for the next sync would count against the server's limit.
     return RDBStorage(url, engine_kwargs={"poolclass": NullPool})
 
@@ -134,10 +137,10 @@ def database_url(url: str) -> str:
             "sqlite:///PATH or journal:///PATH"
         )
     url = with_deadlines(with_driver(url))
-    if url.startswith("sqlite:"):
-        path = Path(url.removeprefix("sqlite:///")).resolve()
+    path = sqlite_path(url)
+    if path is not None:
         check_local(path, option="--optuna")
-        url = f"sqlite:///{path}"
+        url = sqlite_uri(path)
         # The look for MLflow's tables below would make an empty file.
         if not path.exists():
             return url

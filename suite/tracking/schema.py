@@ -19,6 +19,7 @@ from sqlalchemy.exc import DatabaseError, DisconnectionError
 from sqlalchemy.pool import NullPool, Pool
 
 from suite.errors import TrackingError
+from suite.files import sqlite_uri
 from suite.storage.databases import check_local
 
 LOCK_TIMEOUT_S = 120.0
@@ -105,11 +106,6 @@ def newest_revision() -> str:
 
     folder = Path(mlflow.__file__).parent / "store" / "db_migrations"
     return str(ScriptDirectory(str(folder)).get_current_head())
-
-
-def sqlite_uri(path: Path) -> str:
-    """The URI of an sqlite file, as MLflow and SQLAlchemy write it."""
-    return f"sqlite:///{path}"
 
 
 @contextmanager

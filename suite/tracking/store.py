@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from suite.errors import TrackingError
-from suite.files import replacing
+from suite.files import replacing, sqlite_uri
 from suite.record.folder import Home
 from suite.redact import redact
 from suite.storage.databases import check_local, with_deadlines, with_driver
@@ -125,7 +125,7 @@ def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = Fa
         return with_driver(chosen)
     if write:
         check_local(path)
-    return f"sqlite:///{path}"
+    return sqlite_uri(path)
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -141,7 +141,8 @@ def sqlite_path(uri: str) -> Path | None:
         raise TrackingError(
             f"tracking store {uri!r}: expected sqlite:///PATH.db, a database with a file"
         )
-    return Path(name).resolve()
+    # What follows a `?` are options of the connection, not of the path.
+    return Path(unquote(name.partition("?")[0])).resolve()
 
 
 def without_password(uri: str) -> str:
