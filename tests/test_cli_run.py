@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from suite.config.sweep_files import load_sweep
 from suite.errors import ConfigError, IncompatibleError, SuiteError, UnknownNameError
 from suite.meters.record import PhaseRecord
 from suite.plan.cell_state import read_states
-from suite.plan.events import Outcome
+from suite.plan.events import Listener, Outcome
 from suite.plan.plan import make_plan
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from tests.commands import Suite, shell, suite
+from tests.records import make_home
 
 __all__ = ["suite"]
 ROOT = Path(__file__).parents[1]
@@ -232,6 +234,28 @@ def test_the_exit_code_says_how_a_sweep_ended(
     ended, out, err = suite("run", "quickstart", "--home", "h")
     assert (ended, out) == (code, "")
     assert said in err
+
+
+def test_a_sweep_without_tracking_ends_in_a_line_that_says_so_and_in_code_1(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object, listeners: Sequence[Listener], **__: object) -> Outcome:
+        for follower in listeners[1:]:
+            follower.patience_s = 0.5  # type: ignore[attr-defined]
+            follower.on_start(None, {})  # type: ignore[arg-type]
+            follower.on_end(Outcome(4, ()))
+        return Outcome(4, ())
+
+    monkeypatch.setattr("suite.tune.driver.run_sweep", ended)
+    store = tmp_path / "mlflow.db"
+    store.write_text("no database " * 100)
+    home = make_home(tmp_path / "h", ["lora"], ["agreement"], trials=1, seeds=[1]).path
+    options = ["--home", home, "--tracking-uri", f"sqlite:///{store}"]
+    code, _, err = suite("run", "quickstart", *options)
+    last = err.splitlines()[-1]
+    assert code == 1
+    assert "MLflow has nothing of this sweep" in last and "not a usable sqlite database" in last
+    assert f"suite sync --home {home} --tracking-uri sqlite:///{store}" in last
 
 
 def test_a_sweep_is_found_by_path_and_by_name() -> None:

@@ -23,6 +23,7 @@ from suite.errors import TrackingError
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import Status
 from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows, writer
+from suite.tracking.follower import Follower
 from suite.tracking.progress import Progress
 from suite.tracking.store import Store, StoredRun, key_name
 from suite.tracking.writer import Syncer
@@ -413,6 +414,30 @@ def test_a_silent_server_delays_nothing_and_the_listener_says_what_is_left(home:
         listener.on_end(None)
         assert time.monotonic() - start < 5
     assert said[-1] == "MLflow is behind by 2 trials; run: suite sync"
+
+
+class Defective(Follower):
+    """A store whose library raises what nobody foresaw."""
+
+    def bring_up_to_date(self) -> str | None:
+        raise KeyError("no such revision, password=marked-secret")
+
+
+def test_whatever_ends_an_attempt_is_told_in_one_line_and_tried_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said: list[str] = []
+    follower = Defective("MLflow", say=said.append, patience_s=0.3, retry_s=(0.05, 0.1))
+    assert follower.never_worked is None, "nothing was tried yet"
+    follower.on_start(None, {})
+    wait_until(lambda: said)
+    assert follower._thread.is_alive()
+    follower.on_end(None)
+    assert said[0].startswith("MLflow: KeyError: 'no such revision, password=***")
+    assert "test_tracking.py:" in said[0] and "the sweep goes on" in said[0]
+    assert said[1:] == ["MLflow is behind (it was never reached); run: suite sync"]
+    assert "KeyError" in (follower.never_worked or "")
+    assert capfd.readouterr().err == "", "no traceback of a thread"
 
 
 def free_port() -> int:

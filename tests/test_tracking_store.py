@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from suite.errors import TrackingError
 from suite.record.folder import Home
-from suite.tracking import open_store, resolve_uri, sync
+from suite.tracking import leaderboard, open_store, resolve_uri, sync
 from suite.tracking.store import sqlite_path
 from tests.records import make_home, make_store
 
@@ -117,3 +117,77 @@ def test_processes_that_open_a_fresh_database_together_all_succeed(tmp_path: Pat
 def test_importing_the_package_imports_neither_mlflow_nor_pandas() -> None:
     code = "import sys, suite.tracking; sys.exit(bool({'mlflow', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+HALF = """
+import sys
+import sqlalchemy
+from alembic import command
+from mlflow.store.db.utils import _get_alembic_config
+from mlflow.store.tracking.dbmodels.initial_models import Base
+
+first, middle = sys.argv[1:]
+for uri in (first, middle):
+    Base.metadata.create_all(sqlalchemy.create_engine(uri))
+command.upgrade(_get_alembic_config(middle), "7ac759974ad8")
+"""
+
+
+def test_a_database_whose_tables_were_never_finished_is_kept_aside_and_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = make_home(tmp_path / "home", ["lora"], ["agreement"], trials=1, seeds=[1])
+    uris = [f"sqlite:///{tmp_path}/first.db", home.tracking_uri]
+    subprocess.run([sys.executable, "-c", HALF, *uris], check=True, capture_output=True)
+    for uri in uris:
+        with pytest.raises(TrackingError, match=r"was killed while it made the tables.*suite sync"):
+            leaderboard(uri)
+        assert sync(home, tracking_uri=uri).unreachable is None
+        assert len(leaderboard(uri)) == 1
+    assert "kept as mlflow-half-made.db" in caplog.text
+    assert (tmp_path / "first-half-made.db").exists()
+    assert (home.path / "mlflow-half-made.db").exists()
+
+
+KILLED = """
+import os, signal, sys
+import mlflow.store.tracking.sqlalchemy_store
+from sqlalchemy import Engine, event
+from suite.tracking import open_store
+
+def killed_at(number):
+    left = [number]
+    def count(*_):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+    event.listen(Engine, "before_cursor_execute", count)
+
+for number in (60, 600):
+    child = os.fork()
+    if child == 0:
+        killed_at(number)
+        open_store(sys.argv[1])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, number
+    assert not os.path.exists(sys.argv[2]), number
+open_store(sys.argv[1]).experiment("x")
+"""
+
+
+def test_a_kill_while_the_tables_are_made_leaves_no_half_made_database(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    subprocess.run([sys.executable, "-c", KILLED, f"sqlite:///{path}", path], check=True)
+    assert list(open_store(f"sqlite:///{path}", create=False).experiments()) == ["x"]
+    assert not list(tmp_path.glob(".*")), "what the kills left is gone"
+
+
+def test_the_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE mine (a)")
+        connection.execute("INSERT INTO mine VALUES (1)")
+    before = path.read_bytes()
+    with pytest.raises(TrackingError, match="tables of another program"):
+        open_store(f"sqlite:///{path}")
+    assert path.read_bytes() == before

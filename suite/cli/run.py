@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,6 +35,7 @@ from suite.errors import SuiteError, UnknownNameError
 if TYPE_CHECKING:
     from suite.config.sweep import SweepConfig
     from suite.plan.events import Outcome
+    from suite.tracking.follower import Follower
 
 STOPPED = 130
 TERMINATED = 143
@@ -90,7 +92,8 @@ def run(
         insecure=insecure,
         optuna=optuna,
     )
-    outcome = _run(config, asked, retry_given_up=retry_given_up)
+    followers = _followers(config, asked)
+    outcome = _run(config, asked, followers, retry_given_up=retry_given_up)
     # An interrupted sweep has a leaderboard too, of the cells that are done.
     if any(cell.done for cell in outcome.cells):
         _show_leaderboard(config, asked, fmt)
@@ -98,7 +101,7 @@ def run(
             # Only of a whole sweep: the report of an interrupted one is out of date soon.
             _attach_report(config, asked)
     # Last, because it decides the exit code, and the last lines are the ones that are read.
-    _say_how_it_ended(config, outcome, asked)
+    _say_how_it_ended(config, outcome, asked, followers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,16 @@ class Asked:
         return shlex.join(words)
 
     @property
+    def sync_command(self) -> str:
+        """The command that brings MLflow and Optuna up to date later, quoted for a shell."""
+        words = ["suite", "sync", *self.home_option]
+        if self.tracking_uri is not None:
+            words += ["--tracking-uri", self.tracking_uri]
+        if self.optuna is not None and self.optuna != os.environ.get("SUITE_OPTUNA"):
+            words += ["--optuna", self.optuna]
+        return shlex.join(words)
+
+    @property
     def home_option(self) -> list[str]:
         # A short command is easier to read and to type.
         if self.home == DEFAULT_HOME:
@@ -175,32 +188,39 @@ def find_sweep(given: str) -> Path:
     raise UnknownNameError("sweep", given, [*known, *files], where=where)
 
 
-def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Outcome:
+def _followers(config: SweepConfig, asked: Asked) -> list[Follower]:
+    """What brings MLflow up to date while the sweep runs, and Optuna's storage where asked to."""
+    from suite.record.folder import Home
+    from suite.tracking.listener import TrackingListener
+    from suite.tracking.store import resolve_uri
+
+    home = Home(asked.home)
+    uri = resolve_uri(home, asked.tracking_uri, write=True)
+    followers: list[Follower] = [TrackingListener(home, uri, sweep=config.name)]
+    if asked.optuna is not None:
+        from suite.tracking.optuna_mirror import OptunaFollower
+
+        followers.append(OptunaFollower(home, asked.optuna, sweep=config.name))
+    return followers
+
+
+def _run(
+    config: SweepConfig, asked: Asked, followers: Sequence[Follower], *, retry_given_up: bool
+) -> Outcome:
     """Run the sweep while the live table and MLflow listen."""
     from suite.cli.live import board
     from suite.cluster.access import require_token
     from suite.record.folder import Home
-    from suite.tracking.listener import TrackingListener
-    from suite.tracking.store import resolve_uri
     from suite.tune.driver import run_sweep
 
     # A cluster without a token runs anybody's code: ask before Ray connects.
     if asked.address is not None and not asked.insecure:
         require_token(asked.address)
-    home = Home(asked.home)
-    # MLflow follows the run, so that results are there before the sweep ends.
-    followers: list[Any] = [
-        TrackingListener(home, resolve_uri(home, asked.tracking_uri, write=True), sweep=config.name)
-    ]
-    if asked.optuna is not None:
-        from suite.tracking.optuna_mirror import OptunaFollower
-
-        followers.append(OptunaFollower(home, asked.optuna, sweep=config.name))
     try:
         with render.stdout_for_result(), board() as shown:
             return run_sweep(
                 config,
-                home=home,
+                home=Home(asked.home),
                 listeners=[shown, *followers],
                 data_root=asked.data_root,
                 address=asked.address,
@@ -240,7 +260,9 @@ def _attach_report(config: SweepConfig, asked: Asked) -> None:
     attach(Home(asked.home), asked.tracking_uri, config.name)
 
 
-def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> None:
+def _say_how_it_ended(
+    config: SweepConfig, outcome: Outcome, asked: Asked, followers: Sequence[Follower]
+) -> None:
     """Say what went wrong, or what to type next; exit with 1 if anything has no result."""
     here = shlex.join([*asked.home_option, "--sweep", config.name])
     # Neither cells without a result nor hints matter to somebody who stopped it.
@@ -273,6 +295,14 @@ def _say_how_it_ended(config: SweepConfig, outcome: Outcome, asked: Asked) -> No
             f"cells without a result: {len(outcome.failed)}; causes and logs: suite status {here}",
             file=sys.stderr,
         )
+    lost_views = [follower for follower in followers if follower.never_worked is not None]
+    for follower in lost_views:
+        print(
+            f"{follower.name} has nothing of this sweep: {follower.never_worked}. Every trial is "
+            f"kept in {asked.home}; mend this, then: {asked.sync_command}",
+            file=sys.stderr,
+        )
+    if outcome.failed or lost_views:
         raise typer.Exit(1)
     hints = {
         f"suite leaderboard {here} --sort energy": "the same by cost; also memory, trainable",

@@ -9,20 +9,24 @@ import contextlib
 import math
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from suite.clock import CLOCK
+from suite.plan.events import Listener
 from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
+from suite.redact import redact
+
+MAX_PROBLEM_CHARS = 500
 
 
-class Follower:
+class Follower(Listener):
     """Base of listeners that bring a store up to date.
 
     The end of a trial wakes the thread, which then looks at the home. While the store is away, it
     tries again, ever less often. What is left at the end is up to the next run or to `suite sync`.
-    The methods `on_...` are those of `suite.plan.events.Listener`.
 
     Args:
         name: Name of the store, for messages.
@@ -51,6 +55,7 @@ class Follower:
         self._ended = threading.Event()
         # This tells "late by some trials" from "was never there at all".
         self._reached = False
+        self._problem: str | None = None
         self._warned = False
         self._deadline_s = math.inf
         # A daemon, so that a store that hangs cannot keep the process from ending.
@@ -71,15 +76,17 @@ class Follower:
         with self._lock:
             return len(self._behind)
 
+    @property
+    def never_worked(self) -> str | None:
+        """Why nothing at all was written; None where something was, or there was nothing to do."""
+        was_started = self._thread.ident is not None
+        if self._reached or not was_started:
+            return None
+        return self._problem or f"no answer within {self.patience_s:.0f} s"
+
     def on_start(self, plan: Any, cells: Any) -> None:
         self.prepare()
         self._start()
-
-    def on_trial_start(self, spec: TrialSpec) -> None: ...
-
-    def on_epoch(self, spec: TrialSpec, record: Any) -> None: ...
-
-    def on_trial_retry(self, spec: TrialSpec, failure: Any) -> None: ...
 
     def on_trial_end(self, spec: TrialSpec, result: TrialResult | None) -> None:
         # A trial that ran out of retries has no result: nothing to write until it runs again.
@@ -97,11 +104,12 @@ class Follower:
         self._ended.set()
         self._start()
         self._thread.join(self.patience_s)
-        if self.behind or not self._reached:
-            late = "(it was never reached)"
-            if self.behind:
-                late = f"by {self.behind} trials"
-            self._say(f"{self.name} is behind {late}; run: suite sync")
+        if self.behind:
+            self._say(f"{self.name} is behind by {self.behind} trials; run: suite sync")
+        elif not self._reached:
+            self._say(f"{self.name} is behind (it was never reached); run: suite sync")
+        elif self._thread.is_alive():
+            self._say(f"{self.name} is behind (its last sync is not over); run: suite sync")
 
     def _start(self) -> None:
         with self._lock:
@@ -137,12 +145,24 @@ class Follower:
         with self._lock:
             # Only what had ended before the attempt is surely written by it.
             due = set(self._behind)
-        problem = self.bring_up_to_date()
+        problem = self._written()
+        self._problem = problem
         if problem is None:
             with self._lock:
                 self._behind -= due
             self._reached = True
         return problem
+
+    def _written(self) -> str | None:
+        try:
+            return self.bring_up_to_date()
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, it would end this thread, and nobody would see that the store is
+            # behind. The place is told, because only a defect of ours or of the store's library
+            # gets here.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(f"{type(error).__name__}: {redact(error)}".split())
+            return f"{self.name}: {text[:MAX_PROBLEM_CHARS]} ({place.filename}:{place.lineno})"
 
     def _warn(self, problem: str) -> None:
         """Say once what is wrong; every further attempt fails for the same reason."""

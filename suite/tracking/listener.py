@@ -51,26 +51,29 @@ class TrackingListener(Follower):
         load_mlflow()
 
     def bring_up_to_date(self) -> str | None:
-        """Write what is lacking.
-
-        After a problem the syncer is dropped, so that the next attempt looks at the store afresh.
-        """
+        """Write what is lacking, and return why that failed, as `Follower` describes."""
         # The end of the sweep ends the pause.
         CLOCK.wait(self._ended, max(0.0, self._pause_until_s - CLOCK.now_s()))
         began_s = CLOCK.now_s()
+        known = self._syncer
+        # Put back after success alone: whatever goes wrong below, the next attempt looks afresh.
+        self._syncer = None
         try:
             # A syncer remembers what the store has, which saves the searches of each further sync.
-            syncer = self._syncer or Syncer(self.home, open_store(self.tracking_uri))
-            problem = syncer.run(self.sweep).unreachable
+            syncer = known or Syncer(self.home, open_store(self.tracking_uri))
+            problem = syncer.run(self.sweep, step=self._note_step).unreachable
         except SuiteError as error:
-            problem = str(error)
+            return str(error)
         if problem is not None:
-            self._syncer = None
             return problem
         # The first sync may write a whole home and says nothing about the next, so no pause follows
         # it.
-        if self._syncer is not None:
+        if known is not None:
             took_s = CLOCK.now_s() - began_s
             self._pause_until_s = CLOCK.now_s() + took_s * (1 / SHARE - 1)
         self._syncer = syncer
         return None
+
+    def _note_step(self, *_: int) -> None:
+        # A home of many trials takes minutes: a sweep that ends meanwhile was not without MLflow.
+        self._reached = True

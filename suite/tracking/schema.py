@@ -6,23 +6,31 @@ Drivers that meet at an empty database would each make the tables, and all but o
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event, inspect, literal, select, table, text
 from sqlalchemy.exc import DatabaseError, DisconnectionError
 from sqlalchemy.pool import NullPool, Pool
 
 from suite.errors import TrackingError
-from suite.files import sqlite_uri
+from suite.files import replacing, sqlite_uri
 from suite.storage.databases import check_local
 
+log = logging.getLogger(__name__)
+
 LOCK_TIMEOUT_S = 120.0
+SIDE_FILES = ("-wal", "-shm", "-journal")
+"""Suffixes of the files that sqlite keeps beside a database."""
+FILLED_BY_MLFLOW = ("alembic_version", "workspaces")
+"""Tables that have a row although nothing was tracked yet."""
 SCHEMA_LOCK = 5_217_340_991_245
 """The number of PostgreSQL's advisory lock: any number that nobody else uses."""
 
@@ -30,16 +38,25 @@ SCHEMA_LOCK = 5_217_340_991_245
 def prepare_sqlite(path: Path) -> None:
     """Make the file and MLflow's tables where there are none.
 
+    The tables are made in a file beside, which takes the name when it is whole: MLflow makes them
+    in many transactions, and cannot go on from the middle. A half-made file, as `mlflow server`
+    leaves it when it is killed in its first seconds, is kept aside under another name.
+
     Raises:
-        TrackingError: The file cannot be opened, is no database, lies on a network file system,
-            or another process holds it for too long.
+        TrackingError: The file cannot be opened, is no database, has tables of another program,
+            lies on a network file system, or another process holds it for too long.
     """
     check_local(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Beside the database, so that processes of all homes that share it wait for one another.
         with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
-            _prepare(sqlite_uri(path))
+            # Asked under the lock: the process before may just have made the tables.
+            if not path.exists() or revision(sqlite_uri(path)) != newest_revision():
+                _make_whole(path)
+            # Readers do not wait for a writer, nor a writer for readers. The file remembers this.
+            with _engine(sqlite_uri(path)) as engine, engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     except Timeout:
         raise TrackingError(
             f"{path}.lock: another process has held it for {LOCK_TIMEOUT_S:.0f} s; "
@@ -47,6 +64,75 @@ def prepare_sqlite(path: Path) -> None:
         ) from None
     except OSError as error:
         raise TrackingError(f"{path}: cannot be opened: {error}") from error
+
+
+def is_half_made(path: Path) -> bool:
+    """Whether a file without the newest revision is one whose tables were never finished.
+
+    Nothing was tracked in such a file, while the database of another MLflow, or of another
+    program, has rows.
+    """
+    with _engine(sqlite_uri(path)) as engine, engine.connect() as connection:
+        tables = inspect(connection).get_table_names()
+        for name in set(tables) - set(FILLED_BY_MLFLOW):
+            query = select(literal(1)).select_from(table(name)).limit(1)
+            if connection.execute(query).first() is not None:
+                return False
+    # An empty file is no half: sqlite makes one of every name that it is asked for.
+    return bool(tables)
+
+
+def _make_whole(path: Path) -> None:
+    """Make the tables, unless those of another MLflow are there, which the caller refuses.
+
+    Raises:
+        TrackingError: The file has the tables of another program.
+    """
+    if path.exists() and is_half_made(path):
+        _set_aside(path)
+    if not path.exists() or _is_empty(path):
+        _make_file(path)
+    elif revision(sqlite_uri(path)) is None:
+        raise TrackingError(
+            f"{path}: got a database with the tables of another program, expected MLflow's or "
+            "none; name another file"
+        )
+
+
+def _is_empty(path: Path) -> bool:
+    with _engine(sqlite_uri(path)) as engine:
+        return not inspect(engine).get_table_names()
+
+
+def _set_aside(path: Path) -> None:
+    aside = path.with_name(f"{path.stem}-half-made{path.suffix}")
+    # The file first: without its journal it may not be readable, and nobody could tell what it is.
+    for suffix in ("", *SIDE_FILES):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+    log.warning(
+        "%s: MLflow was killed while it made the tables; the file is kept as %s, and a new one is "
+        "written from the trial folders",
+        path,
+        aside.name,
+    )
+
+
+def _make_file(path: Path) -> None:
+    """Make the tables beside the file, which gets its name when they are whole."""
+    beside = path.with_name(f".{path.name}.making")
+    # A kill leaves this folder, and the lock says that nobody works in it.
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    made = beside / "made.db"
+    _make_tables(sqlite_uri(made))
+    # sqlite would take the log of a file that is gone for that of the new one.
+    for suffix in SIDE_FILES:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    # A copy, because MLflow may keep a connection to the file in which it made the tables.
+    with replacing(path) as temporary, closing(sqlite3.connect(made)) as connection:
+        connection.execute("VACUUM INTO ?", [str(temporary)])
+    shutil.rmtree(beside)
 
 
 def prepare_postgres(uri: str) -> None:
@@ -59,17 +145,9 @@ def prepare_postgres(uri: str) -> None:
     with _engine(uri) as engine, engine.connect() as connection:
         # The lock ends with this connection, which no pool keeps.
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": SCHEMA_LOCK})
-        _prepare(uri)
-
-
-def _prepare(uri: str) -> None:
-    # Asked again under the lock: the process before may just have made the tables.
-    if revision(uri) is None:
-        _make_tables(uri)
-    if uri.startswith("sqlite:"):
-        # Readers do not wait for a writer, nor a writer for readers. The file remembers this.
-        with _engine(uri) as engine, engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        # Asked again under the lock: the process before may just have made the tables.
+        if revision(uri) is None:
+            _make_tables(uri)
 
 
 def revision(uri: str) -> str | None:

@@ -266,21 +266,30 @@ class Store:
         if path is not None or is_postgres:
             # Asked here, before the first request, so that another schema gets a message with a
             # remedy.
-            self._check_revision(schema.revision(self.uri), schema.newest_revision())
+            found = schema.revision(self.uri)
+            expected = schema.newest_revision()
+            if found != expected:
+                raise self._other_tables(path, found, expected)
         # The cheapest request that goes all the way to the tables.
         self.client.search_experiments(max_results=1)
 
-    def _check_revision(self, found: str | None, expected: str) -> None:
+    def _other_tables(self, path: Path | None, found: str | None, expected: str) -> TrackingError:
+        """Say which tables a database has in place of those of this MLflow."""
+        from suite.tracking import schema
+
         shown = without_password(self.uri)
-        if found is None:
-            raise TrackingError(f"no results yet: {shown} has no tables of MLflow; {START}")
-        if found != expected:
-            raise TrackingError(
-                f"tracking store {shown}: has the tables of another MLflow version, "
-                f"schema {found}, expected {expected}; use the MLflow that wrote it, "
-                "or move it away, "
-                "then suite sync makes it anew"
+        if path is not None and schema.is_half_made(path):
+            return TrackingError(
+                f"no results yet: {path}: MLflow was killed while it made the tables; "
+                "write it anew from the trial folders with: suite sync"
             )
+        if found is None:
+            return TrackingError(f"no results yet: {shown} has no tables of MLflow; {START}")
+        return TrackingError(
+            f"tracking store {shown}: has the tables of another MLflow version, "
+            f"schema {found}, expected {expected}; use the MLflow that wrote it, "
+            "or move it away, then suite sync makes it anew"
+        )
 
     def explain(self, error: Exception) -> TrackingError:
         """What the store raised, in one line that names the store and holds no password."""
