@@ -23,11 +23,12 @@ from suite.config.sweep_files import load_sweep
 from suite.errors import ConfigError, IncompatibleError, SuiteError, UnknownNameError
 from suite.meters.record import PhaseRecord
 from suite.plan.cell_state import read_states
-from suite.plan.events import Listener, Outcome
+from suite.plan.events import Outcome
 from suite.plan.plan import make_plan
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
+from tests.cluster.processes import wait_until
 from tests.commands import Suite, shell, suite
 from tests.records import make_home
 
@@ -239,11 +240,12 @@ def test_the_exit_code_says_how_a_sweep_ended(
 def test_a_sweep_without_tracking_ends_in_a_line_that_says_so_and_in_code_1(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ended(*_: object, listeners: Sequence[Listener], **__: object) -> Outcome:
-        for follower in listeners[1:]:
-            follower.patience_s = 0.5  # type: ignore[attr-defined]
-            follower.on_start(None, {})  # type: ignore[arg-type]
-            follower.on_end(Outcome(4, ()))
+    def ended(*_: object, listeners: Sequence[Any], **__: object) -> Outcome:
+        _, follower = listeners
+        follower.on_start(None, {})
+        wait_until("an attempt has failed", lambda: follower._problem, timeout_s=120)
+        follower.patience_s = 0.1
+        follower.on_end(None)
         return Outcome(4, ())
 
     monkeypatch.setattr("suite.tune.driver.run_sweep", ended)

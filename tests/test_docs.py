@@ -157,3 +157,13 @@ def test_the_tutorial_is_run_as_it_is_written(
     assert all(method in said["leaderboard"] for method in ("full", "lora", "bitfit"))
     assert "tickets" in said["compare"]
     assert "tickets" in next((folder / "report").glob("*.html")).read_text()
+
+
+def test_every_test_that_a_claim_names_is_there() -> None:
+    claimed = set()
+    for page in ("faults.md", "security.md"):
+        claimed |= set(re.findall(r"(test_\w+)::(test_\w+)", (DOCS / page).read_text()))
+    assert len(claimed) > 20
+    for stem, name in claimed:
+        (path,) = (ROOT / "tests").rglob(f"{stem}.py")
+        assert f"def {name}(" in path.read_text(), f"{path.name} has no {name}"
