@@ -18,6 +18,7 @@ from suite.cli.estimate import show_plan
 from suite.cli.live import Board
 from suite.cli.options import Format
 from suite.cli.status import status as cli_status
+from suite.clock import CLOCK, Clock
 from suite.config.arm import Arm
 from suite.config.pretrain import PretrainConfig
 from suite.config.sweep import AttentionChoice, BackboneChoice
@@ -27,6 +28,7 @@ from suite.errors import (
     CheckpointError,
     ConfigError,
     IncompatibleError,
+    StaleDriverError,
     SweepConflictError,
     UnknownNameError,
 )
@@ -40,7 +42,12 @@ from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
+from suite.storage.lease import BEAT_S, Lease, acquire, held_lease
+from suite.storage.mirror import Mirror
+from suite.storage.shared_run import LOOK_S, SharedRun
+from suite.storage.urls import open_storage
 from suite.train.warm import read_pretrain
+from tests.clocks import FakeClock
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 from tests.tiny import FAMILIES, tiny_choice
 
@@ -261,15 +268,13 @@ def test_a_stored_plan_keeps_its_pretrain_runs_and_an_edited_corpus_is_noticed(
 # ---- schedule ------------------------------------------------------------------------------------------------------------
 
 
-def end_run(
-    home: Home, schedule: TrialQueue, spec: TrialSpec, status: Status = Status.COMPLETED
-) -> None:
+def result_of(spec: TrialSpec, status: Status = Status.COMPLETED) -> TrialResult:
     score, failure = (
         (3.0, None)
         if status.has_score
         else (None, FailureRecord(type="ValueError", message="wrong", log_path="x.log"))
     )
-    result = TrialResult(
+    return TrialResult(
         trial=spec.hash,
         status=status,
         score=score,
@@ -277,7 +282,12 @@ def end_run(
         started_at=0.0,
         finished_at=1.0,
     )
-    home.trial(spec).write_result(result)
+
+
+def end_run(
+    home: Home, schedule: TrialQueue, spec: TrialSpec, status: Status = Status.COMPLETED
+) -> None:
+    home.trial(spec).write_result(result_of(spec, status))
     schedule.ended(spec)
 
 
@@ -315,18 +325,58 @@ def test_a_finished_run_is_never_handed_out_again_by_this_or_another_sweep(home:
     assert again is not None and again.phase is Phase.PRETRAIN
 
 
+def _queue(name: str, home: Home, lease: Lease, clock: Clock = CLOCK) -> TrialQueue:
+    queue = TrialQueue(planned(name=name, attention=["sha"]), home, slots=1, fence=lease.fence)
+    for run, pretrain in queue.pretrains.items():
+        pretrain.shared = SharedRun(lease.fence, run, clock=clock)
+    return queue
+
+
 @pytest.mark.usefixtures("toy_roots")
-def test_two_sweeps_of_a_home_do_not_train_the_same_checkpoint_at_once(home: Home) -> None:
-    first, second = (
-        TrialQueue(planned(name=name, attention=["sha"]), home, slots=1)
-        for name in ("toy", "toyer")
-    )
-    run = first.next()
-    assert run is not None and run.phase is Phase.PRETRAIN
-    assert second.next() is None and second.waiting and not first.waiting
-    end_run(home, first, run)
-    spec = second.next()
-    assert spec is not None and spec.arm.pretrain == run.hash and not second.waiting
+@pytest.mark.parametrize("homes", [1, 2])
+def test_two_sweeps_never_train_the_same_checkpoint_at_once(
+    home: Home, tmp_path: Path, homes: int
+) -> None:
+    """In one home, and on two hosts with a home each, which share no lock but the storage."""
+    other = home if homes == 1 else Home(tmp_path / "other-host")
+    root = tmp_path / "storage"
+    clock = FakeClock()
+    with held_lease(root, "toy") as lease, held_lease(root, "toyer") as others:
+        first, second = _queue("toy", home, lease), _queue("toyer", other, others, clock)
+        mirror = Mirror(other, open_storage(root))
+        second.fetch = mirror.fetch
+        run = first.next()
+        assert run is not None and run.phase is Phase.PRETRAIN
+        assert second.next() is None and second.waiting and not first.waiting
+        end_run(home, first, run)
+        Mirror(home, mirror.storage).push_home()
+        clock.advance(LOOK_S)
+        spec = second.next()
+        assert spec is not None and spec.arm.pretrain == run.hash and not second.waiting
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_a_checkpoint_is_taken_over_from_a_driver_that_gives_no_sign_of_life(
+    home: Home, tmp_path: Path
+) -> None:
+    root = tmp_path / "storage"
+    clock = FakeClock()
+    frozen = acquire(root, "toy", clock=FakeClock())  # no time passes for it, so it sends no beat
+    with held_lease(root, "toyer") as lease:
+        run = _queue("toy", home, frozen).next()
+        assert run is not None
+        shared = SharedRun(lease.fence, run.hash, clock=clock)
+        looks = []
+        for _ in range(4):
+            looks.append(shared.take())
+            clock.advance(BEAT_S)
+        assert looks == [False, False, False, True], "after three beats that did not come"
+        lease.fence.check(shared=run.hash)
+        frozen.fence.check()  # its own sweep is still its own
+        with pytest.raises(StaleDriverError, match=f"run {run.hash}: the driver of sweep 'toyer'"):
+            Mirror(home, None, frozen.fence).end(home.trial(run), result_of(run))
+        assert home.trial(run).result() is None
+    frozen.release()
 
 
 @pytest.mark.usefixtures("toy_roots")

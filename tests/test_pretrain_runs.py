@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from suite.config.sweep import SweepConfig
 from suite.files import sha256
+from suite.plan.definition import lease_root
 from suite.plan.events import Listener
 from suite.plan.plan import make_plan
 from suite.plan.queue import TrialQueue
@@ -23,6 +24,7 @@ from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
+from suite.storage.lease import acquire
 from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
 from suite.tune.group import Group, GroupFailureError, RunSettings
@@ -120,9 +122,9 @@ def test_a_sweep_waits_for_a_checkpoint_that_another_one_is_training(
     home: Home, data_root: Path
 ) -> None:
     config = sweep(methods=["lora"])
-    elsewhere = TrialQueue(
-        make_plan(config.model_copy(update={"name": "other"}), where="other"), home, slots=1
-    )
+    other = make_plan(config.model_copy(update={"name": "other"}), where="other")
+    lease = acquire(lease_root(home, None), "other")
+    elsewhere = TrialQueue(other, home, slots=1, fence=lease.fence)
     run = elsewhere.next()
     assert run is not None and run.phase is Phase.PRETRAIN
 
@@ -134,6 +136,7 @@ def test_a_sweep_waits_for_a_checkpoint_that_another_one_is_training(
     timer.start()
     assert run_sweep(config, home=home, data_root=data_root, trainer=FAKE).finished == 2
     assert not timer.is_alive() and run.hash not in started(home)
+    lease.release()
 
 
 def test_a_pretrain_run_that_fails_by_itself_costs_its_cells_and_no_trial(

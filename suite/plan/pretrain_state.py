@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from filelock import FileLock, Timeout
-
+from suite.errors import StorageError
 from suite.plan.plan import Plan
 from suite.record.attempts import is_given_up
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
+from suite.storage.shared_run import SharedRun
 
 
 @dataclass(slots=True)
@@ -20,6 +22,8 @@ class PretrainState:
     Attributes:
         live: This process has handed it out.
         given_up: It used up its retries.
+        shared: By which the drivers of all sweeps agree who trains it; None = no other driver is
+            at work in the home.
     """
 
     folder: TrialFolder
@@ -27,7 +31,7 @@ class PretrainState:
     result: TrialResult | None = None
     live: bool = False
     given_up: bool = False
-    _lock: FileLock | None = None
+    shared: SharedRun | None = None
 
     @property
     def ready(self) -> bool:
@@ -44,24 +48,24 @@ class PretrainState:
         """Whether somebody has to run it."""
         return self.result is None and not self.live and not self.given_up
 
-    def claim(self) -> bool:
-        """Take the run for this process, unless it has ended or another sweep runs it."""
-        if self._lock is None:
-            # filelock releases a lock when its object is collected, so the object is kept. By
-            # default its state is per thread, and a release in another thread would do nothing.
-            path = self.folder.path.with_suffix(".lock")
-            self._lock = FileLock(path, thread_local=False)
-        self.folder.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # No waiting: the driver has other cells to serve while another sweep runs this one.
-            self._lock.acquire(timeout=0)
-        except Timeout:
+    def claim(self, fetch: Callable[[TrialFolder], None]) -> bool:
+        """Take the run for this process, unless it has ended or another sweep runs it.
+
+        Args:
+            fetch: Gets what other hosts wrote of the run.
+
+        Raises:
+            StorageError: The storage of the claims does not answer.
+        """
+        # No waiting: the driver has other cells to serve while another sweep runs this one.
+        if self.shared is not None and not self.shared.take():
             return False
         # Another sweep may have ended it since this one looked.
+        fetch(self.folder)
         self.result = self.folder.result()
         self.live = self.result is None
         if not self.live:
-            self._lock.release()
+            self._release()
         return self.live
 
     def end(self) -> TrialResult | None:
@@ -70,9 +74,14 @@ class PretrainState:
         self.live = False
         # A run that ends without a result file has used up its retries.
         self.given_up = self.result is None
-        if self._lock is not None:
-            self._lock.release()
+        self._release()
         return self.result
+
+    def _release(self) -> None:
+        # If this fails, other sweeps wait until this driver has ended.
+        if self.shared is not None:
+            with contextlib.suppress(StorageError):
+                self.shared.release()
 
 
 def read_pretrains(plan: Plan, home: Home) -> dict[str, PretrainState]:

@@ -23,6 +23,8 @@ from suite.record.cells import Trial
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import TrialResult
 from suite.record.spec import Phase, TrialSpec
+from suite.storage.fence import Fence
+from suite.storage.shared_run import SharedRun
 
 
 class TrialQueue:
@@ -36,6 +38,8 @@ class TrialQueue:
             trials.
         lanes: By arm, how many trials fit side by side in one group; arms that are not named train
             theirs one by one.
+        fence: The driver's claim, by which it agrees with other sweeps who trains a pretrain run;
+            None = no other driver is at work in the home.
 
     Attributes:
         states: Every cell by key, live.
@@ -52,6 +56,7 @@ class TrialQueue:
         slots: int,
         capacity: Capacity | None = None,
         lanes: Mapping[str, int] | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self.plan = plan
         self.home = home
@@ -66,6 +71,9 @@ class TrialQueue:
         for state in self.states.values():
             if state.pretrain is not None:
                 self.pretrains[state.pretrain.spec.hash] = state.pretrain
+        if fence is not None:
+            for name, pretrain in self.pretrains.items():
+                pretrain.shared = SharedRun(fence, name)
         self._lanes = dict(lanes or {})
         self._alone: set[str] = set()  # hashes of trials that came apart
         # Of the live trials, by hash; a trial that trains beside another one has none of its own.
@@ -220,7 +228,7 @@ class TrialQueue:
             if not admission.admits(workers):
                 admission.wait(workers)
             # Where another sweep of the home holds the run, the next one is tried.
-            elif pretrain.claim():
+            elif pretrain.claim(self.fetch):
                 return pretrain.spec
         return None
 

@@ -4,6 +4,7 @@ HOME/
   sweeps/<name>.json        the definition that was run
   sweeps/looks/<name>/      which cells had a test score when the sweep's seeds changed
   sweeps/leases/<name>/     which driver owns it; with a storage this lies there instead
+  sweeps/claims/<hash>/     which driver trains a pretrain run; with a storage the same
   tracking-id               the home's name in stores that several homes write to
   tracking-writer           what it put there, by which it is told from its copies
   trials/<hash>/
@@ -40,6 +41,7 @@ from suite.record.spec import Phase, TrialSpec
 
 M = TypeVar("M", bound=BaseModel)
 PROPOSAL = "proposal.json"
+PRETRAINED = "pretrained"
 
 
 def read_record(path: Path, kind: type[M]) -> M | None:
@@ -74,6 +76,13 @@ class TrialFolder:
     @property
     def hash(self) -> str:
         return self.path.name
+
+    @property
+    def shared(self) -> str | None:
+        """The hash of a run that all sweeps of the home share; None = a trial of one sweep."""
+        if self.path.parent.name == PRETRAINED:
+            return self.hash
+        return None
 
     @property
     def checkpoint(self) -> Path:
@@ -205,7 +214,7 @@ class Home:
 
     def pretrained(self, name: str) -> TrialFolder:
         """The folder of a pretrain run, by its hash."""
-        return TrialFolder(self.path / "pretrained" / name)
+        return TrialFolder(self.path / PRETRAINED / name)
 
     def trials(self) -> Iterator[TrialFolder]:
         """Every trial folder, sorted by hash."""

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suite.errors import StaleDriverError
+from pydantic import ValidationError
+
+from suite.config.loader import Strict
+from suite.errors import StaleDriverError, SweepConflictError
+from suite.storage.base import Storage
 from suite.storage.urls import open_storage
 
 
@@ -20,6 +24,53 @@ def claims_key(sweep: str) -> str:
 
 def claim_key(sweep: str, epoch: int) -> str:
     return f"{claims_key(sweep)}/{epoch}"
+
+
+def run_claims_key(run: str) -> str:
+    """The key below which the claims of a run lie that several sweeps share."""
+    return f"claims/{run}"
+
+
+class RunClaim(Strict):
+    """Which driver trains a run that several sweeps share.
+
+    Attributes:
+        id: Random: tells two claims of one driver apart.
+        sweep, epoch: The driver's own claim.
+    """
+
+    id: str
+    sweep: str
+    epoch: int
+
+
+def newest_run_claim(storage: Storage, run: str) -> tuple[int, RunClaim | None]:
+    """The number and the content of the last claim of a run; 0 and None where there never was one.
+
+    Raises:
+        SweepConflictError: Another version of the suite wrote it.
+    """
+    number = newest_number(storage, run_claims_key(run))
+    if not number:
+        return 0, None
+    key = f"{run_claims_key(run)}/{number}"
+    try:
+        return number, RunClaim.model_validate_json(storage.read(key) or b"")
+    except ValidationError:
+        raise SweepConflictError(
+            f"{storage.url}: {key} is no claim of this version of the suite; "
+            "end the driver that wrote it and remove the file, or choose another --home"
+        ) from None
+
+
+def newest_number(storage: Storage, prefix: str) -> int:
+    """The highest number among the keys `<prefix>/<number>`; 0 where there is none."""
+    newest = 0
+    for key in storage.keys(prefix):
+        name = key.rpartition("/")[2]
+        if name.isdigit():
+            newest = max(newest, int(name))
+    return newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +94,23 @@ class Fence:
         # Epochs have no gaps, so it is enough to look for the next one.
         return claim_key(self.sweep, self.epoch + 1) not in claims
 
-    def check(self) -> None:
-        """Raise StaleDriverError once another driver owns the sweep: the caller must not write."""
+    def check(self, *, shared: str | None = None) -> None:
+        """Raise StaleDriverError once another driver owns what is written: the caller must not.
+
+        Args:
+            shared: Hash of the run that is written where several sweeps share it; None = a trial
+                of this sweep.
+        """
         if not self.holds():
             raise StaleDriverError(
                 f"sweep {self.sweep!r}: another driver took it over "
                 f"(claim {self.epoch + 1} below {self.root}); nothing more is written"
+            )
+        if shared is None:
+            return
+        _, claim = newest_run_claim(open_storage(self.root), shared)
+        if claim is not None and (claim.sweep, claim.epoch) != (self.sweep, self.epoch):
+            raise StaleDriverError(
+                f"pretrain run {shared}: the driver of sweep {claim.sweep!r} took it over while "
+                f"that of {self.sweep!r} gave no sign of life; nothing more is written"
             )

@@ -26,7 +26,7 @@ from suite.clock import CLOCK, Clock
 from suite.config.loader import Strict
 from suite.errors import StorageError, SweepConflictError
 from suite.storage.base import Storage
-from suite.storage.fence import Fence, claim_key, claims_key
+from suite.storage.fence import Fence, claim_key, claims_key, newest_number
 from suite.storage.urls import open_storage
 
 log = logging.getLogger(__name__)
@@ -233,12 +233,41 @@ def holder(root: str | Path, sweep: str) -> Claim | None:
 
 def newest_epoch(storage: Storage, sweep: str) -> int:
     """Return the epoch of the last claim; 0 where there never was one."""
-    newest = 0
-    for key in storage.keys(claims_key(sweep)):
-        name = key.rpartition("/")[2]
-        if name.isdigit():
-            newest = max(newest, int(name))
-    return newest
+    return newest_number(storage, claims_key(sweep))
+
+
+class Watch:
+    """Tells by looks from time to time whether a driver has ended. Never waits.
+
+    Args:
+        storage: Holds the driver's claim.
+        sweep: The driver's.
+        epoch: Of its claim.
+        clock: By which missed beats are counted.
+    """
+
+    def __init__(self, storage: Storage, sweep: str, epoch: int, *, clock: Clock = CLOCK) -> None:
+        self._storage = storage
+        self._sweep = sweep
+        self._epoch = epoch
+        self._clock = clock
+        self._beat: Beat | None = None
+        self._since_s: float | None = None
+
+    def is_over(self) -> bool:
+        """Whether the driver has ended, lost its sweep, or missed three beats since a look."""
+        # Before the look: a beat that comes between the two still counts.
+        now_s = self._clock.now_s()
+        if newest_epoch(self._storage, self._sweep) > self._epoch:
+            return True
+        claim = _read_claim(self._storage, self._sweep, self._epoch)
+        beat = _read_beat(self._storage, self._sweep, self._epoch)
+        if _is_over(claim, beat):
+            return True
+        if self._since_s is None or beat != self._beat:
+            self._beat = beat
+            self._since_s = now_s
+        return now_s - self._since_s >= MISSED * claim.beat_s
 
 
 def _await_end(storage: Storage, sweep: str, epoch: int, clock: Clock) -> None:

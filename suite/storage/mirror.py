@@ -100,7 +100,7 @@ class Mirror:
         """
         if self.fence is not None:
             # A stored result is never replaced, so a driver that lost the sweep must not write one.
-            self.fence.check()
+            self.fence.check(shared=folder.shared)
         return self._end(folder, result)
 
     def settle(self, folder: TrialFolder) -> TrialResult | None:

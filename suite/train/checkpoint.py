@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from suite.config.hashing import canonical_json
 from suite.errors import CheckpointError, StorageError
 from suite.files import replacing, sha256, write_json
+from suite.record.folder import TrialFolder
 from suite.storage.fence import Fence
 from suite.storage.mirror import Mirror, epochs_of
 from suite.train.engine import Engine
@@ -130,7 +131,7 @@ class Checkpoints:
     def _check_fence(self) -> None:
         """Raise StaleDriverError if another driver has taken the sweep over."""
         if self.fence is not None and dist.get_rank() == 0:
-            self.fence.check()
+            self.fence.check(shared=TrialFolder(self.folder.parent).shared)
 
     def clear(self) -> None:
         """Remove what this host has and, on rank 0, what is stored: the trial has ended."""

@@ -430,7 +430,7 @@ class Trainer:
     def _keep(self, run: RunningTrial, record: EpochRecord, evaluation: Evaluation) -> None:
         """Note the epoch and keep the best weights; commit a checkpoint unless the trial ends."""
         if self.rank == 0:
-            self._check_fence()
+            self._check_fence(run.folder)
         progress = run.progress
         progress.midway = None
         progress.epochs.append(record.model_dump(mode="json"))
@@ -470,7 +470,7 @@ class Trainer:
         state = run.warm.engine.trained_state()
         written = ""
         if self.rank == 0:
-            self._check_fence()
+            self._check_fence(run.folder)
             write_tensors(path, state)
             written = sha256(path)
         of_rank_0: str = gather_objects(written)[0]
@@ -483,7 +483,7 @@ class Trainer:
                 self._load_best(run)
         (test,) = self._evaluate([run], "test", phase="test")
         if self.rank == 0:
-            self._check_fence()
+            self._check_fence(run.folder)
             write_atomic(run.folder.predictions("test"), test.to_parquet())
         return test
 
@@ -522,13 +522,13 @@ class Trainer:
         np.random.seed(seed)
         torch.manual_seed(seed)
 
-    def _check_fence(self) -> None:
-        """Raise StaleDriverError if another driver has taken the sweep over.
+    def _check_fence(self, folder: TrialFolder) -> None:
+        """Raise StaleDriverError if another driver has taken the sweep, or the shared run, over.
 
         This comes before everything that counts is written.
         """
         if self.workspace.fence is not None:
-            self.workspace.fence.check()
+            self.workspace.fence.check(shared=folder.shared)
 
     def _log(self, run: RunningTrial, message: str) -> None:
         _log_to(run.folder.log(self.rank), message)
@@ -555,7 +555,7 @@ class Trainer:
                 why = redact(f"{type(error).__name__}: {error}")
                 raise LanesApartError(f"one of {len(folders)} lanes failed: {why}") from error
             (folder,) = folders
-            self._check_fence()
+            self._check_fence(folder)
             status = status_of(error)
             record = failure_record(error, log_path=str(folder.log(self.rank)))
             write_failed(folder, status, record, started_at=started_at)

@@ -411,6 +411,7 @@ def _run(
         slots=config.resources.concurrent_trials or sys.maxsize,
         capacity=settings.layout.capacity,
         lanes=lanes,
+        fence=lease.fence,
     )
     searcher = SweepSearcher(queue)
     callback = SweepCallback(searcher, settings, listener, lease)
