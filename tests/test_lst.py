@@ -56,6 +56,7 @@ def stack_of(model: Any, family: str, index: int = -1) -> Any:
     ("backbone", "architecture", "expected"),
     [
         ("t5-base", {}, 3_878_712),
+        ("t5-large", {}, 9_057_328),
         ("t5-base", {"drop_every": 0}, 5_097_240),
         ("t5-base", {"layers": [1, 2, 3, 5, 6, 7, 9, 10, 11]}, 3_878_712),
         # 6 of 12 blocks at width 96: matrices 12 k², biases and norms 13 k a block; 7 down-projections, 12 gates, up-projection
@@ -86,8 +87,8 @@ def test_the_count_is_the_official_codes(
 @pytest.mark.parametrize(
     ("depth", "architecture", "kept"),
     [
-        (12, {"drop_every": 4}, (1, 2, 3, 5, 6, 7, 9, 10, 11)),
-        (24, {"drop_every": 2}, tuple(range(1, 24, 2))),
+        (12, {"drop_every": None}, (1, 2, 3, 5, 6, 7, 9, 10, 11)),
+        (24, {"drop_every": None}, tuple(range(1, 24, 2))),
         (24, {"layers": [23]}, (23,)),
     ],
 )
@@ -275,7 +276,8 @@ def test_pruning_carries_the_kept_coordinates_through_a_t5_block() -> None:
             model.encoder.final_layer_norm,
         ):
             norm.weight.copy_(torch.randn(D))
-    side: Any = attach_to(model, "t5", layers=[0], init="magnitude").encoder.side
+    pruned: Any = attach_to(model, "t5", layers=[0], init="magnitude", walk="side")
+    side = pruned.encoder.side
     narrow = side.blocks[0]
     for name in ("q", "k", "v"):
         assert torch.equal(
@@ -302,7 +304,74 @@ def loud(weight: Tensor, rows: list[int], columns: list[int]) -> None:
     weight[torch.tensor(wrong)[:, None], torch.tensor(others)] += 100
 
 
-def test_pruning_gives_cross_attention_the_columns_that_the_side_encoder_kept() -> None:
+@pytest.mark.parametrize("drop_every", [0, None])
+def test_the_side_blocks_of_a_t5_start_as_an_independent_walk_of_the_official_code(
+    drop_every: int | None,
+) -> None:
+    resolved = resolve(tiny_choice("t5", num_layers=4, num_decoder_layers=4))
+    model: Any = build(resolved, make_head("text"))
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    expected = official_walk(weights, {name: w.abs() for name, w in weights.items()}, depth=4)
+    lst(drop_every=drop_every, init="magnitude").attach(model, resolved.family)
+    compared = 0
+    for role in ("encoder", "decoder"):
+        side = getattr(model, role).side
+        for layer, block in zip(side.kept, side.blocks, strict=True):
+            for name, weight in block.named_parameters():
+                if "relative_attention_bias" not in name:
+                    assert torch.equal(weight, expected[f"{role}.block.{layer}.{name}"]), name
+                    compared += 1
+        final = f"{role}.final_layer_norm.weight"
+        assert torch.equal(side.norm.weight, expected[final])
+    assert compared == (84 if drop_every == 0 else 63)
+
+
+def official_walk(
+    weights: dict[str, Tensor], importance: dict[str, Tensor], *, depth: int
+) -> dict[str, Tensor]:
+    """One running set of kept indices over the names of a T5's matrices, as "fisher-v2" has it."""
+    found: dict[str, Tensor] = {}
+    kept = best_half(importance["shared.weight"].T)
+
+    def together(names: list[str]) -> None:
+        nonlocal kept
+        product = torch.ones((), dtype=torch.float64)
+        for name in names:
+            product = product * importance[name][:, kept].double()
+        rows = best_half(product)
+        for name in names:
+            found[name] = weights[name][:, kept][rows]
+        kept = rows
+
+    for role in ("encoder", "decoder"):
+        kinds = ["SelfAttention"] if role == "encoder" else ["SelfAttention", "EncDecAttention"]
+        for layer in range(depth):
+            block = f"{role}.block.{layer}.layer"
+            for number, kind in enumerate([*kinds, "DenseReluDense"]):
+                norm = f"{block}.{number}.layer_norm.weight"
+                found[norm] = weights[norm][kept]
+                first, last = (["wi"], "wo") if kind == "DenseReluDense" else (["q", "k", "v"], "o")
+                together([f"{block}.{number}.{kind}.{name}.weight" for name in first])
+                together([f"{block}.{number}.{kind}.{last}.weight"])
+        final = f"{role}.final_layer_norm.weight"
+        found[final] = weights[final][kept]
+    return found
+
+
+def best_half(importance: Tensor) -> Tensor:
+    sums = importance.double().sum(1)
+    return sums.argsort()[len(sums) // 2 :].sort().values
+
+
+def test_down_and_up_start_small_and_without_bias() -> None:
+    model: Any = attached("t5")
+    projections = [*model.encoder.side.down, *model.decoder.side.down, model.decoder.side.up]
+    for projection in projections:
+        assert not projection.bias.any()
+        assert float(projection.weight.detach().std()) == pytest.approx(0.01, rel=0.25)
+
+
+def test_the_walk_of_side_blocks_gives_cross_attention_what_the_side_encoder_kept() -> None:
     model: Any = build(resolved_tiny("t5"), make_head("text"))
     forward, cross = (
         model.encoder.block[1].layer[1].DenseReluDense,
@@ -313,7 +382,7 @@ def test_pruning_gives_cross_attention_the_columns_that_the_side_encoder_kept() 
         forward.wo.weight[stream] += 10
         model.decoder.block[1].layer[0].SelfAttention.o.weight[:K] += 10
     narrow = (
-        attach_to(model, "t5", layers=[1], init="magnitude")
+        attach_to(model, "t5", layers=[1], init="magnitude", walk="side")
         .decoder.side.blocks[0]
         .layer[1]
         .EncDecAttention
@@ -327,7 +396,7 @@ def test_pruning_gives_cross_attention_the_columns_that_the_side_encoder_kept() 
 
 def test_pruning_follows_the_layouts_of_every_family() -> None:
     for family, answer in CASES[1:4]:
-        model = attached(family, answer, layers=[1], init="magnitude")
+        model = attached(family, answer, layers=[1], init="magnitude", walk="side")
         stack, memory = (
             stack_of(model, family),
             {"gpt2": gpt2_by_hand, "bert": bert_by_hand, "llama": llama_by_hand}[family],

@@ -28,11 +28,11 @@ from suite.record.folder import Home, TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.looks import names as names_of_looks
 from suite.record.references import printed
-from suite.record.spec import RECIPE
+from suite.record.spec import RECIPE, RECIPES
 from suite.storage.identity import home_id
 
 # This is part of every row's digest, so rows of another format never hold.
-FORMAT = short_hash([4, NAMES, RECIPE])
+FORMAT = short_hash([4, NAMES, RECIPE, RECIPES])
 """The format of the rows. Raise the number when a field is computed in another way.
 
 All rows are then made again.

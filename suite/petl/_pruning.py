@@ -1,11 +1,12 @@
 """Start LST's side blocks from the backbone's own weights by structural pruning.
 
-Source: LST, arXiv 2206.06522, section 3.4, in the form of the official code ("fisher-v2").
-    Walk through the kept blocks in order and carry the kept coordinates of the residual stream
-    along, beginning with those of the embedding: of q, k and v together (product of their row
-    norms), then o, of the feed-forward input maps together, then its output map, keep the rows
-    whose importance, restricted to the columns kept so far, has the largest L1 norm. Norms are
-    sliced by the coordinates of the stream where they stand.
+Source: LST, arXiv 2206.06522, section 3.4, in the form of the official code ("fisher-v2",
+    seq2seq/pruning/pruning_methods.py). One walk goes through all blocks of the encoder and then of
+    the decoder, with and without a side block, and carries the kept coordinates along, beginning
+    with those of the embedding: of q, k and v together, then o, of the feed-forward input maps
+    together, then its output map, it keeps the rows whose importance, restricted to the columns
+    kept so far, has the largest L1 norm. What is kept together is ranked by the elementwise product
+    of its importances. Norms are sliced by the coordinates of the stream where they stand.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from suite.backbones.base import Family, Stack
 from suite.petl.base import head_parameters
 
 Importance = Callable[[nn.Parameter], Tensor]
+Walk = Literal["all", "side"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +71,40 @@ def magnitude(parameter: nn.Parameter) -> Tensor:
 
 
 @torch.no_grad()
-def prune_into_side(model: PreTrainedModel, family: Family, importance: Importance) -> None:
+def prune_into_side(
+    model: PreTrainedModel, family: Family, importance: Importance, *, walk: Walk = "all"
+) -> None:
     """Overwrite the side blocks and side norms of an attached model with pruned weights.
 
     Args:
         model: A backbone whose stacks have a `side` network.
         family: Its family.
         importance: Returns a non-negative tensor of a parameter's own shape.
+        walk: Which blocks it goes through.
     """
     embedding: Any = model.get_input_embeddings()
     columns = importance(embedding.weight).double().sum(0)  # (d,)
+    stream: Tensor | None = None
     memory: Tensor | None = None
     for stack in family.stacks(model):
         side: Any = stack.module.side
-        # T5's decoder starts from the embedding again, as the encoder does
-        stream = top(columns, side.down[0].out_features)  # (k,)
+        width = side.down[0].out_features
+        # The official walk goes on in the decoder with what it kept last of the encoder.
+        if stream is None or walk == "side":
+            stream = top(columns, width)  # (k,)
         norm_first = stack.final_norm is not None
-        for layer, narrow in zip(side.kept, side.blocks, strict=True):
-            pair = BlockPair(stack.blocks[layer], narrow, importance)
+        narrow = dict(zip(side.kept, side.blocks, strict=True))
+        for layer, block in enumerate(stack.blocks):
+            if walk == "side" and layer not in narrow:
+                continue
+            pair = BlockPair(block, narrow.get(layer), stack.width // width, importance, walk)
             for maps in sublayer_maps(model, family, stack, layer):
                 stream = pair.prune(maps, stream, memory, norm_first=norm_first)
         if stack.final_norm is not None:
             slice_vectors(stack.final_norm, side.norm, stream)
-        memory = stream
+        # The official walk cuts all of a cross-attention to the decoder's stream.
+        if walk == "side":
+            memory = stream
 
 
 def sublayer_maps(
@@ -137,13 +150,17 @@ class BlockPair:
 
     Attributes:
         block: The backbone's block.
-        narrow: The side block, whose weights are overwritten.
+        narrow: The side block, whose weights are overwritten; None where the block has none.
+        reduction: How many times as wide the block is.
         importance: How much each weight of the backbone counts.
+        walk: The walk that it is part of.
     """
 
     block: nn.Module
-    narrow: nn.Module
+    narrow: nn.Module | None
+    reduction: int
     importance: Importance
+    walk: Walk
 
     def prune(
         self, maps: SublayerMaps, stream: Tensor, memory: Tensor | None, *, norm_first: bool
@@ -153,7 +170,8 @@ class BlockPair:
         Args:
             maps: The sublayer.
             stream: Kept coordinates of the residual stream before it, (k,).
-            memory: Kept coordinates of the encoder's states, for cross-attention's k and v.
+            memory: Kept coordinates of the encoder's states, for cross-attention's k and v; None =
+                those of the stream.
             norm_first: Whether the norm reads the stream (T5, GPT-2, Llama) or follows the residual
                 sum (BERT).
 
@@ -167,11 +185,12 @@ class BlockPair:
             inputs.append((part, cast(Tensor, memory) if reads_memory else stream))
         inner = self._prune_together(inputs)
         after = self._prune_together([(maps.output, inner)])
-        slice_vectors(
-            self.block.get_submodule(maps.norm),
-            self.narrow.get_submodule(maps.norm),
-            stream if norm_first else after,
-        )
+        if self.narrow is not None:
+            slice_vectors(
+                self.block.get_submodule(maps.norm),
+                self.narrow.get_submodule(maps.norm),
+                stream if norm_first else after,
+            )
         return after
 
     def _prune_together(self, parts: Sequence[tuple[Part, Tensor]]) -> Tensor:
@@ -184,37 +203,44 @@ class BlockPair:
         """
         groups: dict[int, list[tuple[Part, Tensor]]] = {}
         for part, columns in parts:
-            groups.setdefault(self._height(self.block, part), []).append((part, columns))
+            groups.setdefault(self._height(part), []).append((part, columns))
         kept_by_group = []
-        for group in groups.values():
-            (first, columns), *others = group
-            scores = self._scores(first, columns)
-            for part, columns in others:
-                scores = scores * self._scores(part, columns)
-            kept = top(scores, self._height(self.narrow, first))
-            for part, columns in group:
-                self._copy(part, kept, columns)
+        for height, group in groups.items():
+            kept = top(self._scores(group), height // self.reduction)
+            if self.narrow is not None:
+                for part, columns in group:
+                    self._copy(self.narrow, part, kept, columns)
             kept_by_group.append(kept)
         return kept_by_group[0]
 
-    def _height(self, block: nn.Module, part: Part) -> int:
-        return matrix(block, part).shape[0] // part.count
+    def _height(self, part: Part) -> int:
+        return matrix(self.block, part).shape[0] // part.count
 
-    def _scores(self, part: Part, columns: Tensor) -> Tensor:
-        """L1 norm of the importance of every row, over the kept columns."""
+    def _scores(self, group: Sequence[tuple[Part, Tensor]]) -> Tensor:
+        """How much every row of a group of maps counts, over the kept columns."""
+        product: Tensor | None = None
+        for part, columns in group:
+            found = self._importance(part, columns)
+            # Rows of two streams have no elements in common, so their sums are multiplied.
+            if self.walk == "side":
+                found = found.sum(1, keepdim=True)
+            product = found if product is None else product * found
+        return cast(Tensor, product).sum(1)
+
+    def _importance(self, part: Part, columns: Tensor) -> Tensor:
         weight = matrix(self.block, part)
         importance = self.importance(cast(nn.Parameter, self.block.get_submodule(part.name).weight))
         if _is_transposed(self.block, part):
             importance = importance.t()
         # double, because products of squares of small gradients would underflow
-        return importance[part.rows(weight)][:, columns].double().sum(1)
+        return importance[part.rows(weight)][:, columns].double()
 
-    def _copy(self, part: Part, rows: Tensor, columns: Tensor) -> None:
+    def _copy(self, narrow: nn.Module, part: Part, rows: Tensor, columns: Tensor) -> None:
         source = matrix(self.block, part)
-        target = matrix(self.narrow, part)  # a view: writing to it writes to the side block
+        target = matrix(narrow, part)  # a view: writing to it writes to the side block
         target[part.rows(target)] = source[part.rows(source)][rows][:, columns]
         bias = self.block.get_submodule(part.name).bias
-        narrow_bias = self.narrow.get_submodule(part.name).bias
+        narrow_bias = narrow.get_submodule(part.name).bias
         if isinstance(bias, Tensor) and isinstance(narrow_bias, Tensor):
             narrow_bias[part.rows(narrow_bias)] = bias[part.rows(bias)][rows]
 

@@ -81,6 +81,11 @@ class SideNetwork(nn.Module):
         self.rotary: nn.Module | None = getattr(side.module, "rotary_emb", None)
         self.dropout = nn.Dropout(dropout_frac)
         self.up = nn.Linear(k, d, **options) if to_head else None
+        # as the official code starts every linear map that is no part of a block
+        for projection in (*self.down, self.up):
+            if projection is not None:
+                nn.init.normal_(projection.weight, std=0.01)
+                nn.init.zeros_(projection.bias)
 
     def forward(
         self,

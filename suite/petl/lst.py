@@ -3,14 +3,18 @@
 Source: LST, Ladder Side-Tuning for Parameter and Memory Efficient Transfer Learning (arXiv
     2206.06522), section 3, and its official code (github.com/ylsung/Ladder-Side-Tuning) for every
     default: reduction 8, gates sigmoid(alpha / 0.1) from alpha 0, T5-base without side blocks 0, 4
-    and 8 of 12, biases in the down- and up-projections, no distillation.
+    and 8 of 12, T5-large without every second, down- and up-projections from N(0, 0.01) with zero
+    biases, no distillation.
 Deviations:
     Encoder-only and decoder-only backbones: the same ladder on the one stack they have; the
     up-projection replaces the state that the head (BERT: pooler and head) receives. BERT's side
     blocks end with their norm and get no second one.
     Dropout after the side stack is the rate of the backbone's residual dropout, 0 for Llama.
     Rows are pruned without regard to heads, as in the official code; Llama's rotary angles are
-    those of the narrow heads.
+    those of the narrow heads. Importances are multiplied in double precision. `walk: side` is our
+    reading of the paper: only blocks with a side block are walked through, the decoder begins at
+    the embedding again, and cross-attention's keys and values keep the columns that the side
+    encoder keeps.
     Fisher importances are taken in evaluation mode, so that they do not depend on dropout. A task
     head that the checkpoint lacks has weights of their own for them, because the trial's would
     depend on its seed: all trials of a task start from the same side blocks.
@@ -33,10 +37,18 @@ from transformers import PreTrainedModel
 
 from suite.backbones.base import Family, Stack
 from suite.errors import DataError, IncompatibleError
-from suite.petl._pruning import fixed_head, magnitude, prune_into_side, squared_gradients
+from suite.petl._pruning import (
+    Walk,
+    fixed_head,
+    magnitude,
+    prune_into_side,
+    squared_gradients,
+)
 from suite.petl._side import SideNetwork, narrow_model, place
 from suite.petl.base import Architecture, Batch, Method, freeze
 
+DEEP = 24
+"""Blocks from which on every second one is dropped: T5-large's number."""
 _POSITION_TABLE = "relative_attention_bias"  # T5 keeps it in the first block of a stack
 _RESIDUAL_DROPOUTS = ("dropout_rate", "hidden_dropout_prob", "resid_pdrop")  # T5, BERT, GPT-2
 
@@ -47,10 +59,10 @@ class LstConfig(Architecture):
     reduction: Annotated[int, Field(ge=1, le=256)] = Field(
         8, description="r: side width is d / r; official code"
     )
-    drop_every: Annotated[int, Field(ge=0, le=256)] = Field(
-        4,
-        description="blocks 0, m, 2m, ... get no side block; 0: all do; official: 4 for base,"
-        " 2 for large",
+    drop_every: Annotated[int, Field(ge=0, le=256)] | None = Field(
+        None,
+        description="blocks 0, m, 2m, ... get no side block; 0: all do; null: 4, and 2 from 24"
+        " blocks on, as the official code has it for T5-base and T5-large",
     )
     layers: list[int] | None = Field(
         None, description="blocks that get a side block, in every stack; overrides drop_every"
@@ -60,6 +72,11 @@ class LstConfig(Architecture):
     )
     init: Literal["fisher", "magnitude", "random"] = Field(
         "fisher", description="how side blocks start; official: fisher-v2"
+    )
+    walk: Walk = Field(
+        "all",
+        description="blocks through which pruning carries what it keeps: all (official), or those"
+        " with a side block (ours)",
     )
     fisher_examples: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         1024, description="examples for the importances; official code"
@@ -95,7 +112,7 @@ class Lst(Method[LstConfig]):
             _copy_position_table(stack, network)
         # "fisher" needs batches and waits for `prepare`; the meta device has no numbers to compare
         if self.config.init == "magnitude" and not next(model.parameters()).is_meta:
-            prune_into_side(model, family, magnitude)
+            prune_into_side(model, family, magnitude, walk=self.config.walk)
         return model
 
     @property
@@ -122,12 +139,15 @@ class Lst(Method[LstConfig]):
                 "lst: got no training example, expected at least one for the Fisher importances"
                 " (or set init: magnitude)"
             )
-        weights = [*model.get_input_embeddings().parameters(), *_kept_weights(family.stacks(model))]
+        weights = [
+            *model.get_input_embeddings().parameters(),
+            *_block_weights(family.stacks(model)),
+        ]
         weights = list(dict.fromkeys(weights))  # a tied weight counts once
         with _as_pretrained(model, family, weights), fixed_head(model, family):
             losses = (loss(model, example) for example in chain([first], examples))
             importances = squared_gradients(weights, losses)  # one graph at a time
-        prune_into_side(model, family, importances.__getitem__)
+        prune_into_side(model, family, importances.__getitem__, walk=self.config.walk)
 
     def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
         """The sum over stacks of N blocks, n of them kept, with width d and k = d / r.
@@ -162,6 +182,8 @@ class Lst(Method[LstConfig]):
         """
         depth = len(stack.blocks)
         every = self.config.drop_every
+        if every is None:
+            every = 2 if depth >= DEEP else 4
         if self.config.layers is not None:
             kept = sorted(set(self.config.layers))
             if not kept or kept[0] < 0 or kept[-1] >= depth:
@@ -202,14 +224,12 @@ def _copy_position_table(stack: Stack, side: SideNetwork) -> None:
         target.copy_(table)
 
 
-def _kept_weights(stacks: Iterable[Stack]) -> Iterator[nn.Parameter]:
+def _block_weights(stacks: Iterable[Stack]) -> Iterator[nn.Parameter]:
     for stack in stacks:
-        side: Any = stack.module.side
-        for layer in side.kept:
-            for weight in stack.blocks[layer].parameters():
-                # biases and norms follow the rows of the maps, so nobody ranks them
-                if weight.ndim > 1:
-                    yield weight
+        for weight in stack.blocks.parameters():
+            # biases and norms follow the rows of the maps, so nobody ranks them
+            if weight.ndim > 1:
+                yield weight
 
 
 def _single_rows(batches: Iterable[Batch]) -> Iterator[Batch]:

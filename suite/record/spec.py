@@ -23,6 +23,9 @@ RECIPE = 2
 
 It is part of a trial's hash, so that trials of two recipes never share a cell.
 """
+# LST 3: its side blocks, down- and up-projections start as in the official code.
+RECIPES = {"lst": 3}
+"""The number of a method that alone trains otherwise than before."""
 
 
 class Phase(StrEnum):
@@ -67,11 +70,16 @@ class TrialSpec(Strict):
             mode="json",
             exclude={"sweep", "world_size"} if self.phase is Phase.PRETRAIN else None,
         )
-        return short_hash(given | {"recipe": RECIPE})
+        return short_hash(given | {"recipe": self.recipe})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         # Pydantic copies the cached hash as well, which a changed field may have made wrong.
         return without_cached("hash", super().model_copy(update=update, deep=deep))
+
+    @property
+    def recipe(self) -> int:
+        """The number of the code's way to train it."""
+        return RECIPES.get(self.arm.method, RECIPE)
 
     @property
     def random_start(self) -> bool:

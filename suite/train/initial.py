@@ -27,8 +27,8 @@ from suite.train.build import build_model
 from suite.train.fingerprint import frozen_fingerprint
 from suite.train.process_group import all_agree, gather_objects
 
-# 1: weights alone; 2: with what they cost.
-FORMAT = 2
+# 1: weights alone; 2: with what they cost; 3: LST walks through all blocks.
+FORMAT = 3
 """Raise this number when a method prepares other weights, or more is kept beside them."""
 PREPARED = "prepared.safetensors"
 COST = "cost.json"

@@ -19,7 +19,6 @@ from suite.record.result import (
     TrialResult,
     ValidityRecord,
 )
-from suite.record.spec import RECIPE
 from suite.train.evaluate import Evaluation
 from suite.train.initial import PHASE
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
@@ -153,7 +152,7 @@ def _parameters(warm: Warm) -> ParameterCount:
 
 def _provenance(run: RunningTrial) -> dict[str, Any]:
     return {
-        "recipe": RECIPE,
+        "recipe": run.spec.recipe,
         "versions": versions(),
         "git": git_state(),
         "hardware": hardware(),
