@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -58,6 +59,11 @@ def sqlite_uri(path: Path) -> str:
     # Other characters stay readable: SQLAlchemy and MLflow take them as they are.
     quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3F").replace("#", "%23")
     return f"sqlite:///{quoted}"
+
+
+def file_name(name: str) -> str:
+    """Put a dash for every character that a file name should not have, `/` among them."""
+    return re.sub(r"[^\w.-]", "-", name)
 
 
 def kept_folder(kind: str) -> Path:

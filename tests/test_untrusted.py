@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,21 +21,30 @@ from safetensors import SafetensorError
 import suite as package
 from suite.backbones.loading import resolve
 from suite.config.loader import MAX_BYTES, parse_value, parse_yaml
+from suite.config.names import KINDS
 from suite.config.sweep import BackboneChoice, SweepConfig
 from suite.config.sweep_files import load_sweep
 from suite.config.task import ClassificationTask
 from suite.data.prepare import Prepared
-from suite.errors import BackboneError, ConfigError, SuiteError, TrackingError
+from suite.errors import BackboneError, ConfigError, StorageError, SuiteError, TrackingError
 from suite.export import export
 from suite.export.card import Facts
+from suite.leaderboard.fields import Row, with_values
+from suite.leaderboard.file import SCHEMA_VERSION, write_rows
 from suite.leaderboard.row import score_fields
-from suite.plan.definition import read_plan
+from suite.plan.definition import known_plan, read_plan
 from suite.record.cells import read_cells
 from suite.record.folder import Home
 from suite.record.lm_eval import read_record
 from suite.record.spec import TrialSpec
+from suite.report import build
+from suite.report.compose import Form, write
+from suite.report.data import Report
+from suite.storage.identity import home_id
 from suite.tracking import exchange
-from suite.tracking.exchange import read_results
+from suite.tracking.exchange import ResultsFile, read_results
+from suite.tracking.store import ARTIFACTS, StoredRun, open_store
+from suite.tracking.sweep_runs import SweepRuns
 from suite.train.checkpoint import MARKER, UnusableError, check_files, read_marker
 from suite.train.restore import restore
 from suite.train.shards import Shards, shard_name
@@ -281,11 +291,88 @@ def test_a_stored_trial_cannot_name_files_elsewhere() -> None:
     spec = make_spec().model_dump(mode="json")
     for change in (
         {"task": {**spec["task"], "name": "../../x"}},
+        {"task": {**spec["task"], "name": ".."}},
         {"arm": {**spec["arm"], "pretrain": "../../x"}},
     ):
         with pytest.raises(ValidationError):
             TrialSpec.model_validate(spec | change)
     assert ClassificationTask.model_validate(spec["task"]).name == "agreement"
+
+
+WAYS_OUT = ("../../x", "/x", "..", "a\n", "a\0b", "")
+ROW = Row(
+    home="abc",
+    sweep="demo",
+    backbone="bert-base",
+    method="full",
+    task="sst2",
+    arm="bert-base.pretrained.full.1f2e3d4c",
+    status="partial",
+    digest="d",
+)
+
+
+@pytest.mark.parametrize("suffix", ["json", "parquet"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_rows_cannot_name_a_way_out(tmp_path: Path, kind: str, suffix: str) -> None:
+    path = tmp_path / f"results.{suffix}"
+
+    def written(row: Row) -> Path:
+        if suffix == "parquet":
+            write_rows(path, [row])
+            return path
+        file = ResultsFile(
+            schema_version=SCHEMA_VERSION, suite_version=package.__version__, rows=[vars(row)]
+        )
+        path.write_text(file.model_dump_json())
+        return path
+
+    assert read_results(written(ROW)) == [ROW]
+    for name in WAYS_OUT:
+        with pytest.raises(TrackingError, match=rf"got (the {kind} '|nothing for {kind})"):
+            read_results(written(with_values(ROW, **{kind: name})))
+
+
+def test_a_store_cannot_name_a_way_out(empty_db: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_db, tmp_path / "mlflow.db")
+    store = open_store(Home(tmp_path).tracking_uri)
+    # Whoever reaches the store can put rows and experiments there without `suite import-results`.
+    runs = SweepRuns(store, home="abc", sweep="demo")
+    runs.publish([with_values(ROW, sweep="../../x")])
+    with pytest.raises(TrackingError, match=r"got the sweep '../../x'"):
+        build(tmp_path, "demo")
+    store.experiment("../../x")
+    for reader in (lambda: build(tmp_path), lambda: build(tmp_path, "../../x")):
+        with pytest.raises(TrackingError, match=r"got the sweep '../../x'.*rename that experiment"):
+            reader()
+    run = StoredRun(
+        id="../../x",
+        status="FINISHED",
+        start_ms=0,
+        tags={},
+        files=f"file:///nowhere/{ARTIFACTS}/../../x/artifacts",
+    )
+    with pytest.raises(TrackingError), store.file(run, "rows.parquet"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["../../x", "", "a b", "a' or '"])
+def test_a_home_cannot_name_a_way_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tracking-id").write_text(name)
+    with pytest.raises(StorageError, match="got the home"):
+        home_id(Home(tmp_path))
+    with pytest.raises(ConfigError, match=r"got the sweep '../../x'"):
+        known_plan(Home(tmp_path), "../../x")
+
+
+def test_a_report_is_written_into_its_folder_alone(tmp_path: Path) -> None:
+    inside = tmp_path / "home" / "report"
+    report = Report(sweep="../../x", rows=[], cells={}, trials=[], plan=None, unread_trials=0)
+    for form in (Form.HTML, Form.CSV):
+        for path in write(report, inside, form):
+            assert path.parent == inside, path
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "home"]
+    assert sorted((tmp_path / "home").iterdir()) == [inside]
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ from pydantic import (
 
 from suite.config.lm_eval import LmEvalConfig
 from suite.config.loader import Strict
+from suite.config.names import SWEEP
 from suite.config.pretrain import PretrainConfig
 from suite.config.reference import Reference
 from suite.config.space import LearningRateRange
 from suite.config.tracking import TrackingConfig
 from suite.config.training import TrainingConfig
 
-Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Slug = Annotated[str, Field(pattern=f"^{SWEEP}$")]
 Count = Annotated[int, Field(ge=1)]
 Named = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
 """In a list of choices, a bare name stands for a choice without options."""

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from suite.config.loader import Strict
+from suite.config.names import TASK
 from suite.config.task_files import CodeConfig
 
 Positive = Annotated[int, Field(ge=1)]
@@ -128,7 +129,7 @@ class BaseTask(Strict):
     in_order: ClassVar[bool] = False
     item_score: ClassVar[bool] = False
 
-    name: Annotated[str, Field(pattern=r"^[^/\\]+$")]
+    name: Annotated[str, Field(pattern=f"^{TASK}$")]
     description: str
     source: str
     version: Positive = 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json
 
 from suite.config.hashing import short_hash
+from suite.config.names import KINDS, why_not
 from suite.errors import TrackingError
 from suite.files import replacing
 from suite.leaderboard.fields import BY_NAME, FIELDS, NAMES, Kind, Row, row_of
@@ -54,8 +55,8 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a file, in its order.
 
     Raises:
-        TrackingError: There is no such file; it was cut, is another kind of file, or has another
-            schema version.
+        TrackingError: There is no such file; it was cut, is another kind of file, has another
+            schema version, or a name in it could lead out of a folder.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -86,6 +87,12 @@ def read_rows(path: Path) -> list[Row]:
         columns = [_values(table, name) for name in NAMES]
     except ValueError as error:
         raise TrackingError(f"{path}: not what this suite writes: {error}; {REMEDY}") from None
+    for kind in KINDS:
+        # Few names stand in many rows, so each is looked at once.
+        for name in set(columns[NAMES.index(kind)]):
+            wrong = why_not(kind, name or "")
+            if wrong is not None:
+                raise TrackingError(f"{path}: {wrong}; {REMEDY}")
     rows = []
     for values in zip(*columns, strict=True):
         rows.append(row_of(dict(zip(NAMES, values, strict=True))))

@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from suite.config.names import why_not
 from suite.errors import ConfigError
 from suite.files import sqlite_uri, write_atomic, write_json
 from suite.record.result import EpochRecord, FailureRecord, TrialResult, damage, unreadable
@@ -228,4 +229,12 @@ class Home:
                 yield TrialFolder(path)
 
     def sweep_definition(self, name: str) -> Path:
+        """The file that defines a sweep.
+
+        Raises:
+            ConfigError: The name could lead out of the home.
+        """
+        wrong = why_not("sweep", name)
+        if wrong is not None:
+            raise ConfigError(f"{self.path}: {wrong}")
         return self.path / "sweeps" / f"{name}.json"

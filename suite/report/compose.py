@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from suite.errors import ConfigError
+from suite.files import file_name, write_atomic
 
 if TYPE_CHECKING:
     from suite.record.folder import Home
@@ -76,20 +77,18 @@ def write(report: Report, out: Path, form: Form) -> list[Path]:
 
 
 def _html(report: Report, out: Path) -> list[Path]:
-    from suite.files import write_atomic
     from suite.report.page import page
 
-    path = out / f"{report.sweep}.html"
+    path = out / f"{file_name(report.sweep)}.html"
     write_atomic(path, page(report).encode())
     return [path]
 
 
 def _markdown(report: Report, out: Path) -> list[Path]:
-    from suite.files import write_atomic
     from suite.report.document import document, draw
 
-    pictures = draw(report, out, f"{report.sweep}-")
-    path = out / f"{report.sweep}.md"
+    pictures = draw(report, out)
+    path = out / f"{file_name(report.sweep)}.md"
     write_atomic(path, document(report, pictures).encode())
     return [path, *pictures.values()]
 
@@ -97,18 +96,17 @@ def _markdown(report: Report, out: Path) -> list[Path]:
 def _pictures(report: Report, out: Path) -> list[Path]:
     from suite.report.document import draw
 
-    return list(draw(report, out, f"{report.sweep}-").values())
+    return list(draw(report, out).values())
 
 
 def _tables(report: Report, out: Path) -> list[Path]:
-    from suite.files import write_atomic
     from suite.report.content import content
     from suite.report.tables import everything
 
     paths = []
     # All other forms refer to these files for what they leave out.
     for table in everything(report, content(report, whole=True).figures):
-        path = out / f"{report.sweep}-{table.key}.csv"
+        path = out / f"{file_name(f'{report.sweep}-{table.key}')}.csv"
         write_atomic(path, table.csv().encode())
         paths.append(path)
     return paths

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from suite.config.reference import MEAN
+from suite.files import file_name
 from suite.report import static, tables
 from suite.report.answer import answer, facts
 from suite.report.chart import Chart
@@ -41,18 +41,13 @@ def figures(made: Content) -> Figures:
     return found
 
 
-def draw(report: Report, out: Path, prefix: str) -> dict[str, Path]:
+def draw(report: Report, out: Path) -> dict[str, Path]:
     """Write every figure as PNG; returns the files by figure name."""
     paths = {}
     for name, charts in figures(content(report)).items():
-        paths[name] = out / f"{prefix}{file_name(name)}.png"
+        paths[name] = out / f"{file_name(f'{report.sweep}-{name}')}.png"
         static.save(static.draw(charts), paths[name])
     return paths
-
-
-def file_name(name: str) -> str:
-    """Put a dash for every character that a file name should not have."""
-    return re.sub(r"[^\w.-]", "-", name)
 
 
 def document(report: Report, pictures: dict[str, Path]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from suite.config.names import why_not
 from suite.errors import StorageError
 from suite.record.folder import Home
 from suite.storage.urls import open_storage
@@ -26,11 +27,20 @@ def identity_path(home: Home) -> Path:
 
 
 def home_id(home: Home) -> str:
-    """A random name that is made once, even if several processes ask at the same time."""
+    """A random name that is made once, even if several processes ask at the same time.
+
+    Raises:
+        StorageError: The file holds something else.
+    """
     path = identity_path(home)
     if not path.exists():
         open_storage(home.path).create(path.name, uuid.uuid4().hex[:12].encode())
-    return path.read_text()
+    found = path.read_text()
+    # It becomes a part of a path and of queries, and a copied home was written by somebody else.
+    wrong = why_not("home", found)
+    if wrong is not None:
+        raise StorageError(f"{path}: {wrong}; remove the file, and a new name is made")
+    return found
 
 
 def tokens(home: Home) -> set[str]:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from suite.config.names import KINDS, why_not
 from suite.errors import TrackingError, UnknownNameError
 from suite.files import replacing
 from suite.leaderboard.fields import NOT_VERIFIABLE, Row, with_values
@@ -185,9 +186,11 @@ def _check_row(row: Row, *, where: str) -> None:
     empty = [name for name in NEEDED if not getattr(row, name)]
     if empty:
         raise TrackingError(f"{where}: got nothing for {', '.join(empty)}, expected a name")
-    # MLflow is searched by it, in a language of quotes.
-    if not row.home.isalnum():
-        raise TrackingError(f"{where}: got the home {row.home!r}, expected letters and digits")
+    # They become parts of paths, and MLflow is searched by them, in a language of quotes.
+    for kind in KINDS:
+        wrong = why_not(kind, getattr(row, kind))
+        if wrong is not None:
+            raise TrackingError(f"{where}: {wrong}")
     known = [status.value for status in CellStatus]
     if row.status not in known:
         raise TrackingError(f"{where}: got status {row.status!r}, expected {', '.join(known)}")

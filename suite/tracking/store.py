@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from suite.config.names import why_not
 from suite.errors import TrackingError
 from suite.files import replacing, sqlite_uri
 from suite.record.folder import Home
@@ -37,6 +38,7 @@ MAX_TAG_CHARS = 8000
 MAX_PARAM_CHARS = 6000
 ARTIFACTS = "mlartifacts"
 """The folder beside an sqlite file for the files of its runs."""
+RUN_ID = re.compile("[0-9a-f]{32}")
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -317,7 +319,11 @@ class Store:
 
     @_explained
     def experiments(self) -> dict[str, str]:
-        """Experiment id by sweep name, for every sweep in the store."""
+        """Experiment id by sweep name, for every sweep in the store.
+
+        Raises:
+            TrackingError: The name of one could lead out of a folder.
+        """
         found: dict[str, str] = {}
         token = None
         while True:
@@ -327,6 +333,13 @@ class Store:
                 page_token=token,
             )
             for experiment in page:
+                # Whoever reaches the store can make experiments, and reports take these names.
+                wrong = why_not("sweep", experiment.name)
+                if wrong is not None:
+                    raise TrackingError(
+                        f"tracking store {without_password(self.uri)}: {wrong};"
+                        " rename that experiment, or delete it"
+                    )
                 found[experiment.name] = experiment.experiment_id
             token = page.token
             if not token:
@@ -547,7 +560,10 @@ class Store:
         which MLflow's client would write.
         """
         path = sqlite_path(self.uri)
-        if path is None or not run.files.endswith(f"/{ARTIFACTS}/{run.id}/artifacts"):
+        # The id is a part of the path, and anybody may have written the database.
+        if path is None or not RUN_ID.fullmatch(run.id):
+            return None
+        if not run.files.endswith(f"/{ARTIFACTS}/{run.id}/artifacts"):
             return None
         return path.parent / ARTIFACTS / run.id / "artifacts"
 
