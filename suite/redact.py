@@ -1,8 +1,8 @@
 """Keep secrets out of what is shown, logged and stored.
 
 There are two nets. One catches what looks like a secret: passwords in URLs, `password=...`. The
-other catches the values of this process's own secret variables (`HF_TOKEN`,
-`AWS_SECRET_ACCESS_KEY`, `MLFLOW_TRACKING_PASSWORD`, ...), wherever in a text they turn up.
+other catches the values of this process's own secret variables (`HF_TOKEN`, `PGPASSWORD`,
+`AWS_SECRET_ACCESS_KEY`, `AZURE_STORAGE_CONNECTION_STRING`, ...), wherever in a text they turn up.
 """
 
 from __future__ import annotations
@@ -20,17 +20,24 @@ MIN_SECRET_CHARS = 6
 
 _USER_AND_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]*:[^\s'\"]*@|(?<=://)[^\s/'\"]*@")
 _NAMED = re.compile(
-    r"(?i)\b((?:ssl)?password|passwd|pwd|pgpassword"
+    r"(?i)\b([\w-]{0,40}(?:password|passwd|passphrase)|(?:[\w-]{0,40}[_-])?pwd|[\w-]{0,40}[_-]pass"
     r"|(?:[\w-]{0,40}[_-])?(?:token|secret|signature|credentials?)"
-    r"|[\w-]{0,40}(?:api|access|secret|account)[_-]?key(?:[_-]id)?)"
+    r"|[\w-]{0,40}(?:api|access|secret|account)[_-]?key(?:[_-]id)?"
+    # In small letters `sort_key=score` is no secret, so these count as variables alone.
+    r"|(?-i:[A-Z][A-Z0-9_]{0,40}_(?:KEY|CONNECTION_STRING)))"
     # What is hidden already stays as it is.
-    r"=(?!\*\*\*)[^\s&'\",;)]+"
+    r"=(?!\*\*\*)([^\s&'\",;)]+)"
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*")
+_WORDS = "KEYS?|TOKEN|SECRETS?|PASS|PWD|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?"
 _SECRET_VARIABLE = re.compile(
-    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?"
-    r"|(?:API|ACCESS|SECRET|ACCOUNT|PRIVATE)_KEY(?:_ID)?)$"
+    rf"(?:{_WORDS})(?:_ID|_?\d+)?$|(?:^|_)(?:{_WORDS})_|CONNECTION_STRING"
 )
+_ABOUT_A_SECRET = re.compile(
+    r"^(?:OLD)?PWD$"
+    r"|_(?:PATH|FILE|DIR|NAME|TYPE|MODE|URL|URI|HOST|PORT|LIMIT|COUNT|SIZE|LENGTH|TTL|TIMEOUT)$"
+)
+"""Variables that hold no secret although their names have such a word: a folder, a number, ..."""
 _PASSWORD_IN_URL = re.compile(r"://[^\s/@'\":]*:([^\s'\"]+)@")
 
 
@@ -54,11 +61,15 @@ def redact(text: object, *, environment: Mapping[str, str] | None = None) -> str
 
 
 def secrets_of(environment: Mapping[str, str]) -> list[str]:
-    """Return the values of secret variables, and the passwords in URLs of any variable."""
+    """Return the values of secret variables, and the secrets within the values of any variable."""
     found = set()
     for name, value in environment.items():
-        if is_secret_name(name):
+        # A name with KEY in it may stand for the path of one, which is not secret.
+        if is_secret_name(name) and not (value.startswith("/") and os.path.exists(value)):
             found.add(value)
+        # A connection string is hidden as a whole, and a driver may print a part of it.
+        for _, part in _NAMED.findall(value):
+            found.add(part)
         if "://" in value:
             for password in _PASSWORD_IN_URL.findall(value):
                 found.add(password)
@@ -70,8 +81,9 @@ def secrets_of(environment: Mapping[str, str]) -> list[str]:
 
 
 def is_secret_name(variable: str) -> bool:
-    """Whether a variable of that name holds a secret itself, not, say, the path of one."""
-    return bool(_SECRET_VARIABLE.search(variable.upper()))
+    """Whether a variable of that name holds a secret itself, not its path, say."""
+    name = variable.upper()
+    return bool(_SECRET_VARIABLE.search(name)) and not _ABOUT_A_SECRET.search(name)
 
 
 def has_password(url: str) -> bool:

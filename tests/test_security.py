@@ -174,6 +174,10 @@ def test_no_secret_is_in_a_file_an_output_or_a_title(watched: Watched) -> None:
         ("http://h:5000/?token=abc&x=1", "http://h:5000/?token=***&x=1"),
         ("host=h password=abc user=u", "host=h password=*** user=u"),
         ("aws_secret_access_key=abc", "aws_secret_access_key=***"),
+        ("PGPASSWORD=abc MYSQL_PWD=abc psql", "PGPASSWORD=*** MYSQL_PWD=*** psql"),
+        ("env: DB_PASS=abc, KAGGLE_KEY=abc", "env: DB_PASS=***, KAGGLE_KEY=***"),
+        ("A_CONNECTION_STRING=abc;AccountKey=d", "A_CONNECTION_STRING=***;AccountKey=***"),
+        ("--set key=value, sort_key=score", "--set key=value, sort_key=score"),
         ("Authorization: Bearer abcdefgh12345", "Authorization: Bearer ***"),
         ("16 tokens, max_length=128, key 'a' = 3", "16 tokens, max_length=128, key 'a' = 3"),
         ("http://h:5000/path", "http://h:5000/path"),
@@ -195,6 +199,40 @@ def test_what_is_a_secret_is_hidden_wherever_it_stands() -> None:
         redact("hf_abcdef parallel /home/me 'pass word' pass%20word", environment=own)
         == "*** parallel /home/me '***' ***"
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PGPASSWORD", "MYSQL_PWD", "DB_PASS", "KAGGLE_KEY", "OPENAI_APIKEY", "WANDB_API_KEY"),
+        *(
+            "AZURE_STORAGE_CONNECTION_STRING",
+            "SECRET_KEY_BASE",
+            "TOKEN_OF_MINE",
+            "AWS_ACCESS_KEY_ID",
+        ),
+        *("GITHUB_TOKEN2", "SSH_PASSPHRASE", "MY_SECRETS", "my_token"),
+    ],
+)
+def test_variables_that_look_like_secrets_are_hidden(name: str) -> None:
+    assert redact("it was marked-marked", environment={name: "marked-marked"}) == "it was ***"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("PWD", "/home/me"), ("OLDPWD", "/home/you"), ("TOKENIZERS_PARALLELISM", "parallel")),
+        *(("RAY_AUTH_TOKEN_PATH", "~/.ray/other"), ("TOKEN_LIMIT", "100000"), ("KEYMAP", "german")),
+        *(("RAY_TLS_SERVER_KEY", __file__), ("GIT_ASKPASS", __file__)),
+    ],
+)
+def test_variables_about_secrets_are_shown(name: str, value: str) -> None:
+    assert redact(f"it was {value}", environment={name: value}) == f"it was {value}"
+
+
+def test_parts_of_a_connection_string_are_hidden() -> None:
+    own = {"STORE": "host=h password=marked-marked"}
+    assert redact("FATAL: marked-marked", environment=own) == "FATAL: ***"
 
 
 def test_a_failures_record_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
