@@ -78,18 +78,17 @@ def test_all_architectures_make_an_arm_each() -> None:
     assert len(plan.cells) == len(load_space("lora").architectures) > 1
 
 
-def test_a_number_is_a_fixed_learning_rate_that_is_tried_once_and_confirmed(home: Home) -> None:
+def test_a_number_is_a_fixed_learning_rate_that_is_confirmed_without_a_search(home: Home) -> None:
     plan = planned(
         methods=["full", {"name": "lora", "learning_rate": 0.003}],
         search={"trials": 4},
         confirm={"seeds": [1, 2]},
     )
-    assert plan.total_trials == (4 + 2) + (1 + 2)
+    assert plan.total_trials == (4 + 2) + 2
     ran = [
         spec for spec in run_all(TrialQueue(plan, home, slots=1), home) if spec.arm.method == "lora"
     ]
     assert [(spec.phase, spec.learning_rate) for spec in ran] == [
-        (Phase.SEARCH, 0.003),
         (Phase.CONFIRM, 0.003),
         (Phase.CONFIRM, 0.003),
     ]

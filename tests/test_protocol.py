@@ -298,7 +298,7 @@ def test_a_fixed_learning_rate_has_no_edge(home: Home) -> None:
         search={"trials": 4, "edge_guard": {"extensions": 2}},
     )
     ran = run_all(TrialQueue(plan, home, slots=1), home)
-    assert [s.phase for s in ran] == [Phase.SEARCH, Phase.CONFIRM, Phase.CONFIRM]
+    assert [s.phase for s in ran] == [Phase.CONFIRM, Phase.CONFIRM]
     assert not study_of(plan, home)["edge"]
 
 

@@ -40,9 +40,15 @@ class LearningRateRange(Strict):
             return {"low": given, "high": given, "fixed": True}
         return given
 
-    def trials(self, budget: int, choices: int = 1) -> int:
-        """How many trials of a sweep's budget a study with so many other choices uses."""
-        # a second trial with the same rate, choice and seed would repeat the first
+    def trials(self, budget: int, choices: int) -> int:
+        """How many trials of a sweep's budget a study uses.
+
+        Args:
+            budget: Trials of a study that searches the range.
+            choices: Other things among which the study chooses; 0 = nothing else.
+        """
+        # A second trial with the same rate, choice and seed would repeat the first. With nothing to
+        # choose the confirm runs alone say all.
         return choices if self.fixed else budget
 
     def extended(self, end: End) -> LearningRateRange:

@@ -233,7 +233,7 @@ class SearchConfig(Strict):
         """Trials that a study gets with each extension of its range."""
         return self.edge_guard.trials or max(2, self.trials // 4)
 
-    def most_trials(self, searched: LearningRateRange, choices: int = 1) -> int:
+    def most_trials(self, searched: LearningRateRange, choices: int) -> int:
         """Trials of a study with so many choices that is extended as often as it may be."""
         trials = searched.trials(self.trials, choices)
         # a fixed learning rate has no range to extend

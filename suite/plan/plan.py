@@ -110,7 +110,15 @@ class Plan:
         architectures = 1
         if shared != cell.key:
             architectures = sum(self.study_of(other) == shared for other in self.cells)
-        return architectures * len(self.batch_sizes)
+        return self.choices_among(cell, architectures)
+
+    def choices_among(self, cell: PlannedCell, architectures: int) -> int:
+        """The same where the number of architectures is known; 0 where nothing is to be chosen."""
+        found = architectures * len(self.batch_sizes)
+        # A contest judges each architecture by a trial, also where each has a study of its own.
+        if found == 1 and cell.contest is None:
+            return 0
+        return found
 
     def confirm_runs(self, cell: PlannedCell) -> int:
         """Confirm runs of a cell; of a contest's architectures the first counts them."""
@@ -167,7 +175,7 @@ class Plan:
         if spec.phase is Phase.SEARCH:
             # This counts every extension that the guard may add: how many it did add only the study
             # knows.
-            choices = 1
+            choices = 0
             # Only there does it matter, and to count them takes time.
             if cell.learning_rate.fixed:
                 choices = self.choices(cell)

@@ -67,7 +67,7 @@ def decide(
     config: SearchConfig,
     fit: Fit,
     *,
-    choices: int = 1,
+    choices: int = 0,
 ) -> Study:
     """The study as its trials so far leave it.
 
@@ -76,7 +76,7 @@ def decide(
         planned: The range as the sweep has it.
         config: The budget and its rules, the same for every arm.
         fit: Makes the model of the curve.
-        choices: Number of other choices that the study has.
+        choices: Among how many architectures and batch sizes it chooses; 0 = nothing to choose.
     """
     study = Study(planned, planned.trials(config.trials, choices))
     # All stages are gone through from the first, so the outcome depends on the trials alone and not

@@ -97,7 +97,7 @@ class StudyState:
                 planned,
                 self.plan.config.search,
                 self.fit,
-                choices=len(self._all_levels()),
+                choices=self.plan.choices_among(self.cells[0], len(self.cells)),
             )
         return self._study
 
@@ -117,6 +117,9 @@ class StudyState:
         By default that is where the mean of the model's curve is highest, which need not be a rate
         that was tried: the best score among noisy ones is often the luckiest.
         """
+        # Nothing was to be searched.
+        if self.study.budget == 0:
+            return Chosen(self.study.searched.low, self.plan.batch_sizes[0])
         model = self.model
         # A fixed rate has no curve.
         if self.plan.config.search.choose == "best" or model is None:
