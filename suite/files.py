@@ -15,6 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from suite.disk import OF_RUST
 from suite.errors import DataError
 
 LOCK_TIMEOUT_S = 3600.0
@@ -26,23 +27,45 @@ def replacing(path: Path) -> Iterator[Path]:
 
     A reader sees the old file or the new one, and so does whoever comes after a crash.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic within one file system only.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, because a rename is atomic within one file system only.
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        try:
+            yield Path(name)
+            # The bytes first, then the name: a power cut must not leave a name without its bytes.
+            _fsync(Path(name))
+            # mkstemp lets nobody but the owner read.
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+            _fsync(path.parent)
+        # Ctrl-C must leave no temporary file behind either.
+        except BaseException:
+            # A disk that fails may not let it go, and the first error is the one to tell.
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Have an error of the disk name the file that was to be written.
+
+    The error of an fsync names none, the others name the temporary file, and safetensors raises one
+    of its own for what is an OSError elsewhere.
+    """
     try:
-        yield Path(name)
-        # The bytes first, then the name: a power cut must not leave a name without its bytes.
-        _fsync(Path(name))
-        # mkstemp lets nobody but the owner read.
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-        _fsync(path.parent)
-    # Ctrl-C must leave no temporary file behind either.
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        yield
+    except OSError as error:
+        if error.filename is None or f"/.{path.name}." in str(error.filename):
+            error.filename = str(path)
         raise
+    except Exception as error:
+        number = OF_RUST.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -92,6 +93,8 @@ class FakeTrainer:
     def start(self, spec: TrialSpec) -> int:
         self._turn_to(spec)
         self.done = self._committed()
+        if self.rank == 0:
+            self.folder.write_spec(spec)
         self._note("start", epoch=self.done)
         for fault in ("kill", "network", "memory"):
             self._strike(f"{fault}-start")
@@ -104,7 +107,7 @@ class FakeTrainer:
         time.sleep(self.seconds_per_epoch)
         if self.leaving:
             raise PreemptedError("left, as asked")
-        for fault in ("kill", "stop", "hang", "disk", "bug"):
+        for fault in ("kill", "stop", "hang", "disk", "fsync", "removed", "bug"):
             if self.done > 1:
                 self._strike(fault)
         if self.rank == 0:
@@ -189,6 +192,12 @@ class FakeTrainer:
             take_all_memory(self.workspace.home.path / "cgroup")
         elif fault == "disk":
             raise OSError(28, "No space left on device")
+        elif fault == "fsync":
+            os.fsync = refuse_to_sync
+            write_json(self.folder.checkpoint / "epoch.json", self.done)
+        elif fault == "removed":
+            shutil.rmtree(self.folder.path)
+            (self.folder.path / "epochs.jsonl").open("a")
         elif fault == "bug":
             failure = FailureRecord(type="ValueError", message="a bug of the trial's own")
             self.folder.write_result(
@@ -202,6 +211,11 @@ class FakeTrainer:
                 )
             )
             raise RuntimeError("failed: ValueError")
+
+
+def refuse_to_sync(handle: int) -> None:
+    """The lowest call of Python's that a disk with a bad sector fails."""
+    raise OSError(5, "Input/output error")
 
 
 class SlowTrainer(FakeTrainer):

@@ -18,7 +18,15 @@ import ray
 from suite.cluster.host import oom_kills
 from suite.plan.events import Listener, Outcome
 from suite.plan.status import status
-from suite.record.attempts import AGAIN, OUT_OF_MEMORY, PREEMPTED, counted, is_given_up, result_of
+from suite.record.attempts import (
+    AGAIN,
+    OUT_OF_MEMORY,
+    PREEMPTED,
+    REMOVED,
+    counted,
+    is_given_up,
+    result_of,
+)
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import TrialSpec
@@ -291,6 +299,40 @@ def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_
         ).ok
         and not told.retries
     )
+
+
+# ---- what happens to files ----------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fails_pauses_the_sweep_says_where_and_costs_no_attempt(
+    home: Home, data_root: Path
+) -> None:
+    """In a rank, where fsync fails; the same command goes on from what was committed before."""
+    fault(home, "fsync")
+    told = Told()
+    outcome = run(home, data_root, told, failures={"retries": 0})
+    (trial,) = home.trials()
+    where = trial.checkpoint / "epoch.json"
+    assert outcome.interrupted
+    assert outcome.reason == (
+        f"Input/output error ({where}); look after the disk, or the server behind it (dmesg) "
+        "and run the same command again"
+    )
+    assert not trial.failures() and not told.retries
+    assert run(home, data_root, failures={"retries": 0}).ok
+
+
+def test_a_folder_that_is_removed_while_its_trial_runs_is_told_as_that_and_costs_no_attempt(
+    home: Home, data_root: Path
+) -> None:
+    fault(home, "removed")
+    told = Told()
+    assert run(home, data_root, told, failures={"retries": 0}).ok
+    (removed,) = told.retries
+    assert removed.type == REMOVED and "was removed while its trial ran" in removed.message
+    assert all(result is not None for result in told.ends)
+    (folder, _) = home.trials()
+    assert folder.spec() is not None and not counted(folder)
 
 
 # ---- the circuit breaker ----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from suite.record.folder import Home
 from suite.storage import lease as leases
 from suite.storage.fence import Fence, claim_key
 from suite.storage.lease import Beat, Claim, acquire, holder, newest_epoch
+from suite.storage.local import FileStorage
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
 from suite.tracking import open_store
@@ -128,6 +130,26 @@ def test_a_frozen_holder_is_replaced_and_finds_out_before_it_writes(root: Path) 
             == f"another driver took the sweep over: process {os.getpid()} on {held.claim.host}"
         )
         held.release()
+
+
+def test_a_beat_that_hangs_does_not_keep_a_driver_from_leaving(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a write to a hard mount does whose server is gone."""
+    hangs, mended = threading.Event(), threading.Event()
+    held = acquire(root, "toy", beat_s=0.1)
+
+    def hang(self: FileStorage, key: str, data: bytes) -> None:
+        hangs.set()
+        mended.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStorage, "write", hang)
+        assert hangs.wait(60)
+        began_s = time.monotonic()
+        held.release()
+        assert time.monotonic() - began_s < 30
+    mended.set()
 
 
 def foreign(root: Path, *, beat_s: float) -> Beat:

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import signal
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +19,12 @@ import torch
 
 from suite.errors import ConfigError
 from suite.profile import ArmProfile, Setting, choose, estimate_only, measure, peak, ratios
+from suite.profile import run as profile_run
 from suite.profile.estimate import estimate
 from suite.profile.figures import ATTENTION_WEIGHTS, draw
 from suite.profile.record import Estimate, Memory
 from suite.profile.training import Training
+from suite.profile.worker import Visit
 from suite.train.process_group import close_process_group, free_port, init_process_group
 from tests.commands import Suite, suite
 from tests.ranks import forkserver_context, on_ranks
@@ -309,6 +312,22 @@ def test_an_arm_whose_process_is_killed_takes_no_other_with_it() -> None:
     assert (first.status, second.status, third.status) == ("ok", "oom", "ok")
     assert "killed (signal 9)" in str(second.reason)
     assert not [child for child in multiprocessing.active_children() if child.is_alive()]
+
+
+def test_ranks_that_hang_outside_of_a_collective_end_their_arm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profile_run, "SILENT_S", 0.05)
+    (arm,) = arms_of("bert", ["full"])
+    near, far = multiprocessing.Pipe(duplex=False)
+    stopped = multiprocessing.current_process()  # it lives, and says nothing
+    monkeypatch.setattr(type(stopped), "exitcode", None)
+    waiting = deque([Visit(0, with_memory=False, arm=arm)])
+    message = profile_run._listen([near], [stopped], waiting, [], print)
+    assert message is not None
+    assert (message.event, message.number) == ("failed", 0)
+    assert message.text == "the ranks have been silent for 0.05 s"
+    far.close()
 
 
 # comparing

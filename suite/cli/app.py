@@ -6,7 +6,6 @@ mistake in what was given; 130 stopped by Ctrl-C, 143 by SIGTERM.
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable, Sequence
 
@@ -34,6 +33,7 @@ from suite.cli import (
     task,
     trial,
 )
+from suite.disk import said
 from suite.errors import SuiteError
 from suite.redact import redact
 
@@ -150,15 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: {redact(error)}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        # A full disk is the user's to mend; any other such error is a defect and shows where.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = ""
-        if error.filename:
-            where = f" ({error.filename})"
+        # Disks, rights and networks are the user's to mend, and a traceback does not help there.
         print(
-            f"error: {error.strerror}{where}; free some space and give the same command again; "
-            "what had ended is kept",
+            f"error: {redact(said(error))} and give the same command again; what had ended is kept",
             file=sys.stderr,
         )
         # Not 2: nothing was wrong with the command.

@@ -244,7 +244,7 @@ def ask_nodes(
         if reference not in ready:
             continue
         try:
-            answers[node] = ray.get(reference)
+            answers[node] = ray.get(reference, timeout=timeout_s)
         except RayTaskError as error:
             raise ResourceError(
                 f"node {nodes[node]}: cannot run the suite ({last_line(error)});"

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from suite.clock import CLOCK
 from suite.errors import ResourceError, SuiteError
 from suite.meters import hardware
 from suite.profile import peak
@@ -33,7 +34,7 @@ from suite.profile.record import (
     TrainingTime,
 )
 from suite.profile.setting import Setting
-from suite.profile.worker import Message, Visit, one_line, rank_main
+from suite.profile.worker import TIMEOUT_S, Message, Visit, one_line, rank_main
 from suite.train.process_group import free_port
 
 OnProgress = Callable[[str], None]
@@ -41,6 +42,10 @@ OnProgress = Callable[[str], None]
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "petl-suite")
 # How often the parent looks whether a rank has died.
 POLL_S = 1.0
+# A collective has its own deadline; this one is for ranks that hang elsewhere.
+SILENT_S = 4 * TIMEOUT_S
+# How long a killed rank is waited for.
+END_S = 30.0
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
 
@@ -215,7 +220,8 @@ def _one_group(
         for process in ranks:
             if process.pid is not None:
                 process.kill()  # a rank may wait for one that has died
-                process.join()
+                # A process that waits for a driver or a hard mount does not die of it.
+                process.join(END_S)
     if failure is not None:
         _drop(failure, waiting, found, on_progress)
 
@@ -246,11 +252,13 @@ def _listen(
 ) -> Message | None:
     """Store what the ranks measure; returns the failure that ended it, if any."""
     talking = list(pipes)
+    heard_s = CLOCK.now_s()
     while waiting:
         for pipe in mp.connection.wait(talking, timeout=POLL_S):
             assert isinstance(pipe, Connection)
             try:
                 message: Message = pipe.recv()
+                heard_s = CLOCK.now_s()
             except EOFError:  # the rank has left; its exit code says how
                 talking.remove(pipe)
                 continue
@@ -264,6 +272,9 @@ def _listen(
                 on_progress(_progress(each, len(waiting)))
             else:
                 return message
+        if CLOCK.now_s() - heard_s > SILENT_S:
+            reason = f"the ranks have been silent for {SILENT_S:g} s"
+            return Message("failed", waiting[0].number, reason)
         codes = [process.exitcode for process in ranks]
         # The first rank must not leave before all is done; any other may leave with 0.
         died = any(codes) or codes[0] is not None

@@ -25,8 +25,9 @@ APART, UNEVEN = LanesApartError.__name__, LanesUnevenError.__name__
 # These are, too. The last one is no failure: it is kept among them so
 # that its place in their order is known.
 PREEMPTED, OUT_OF_MEMORY, AGAIN = PreemptedError.__name__, "HostOutOfMemory", "TriedAgain"
-FREE = (PREEMPTED,)
-"""The machine gave notice: no sign that the next attempt would fail."""
+REMOVED = "TrialFolderRemoved"
+FREE = (PREEMPTED, REMOVED)
+"""The machine gave notice, or somebody took the files: no sign that the next attempt would fail."""
 
 
 def counted(folder: TrialFolder) -> list[FailureRecord]:
@@ -42,7 +43,7 @@ def counted(folder: TrialFolder) -> list[FailureRecord]:
         if record.type == AGAIN or (record.epoch or 0) > best:
             found.clear()
         best = max(best, record.epoch or 0)
-        # The record of a preemption may show progress, but is never a failure.
+        # Such a record may show progress, but is never a failure.
         if record.type not in (*FREE, AGAIN):
             found.append(record)
     return found

@@ -142,8 +142,12 @@ class Lease:
     def release(self) -> None:
         """Leave the sweep to whoever wants it next, at once."""
         self._ended.set()
-        # Waited for, so that no beat of the thread comes after the one that says released.
-        self._thread.join()
+        # Waited for, so that no beat of the thread comes after the one that says released. On a
+        # hard mount a write may hang for ever; after this time the next driver needs no release.
+        self._thread.join(MISSED * self.claim.beat_s)
+        if self._thread.is_alive():
+            log.warning("sweep %s: not released: its last beat hangs", self.fence.sweep)
+            return
         # If this fails, the next driver waits for three beats.
         with contextlib.suppress(StorageError, OSError):
             if self.held():

@@ -14,6 +14,7 @@ from ray.tune.experiment import Trial as TuneTrial
 
 from suite.cluster.session import cluster_nodes
 from suite.cluster.shared import note_epoch
+from suite.disk import os_error_in, said
 from suite.errors import StorageError
 from suite.plan.events import Listeners
 from suite.record.attempts import APART, OUT_OF_MEMORY
@@ -23,15 +24,17 @@ from suite.record.spec import TrialSpec
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
 from suite.tune.breaker import CircuitBreaker
-from suite.tune.group import RunSettings, is_full_disk
+from suite.tune.group import RunSettings
 from suite.tune.leave_notice import ask_to_leave
 from suite.tune.pending import PendingTrials
 from suite.tune.searcher import SweepSearcher
-from suite.tune.trainable import FULL_DISK_MARK, STALE_MARK, STORAGE_MARK
+from suite.tune.trainable import DISK_MARK, STALE_MARK, STORAGE_MARK
 
 MIN_FREE_BYTES = 256 * 2**20
 CHECK_EVERY_S = 5.0
 MESSAGE_CHARS, TRACEBACK_CHARS = 2000, 20_000
+AGAIN = "and run the same command again"
+WHEN_BACK = "run the same command again when it is back"
 
 
 class HaltError(Exception):
@@ -71,7 +74,8 @@ class SweepCallback(tune.Callback):
         self._leave_by: float | None = None
         self._leave_request: Any = None  # the request stands as long as this is kept
         self._started: set[str] = set()
-        self._failures: dict[str, int] = {}  # failures that were told of, by the trial's hash
+        # Failures that were told of, by the trial's hash.
+        self._failures: dict[str, list[FailureRecord]] = {}
         self._checked = 0.0  # seconds of a monotonic clock
 
     def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
@@ -126,7 +130,7 @@ class SweepCallback(tune.Callback):
             path = folder.path / name
             if path.exists():
                 self._stored(partial(self.mirror.push_file, path))
-        self._failures[spec.hash] = len(folder.failures())  # those of earlier runs are known
+        self._failures[spec.hash] = folder.failures()  # those of earlier runs are known
         self.listeners.on_trial_start(spec)
 
     def on_trial_result(
@@ -218,15 +222,15 @@ class SweepCallback(tune.Callback):
         The sweep then stops, because further attempts would only use up the retries.
         """
         last_line = _last_line(error)
-        if FULL_DISK_MARK in error:
-            self.reason = disk_is_full(self.home.path)
+        if DISK_MARK in error:
+            self.reason = f"{last_line.rpartition(f'{DISK_MARK}: ')[2]} {AGAIN}"
             return True
         if STALE_MARK in error or self.lease.loss():
             self.reason = self.lease.loss() or last_line
             return True
         if STORAGE_MARK in error:
             why = last_line.rpartition(f"{STORAGE_MARK}: ")[2]
-            self.reason = f"{why}; run the same command again when it is back"
+            self.reason = f"{why}; {WHEN_BACK}"
             return True
         return False
 
@@ -237,7 +241,8 @@ class SweepCallback(tune.Callback):
         """
         folder = self.home.trial(spec)
         # The trial's process writes a record before it raises; none is new if the process died.
-        if len(folder.failures()) <= self._failures.get(spec.hash, 0):
+        # Not by their number: whoever removes the folder takes the earlier ones along.
+        if folder.failures() == self._failures.get(spec.hash, []):
             record = FailureRecord(
                 type="TrialProcessDied",
                 message=_last_line(error)[:MESSAGE_CHARS] or "its process is gone",
@@ -247,7 +252,7 @@ class SweepCallback(tune.Callback):
             )
             self._stored(lambda: self.mirror.add_failure(folder, record))
         failures = folder.failures()
-        self._failures[spec.hash] = len(failures)
+        self._failures[spec.hash] = failures
         if not failures:
             return None
         return failures[-1]
@@ -266,12 +271,8 @@ class SweepCallback(tune.Callback):
         """
         try:
             call()
-        except StorageError as error:
-            self.reason = self.reason or f"{error}; run the same command again when it is back"
-        except OSError as error:
-            if not is_full_disk(error):  # a mistake of ours or of the home's permissions
-                raise
-            self.reason = self.reason or disk_is_full(self.home.path)
+        except (StorageError, OSError) as error:
+            self.reason = self.reason or why_paused(error) or str(error)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune stores its callbacks; listeners hold terminals and connections
@@ -292,9 +293,16 @@ def _last_line(error: str) -> str:
     return (error.strip().splitlines() or [""])[-1]
 
 
+def why_paused(error: Exception) -> str:
+    """Why a sweep stops whose storage or disk fails, and what to do; "" for any other exception."""
+    if isinstance(error, StorageError):
+        return f"{error}; {WHEN_BACK}"
+    found = os_error_in(error)
+    if found is None:
+        return ""
+    return f"{said(found)} {AGAIN}"
+
+
 def disk_is_full(path: Path) -> str:
     """Why a sweep stops whose disk is full, and what to do."""
-    return (
-        f"less than {MIN_FREE_BYTES / 2**20:.0f} MiB left under {path};"
-        " free some space and run the same command again"
-    )
+    return f"less than {MIN_FREE_BYTES / 2**20:.0f} MiB left under {path}; free some space {AGAIN}"

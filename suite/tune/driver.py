@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from ray import tune
@@ -17,6 +18,7 @@ from ray.tune.error import TuneError
 from ray.tune.experiment import Trial as TuneTrial
 
 from suite.cluster.access import ray_says_nothing, tune_keeps_secrets
+from suite.cluster.head import head_watched
 from suite.cluster.session import (
     alive_nodes,
     ask_nodes,
@@ -52,14 +54,16 @@ from suite.record.result import MEND
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
-from suite.tune.callback import MIN_FREE_BYTES, HaltError, SweepCallback, disk_is_full
+from suite.tune.callback import MIN_FREE_BYTES, HaltError, SweepCallback, why_paused
 from suite.tune.elastic import ElasticScheduler, WarmGroupScheduler, placement_request
-from suite.tune.group import TRAINER, RunSettings, is_full_disk
+from suite.tune.group import TRAINER, RunSettings
 from suite.tune.measure import anything_left, check_lm_eval, measure_confirmed
 from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import TrialTrainable
 
 log = logging.getLogger(__name__)
+FAREWELL_S = 10.0
+"""How long listeners may take for their last words after the cluster's head is gone."""
 TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of every trial
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `_signals_stop` has its own
@@ -418,7 +422,34 @@ def _run(
     searcher.stopped = callback.must_stop
     queue.fetch = callback.fetch
     listener.on_start(plan, queue.states)
+    with head_watched(partial(_end_without_head, callback)):
+        return _run_to_its_end(plan, settings, callback)
 
+
+def _end_without_head(callback: SweepCallback, why: str) -> None:
+    """End this process in order: its main thread waits for the head inside Ray, for ever.
+
+    What had ended is kept, as after any kill of the driver.
+    """
+    try:
+        cells = tuple(cell_status(state) for state in callback.searcher.queue.states.values())
+        outcome = Outcome(callback.finished, cells, interrupted=True, reason=why)
+        # Ray ends the process soon, and a listener may wait for a server of its own.
+        farewell = threading.Thread(target=callback.listeners.on_end, args=(outcome,), daemon=True)
+        farewell.start()
+        farewell.join(FAREWELL_S)
+        callback.lease.release()
+    finally:
+        what_to_do = "run the same command again when the head is back"
+        print(f"{why}; nothing that finished is lost; {what_to_do}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _run_to_its_end(plan: Plan, settings: RunSettings, callback: SweepCallback) -> Outcome:
+    config = plan.config
+    searcher = callback.searcher
+    queue = searcher.queue
+    lease = callback.lease
     # An earlier run may have left a search that cannot go on: no trial is started then.
     reason = callback.reason = queue.unmeasured() or ""
     if not reason and not _all_over(queue.states):
@@ -434,7 +465,7 @@ def _run(
         reason=reason,
         not_measured=not_measured,
     )
-    listener.on_end(outcome)
+    callback.listeners.on_end(outcome)
     if not lease.loss():
         with suppress(StorageError):  # a view, which the next run writes again
             callback.mirror.push_definition(config.name)
@@ -463,10 +494,11 @@ def _fit(
             _tuner(plan, settings, searcher, callback).fit()
     except HaltError:
         return callback.reason
-    except (OSError, TuneError) as error:
-        if not is_full_disk(error):
+    except (OSError, StorageError, TuneError) as error:
+        why = why_paused(error)
+        if not why:
             raise
-        return disk_is_full(settings.workspace.home.path)
+        return why
     finally:
         callback.end_leave_request()
         if not callback.lease.loss():  # else another driver may use the folder by now

@@ -8,7 +8,6 @@ of them. The next use builds new ones.
 from __future__ import annotations
 
 import contextlib
-import errno
 import re
 import signal
 import time
@@ -32,6 +31,7 @@ from suite.cluster.host import (
     size_of,
 )
 from suite.config.sweep import FailureConfig, TimeoutConfig
+from suite.disk import fault_of
 from suite.plan.resources import Layout
 from suite.record.folder import TrialFolder
 from suite.record.result import FailureRecord, TrialResult
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from suite.plan.pruning import Pruning
 
 TRAINER = "suite.train.loop:Trainer"
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 MAX_TRIALS = 200  # a bound on what slow leaks of libraries can add up to
 GROWTH_FRAC = 0.10
 GROWTH_SLACK_BYTES = 64 * 2**20
@@ -94,13 +93,13 @@ class GroupFailureError(Exception):
 
     Args:
         record: Which rank failed, how, and where its log is.
-        full_disk: Whether there was no space left; another attempt at once would fail again.
+        disk: What the home's disk refused; another attempt at once would fail again. "" = nothing.
     """
 
-    def __init__(self, record: FailureRecord, full_disk: bool = False) -> None:
-        super().__init__(record, full_disk)
+    def __init__(self, record: FailureRecord, disk: str = "") -> None:
+        super().__init__(record, disk)
         self.record = record
-        self.full_disk = full_disk
+        self.disk = disk
 
     def __str__(self) -> str:
         return f"{self.record.type}: {self.record.message} (log: {self.record.log_path})"
@@ -336,7 +335,8 @@ class Group:
         """
         rank = min(errors, key=lambda i: (_severity(errors[i]), i))
         error = errors[rank]
-        full_disk = any(is_full_disk(each) for each in errors.values())
+        home = self.settings.workspace.home.path
+        faults = [fault_of(each, home) for each in errors.values()]
         if isinstance(error, (RayActorError, OutOfMemoryError)):
             record = self._death(method, rank, error)
         else:
@@ -348,7 +348,7 @@ class Group:
                 message=f"{method}: rank {rank}: {cause}"[:MESSAGE_CHARS],
                 traceback=str(error),
             )
-        return self._failed(record, rank=rank, full_disk=full_disk)
+        return self._failed(record, rank=rank, disk=next(filter(None, faults), ""))
 
     def _death(self, method: str, rank: int, error: RayError) -> FailureRecord:
         """The record of a process that died, with the cause as far as anyone knows it."""
@@ -398,15 +398,13 @@ class Group:
         # A rank that waits for a stopped one is silent, too: the odd ones are the cause.
         return self._failed(record, rank=(odd or silent)[0])
 
-    def _failed(
-        self, record: FailureRecord, *, rank: int = 0, full_disk: bool = False
-    ) -> GroupFailureError:
+    def _failed(self, record: FailureRecord, *, rank: int = 0, disk: str = "") -> GroupFailureError:
         """End every rank, and add to the record the log of the one to blame."""
         self._kill()
         path = self._log(rank)
         text = redact(f"{record.traceback}\n--- end of {path.name} ---\n{_tail(path)}".strip())
         about = {"log_path": str(path), "traceback": text[-TRACEBACK_CHARS:]}
-        return GroupFailureError(record.model_copy(update=about), full_disk)
+        return GroupFailureError(record.model_copy(update=about), disk)
 
     def _kill(self) -> None:
         for rank in self._ranks:
@@ -437,7 +435,7 @@ def _errors(refs: Sequence[Any], ready: Sequence[Any]) -> dict[int, Exception]:
     found: dict[int, Exception] = {}
     for ref in ready:
         try:
-            ray.get(ref)
+            ray.get(ref, timeout=PING_S)
         except RayError as error:  # of the trial, or of Ray where the process is gone
             found[refs.index(ref)] = error
     return found
@@ -451,14 +449,6 @@ def _severity(error: Exception) -> int:
     # What the peers of a dead or failed rank see of it.
     connection_lost = ("connection", "gloo", "nccl", "timed out", "broken pipe")
     return 2 if any(sign in text for sign in connection_lost) else 1
-
-
-def is_full_disk(error: Exception) -> bool:
-    """Whether there was no space left, also where Ray or Tune wrapped the error."""
-    cause = getattr(error, "cause", None) or error
-    if isinstance(cause, OSError) and cause.errno in FULL_DISK:
-        return True
-    return "No space left on device" in str(error)
 
 
 def _tail(path: Path, *, after: int = 0) -> str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from suite.evaluation.subjects import Subject
 
 WAIT_S = 1.0
+ANSWER_S = 60.0
+"""How long an answer may take that is there: its node may be lost on the way."""
 MESSAGE_CHARS = 500
 
 
@@ -167,7 +169,7 @@ def _has_all(folder: Path, config: LmEvalConfig, library: Library) -> bool:
 def _outcome(reference: Any, job: Job) -> dict[str, str]:
     """What a task could not measure: folder -> why."""
     try:
-        failed: dict[str, str] = ray.get(reference)
+        failed: dict[str, str] = ray.get(reference, timeout=ANSWER_S)
     except RayError as error:  # the process died, or something that no check foresaw
         cause = getattr(error, "cause", None) or error
         return {str(job.folder): f"{type(cause).__name__}: {str(cause).strip()[:MESSAGE_CHARS]}"}

@@ -6,21 +6,24 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ray import tune
 from ray.util import get_current_placement_group
 
+from suite.disk import fault_of
 from suite.errors import StaleDriverError, StorageError
-from suite.record.attempts import APART, UNEVEN, is_given_up, result_of
+from suite.record.attempts import APART, REMOVED, UNEVEN, is_given_up, result_of
 from suite.record.folder import TrialFolder
+from suite.record.result import FailureRecord
 from suite.record.spec import Phase, TrialSpec
 from suite.storage.mirror import Mirror
 from suite.tune.group import Group, GroupFailureError, RunSettings
 from suite.tune.leave_notice import LeaveNotice
 
 # The driver sees only the text of what a trial raises; these words say what kind of error it was.
-FULL_DISK_MARK = "suite-full-disk"
+DISK_MARK = "suite-disk-fault"
 STALE_MARK = "suite-stale-driver"
 STORAGE_MARK = "suite-storage-away"
 
@@ -85,6 +88,11 @@ class TrialTrainable(tune.Trainable):
             return self._attempt()
         except StorageError as error:  # nothing can be kept there, nor trained, until it is back
             raise StorageError(f"{STORAGE_MARK}: {error}") from error
+        except OSError as error:
+            refused = fault_of(error, self._settings.workspace.home.path)
+            if not refused:
+                raise
+            raise OSError(f"{DISK_MARK}: {refused}") from error
         except StaleDriverError as error:  # another driver owns the folder now
             raise StaleDriverError(f"{STALE_MARK}: {error}") from error
 
@@ -127,17 +135,31 @@ class TrialTrainable(tune.Trainable):
         Raises:
             StaleDriverError: The failure is not the trial's: another driver has the sweep.
             StorageError: The same, and the storage is away.
-            OSError: The same, and there is no space left. No attempt is counted.
+            OSError: The same, and the home's disk refuses something. No attempt is counted.
         """
         for kind in (StaleDriverError, StorageError):
             if failure.record.type == kind.__name__:
                 raise kind(failure.record.message) from failure
-        if failure.full_disk:
-            raise OSError(f"{FULL_DISK_MARK}: {failure}") from failure
+        record = failure.record.model_copy(update={"epoch": self._epochs})
+        removed = self._removed()
+        if removed is not None:
+            why = f"{removed} was removed while its trial ran; the trial begins anew"
+            record = FailureRecord(type=REMOVED, message=why, log_path=record.log_path)
+        elif failure.disk:
+            raise OSError(f"{DISK_MARK}: {failure.disk}") from failure
         with contextlib.suppress(OSError):  # the folder may be what failed
-            record = failure.record.model_copy(update={"epoch": self._epochs})
             for lane in self._lanes:
                 self._mirror.add_failure(lane.folder, record)
+
+    def _removed(self) -> Path | None:
+        """The folder of one of its trials that is gone; None while all are there."""
+        # With a storage, the specification lies on the driver's disk and on that of rank 0.
+        if self._mirror.storage is None:
+            for lane in self._lanes:
+                # Ranks that still run make a folder anew, but not what was written before them.
+                if lane.folder.spec() is None:
+                    return lane.folder.path
+        return None
 
     def _ready_group(self) -> Group:
         if self._group is None:

@@ -1,0 +1,106 @@
+"""A cluster whose head is gone: noticed, told in a line, and left before Ray ends the process by itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from suite.cluster import head
+from suite.record.folder import Home
+from suite.storage.lease import holder
+from tests.sweeps import make_roots
+
+ROOT = Path(__file__).parents[1]
+DRIVER = """
+import sys
+from pathlib import Path
+from suite.plan.events import Listener
+from suite.record.folder import Home
+from suite.tune.driver import run_sweep
+from tests.sweeps import toy_sweep
+
+class Told(Listener):
+    def on_epoch(self, spec, record):
+        print("epoch", flush=True)
+    def on_end(self, outcome):
+        print("end", outcome.interrupted, outcome.reason, flush=True)
+
+config = toy_sweep(
+    methods=["full"], search={"trials": 1}, confirm={"seeds": [1]},
+    training={"epochs": 10_000, "batch_size": 8}, timeouts={"setup_s": 300.0},
+)
+home, roots = Home(Path(sys.argv[1])), Path(sys.argv[2])
+trainer = "tests.fake_trainer:SlowTrainer"
+run_sweep(config, home=home, data_root=roots, listeners=[Told()], trainer=trainer)
+"""
+
+
+def test_a_head_that_refuses_connections_is_told_of_once_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listening.getsockname()[1]}"
+
+    class Context:
+        gcs_address = address
+
+    monkeypatch.setattr(ray, "get_runtime_context", Context)
+    monkeypatch.setattr(head, "LOOK_S", 0.02)
+    monkeypatch.setenv(head.RAYS_PATIENCE, "0.6")
+    told: list[str] = []
+    heard = threading.Event()
+
+    def on_gone(why: str) -> None:
+        told.append(why)
+        heard.set()
+
+    with head.head_watched(on_gone):
+        assert not heard.wait(0.5), "it answers, for longer than it may be silent"
+        listening.close()
+        assert heard.wait(60)
+    assert told == [f"the head of the Ray cluster at {address} has not answered for 0.3 s"]
+
+
+@pytest.mark.slow
+def test_a_driver_whose_head_dies_says_so_and_leaves_the_sweep_free(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = make_roots(tmp_path / "roots", monkeypatch)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), head.RAYS_PATIENCE: "30"}
+    command = [sys.executable, "-c", DRIVER, str(home.path), str(roots)]
+    driver = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    children = []
+    try:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "epoch\n"
+        children = psutil.Process(driver.pid).children(recursive=True)
+        (server,) = [child for child in children if child.name() == "gcs_server"]
+        server.kill()
+        killed_s = time.monotonic()
+        out, err = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+        for child in children:
+            if child.is_running():
+                child.kill()
+    assert driver.returncode == 1 and time.monotonic() - killed_s < 30
+    why = err.splitlines()[-1]
+    assert "has not answered for 15 s; nothing that finished is lost; run the same command" in why
+    assert out.splitlines()[-1].startswith("end True the head of the Ray cluster at ")
+    assert holder(home.path / "sweeps", "toy") is None, "the next driver need not wait"
