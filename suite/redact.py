@@ -1,8 +1,9 @@
-"""Keep secrets out of what is shown, logged and stored.
+"""Keep secrets out of what is shown, logged and stored, and commands to the terminal out of it.
 
-There are two nets. One catches what looks like a secret: passwords in URLs, `password=...`. The
-other catches the values of this process's own secret variables (`HF_TOKEN`, `PGPASSWORD`,
-`AWS_SECRET_ACCESS_KEY`, `AZURE_STORAGE_CONNECTION_STRING`, ...), wherever in a text they turn up.
+For secrets there are two nets. One catches what looks like a secret: passwords in URLs,
+`password=...`. The other catches the values of this process's own secret variables (`HF_TOKEN`,
+`PGPASSWORD`, `AWS_SECRET_ACCESS_KEY`, `AZURE_STORAGE_CONNECTION_STRING`, ...), wherever in a text
+they turn up.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ _ABOUT_A_SECRET = re.compile(
     r"|_(?:PATH|FILE|DIR|NAME|TYPE|MODE|URL|URI|HOST|PORT|LIMIT|COUNT|SIZE|LENGTH|TTL|TIMEOUT)$"
 )
 """Variables that hold no secret although their names have such a word: a folder, a number, ..."""
+_CONTROL = re.compile(
+    r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029"
+    # These turn the direction of writing, so that a text reads otherwise than it is.
+    r"\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 _PASSWORD_IN_URL = re.compile(r"://[^\s/@'\":]*:([^\s'\"]+)@")
 
 
@@ -84,6 +90,14 @@ def is_secret_name(variable: str) -> bool:
     """Whether a variable of that name holds a secret itself, not its path, say."""
     name = variable.upper()
     return bool(_SECRET_VARIABLE.search(name)) and not _ABOUT_A_SECRET.search(name)
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with every control character written out, such as `\x1b`; lines stay lines.
+
+    A terminal obeys them: a name could clear the screen, set the window's title, or hide a line.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def has_password(url: str) -> bool:

@@ -203,6 +203,28 @@ def test_csv_without_rows_still_has_its_heading(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "name,size\n"
 
 
+@pytest.mark.parametrize("fmt", [Format.TABLE, Format.CSV, Format.MD])
+def test_what_others_wrote_commands_neither_a_terminal_nor_a_spreadsheet(
+    fmt: Format, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "=A1\x1b]0;owned\x07\x1b[2J\u202e\x9b|<b>"
+    render.render([{"name": name, "rate": -1.5}], [column("name"), column("rate")], fmt)
+    out = capsys.readouterr().out
+    assert "\\x1b]0;owned\\x07" in out
+    assert not set(out) & set("\x1b\x07\u202e\x9b")
+    if fmt is Format.CSV:
+        assert out.splitlines()[1].startswith("'=A1")
+        assert out.splitlines()[1].endswith(",-1.5"), "a number keeps its sign"
+    if fmt is Format.MD:
+        assert "\\|&lt;b&gt;" in out
+
+
+def test_errors_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", "--home", "no\x1b[2Jhome"])
+    assert "no\\x1b[2Jhome" in capsys.readouterr().err
+
+
 def test_a_narrow_terminal_loses_the_least_important_columns_first() -> None:
     heads = [[c.head for c in render.fitting(ROWS, COLUMNS, width)] for width in (80, 15, 8, 1)]
     assert heads == [["name", "size", "tags"], ["name", "size"], ["name"], ["name"]]

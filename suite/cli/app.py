@@ -35,7 +35,7 @@ from suite.cli import (
 )
 from suite.disk import said
 from suite.errors import SuiteError
-from suite.redact import redact
+from suite.redact import printable, redact
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "init": (
@@ -146,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="suite")
     except SuiteError as error:
-        # Errors of stores quote URLs, which may hold a password.
-        print(f"error: {redact(error)}", file=sys.stderr)
+        # Errors of stores quote URLs, which may hold a password, and files of others.
+        print(f"error: {printable(redact(error))}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         # Disks, rights and networks are the user's to mend, and a traceback does not help there.

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from suite.cli.options import Format
+from suite.redact import printable
+from suite.report.table import csv_cell, escaped
 from suite.report.values import (
     MISSING,
     attention,
@@ -123,8 +125,7 @@ def _csv(rows: Sequence[Row], keys: Sequence[str], out: TextIO) -> None:
     for row in rows:
         line = {}
         for key, value in row.items():
-            # A cell of CSV is text: what is nested becomes JSON.
-            line[key] = json.dumps(value) if isinstance(value, dict | list) else value
+            line[key] = csv_cell(value)
         writer.writerow(line)
 
 
@@ -132,12 +133,11 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> Non
     heads = []
     rules = []
     for c in columns:
-        heads.append(c.head)
+        heads.append(escaped(c.head))
         rules.append("--:" if c.right else "---")
     lines = [heads, rules]
     for row in rows:
-        # A bar would start a new cell.
-        lines.append([c.show(row).replace("|", "\\|") for c in columns])
+        lines.append([escaped(c.show(row)) for c in columns])
     if title:
         print(title + "\n")
     for line in lines:
@@ -185,7 +185,8 @@ def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> Any
     for c in columns:
         table.add_column(c.head, justify="right" if c.right else "left", overflow="fold")
     for line in cells:
-        table.add_row(*[Text(cell) for cell in line])
+        # Names and messages come from others' files too.
+        table.add_row(*[Text(printable(cell)) for cell in line])
     return table
 
 

@@ -12,6 +12,7 @@ from suite.cli import render
 from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, OnlySweepOption
 from suite.cli.render import Column, Row, column
 from suite.errors import ConfigError
+from suite.redact import printable
 
 if TYPE_CHECKING:
     from suite.plan.status import CellReport
@@ -161,8 +162,9 @@ def _show_failures(rows: list[dict[str, Any]]) -> None:
         for failure in row["failures"]:
             name = f"{row['method']} on {row['task']}, trial {failure['trial']}"
             print(f"  {name}: {failure['status']}")
-            print(f"    {failure['type']}: {failure['message']}")
-            print(f"    log: {failure['log_path']}")
+            # Both come from the trial's folder, which others may have written.
+            print(printable(f"    {failure['type']}: {failure['message']}"))
+            print(printable(f"    log: {failure['log_path']}"))
 
 
 def _rows(home: Home, name: str) -> list[dict[str, Any]]:

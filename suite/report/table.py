@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from suite.redact import redact
+from suite.redact import printable, redact
 
 Row = Mapping[str, Any]
 R = TypeVar("R", bound=Row)
@@ -85,18 +85,21 @@ class Table:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)
         for row in self.rows:
-            writer.writerow([_plain(row.get(key)) for key in self.columns])
+            writer.writerow([csv_cell(row.get(key)) for key in self.columns])
         return out.getvalue()
 
 
-def _plain(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
+    """A value as CSV holds it, which neither a spreadsheet nor a terminal runs."""
     if isinstance(value, (dict, list)):
         value = json.dumps(value)
     if not isinstance(value, str):
         return value
-    shown = clean(value)
+    # First, because a tab or a return in front makes a formula too.
+    begins_formula = value.startswith(FORMULA_STARTS)
+    shown = printable(clean(value))
     # A quote in front makes it text. Numbers are no strings here, so they keep their sign.
-    if shown.startswith(FORMULA_STARTS):
+    if begins_formula or shown.startswith(FORMULA_STARTS):
         return f"'{shown}"
     return shown
 
@@ -157,8 +160,8 @@ def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def escaped(text: str) -> str:
-    """What others wrote, in Markdown: one line, no tags, no table borders, no secrets."""
-    shown = clean(" ".join(text.split()))
+    """What others wrote, in Markdown: one line, no tags, table borders, escapes or secrets."""
+    shown = printable(clean(" ".join(text.split())))
     for character, instead in ESCAPES.items():
         shown = shown.replace(character, instead)
     return shown
