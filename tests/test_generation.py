@@ -139,6 +139,22 @@ def test_left_padding_changes_no_token(family: str) -> None:
         assert tokens(rows) == [tokens([row])[0] for row in rows]
 
 
+def test_no_more_is_written_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = build(resolve(tiny_choice("gpt2")), Head("text")).eval()
+    asked = []
+    whole = model.generate
+    monkeypatch.setattr(
+        model,
+        "generate",
+        lambda **options: asked.append(options["max_new_tokens"]) or whole(**options),
+    )
+    for training in ({"target_max_length": 10}, {"target_max_length": 10, "max_new_tokens": 3}):
+        goal = objective("gpt2", **training)
+        rows = as_rows(goal.encode({"en": [PAIRS[0][0]], "de": [PAIRS[0][1]]}))
+        goal.predict(model, goal.collate(rows), synced=False)
+    assert asked == [10, 3]
+
+
 def test_bleu_and_rouge_are_the_libraries_over_the_whole_corpus() -> None:
     found = score_texts(["bleu", "rouge1", "rouge2", "rougeL"], WRITTEN, GOLDS)
     assert found["bleu"] == sacrebleu.corpus_bleu(WRITTEN, [GOLDS]).score

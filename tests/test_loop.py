@@ -81,7 +81,11 @@ def everything(_number: int, folder: Path) -> str:
     warm = run(trainer, make_spec())
     found["warm"] = [curve(cold), curve(warm)]
     found["validity"] = [r.validity.model_dump() for r in (cold, warm)]
-    found["nothing learnt"] = run(trainer, make_spec(1e-12)).validity.problems()
+    level = run(trainer, make_spec(1e-12))
+    found["nothing learnt"] = level.validity.problems()
+    to_the_end = TRAINING.model_copy(update={"keep": "last"})
+    last = run(trainer, make_spec(1e-12, training=to_the_end))
+    found["kept epochs"] = [level.best_epoch, last.best_epoch]
     short = make_spec(training=TRAINING.model_copy(update={"epochs": 1, "epoch_steps": 10}))
     found["one epoch"] = [
         r.model_dump() for r in (run(trainer, short).validity, *home.trial(short).epochs())
@@ -212,6 +216,16 @@ def test_of_a_single_epoch_its_halves_are_compared(found: dict[str, Any]) -> Non
 
 def test_a_trial_that_trained_nothing_says_so(found: dict[str, Any]) -> None:
     assert "training did not change the output" in found["nothing learnt"]
+
+
+def test_of_equal_epochs_the_first_is_kept_unless_the_last_is_asked_for(
+    found: dict[str, Any],
+) -> None:
+    assert found["kept epochs"] == [1, 3]
+    with pytest.raises(ValueError, match="set patience: null"):
+        TrainingConfig(keep="last")
+    # A trial that does not ask for it is the same one as before there was the choice.
+    assert "keep" not in TRAINING.model_dump()
 
 
 def test_a_restored_trial_predicts_what_its_file_says(found: dict[str, Any]) -> None:

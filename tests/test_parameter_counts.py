@@ -18,6 +18,7 @@ PAPERS: list[tuple[str, str, dict[str, Any], int]] = [
     ("lora", "t5-base", {"rank": 32, "sites": ["encoder-self"]}, 1_179_648),
     ("lora", "t5-base", {"rank": 32}, 36 * 2 * 2 * 768 * 32),
     ("adapter", "t5-base", {"bottleneck": 64}, 2_379_264),
+    ("adapter", "t5-base", {"bottleneck": 64, "placement": "every"}, 5_948_160),
     (
         "adapter",
         "t5-base",

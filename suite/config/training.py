@@ -36,6 +36,11 @@ class TrainingConfig(Strict):
         description="epochs without a better validation score before stopping; "
         "null = never stop (READ: 'stops improving', number ours)",
     )
+    keep: Literal["best", "last"] = Field(
+        "best",
+        exclude_if=lambda value: value == "best",
+        description="epoch whose weights are scored: the best on validation, or the last",
+    )
     batch_size: Positive = Field(
         96, description="examples per optimizer step over all workers (READ: 96)"
     )
@@ -48,6 +53,11 @@ class TrainingConfig(Strict):
     max_length: Positive = Field(128, description="tokens kept of an input (LST's code: 128)")
     target_max_length: Positive = Field(
         16, description="tokens kept of a text target (ours; GLUE label words are shorter)"
+    )
+    max_new_tokens: Positive | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="tokens written at most where text is generated; null = target_max_length",
     )
     stride: Positive | None = Field(
         None,
@@ -108,6 +118,15 @@ class TrainingConfig(Strict):
     threads_per_worker: Positive | None = Field(
         None, description="CPU threads of a worker; null = its share of CPUs"
     )
+
+    @model_validator(mode="after")
+    def _last_epoch_is_reached(self) -> TrainingConfig:
+        if self.keep == "last" and self.patience is not None:
+            raise ValueError(
+                f"keep: last scores the last of {self.epochs} epochs, and patience {self.patience} "
+                "may end a trial before it; set patience: null"
+            )
+        return self
 
     @model_validator(mode="after")
     def _micro_batch_divides(self) -> TrainingConfig:

@@ -48,12 +48,13 @@ class GenerationObjective(Objective):
         super().__init__(task, tokenizer, training)
         # a sweep may save time with fewer beams than the task asks for
         self.beams = training.beams or task.beams
+        self.longest = training.max_new_tokens or training.target_max_length
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[str]:
         inputs = self._inputs(batch)
         written = model.generate(
             **inputs,
-            max_new_tokens=self.training.target_max_length,
+            max_new_tokens=self.longest,
             # greedy or beams: a sample would add chance to the score
             do_sample=False,
             num_beams=self.beams,

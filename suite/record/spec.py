@@ -66,6 +66,7 @@ class TrialSpec(Strict):
     def hash(self) -> str:
         """16 hexadecimal digits over the whole specification as given, and over the recipe."""
         # To rename, add or remove a field changes every hash, and existing homes lose their trials.
+        # A new one is left out where it has its default (`exclude_if`).
         given = self.model_dump(
             mode="json",
             exclude={"sweep", "world_size"} if self.phase is Phase.PRETRAIN else None,

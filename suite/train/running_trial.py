@@ -106,10 +106,11 @@ class RunningTrial:
         return self.spec.learning_rate * lr_multiplier(self.spec.training, step, self.total_steps)
 
     def improves(self, score: float) -> bool:
-        """Whether a validation score is better than all before it."""
+        """Whether the epoch's weights are kept in the place of those before."""
         best = self.progress.best_score
+        keeps_last = self.spec.training.keep == "last"
         # A pretrain run keeps its last weights, whatever they score.
-        if self.spec.phase is Phase.PRETRAIN or best is None:
+        if self.spec.phase is Phase.PRETRAIN or keeps_last or best is None:
             return True
         # A higher utility is always better, also where the score is a perplexity.
         return self.spec.task.utility(score) > self.spec.task.utility(best)
