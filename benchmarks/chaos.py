@@ -2,6 +2,7 @@
 
     python -m benchmarks.chaos --kills 100 --seed 1
     python -m benchmarks.chaos --kills 10 --faults driver-killed,rank-killed
+    python -m benchmarks.chaos --early-kills 400    # every 50 ms of a driver's first 20 s (benchmarks/early_kills.py)
 
 Hosts are those of tests/cluster (network namespaces; root is needed): a head with the driver, three workers with one CPU each, one with
 PostgreSQL and MLflow's server. Real Ray, ZeRO-3 on two gloo ranks of two hosts, Optuna; a tiny random BERT and a generated task. The
@@ -97,7 +98,13 @@ def main() -> None:
     parser.add_argument(
         "--faults", default=",".join(FAULTS), help="kinds to draw from (default: all)"
     )
+    parser.add_argument(
+        "--early-kills", type=int, help="kill so many drivers in their first 20 s; nothing else"
+    )
     options = parser.parse_args()
+    if options.early_kills is not None:
+        kill_early(options.early_kills)
+        return
     kinds = options.faults.split(",")
     if unknown := sorted(set(kinds) - set(FAULTS)):
         raise SystemExit(f"--faults: unknown {', '.join(unknown)}; known: {', '.join(FAULTS)}")
@@ -123,6 +130,20 @@ def main() -> None:
         show(tally, options.seed)
     if tally.problems:
         raise SystemExit(1)
+
+
+def kill_early(kills: int) -> None:
+    from benchmarks.early_kills import early_kills
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, enough)
+    folder = Path(tempfile.mkdtemp(prefix="suite-early-kills-"))
+    tally = early_kills(kills, folder, ENOUGH)
+    print(f"\n{tally.faults} drivers killed in their first 20 s, each in a home of its own")
+    say_totals(tally)
+    if tally.problems:
+        raise SystemExit(f"homes and logs are kept in {folder}")
+    shutil.rmtree(folder)
 
 
 def enough(number: int, frame: object) -> None:
@@ -335,6 +356,10 @@ def show(tally: Tally, seed: int) -> None:
     print(
         f"\nseed {seed}: {tally.faults} faults in {tally.rounds} sweeps of {TRIALS} trials, {tally.starts} starts of the driver"
     )
+    say_totals(tally)
+
+
+def say_totals(tally: Tally) -> None:
     print(
         f"trials lost {tally.lost}, rerun {tally.rerun}, doubled in MLflow {tally.doubled}; left behind {tally.left_behind}"
     )
