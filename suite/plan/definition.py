@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -239,15 +240,18 @@ def lease_root(home: Home, storage: str | None) -> str | Path:
 
 def driver_pid(home: Home, sweep: str) -> int | None:
     """Process id of the sweep's live driver, or None."""
-    path = _lock_path(home, sweep)
-    # To ask for the lock would create its file in a home that is only read.
-    if not path.exists():
-        return None
+    # Opened for reading alone: the home may be another user's, or lie on a read-only mount.
     try:
-        with FileLock(path).acquire(timeout=0):
-            return None
-    except Timeout:
-        return _owner(home, sweep).get("pid")
+        file = _lock_path(home, sweep).open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            # Shared, so that those who ask do not take one another for a driver.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _owner(home, sweep).get("pid")
+    return None
 
 
 def _cells_path(home: Home, sweep: str) -> Path:

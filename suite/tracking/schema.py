@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -189,6 +190,7 @@ def newest_revision() -> str:
 @contextmanager
 def _engine(uri: str) -> Iterator[Engine]:
     """Connections of our own, beside MLflow's: to look, and to hold the lock."""
+    watch_sqlite_files()
     try:
         # Without a pool the connection, and with it the lock, ends with the block.
         engine = create_engine(uri, poolclass=NullPool)
@@ -247,9 +249,50 @@ def _identity(path: str) -> tuple[int, int] | None:
     return stat.st_dev, stat.st_ino
 
 
-def follow_replaced_files() -> None:
-    """Have every pool of SQLAlchemy in this process notice that an sqlite file was replaced."""
+# A home on a read-only mount, or of another user, is read as it is. sqlite by itself would make the
+# files of its write-ahead log beside the database.
+
+
+def _before_connect(
+    dialect: Any, record: Any, arguments: list[Any], options: dict[str, Any]
+) -> Any:
+    # The listener hears of every database of the process, those in memory among them.
+    if dialect.name != "sqlite" or not os.path.isabs(arguments[0]):
+        return None
+    path = Path(arguments[0])
+    if not path.exists() or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        return None
+    log = Path(f"{path}-wal")
+    mode = "immutable=1"
+    if log.exists() and Path(f"{path}-shm").exists():
+        # A writer may be at work: sqlite reads beside it with the locks of its index.
+        mode = "mode=ro"
+    elif log.exists() and log.stat().st_size:
+        return _copy_in_memory(path)
+    arguments[0] = f"{path.as_uri()}?{mode}"
+    options["uri"] = True
+    return None
+
+
+def _copy_in_memory(path: Path) -> sqlite3.Connection:
+    """What a database and its log hold, where the log has no index and sqlite may not make one.
+
+    `immutable` would read past such a log. No writer lives: it would have an index.
+    """
+    # SQLAlchemy gives a connection of a file to one thread after another.
+    copy = sqlite3.connect(":memory:", check_same_thread=False)
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix in ("", "-wal"):
+            shutil.copyfile(f"{path}{suffix}", f"{folder}/copy.db{suffix}")
+        with closing(sqlite3.connect(f"{folder}/copy.db")) as merged:
+            merged.backup(copy)
+    return copy
+
+
+def watch_sqlite_files() -> None:
+    """Have every sqlite connection of this process follow its file, and write only where it may."""
     # Each store asks for this, but a listener that is added twice would run twice.
     if not event.contains(Pool, "checkout", _on_checkout):
         event.listen(Pool, "connect", _on_connect)
         event.listen(Pool, "checkout", _on_checkout)
+        event.listen(Engine, "do_connect", _before_connect)

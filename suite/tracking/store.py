@@ -239,7 +239,7 @@ class Store:
         from suite.tracking import schema
 
         # Before the first connection, which this must hear of.
-        schema.follow_replaced_files()
+        schema.watch_sqlite_files()
         return MlflowClient(self.uri)
 
     @property
