@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -20,6 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from suite.cluster.access import make_token
 from suite.cluster.session import worker_environment
 from suite.errors import ConfigError, ResourceError, TrackingError
 from suite.record.folder import Home
@@ -262,6 +264,94 @@ def test_workers_elsewhere_get_no_secret(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ResourceError, match=r"HF_ENDPOINT=https://\*\*\*@mirror: holds a password"):
         worker_environment(1)
     assert has_password("https://u:MARKED@mirror")
+
+
+LOCAL_CLUSTER = """
+import sys
+from ray._private import worker
+from suite.cluster.session import cluster
+
+with cluster(None, threads=1):
+    print(worker._global_node.get_session_dir_path(), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.slow
+def test_another_user_of_the_machine_reaches_nothing_of_a_local_cluster(open_folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as another user")
+    stranger = 54321  # runs programs without an account
+
+    def can(*command: object) -> bool:
+        ended = subprocess.run(
+            [str(part) for part in command],
+            user=stranger,
+            group=stranger,
+            extra_groups=[],
+            capture_output=True,
+        )
+        return ended.returncode == 0
+
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("RAY_")}
+    environment |= {"HOME": str(open_folder), "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen(
+        [sys.executable, "-c", LOCAL_CLUSTER],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        umask=0,  # the most open one
+    )
+    assert running.stdin is not None and running.stdout is not None
+    try:
+        session = Path(running.stdout.readline().strip())
+        token = open_folder / ".ray" / "auth_token"
+        sockets = list((session / "sockets").iterdir())
+        assert sockets and all(path.is_socket() for path in sockets)
+        assert len(token.read_text()) == 64 and token.stat().st_mode & 0o777 == 0o600
+        assert can("ls", open_folder), "the stranger runs programs, and may enter what is open"
+        assert not can("cat", token)
+        assert not can("ls", session / "sockets")
+        assert not can("ls", session.parent)
+        assert not can("cat", session / "logs" / "gcs_server.out")
+        for folder in (session, session / "sockets", session.parent, session.parent.parent):
+            assert not can("touch", folder / "planted")
+        assert not can("touch", token) and not can("rm", "-f", token)
+    finally:
+        running.stdin.close()
+        assert running.wait(timeout=60) == 0
+    assert not session.exists()
+
+
+def test_the_token_file_is_for_its_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / ".ray" / "auth_token"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as other:
+        other.setenv("RAY_AUTH_MODE", "disabled")
+        make_token()
+        other.setenv("RAY_AUTH_MODE", "token")
+        other.setenv("RAY_AUTH_TOKEN", "elsewhere")
+        make_token()
+    assert not token.exists()
+    make_token()
+    made = token.read_text()
+    assert token.stat().st_mode & 0o777 == 0o600 and token.parent.stat().st_mode & 0o77 == 0
+    token.chmod(0o644)  # as Ray makes it
+    make_token()
+    assert (token.read_text(), token.stat().st_mode & 0o777) == (made, 0o600)
 
 
 def test_a_home_of_somebody_else_is_refused_where_everybody_may_write(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ cluster without authentication can run code on it and read what is sent to it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import urllib.error
@@ -17,6 +18,9 @@ from typing import Any
 
 import grpc
 from ray._private import ray_constants, services
+from ray._private.authentication.authentication_token_generator import (
+    generate_new_authentication_token,
+)
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
@@ -54,6 +58,28 @@ def loopback_only() -> Iterator[None]:
             del os.environ[variable]
         else:
             os.environ[variable] = variable_before
+
+
+def make_token() -> None:
+    """Make the file with Ray's token before Ray does, who would let everybody read it.
+
+    A file that is there keeps its token, and loses the rights of others. Nothing is done where Ray
+    is told of another token, or to ask for none.
+    """
+    # A local cluster asks for a token unless this says otherwise.
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        return
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Of two processes that do this at once, the first one's token counts for both.
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(generate_new_authentication_token())
+    if path.stat().st_uid == os.getuid():
+        path.chmod(0o600)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from suite.cluster import network
-from suite.cluster.access import loopback_only
+from suite.cluster.access import loopback_only, make_token
 from suite.errors import ResourceError
 from suite.plan.resources import Node, local_cpus
 from suite.redact import has_password, redact
@@ -88,8 +88,11 @@ def cluster(address: str | None, *, threads: int) -> Iterator[list[Node]]:
         stack.enter_context(_node_messages_logged())
         folder = None
         if address is None:
-            folder = _session_folder()
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            private = _private_folder()
+            stack.callback(shutil.rmtree, private, ignore_errors=True)
+            # Ray opens its session's folder to everybody (0777), so it lies in one of ours.
+            folder = private / "ray"
+            make_token()
             stack.enter_context(loopback_only())
         stack.callback(ray.shutdown)
         _connect(address, folder, threads)
@@ -282,12 +285,15 @@ def _node_messages_logged() -> Iterator[None]:
         ray_worker.print_to_stdstream = before
 
 
-def _session_folder() -> Path:
-    """A new folder for Ray's session; removes those that killed processes of this user left."""
-    prefix = f"suite-ray-{os.getuid()}-"
-    for stale in Path("/tmp").glob(f"{prefix}*"):  # noqa: S108 - unix sockets need a short path; mkdtemp makes it, for this user alone
+def _private_folder() -> Path:
+    """A new folder that this user alone can enter; removes those that killed processes left."""
+    # Ray's unix sockets lie below it, and their paths may have 107 characters.
+    prefix = f"suite-{os.getuid()}-"
+    for stale in Path("/tmp").glob(f"{prefix}*"):  # noqa: S108 - mkdtemp makes it, for this user alone
         owner = stale.name.removeprefix(prefix).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        # Others can give a folder of theirs such a name.
+        is_ours = stale.lstat().st_uid == os.getuid()
+        if is_ours and owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(stale, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir="/tmp"))
 
