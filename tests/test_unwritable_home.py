@@ -102,6 +102,9 @@ def test_every_command_that_reads_works(how: str, home: Home, place: Path) -> No
         ["export-results", out / "results.json"],
         ["export", "lora/agreement", out / "model", "--sweep", "trained"],
     ]
+    if how == "read-only mount":
+        # The others read trial folders, whoever may not write them.
+        commands = [words for words in commands if words[0] in ("status", "leaderboard", "report")]
     given = [[str(word) for word in (*words, "--home", home.path)] for words in commands]
     # The row is in the log alone, as long as the writer has not merged it.
     with closing(sqlite3.connect(stores["live"])) as writer:

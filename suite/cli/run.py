@@ -295,14 +295,8 @@ def _say_how_it_ended(
             f"cells without a result: {len(outcome.failed)}; causes and logs: suite status {here}",
             file=sys.stderr,
         )
-    lost_views = [follower for follower in followers if follower.never_worked is not None]
-    for follower in lost_views:
-        print(
-            f"{follower.name} has nothing of this sweep: {follower.never_worked}. Every trial is "
-            f"kept in {asked.home}; mend this, then: {asked.sync_command}",
-            file=sys.stderr,
-        )
-    if outcome.failed or lost_views:
+    all_worked = _say_what_never_worked(followers, asked)
+    if outcome.failed or not all_worked:
         raise typer.Exit(1)
     hints = {
         f"suite leaderboard {here} --sort energy": "the same by cost; also memory, trainable",
@@ -313,3 +307,18 @@ def _say_how_it_ended(
     print("\nnext:", file=sys.stderr)
     for hint, what in hints.items():
         print(f"  {hint:<{width}}  {what}", file=sys.stderr)
+
+
+def _say_what_never_worked(followers: Sequence[Follower], asked: Asked) -> bool:
+    """Name each store that has nothing of the sweep, and why; whether there is none."""
+    all_worked = True
+    for follower in followers:
+        why = follower.never_worked
+        if why is not None:
+            all_worked = False
+            print(
+                f"{follower.name} has nothing of this sweep: {why}. Every trial is kept in "
+                f"{asked.home}; mend this, then: {asked.sync_command}",
+                file=sys.stderr,
+            )
+    return all_worked
