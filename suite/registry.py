@@ -40,12 +40,17 @@ def user_folders(axis: str, *, code: bool = False) -> list[Path]:
     candidates = []
     if axis == "tasks":
         candidates += _folders(TASK_FOLDERS)
-    roots = _folders("SUITE_PATH")
+    roots = plug_in_roots()
     # Python is never taken from wherever the command happens to run.
     if axis in ("tasks", "search_spaces", "sweeps") and not code:
         roots.append(Path.cwd())
     candidates += [root / axis for root in roots]
     return [folder for folder in candidates if folder.is_dir()]
+
+
+def plug_in_roots() -> list[Path]:
+    """The folders in `SUITE_PATH`, from which the user takes code."""
+    return _folders("SUITE_PATH")
 
 
 def _folders(variable: str) -> list[Path]:

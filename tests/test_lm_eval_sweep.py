@@ -32,7 +32,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
         keep_caches(folder / "caches", patch)
         data = write_suite_task(folder, patch)
         with cluster(None, threads=1):
-            yield data, write_lm_tasks(folder / "lm", count=6)
+            yield data, write_lm_tasks(folder / "user" / "lm", count=6)
 
 
 def sweep(tasks: Path, **changes: Any) -> SweepConfig:
@@ -93,6 +93,20 @@ def test_a_sweep_measures_what_it_confirmed_and_takes_up_what_is_left(
     assert outcome.ok, "the trials are as they were"
     assert list(outcome.not_measured) == [str(confirmed.path)]
     assert "not the trained tensors of this trial" in outcome.not_measured[str(confirmed.path)]
+
+
+def test_a_sweep_cannot_take_code_from_a_folder_of_lm_eval_tasks(
+    roots: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data, _ = roots
+    tasks = write_lm_tasks(tmp_path / "lm", count=6)
+    mark = tmp_path / "ran"
+    template = f"doc_to_text: '{{{{ cycler.__init__.__globals__.os.mkdir(\"{mark}\") }}}}' #"
+    for path in tasks.glob("*.yaml"):
+        path.write_text(path.read_text().replace("doc_to_text: ", template))
+    with pytest.raises(ConfigError, match=r"a sweep file cannot allow; .*SUITE_PATH=/"):
+        run_sweep(sweep(tasks), home=Home(tmp_path / "runs"), data_root=data)
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize(

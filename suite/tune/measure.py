@@ -17,12 +17,14 @@ import ray
 from ray.exceptions import RayError
 
 from suite.config.lm_eval import LmEvalConfig, parse_requests
+from suite.errors import ConfigError
 from suite.evaluation.library import Library
 from suite.plan.cell_state import CellState
 from suite.plan.plan import Plan, objectives
 from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.lm_eval import FILE, read_record
+from suite.registry import plug_in_roots
 from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
 from suite.tune.group import RunSettings
@@ -49,7 +51,8 @@ def check_lm_eval(plan: Plan, *, home: Home, data_root: Path | None) -> None:
     """Find what would stop lm-eval at the end of a sweep before its first worker starts.
 
     Raises:
-        ConfigError: lm-eval is not installed, or a task does not exist.
+        ConfigError: lm-eval is not installed, a task does not exist, or the sweep names a folder of
+            task files that the user does not trust.
         DataError: The data of a task cannot be had.
         IncompatibleError: A cell whose model does not write from left to right.
     """
@@ -66,8 +69,24 @@ def check_lm_eval(plan: Plan, *, home: Home, data_root: Path | None) -> None:
         check_writes(resolved)
         check_head(objective.head, arms[resolved.choice.name], objective.task.name)
     library = Library(config.include_path)
+    if library.folder is not None:
+        _check_trusted(library.folder)
     for request in parse_requests(config.tasks):
         library.load(request)
+
+
+def _check_trusted(folder: Path) -> None:
+    """Check that the user takes code from a folder of task files that a sweep names.
+
+    Such a file names Python functions, and lm-eval does not sandbox its templates.
+    """
+    for root in plug_in_roots():
+        if folder.is_relative_to(root.resolve()):
+            return
+    raise ConfigError(
+        f"lm_eval.include_path {folder}: lm-eval's task files run code, which a sweep file cannot"
+        f" allow; read them, then put the folder into SUITE_PATH (SUITE_PATH={folder})"
+    )
 
 
 def anything_left(plan: Plan, states: Mapping[str, CellState]) -> bool:
