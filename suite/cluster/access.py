@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,9 +19,6 @@ from typing import Any
 
 import grpc
 from ray._private import ray_constants, services
-from ray._private.authentication.authentication_token_generator import (
-    generate_new_authentication_token,
-)
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
@@ -77,7 +75,7 @@ def make_token() -> None:
     with contextlib.suppress(FileExistsError):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
-            file.write(generate_new_authentication_token())
+            file.write(secrets.token_hex(32))  # 256 bits, as Ray's own
     if path.stat().st_uid == os.getuid():
         path.chmod(0o600)
 
