@@ -15,6 +15,8 @@ import pytest
 import ray
 
 from suite.cluster import head
+from suite.cluster.session import cluster
+from suite.errors import ResourceError
 from suite.record.folder import Home
 from suite.storage.lease import holder
 from tests.sweeps import make_roots
@@ -104,3 +106,20 @@ def test_a_driver_whose_head_dies_says_so_and_leaves_the_sweep_free(
     assert "has not answered for 15 s; nothing that finished is lost; run the same command" in why
     assert out.splitlines()[-1].startswith("end True the head of the Ray cluster at ")
     assert holder(home.path / "sweeps", "toy") is None, "the next driver need not wait"
+
+
+def test_a_ray_that_does_not_start_in_time_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray raises a plain Exception then; it does so where a machine has too much to do."""
+
+    def too_late(**options: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", too_late)
+    with (
+        pytest.raises(ResourceError, match="Ray did not start: The current node timed out"),
+        cluster(None, threads=1),
+    ):
+        pass

@@ -120,6 +120,15 @@ def _connect(address: str | None, folder: Path | None, threads: int) -> None:
             f"--address {address or 'local'}: no Ray cluster: {redact(error)};"
             " start one with `ray start`, or leave --address out"
         ) from error
+    except Exception as error:
+        # Ray has no type of its own for a node that does not start in time.
+        if type(error) is not Exception:
+            raise
+        raise ResourceError(
+            f"--address {address or 'local'}: Ray did not start: {redact(error)};"
+            " see that the machine has memory and processor time to spare,"
+            " then give the same command again"
+        ) from error
 
 
 def worker_environment(threads: int, *, inherited: bool = False) -> dict[str, str]:
