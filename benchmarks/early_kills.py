@@ -64,7 +64,9 @@ def early_kills(kills: int, folder: Path, stop: threading.Event) -> Tally:
         untouched(home, before, tally)
         if found is None or "Traceback (most recent call last)" in said:
             tally.problems.append(f"killed after {after_s:.2f} s, then:\n{said[-2000:]}")
-        if found is not None:
+        if found is None:
+            tally.unequal += 1
+        else:
             check(alone, found, tally)
         print(f"[{number}] killed after {after_s:.2f} s with {len(before)} trials done", flush=True)
         # Kept where something is wrong, for whoever looks into it.
