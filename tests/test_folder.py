@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from suite.errors import ConfigError
+from suite.record.attempts import counted
 from suite.record.folder import Home, TrialFolder
-from suite.record.result import Status, checksum
+from suite.record.result import DAMAGED, FailureRecord, Status, checksum
 from tests.records import make_result, make_spec
 
 
@@ -64,6 +65,37 @@ def test_a_result_that_was_cut_short_is_damaged_and_not_absent(
     found = folder.result()
     assert found is not None and found.status is Status.FAILED and found.score is None
     assert found.damaged == f"trials/{folder.hash}/result.json is not whole JSON"
+
+
+def test_a_folder_in_the_place_of_a_record_is_told(folder: TrialFolder) -> None:
+    for name in ("result.json", "spec.json"):
+        (folder.path / name).unlink()
+        (folder.path / name).mkdir()
+    found = folder.result()
+    assert found is not None and found.status is Status.FAILED
+    assert found.damaged == f"trials/{folder.hash}/result.json is a folder, expected a file"
+    with pytest.raises(ConfigError, match=r"spec\.json: is a folder"):
+        folder.spec()
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000, b'{"checksum": "x", "score": NaN}', b"\xff"])
+def test_a_result_that_json_cannot_hold_is_damaged(data: bytes, folder: TrialFolder) -> None:
+    (folder.path / "result.json").write_bytes(data)
+    found = folder.result()
+    assert found is not None and str(found.damaged).endswith("is not whole JSON")
+
+
+def test_a_damaged_record_of_an_attempt_counts_as_one(folder: TrialFolder) -> None:
+    folder.add_failure(FailureRecord(type="LostError", message="its host was lost"))
+    path = folder.path / "failure-0.json"
+    path.write_bytes(path.read_bytes()[:20])
+    (folder.path / "failure-1.json").mkdir()
+    (folder.path / "failure-x.json").write_text("somebody's notes")
+    folder.add_failure(FailureRecord(type="LostError", message="and again"))
+    found = folder.failures()
+    assert [failure.type for failure in found] == [DAMAGED, DAMAGED, "LostError"]
+    assert found[0].message == f"{path} is not a whole record of an attempt"
+    assert len(counted(folder)) == 3
 
 
 def test_one_changed_digit_shows(folder: TrialFolder) -> None:

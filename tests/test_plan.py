@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import (
@@ -164,6 +165,26 @@ def test_mistakes_are_found_before_anything_starts(
     with pytest.raises(error, match=says) as raised:
         planned(**changes)
     assert "toy.yaml" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"confirm": {"seeds": [10**23]}}, "confirm.seeds.0"),
+        ({"search": {"seed": 10**23}}, "search.seed"),
+        ({"search": {"trials": 10**12}}, "search.trials"),
+        ({"training": {"epochs": 10**12}}, "training.epochs"),
+        ({"training": {"weight_decay": float("inf")}}, "training.weight_decay"),
+        ({"timeouts": {"epoch_s": 1e300}}, "timeouts.epoch_s"),
+        ({"timeouts": {"setup_s": float("inf")}}, "timeouts.setup_s"),
+        ({"failures": {"grace_s": 1e300}}, "failures.grace_s"),
+        ({"resources": {"room_wait_s": 1e300}}, "resources.room_wait_s"),
+        ({"resources": {"cpus_per_worker": float("inf")}}, "resources.cpus_per_worker"),
+    ],
+)
+def test_no_plan_takes_an_absurd_number(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        toy_sweep(**changes)
 
 
 def test_a_method_that_does_not_work_on_a_family_is_refused(tmp_path: Path) -> None:

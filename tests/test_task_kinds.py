@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from suite.config.task import TaskConfig, load_task, make_task
+from suite.data.objective import fill
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
@@ -106,6 +107,14 @@ def test_a_file_without_kind_is_classification() -> None:
             ConfigError,
             r"text_to_text uses \['de'\], but inputs are \['en'\]",
         ),
+        (
+            "multi30k-en-de",
+            {"text_to_text": "{en:>300000000}"},
+            ConfigError,
+            "{en} has a format or conversion, expected the name of a column alone",
+        ),
+        ("multi30k-en-de", {"text_to_text": "{en:d}"}, ConfigError, "has a format"),
+        ("multi30k-en-de", {"text_to_text": "{en!x}"}, ConfigError, "has a format"),
         ("multi30k-en-de", {"metrics": ["accuracy"]}, ConfigError, "metrics.0"),
         (
             "multi30k-en-de",
@@ -120,6 +129,10 @@ def test_mistakes_in_a_file_are_named(
 ) -> None:
     with pytest.raises(error, match=says):
         make_task({**load_task(name).model_dump(mode="json"), **changes}, where="f")
+
+
+def test_a_column_may_have_a_dot_in_its_name() -> None:
+    assert fill("{{x}} {a.b}: {c[0]}", {"a.b": ["one"], "c[0]": [2]}) == ["{x} one: 2"]
 
 
 def test_the_headline_is_one_metric_or_the_mean() -> None:

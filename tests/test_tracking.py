@@ -309,6 +309,22 @@ def test_runs_deleted_by_hand_come_back_and_duplicates_go(home: Home) -> None:
     assert_each_once(home.tracking_uri, home)
 
 
+@pytest.mark.parametrize("edited", ["three", "9" * 30])
+def test_an_edited_revision_is_no_number_and_the_newest_values_still_win(
+    edited: str, home: Home
+) -> None:
+    uri = home.tracking_uri
+    sync(home, tracking_uri=uri)
+    store = open_store(uri)
+    cell = runs(uri, "cell")[0]
+    store.log(cell.id, tags={"suite.revision": edited, "suite.digest": "old"})
+    sync(home, tracking_uri=uri, verify=True)
+    (now,) = [run for run in runs(uri, "cell") if run.id == cell.id]
+    assert int(now.tags["suite.revision"]) > START_S
+    steps = [point.step for point in store.client.get_metric_history(cell.id, "score_mean")]
+    assert max(steps) == int(now.tags["suite.revision"])
+
+
 def test_a_deleted_experiment_comes_back(home: Home) -> None:
     sync(home, tracking_uri=home.tracking_uri)
     store = open_store(home.tracking_uri)

@@ -52,6 +52,12 @@ def test_stores_that_cannot_work_are_refused(uri: str, tmp_path: Path) -> None:
         resolve_uri(Home(tmp_path), uri)
 
 
+def test_an_address_that_is_not_closed_is_refused_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="IPv6 address in brackets") as told:
+        resolve_uri(Home(tmp_path), "http://me:hunter2@[::1")
+    assert "hunter2" not in str(told.value)
+
+
 def test_a_file_that_is_no_database_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("hello " * 100)
     start = time.monotonic()

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from suite.config.loader import Strict
+from suite.config.numbers import Count, Seed
 
 DEFAULT_TASKS = ("glue", "gsm8k:5", "hellaswag", "mmlu")
-Count = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,7 @@ class LmEvalConfig(Strict):
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="type of the weights; auto = bf16 on a GPU, fp32 on a CPU"
     )
-    seed: Annotated[int, Field(ge=0)] = Field(
-        1234, description="draws the examples (lm-eval's default)"
-    )
+    seed: Seed = Field(1234, description="draws the examples (lm-eval's default)")
     before: bool = Field(False, description="also evaluate what each arm starts from, untrained")
 
     @model_validator(mode="after")

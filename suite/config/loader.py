@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import unicodedata
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +20,11 @@ MAX_NODES = 100_000
 MAX_DEPTH = 50
 MAX_NUMBER_CHARS = 100
 """YAML 1.1 has numbers in base 60 (1:30:00); reading one takes time quadratic in its length."""
+MAX_INT = 2**63 - 1
+"""Larger whole numbers overflow in torch, Arrow and databases."""
 NUMBER_WITHOUT_POINT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 """Numbers such as 1e-3, which PyYAML reads as text."""
+FILE = "valid YAML"
 Key = tuple[str | int, ...]
 Lines = dict[Key, int]
 
@@ -27,25 +32,35 @@ Lines = dict[Key, int]
 class Strict(BaseModel):
     """Base of everything a person types: frozen, no unknown keys, no silent conversion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # records are JSON, which has no infinity and no NaN
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader without aliases and duplicate keys, and with limits on depth and size.
+    """A SafeLoader of what JSON can hold: no aliases, tags, dates or duplicate keys, within limits.
 
     Aliases would let a small file describe gigabytes (the "billion laughs").
     """
 
+    # without dates: `2026-01-01` stays the text that it looks like
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
     nodes = 0
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        if self.check_event(yaml.AliasEvent):
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
             raise _refusal("aliases (*name) are not allowed", mark)
+        # a tag calls a constructor with whatever text follows it
+        if event.tag is not None:
+            raise _refusal(f"tags are not allowed, got {event.tag}", mark)
         # counted before the children are composed, so that a deep or large file ends early
         self.nodes += 1
         self.depth += 1
@@ -56,12 +71,26 @@ class _Loader(yaml.SafeLoader):
         # this composes the children too, each with a call of this method
         node = super().compose_node(parent, index)
         self.depth -= 1
-        if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_NUMBER_CHARS:
-            # long texts are fine
-            is_number = node.tag.endswith((":int", ":float"))
-            if is_number:
-                raise _refusal(f"a number of {len(node.value):,} digits", mark)
+        if isinstance(node, yaml.ScalarNode):
+            self._check_scalar(node)
         return node
+
+    def _check_scalar(self, node: yaml.ScalarNode) -> None:
+        if not node.tag.endswith((":int", ":float")):
+            for char in node.value:
+                # escapes such as "\0" give characters that files, terminals and JSON refuse
+                if char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cs"):
+                    raise _refusal(f"character U+{ord(char):04X} in a text", node.start_mark)
+            return
+        # before it is read: see MAX_NUMBER_CHARS
+        if len(node.value) > MAX_NUMBER_CHARS:
+            raise _refusal(f"a number of {len(node.value):,} digits", node.start_mark)
+        number = self.construct_object(node)
+        # 1.0e+999 is infinite too
+        if isinstance(number, float) and not math.isfinite(number):
+            raise _refusal(f"{node.value} is no finite number", node.start_mark)
+        if abs(number) > MAX_INT and isinstance(number, int):
+            raise _refusal(f"{node.value} has more than 64 bits", node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -111,26 +140,39 @@ def parse_yaml(text: str, *, where: str) -> tuple[dict[str, Any], Lines]:
     Raises:
         ConfigError: As `load_yaml`.
     """
-    loader = _Loader(text)
+    data, node = _compose(text, where=where, what=FILE)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected keys and values, got {type(data).__name__}")
+    return data, _lines(node)
+
+
+def _compose(text: str, *, where: str, what: str) -> tuple[Any, yaml.Node | None]:
+    """The value of a YAML text, and the node that knows the lines of its keys.
+
+    Raises:
+        ConfigError: With the line, where the text has several.
+    """
+    line = None
     try:
-        # node and data apart, because only the node knows the lines
+        loader = _Loader(text)
         node = loader.get_single_node()
         data = None
         if node is not None:
             data = loader.construct_document(node)
-    # marks count lines from 0, people from 1
+        return data, node
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position)
+        problem = f"character U+{error.character:04X}, expected text without control characters"
     except yaml.MarkedYAMLError as error:
         if error.problem_mark is not None:
-            where = f"{where}:{error.problem_mark.line + 1}"
-        raise ConfigError(f"{where}: not valid YAML: {error.problem}") from None
-    # a ValueError comes from dates such as 2026-02-30, which PyYAML makes of plain text
+            line = error.problem_mark.line
+        problem = str(error.problem)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{where}: not valid YAML: {error}") from None
-    finally:
-        loader.dispose()
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected keys and values, got {type(data).__name__}")
-    return data, _lines(node)
+        problem = str(error)
+    # marks count lines from 0, people from 1; what is typed in a shell is one line
+    if line is not None and what == FILE:
+        where = f"{where}:{line + 1}"
+    raise ConfigError(f"{where}: not {what}: {problem}")
 
 
 def _lines(node: yaml.Node | None, at: Key = ()) -> Lines:
@@ -255,7 +297,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         ConfigError: An item has no `=`, or its path goes through something that is no mapping.
     """
     # a copy with sorted keys, so that the order in which they are typed shows nowhere
-    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(data))
+    result: dict[str, Any] = _sorted_copy(data)
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key:
@@ -274,12 +316,24 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     return result
 
 
+def _sorted_copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _sorted_copy(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_sorted_copy(item) for item in value]
+    return value
+
+
 def parse_value(text: str, *, where: str) -> Any:
-    """One value from the command line, read as YAML, and `1e-3` as the number that it means."""
-    try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{where}: not a valid value: {error}") from None
+    """One value from the command line, read as YAML, and `1e-3` as the number that it means.
+
+    Raises:
+        ConfigError: It is not YAML, or no finite number.
+    """
+    value, _ = _compose(text, where=where, what="a valid value")
     if isinstance(value, str) and NUMBER_WITHOUT_POINT.fullmatch(value):
-        return float(value)
+        number = float(value)
+        if not math.isfinite(number):
+            raise ConfigError(f"{where}: not a valid value: {value} is no finite number")
+        return number
     return value

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from suite.config.loader import Strict
+from suite.config.numbers import Count, Seed
 from suite.config.task import ObjectiveName
-from suite.config.training import Fraction, Positive
+from suite.config.training import Fraction
 
 
 class PretrainConfig(Strict):
@@ -39,17 +40,17 @@ class PretrainConfig(Strict):
         description="with attention: all, uptrain what can be converted, for this share of steps "
         "(GQA, arXiv 2305.13245: 0.05)",
     )
-    steps: Positive = Field(1_000_000, description="optimizer steps (MHE: 1,000,000)")
-    batch_size: Positive = Field(
+    steps: Count = Field(1_000_000, description="optimizer steps (MHE: 1,000,000)")
+    batch_size: Count = Field(
         128, description="blocks of text per step over all workers (MHE: 32 on each of 4 GPUs)"
     )
-    micro_batch_size: Positive | None = Field(
+    micro_batch_size: Count | None = Field(
         None, description="blocks per worker and forward pass; null = batch_size / workers"
     )
-    eval_batch_size: Positive = Field(
+    eval_batch_size: Count = Field(
         32, description="blocks per worker and forward pass in validation (ours)"
     )
-    max_length: Positive = Field(512, description="tokens of a sequence (MHE: 512)")
+    max_length: Count = Field(512, description="tokens of a sequence (MHE: 512)")
     learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="peak (MHE: 1e-4)")
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="after warm-up (MHE: linear)"
@@ -72,16 +73,16 @@ class PretrainConfig(Strict):
     mean_span_tokens: Annotated[float, Field(ge=1)] = Field(
         3.0, description="span-corruption: mean length of a span (T5: 3)"
     )
-    checkpoint_every_steps: Positive = Field(
+    checkpoint_every_steps: Count = Field(
         10_000, description="steps from one validation and checkpoint to the next (ours)"
     )
-    limit: Positive | None = Field(
+    limit: Count | None = Field(
         None, description="at most so many rows of the corpus, the first ones"
     )
-    validation_limit: Positive | None = Field(
+    validation_limit: Count | None = Field(
         None, description="at most so many rows of its validation split"
     )
-    seed: Annotated[int, Field(ge=0)] = Field(
+    seed: Seed = Field(
         0, description="seed of the initial weights, the order of the data and the corruption"
     )
 

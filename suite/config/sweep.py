@@ -17,6 +17,7 @@ from pydantic import (
 from suite.config.lm_eval import LmEvalConfig
 from suite.config.loader import Strict
 from suite.config.names import SWEEP
+from suite.config.numbers import MOST_SECONDS, MOST_SEED, Count, Seconds, Seed, WholeNumber
 from suite.config.pretrain import PretrainConfig
 from suite.config.reference import Reference
 from suite.config.space import LearningRateRange
@@ -24,7 +25,6 @@ from suite.config.tracking import TrackingConfig
 from suite.config.training import TrainingConfig
 
 Slug = Annotated[str, Field(pattern=f"^{SWEEP}$")]
-Count = Annotated[int, Field(ge=1)]
 Named = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
 """In a list of choices, a bare name stands for a choice without options."""
 
@@ -52,7 +52,7 @@ class BackboneChoice(Strict):
         False,
         description="never set here: --trust-remote-code NAME@COMMIT on the command line sets it",
     )
-    drop_layers: Annotated[int, Field(ge=0)] = Field(
+    drop_layers: WholeNumber = Field(
         0,
         description="leave out the last so many layers of each stack; "
         "the rest keep their weights (READ-large: 4)",
@@ -113,7 +113,7 @@ class EdgeGuard(Strict):
     The range gets a decade more at that end, and the study more trials.
     """
 
-    extensions: Annotated[int, Field(ge=0)] = Field(
+    extensions: WholeNumber = Field(
         2, description="extend by at most so many decades; 0 = none, the row only says `edge`"
     )
     trials: Count | None = Field(
@@ -165,7 +165,7 @@ class SearchConfig(Strict):
     startup_trials: Count = Field(
         3, description="trials evenly over the range before the model of the sampler is used"
     )
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     edge_guard: EdgeGuard = EdgeGuard()
     stop: StopRule | None = Field(
         StopRule(), description="ends studies early; null = every study uses up its budget"
@@ -256,7 +256,7 @@ class ConfirmConfig(Strict):
     """Runs with the best learning rate; only these read test data."""
 
     # from 1 on, because a confirm run with the seed of the search would be no fresh draw
-    seeds: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = Field(
+    seeds: Annotated[list[Annotated[int, Field(ge=1, le=MOST_SEED)]], Field(min_length=1)] = Field(
         [1, 2, 3, 4, 5],
         description="fresh seeds; the search uses 0, and one alone gives no rank and no p-value",
     )
@@ -309,7 +309,7 @@ class ResourceConfig(Strict):
         description="fewest workers that a trial may go on with when the cluster has shrunk; "
         "null = it waits for all of its workers",
     )
-    room_wait_s: Annotated[float, Field(gt=0)] = Field(
+    room_wait_s: Seconds = Field(
         60.0, description="how long a trial waits for all of its workers, with min_workers"
     )
 
@@ -328,18 +328,18 @@ class ResourceConfig(Strict):
 class TimeoutConfig(Strict):
     """Deadlines in seconds; nothing waits for ever."""
 
-    setup_s: Annotated[float, Field(gt=0)] = 900.0
-    epoch_s: Annotated[float, Field(gt=0)] = 6 * 3600.0
+    setup_s: Seconds = 900.0
+    epoch_s: Seconds = 6 * 3600.0
     # a rank that dies leaves the others waiting inside a collective, which ends with this
-    collective_s: Annotated[float, Field(gt=0)] = 600.0
+    collective_s: Seconds = 600.0
     # how long a trial may wait for room on the cluster; a new node takes minutes to start
-    placement_s: Annotated[float, Field(gt=0)] = 1800.0
+    placement_s: Seconds = 1800.0
 
 
 class FailureConfig(Strict):
     """What happens when a trial fails because of its machine, not because of its mathematics."""
 
-    retries: Annotated[int, Field(ge=0)] = Field(
+    retries: WholeNumber = Field(
         3,
         description="further attempts before a trial is given up; "
         "an attempt that gets further than all before starts the count anew",
@@ -349,7 +349,7 @@ class FailureConfig(Strict):
         description="pause the sweep when so many different trials in a row fail alike; "
         "null = never",
     )
-    grace_s: Annotated[float, Field(ge=0)] = Field(
+    grace_s: Annotated[float, Field(ge=0, le=MOST_SECONDS)] = Field(
         30.0,
         description="seconds that running trials have to write a checkpoint when the sweep is "
         "stopped (Ctrl-C, SIGTERM)",

@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from suite.config.loader import validate
-from suite.config.task_base import BaseTask, Positive
+from suite.config.numbers import Count
+from suite.config.task_base import BaseTask
 from suite.config.task_base import GeneratedData as GeneratedData
 from suite.config.task_base import HubData as HubData
 from suite.config.task_base import LabelConfig as LabelConfig
@@ -176,13 +177,13 @@ class QuestionAnsweringTask(BaseTask):
     unanswerable: bool = Field(
         False, description="whether there are questions without an answer (SQuAD 2.0)"
     )
-    stride: Positive = Field(
+    stride: Count = Field(
         128,
         description="tokens of context from one window to the next, half a window at most "
         "(BERT: 128)",
     )
     text_to_text: str = Field(description="T5-style prompt with {column} in braces")
-    beams: Positive = Field(
+    beams: Count = Field(
         1,
         description="beams where a model writes the answer; 1 = greedy; "
         "training.beams overrides it",
@@ -214,7 +215,7 @@ class LanguageModelTask(BaseTask):
     inputs: Annotated[list[str], Field(min_length=1, max_length=1)] = Field(
         description="the column of text"
     )
-    stride: Positive = Field(
+    stride: Count = Field(
         256,
         description="tokens from one scored window to the next (MHE: 256); "
         "training.stride overrides it",
@@ -257,7 +258,7 @@ class GenerationTask(WritingTask):
     """The model writes a text per row, and all texts of a split are scored at once."""
 
     kind: Literal["generation"]
-    beams: Positive = Field(
+    beams: Count = Field(
         1, description="beams of the search; 1 = greedy; training.beams overrides it"
     )
     answer: str | None = Field(

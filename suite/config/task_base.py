@@ -18,9 +18,8 @@ from pydantic import (
 
 from suite.config.loader import Strict
 from suite.config.names import TASK
+from suite.config.numbers import Count
 from suite.config.task_files import CodeConfig
-
-Positive = Annotated[int, Field(ge=1)]
 
 
 class HubData(Strict):
@@ -78,7 +77,7 @@ class SplitConfig(Strict):
     test: str | None = Field(
         None, description="the split to test on; rule held-out: null = rows of train"
     )
-    held_out: Positive = 1000
+    held_out: Count = 1000
 
     @model_validator(mode="after")
     def _test_named(self) -> SplitConfig:
@@ -132,7 +131,7 @@ class BaseTask(Strict):
     name: Annotated[str, Field(pattern=f"^{TASK}$")]
     description: str
     source: str
-    version: Positive = 1
+    version: Count = 1
     code: CodeConfig | None = Field(
         None,
         exclude_if=lambda code: code is None,
@@ -229,7 +228,17 @@ class BaseTask(Strict):
 
     @staticmethod
     def _check_prompt(prompt: str, inputs: list[str], *, key: str = "text_to_text") -> None:
-        # stretches of plain text have None for a field
-        used = {field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None}
+        used = set()
+        for _, field, spec, conversion in string.Formatter().parse(prompt):
+            # a stretch of plain text
+            if field is None:
+                continue
+            # `{text:>300000000}` would fill the memory, and `{text:d}` fail in every row
+            if spec or conversion:
+                raise ValueError(
+                    f"{key}: {{{field}}} has a format or conversion, "
+                    "expected the name of a column alone"
+                )
+            used.add(field)
         if used != set(inputs):
             raise ValueError(f"{key} uses {sorted(used)}, but inputs are {inputs}")

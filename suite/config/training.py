@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from suite.config.loader import Strict
+from suite.config.numbers import Count, WholeNumber
 
-Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["fp32", "bf16", "bf16-autocast"]
 """What a trial computes in; bf16-autocast keeps fp32 weights."""
@@ -25,13 +25,13 @@ class TrainingConfig(Strict):
     states is marked "ours".
     """
 
-    epochs: Positive = Field(30, description="upper bound on epochs (READ: 30)")
-    epoch_steps: Positive | None = Field(
+    epochs: Count = Field(30, description="upper bound on epochs (READ: 30)")
+    epoch_steps: Count | None = Field(
         None,
         description="steps from one validation and checkpoint to the next, over pass after pass; "
         "null = one pass over the data",
     )
-    patience: Positive | None = Field(
+    patience: Count | None = Field(
         3,
         description="epochs without a better validation score before stopping; "
         "null = never stop (READ: 'stops improving', number ours)",
@@ -41,32 +41,32 @@ class TrainingConfig(Strict):
         exclude_if=lambda value: value == "best",
         description="epoch whose weights are scored: the best on validation, or the last",
     )
-    batch_size: Positive = Field(
+    batch_size: Count = Field(
         96, description="examples per optimizer step over all workers (READ: 96)"
     )
-    micro_batch_size: Positive | None = Field(
+    micro_batch_size: Count | None = Field(
         None, description="examples per worker and forward pass; null = batch_size / workers"
     )
-    eval_batch_size: Positive = Field(
+    eval_batch_size: Count = Field(
         96, description="examples per worker and forward pass in evaluation"
     )
-    max_length: Positive = Field(128, description="tokens kept of an input (LST's code: 128)")
-    target_max_length: Positive = Field(
+    max_length: Count = Field(128, description="tokens kept of an input (LST's code: 128)")
+    target_max_length: Count = Field(
         16, description="tokens kept of a text target (ours; GLUE label words are shorter)"
     )
-    max_new_tokens: Positive | None = Field(
+    max_new_tokens: Count | None = Field(
         None,
         exclude_if=lambda value: value is None,
         description="tokens written at most where text is generated; null = target_max_length",
     )
-    stride: Positive | None = Field(
+    stride: Count | None = Field(
         None,
         description="tokens from one scored window of running text to the next; null = the task's",
     )
-    beams: Positive | None = Field(
+    beams: Count | None = Field(
         None, description="beams where text is generated, 1 = greedy; null = the task's"
     )
-    pad_to_multiple: Positive = Field(
+    pad_to_multiple: Count = Field(
         8,
         description="round lengths up to a multiple of so many tokens (8: for tensor cores)",
     )
@@ -106,16 +106,16 @@ class TrainingConfig(Strict):
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass"
     )
-    reduce_bucket_elements: Positive = Field(
+    reduce_bucket_elements: Count = Field(
         5_000_000,
         description="ZeRO's reduce and prefetch bucket (DeepSpeed's 5e8 would dwarf a small model)",
     )
-    persistence_threshold_elements: Annotated[int, Field(ge=0)] = Field(
+    persistence_threshold_elements: WholeNumber = Field(
         0,
         description="parameters up to this size stay gathered under ZeRO-3; "
         "0 = all are partitioned, for every arm alike",
     )
-    threads_per_worker: Positive | None = Field(
+    threads_per_worker: Count | None = Field(
         None, description="CPU threads of a worker; null = its share of CPUs"
     )
 

@@ -33,6 +33,7 @@ from suite.data.objective import (
     Features,
     Objective,
     continuation_features,
+    fill_row,
     lengths,
     rows_of,
     target_features,
@@ -79,7 +80,7 @@ class InstructionObjective(Objective):
         """Yield each row's prompt, the part of it that must not be cut off, and the response."""
         for *texts, response in rows_of(columns, self.task.columns):
             template = self._template(texts)
-            prompt = template.format(**dict(zip(self.task.inputs, texts, strict=True)))
+            prompt = fill_row(template, dict(zip(self.task.inputs, texts, strict=True)))
             yield prompt, _tail(template), response
 
     def _template(self, texts: Sequence[str]) -> str:

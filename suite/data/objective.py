@@ -268,8 +268,19 @@ def fill(template: str, columns: Columns) -> list[str]:
             names[field] = None
     texts = []
     for row in rows_of(columns, names):
-        texts.append(template.format(**dict(zip(names, row, strict=True))))
+        texts.append(fill_row(template, dict(zip(names, row, strict=True))))
     return texts
+
+
+def fill_row(template: str, values: Mapping[str, Any]) -> str:
+    """Fill a template with the values of one row."""
+    parts = []
+    # not `str.format`, which takes `{a.b}` for an attribute and not for the column of that name
+    for text, field, _, _ in string.Formatter().parse(template):
+        parts.append(text)
+        if field is not None:
+            parts.append(str(values[field]))
+    return "".join(parts)
 
 
 def lengths(sequences: Iterable[Sequence[Any]]) -> list[int]:

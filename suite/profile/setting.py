@@ -8,26 +8,25 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from suite.config.loader import Strict
+from suite.config.numbers import Count, Seconds
 from suite.config.training import TrainingConfig
-
-Positive = Annotated[int, Field(ge=1)]
 
 
 class Setting(Strict):
     """Shapes, precision, ranks and how long to measure; equal for all arms of a table."""
 
-    batch: Positive = Field(96, description="examples per optimizer step over all ranks (READ: 96)")
-    micro_batch: Positive | None = Field(
+    batch: Count = Field(96, description="examples per optimizer step over all ranks (READ: 96)")
+    micro_batch: Count | None = Field(
         None, description="examples per rank and forward pass; null = batch / ranks"
     )
-    seq: Positive = Field(128, description="tokens of every example; none is padding")
-    target: Positive = Field(
+    seq: Count = Field(128, description="tokens of every example; none is padding")
+    target: Count = Field(
         8,
         description=(
             "tokens of a text target, encoder-decoders only (GLUE's label words are shorter)"
         ),
     )
-    ranks: Positive = Field(1, description="processes that train together, a GPU each")
+    ranks: Count = Field(1, description="processes that train together, a GPU each")
     zero: Annotated[int, Field(ge=0, le=3)] = Field(
         3, description="DeepSpeed ZeRO stage, as in a sweep"
     )
@@ -41,20 +40,20 @@ class Setting(Strict):
         description="precision of the forward weights and activations; Adam always keeps fp32",
     )
     device: Literal["cpu", "cuda"] = "cpu"
-    rounds: Positive = Field(
+    rounds: Count = Field(
         3, description="visits to every arm, in alternating order; ratios are taken within a round"
     )
-    seconds: Annotated[float, Field(gt=0)] = Field(
+    seconds: Seconds = Field(
         3.0, description="duration of timed training steps per arm and round; at least 5 steps"
     )
-    inference_batches: tuple[Positive, ...] = Field(
+    inference_batches: tuple[Count, ...] = Field(
         (1, 32), description="examples of a forward pass without gradients"
     )
-    contexts: tuple[Positive, ...] = Field(
+    contexts: tuple[Count, ...] = Field(
         (128, 512), description="tokens in the cache when decoding is timed"
     )
-    decoded: Positive = Field(16, description="tokens decoded per timing")
-    threads: Positive | None = Field(
+    decoded: Count = Field(16, description="tokens decoded per timing")
+    threads: Count | None = Field(
         None, description="CPU threads of a rank; null = the usable cores / ranks"
     )
 

@@ -37,7 +37,14 @@ from pydantic import BaseModel, ValidationError
 from suite.config.names import why_not
 from suite.errors import ConfigError
 from suite.files import sqlite_uri, write_atomic, write_json
-from suite.record.result import EpochRecord, FailureRecord, TrialResult, damage, unreadable
+from suite.record.result import (
+    DAMAGED,
+    EpochRecord,
+    FailureRecord,
+    TrialResult,
+    damage,
+    unreadable,
+)
 from suite.record.spec import Phase, TrialSpec
 
 M = TypeVar("M", bound=BaseModel)
@@ -51,6 +58,8 @@ def read_record(path: Path, kind: type[M]) -> M | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder, expected a file; remove it") from None
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -155,16 +164,22 @@ class TrialFolder:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
+        except IsADirectoryError:
+            return unreadable(self.hash, f"{self._told(path)} is a folder, expected a file")
         reason = damage(data)
         if reason is None:
             found = read_record(path, TrialResult)
             # It has done its work, and equal results are to be equal wherever they come from.
             return found and found.model_copy(update={"checksum": None})
-        why = f"{path.parent.parent.name}/{self.hash}/{path.name} {reason}"
+        why = f"{self._told(path)} {reason}"
         # As far as it can be read it is shown, and the reason with it.
         with contextlib.suppress(ValidationError):
             return TrialResult.model_validate_json(data).model_copy(update={"damaged": why})
         return unreadable(self.hash, why)
+
+    def _told(self, path: Path) -> str:
+        """How messages call a file: by its place in the home."""
+        return f"{self.path.parent.name}/{self.hash}/{path.name}"
 
     def epochs(self) -> list[EpochRecord]:
         """The training curve so far; an epoch that was trained again after a cut counts once."""
@@ -184,9 +199,23 @@ class TrialFolder:
         )
 
     def failures(self) -> list[FailureRecord]:
+        """The attempts that will be, or were, tried again; a damaged record counts as one too."""
+        found = {}
+        for path in self.path.glob("failure-*.json"):
+            number = path.stem.removeprefix("failure-")
+            # Nothing of ours writes another name.
+            if number.isdecimal():
+                found[int(number)] = _failure(path)
         # Sorted as numbers, because as text failure-10 comes before failure-2.
-        paths = sorted(self.path.glob("failure-*.json"), key=lambda p: int(p.stem.split("-")[1]))
-        return [FailureRecord.model_validate_json(p.read_bytes()) for p in paths]
+        return [found[number] for number in sorted(found)]
+
+
+def _failure(path: Path) -> FailureRecord:
+    try:
+        return FailureRecord.model_validate_json(path.read_bytes())
+    # The attempt was made, and must count: its record says why it cannot say more.
+    except (ValidationError, IsADirectoryError):
+        return FailureRecord(type=DAMAGED, message=f"{path} is not a whole record of an attempt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from filelock import FileLock
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from suite.config.hashing import short_hash
 from suite.errors import ConfigError
@@ -124,7 +124,7 @@ def read_record(folder: Path) -> LmEvalRecord:
     try:
         stored = json.loads(path.read_bytes())
     # A cut file holds nothing to lose: what it held is measured again.
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return LmEvalRecord()
     version = stored.get("schema_version") if isinstance(stored, dict) else None
     if version != SCHEMA_VERSION:
@@ -132,7 +132,13 @@ def read_record(folder: Path) -> LmEvalRecord:
             f"{path}: got schema version {version}, expected {SCHEMA_VERSION}; "
             "move it away to measure anew"
         )
-    return LmEvalRecord.model_validate(stored)
+    try:
+        return LmEvalRecord.model_validate(stored)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path}: not a record of lm-eval ({error.error_count()} errors); "
+            "move it away to measure anew"
+        ) from None
 
 
 def add_evaluation(folder: Path, evaluation: Evaluation) -> None:

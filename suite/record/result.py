@@ -266,13 +266,14 @@ def damage(data: bytes) -> str | None:
     """Why the bytes of a `result.json` are not what was written; None where nothing shows."""
     try:
         content = json.loads(data)
-    except ValueError:  # wrong UTF-8 too
+        if not isinstance(content, dict):
+            return "is not whole JSON"
+        # A record from before checksums has none to compare.
+        if content.get("checksum") in (None, checksum(content)):
+            return None
+    # Wrong UTF-8 and NaN are ValueErrors, thousands of brackets end in a RecursionError.
+    except (ValueError, RecursionError):
         return "is not whole JSON"
-    if not isinstance(content, dict):
-        return "is not whole JSON"
-    # A record from before checksums has none to compare.
-    if content.get("checksum") in (None, checksum(content)):
-        return None
     return "has another content than its checksum says: it was changed after it was written"
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from suite.config.arm import Arm, without_cached
 from suite.config.hashing import derive_seed, short_hash
 from suite.config.loader import Strict
+from suite.config.numbers import Seed
 from suite.config.sweep import LimitConfig
 from suite.config.task import PretrainTask, TaskConfig
 from suite.config.training import TrainingConfig
@@ -58,9 +59,7 @@ class TrialSpec(Strict):
         0, description="search: trial number in its study; confirm: 0"
     )
     learning_rate: Annotated[float, Field(gt=0)]
-    seed: Annotated[int, Field(ge=0)] = Field(
-        0, description="replicate: 0 in the search, the sweep's seeds in confirm"
-    )
+    seed: Seed = Field(0, description="replicate: 0 in the search, the sweep's seeds in confirm")
 
     @cached_property
     def hash(self) -> str:

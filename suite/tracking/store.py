@@ -117,7 +117,15 @@ def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = Fa
             that cannot be written safely.
     """
     chosen = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
-    if urlsplit(chosen).scheme in ("", "file"):
+    try:
+        scheme = urlsplit(chosen).scheme
+    # A bracket of an IPv6 address that is not closed; the password may stand in what was given.
+    except ValueError as error:
+        raise TrackingError(
+            f"tracking store {redact(chosen)!r}: {error}; expected sqlite:///PATH.db or "
+            "http(s)://HOST:PORT, with an IPv6 address in brackets: http://[::1]:5000"
+        ) from None
+    if scheme in ("", "file"):
         raise TrackingError(
             f"tracking store {chosen!r}: MLflow no longer writes folders; "
             "give sqlite:///PATH.db or http(s)://HOST:PORT"

@@ -30,6 +30,8 @@ FORMAT = 5
 DIGEST = "suite.digest"
 """The tag of a cell's run that says what was written into it and its trials' runs; set last."""
 REVISION = "suite.revision"
+MAX_REVISION_DIGITS = 15
+"""MLflow's steps have 64 bits."""
 ARTIFACTS = ("spec.json", "result.json", "predictions-*.parquet", LM_EVAL)
 MAX_ARTIFACT_BYTES = 10 * 2**20
 HAVING = {"cell": "suite.arm", "trial": "suite.trial", files_of_rows.KIND: files_of_rows.TAG}
@@ -203,7 +205,7 @@ class SweepRuns:
     def _write_numbers(self, cell: StoredRun, row: Row, *, artifacts: bool) -> None:
         end_s = row.ended_at or time.time()
         # MLflow shows the value with the highest step as the latest.
-        revision = int(cell.tags.get(REVISION, 0)) + 1
+        revision = _next_revision(cell.tags.get(REVISION, "0"))
         points = []
         for key, value in metrics_of(row).items():
             points.append(Point(key, value, end_s, revision))
@@ -217,6 +219,14 @@ class SweepRuns:
         self.store.finish(cell.id, CELL_STATUS.get(row.status, "SCHEDULED"), end_s)
         self.store.log(cell.id, metrics=points, tags=tags)
         self._cells[cell_key(row)] = replace(cell, tags={**cell.tags, **tags})
+
+
+def _next_revision(known: str) -> int:
+    """The step after a known one."""
+    if known.isdecimal() and len(known) < MAX_REVISION_DIGITS:
+        return int(known) + 1
+    # Somebody edited the tag. Seconds are above any number of revisions, so the newest still wins.
+    return int(time.time())
 
 
 def _digest(row: Row, *, artifacts: bool) -> str:
