@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from suite.backbones.loading import Head, ResolvedBackbone, resolve
@@ -15,7 +15,7 @@ from suite.config.task import (
     TaskConfig,
 )
 from suite.config.trust import check_named, refuse_trust, with_trust
-from suite.errors import UnknownNameError
+from suite.errors import ConfigError, UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import full_architecture
 
@@ -62,6 +62,12 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
     Raises:
         ConfigError: A name, key or value cannot be used.
     """
+    for group, values in changes.items():
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"--set {group}: got {values!r}, expected one key of it, "
+                f"as in --set {group}.KEY=VALUE"
+            )
     # Trust needs a commit and --trust-remote-code: no other option may grant it.
     refuse_trust(changes.get("backbone"), where="--set backbone")
     # Complete, with every default written out: an arm's key is the hash of what stands here.
