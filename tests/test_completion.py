@@ -11,13 +11,14 @@ import pytest
 from suite.attention import variants
 from suite.backbones.presets import PRESETS
 from suite.cli import complete
+from suite.config.space import peft_spaces
 from suite.config.task_files import task_paths
 from suite.petl import methods
 from tests.commands import ROOT, shell
 
 
 def test_the_names_are_those_of_the_registries() -> None:
-    assert complete.methods("") == methods.names()
+    assert complete.methods("") == sorted([*methods.names(), *peft_spaces()])
     assert complete.attention("") == variants.names()
     assert complete.backbones("") == sorted(PRESETS)
     assert complete.tasks("") == sorted(task_paths())

@@ -15,6 +15,7 @@ import pytest
 from suite.attention import variants
 from suite.cli.listing import ABOUT
 from suite.cli.plug_ins import described
+from suite.config.space import peft_spaces
 from suite.config.sweep import StopRule
 from suite.errors import TrackingError
 from suite.leaderboard.collect import sweep_rows
@@ -279,7 +280,7 @@ def test_a_list_asks_the_class_where_the_source_does_not_tell(
     monkeypatch.setenv("SUITE_PATH", str(tmp_path))
     rows = json.loads(suite("list", "methods", "--format", "json")[1])
     assert [row["description"] for row in rows if row["name"] == "mine"] == ["COMPUTED"]
-    assert len(rows) == len(methods.names())
+    assert len(rows) == len(methods.names()) + len(peft_spaces())
 
 
 def test_kept_runs_are_forgotten_when_the_store_changes(ended: Home, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from suite.config.space import peft_spaces
 from suite.registry import plug_in_files, shipped_folder, stem_to_name, user_folders, yaml_names
 
 PACKAGE = Path(__file__).parents[1]
@@ -21,7 +22,7 @@ Completer = Callable[[str], list[str]]
 
 
 def methods(incomplete: str) -> list[str]:
-    return _matching(_plug_ins("petl"), incomplete)
+    return _matching([*_plug_ins("petl"), *peft_spaces()], incomplete)
 
 
 def attention(incomplete: str) -> list[str]:

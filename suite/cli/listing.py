@@ -62,12 +62,18 @@ def _row(name: str, description: str, source: str = "", families: Any = ()) -> R
 
 
 def _methods() -> list[Row]:
+    from suite.config.space import load_space, peft_spaces
+
     found = described("petl", "Method", ABOUT)
     if found is None:
         from suite.petl import methods
 
         found = _of_classes(methods)
-    return [_row(name, **about) for name, about in sorted(found.items())]
+    rows = [_row(name, **about) for name, about in sorted(found.items())]
+    # The library has no such lines, and importing it would take seconds.
+    for name in peft_spaces():
+        rows.append(_row(name, load_space(name).description, "the peft library"))
+    return rows
 
 
 def _attention() -> list[Row]:

@@ -122,6 +122,10 @@ class SearchSpace(Strict):
     ]
 
 
+PEFT = "peft-"
+"""Begin of the file names of the search spaces of peft's methods."""
+
+
 def load_space(name: str, *, where: str = "") -> SearchSpace:
     """The search space of a method.
 
@@ -138,3 +142,12 @@ def load_space(name: str, *, where: str = "") -> SearchSpace:
         raise UnknownNameError("search space", name, paths, where=where)
     data, lines = load_yaml(paths[stem])
     return validate(SearchSpace, data, where=str(paths[stem]), lines=lines)
+
+
+def peft_spaces() -> list[str]:
+    """Methods of the peft library that have a search space: `peft:ia3` for `peft-ia3.yaml`."""
+    found = []
+    for stem in yaml_names("search_spaces"):
+        if stem.startswith(PEFT):
+            found.append(f"peft:{stem.removeprefix(PEFT)}")
+    return sorted(found)

@@ -10,6 +10,8 @@ Deviations:
     - Methods that lengthen the input (p-tuning, prompt-tuning) are refused for classification heads
       on GPT-2 and Llama: peft 0.21 then reads the last position, which is padding in a right-padded
       batch. `prompt` does not have this fault.
+    - Options of LoRA that need data, other adapters or a quantised backbone are refused: peft would
+      train plain LoRA.
     - The trained count is what peft reports; there is no formula of a paper behind it.
 """
 
@@ -20,15 +22,23 @@ import dataclasses
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
-from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftConfig, PeftModel, TaskType, get_peft_model
+from peft import (
+    PEFT_TYPE_TO_CONFIG_MAPPING,
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    TaskType,
+    get_peft_model,
+)
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from pydantic import ConfigDict
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from suite.backbones.base import Family
 from suite.backbones.heads import has_own_forward
@@ -58,6 +68,31 @@ UNUSABLE = {
     "POLY": "it needs task ids in every batch",
     "XLORA": "it mixes LoRA adapters that have been trained before",
 }
+FORMS: dict[str, dict[str, Any]] = {
+    "dora": {"use_dora": True},
+    "rslora": {"use_rslora": True},
+    "pissa": {"init_lora_weights": "pissa"},
+    "olora": {"init_lora_weights": "olora"},
+    "kasa": {"kasa_config": {}},
+}
+"""Forms of LoRA that have names of their own, with the options that make them."""
+FROM_DATA = "it starts from data, which peft reads before its layers are made"
+UNUSABLE_OPTIONS = {
+    "alora_invocation_tokens": "it acts after tokens that no task's inputs hold",
+    "arrow_config": "it routes between LoRA adapters that have been trained before",
+    "corda_config": FROM_DATA,
+    "eva_config": FROM_DATA,
+    "layer_replication": "it makes another backbone",
+    "loftq_config": "it starts from what quantisation loses, and no backbone here is quantised",
+    "lora_ga_config": FROM_DATA,
+    "megatron_config": "it needs Megatron's layers",
+    "runtime_config": "the suite says where everything is computed",
+    "target_parameters": "it adapts mixtures of experts, which no family here has",
+    "use_qalora": "it needs a quantised backbone, and is plain LoRA without one",
+}
+"""Options with which peft would train something else than they say, often plain LoRA."""
+UNUSABLE_STARTS = {"corda": FROM_DATA, "eva": FROM_DATA, "lora_ga": FROM_DATA}
+"""The same of values of `init_lora_weights`."""
 REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError)
 """What peft raises when a choice does not fit a backbone; it has no exception of its own."""
 
@@ -75,6 +110,8 @@ def peft_types() -> dict[str, str]:
     for kind in PEFT_TYPE_TO_CONFIG_MAPPING:
         name = kind.value.lower().replace("_", "-")
         types[f"peft:{name}"] = kind.value
+    for form in FORMS:
+        types[f"peft:{form}"] = "LORA"
     return types
 
 
@@ -104,7 +141,7 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
 
     class FromPeft(Method[PeftArchitecture]):
         name = method_name
-        description = f"{kind} of the peft library"
+        description = _description(method_name, kind)
         source = f"peft's documentation of {config_class.__name__}"
         Config = PeftArchitecture
         needs_projections = why_projections
@@ -112,7 +149,8 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
         @classmethod
         def configure(cls, architecture: Mapping[str, Any], *, where: str = "") -> Method[Any]:
             where = where or f"architecture of {method_name}"
-            complete = _complete_options(config_class, architecture, where=where)
+            given = FORMS.get(method_name.removeprefix("peft:"), {}) | dict(architecture)
+            complete = _complete_options(config_class, given, where=where)
             return cls(PeftArchitecture.model_validate(complete))
 
         def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
@@ -131,6 +169,14 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
     return FromPeft
 
 
+def _description(name: str, kind: str) -> str:
+    form = FORMS.get(name.removeprefix("peft:"))
+    if form is None:
+        return f"{kind} of the peft library"
+    options = ", ".join(f"{key}={value}" for key, value in form.items())
+    return f"{kind} of the peft library with {options}"
+
+
 def _complete_options(
     config_class: type[PeftConfig], architecture: Mapping[str, Any], *, where: str
 ) -> dict[str, Any]:
@@ -143,6 +189,7 @@ def _complete_options(
     for key in architecture:
         if key not in fields:
             raise UnknownNameError("key", key, fields, where=where)
+    _check_usable(config_class, architecture, where=where)
     config = _peft_config(config_class, dict(architecture), where=where)
     for key in REQUIRED & fields:
         if not getattr(config, key):
@@ -150,19 +197,58 @@ def _complete_options(
     options = {}
     for key in sorted(fields):
         value = _plain(getattr(config, key))
-        # defaults may be objects of peft's, which no file can hold; peft makes them again
+        # a group of options is an object of peft's; `_peft_config` makes it again
+        if key in architecture and dataclasses.is_dataclass(value):
+            value = {k: _plain(v) for k, v in vars(value).items()}
+        # defaults may be such objects too, and peft makes them itself
         if _is_plain(value):
             options[key] = value
     return options
 
 
+def _check_usable(
+    config_class: type[PeftConfig], architecture: Mapping[str, Any], *, where: str
+) -> None:
+    """Check that no option asks for what peft would not do here.
+
+    Raises:
+        ConfigError: One does. Where it has its default, as in a stored arm, it asks for nothing.
+    """
+    if config_class is not LoraConfig:
+        return
+    default = LoraConfig()
+    for key, value in architecture.items():
+        reason = UNUSABLE_OPTIONS.get(key)
+        if key == "init_lora_weights":
+            reason = UNUSABLE_STARTS.get(str(value).lower())
+        if reason is not None and value != getattr(default, key):
+            raise ConfigError(f"{where}: {key}: {value} does not fit a sweep: {reason}")
+
+
 def _peft_config(
     config_class: type[PeftConfig], options: dict[str, Any], *, where: str
 ) -> PeftConfig:
+    groups = _groups(config_class)
     try:
-        return config_class(**options)
+        made = {}
+        for key, value in options.items():
+            # peft takes a mapping as it is and then ignores it
+            if isinstance(value, Mapping) and key in groups:
+                value = groups[key](**value)
+            made[key] = value
+        return config_class(**made)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: peft's {config_class.__name__} refuses it: {error}") from error
+
+
+def _groups(config_class: type[PeftConfig]) -> dict[str, type]:
+    """The options that are groups of options, with the class of each."""
+    found = {}
+    for key, hint in get_type_hints(config_class).items():
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                found[key] = kind
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -191,6 +277,7 @@ def _attach(
     name: str,
 ) -> nn.Module:
     config = _peft_config(config_class, options, where=name)
+    _check_start(model, options, name=name)
     if config.is_prompt_learning:
         _set_task(config, model, family, name=name)
     # first, so that only what peft adds or unfreezes trains
@@ -213,6 +300,14 @@ def _attach(
             " not get here"
         )
     return wrapped
+
+
+def _check_start(model: PreTrainedModel, options: Mapping[str, Any], *, name: str) -> None:
+    # peft 0.21 takes a Conv1D's weight for a Linear's, and the layer then fails in training
+    if options.get("init_lora_weights") != "olora":
+        return
+    if any(isinstance(module, Conv1D) for module in model.modules()):
+        raise IncompatibleError(f"{name}: peft starts OLoRA from nn.Linear alone, not from Conv1D")
 
 
 def _set_task(config: PeftConfig, model: PreTrainedModel, family: Family, *, name: str) -> None:
