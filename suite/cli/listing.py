@@ -62,7 +62,7 @@ def _row(name: str, description: str, source: str = "", families: Any = ()) -> R
 
 
 def _methods() -> list[Row]:
-    from suite.config.space import load_space, peft_spaces
+    from suite.config.space import describe_space, peft_spaces
 
     found = described("petl", "Method", ABOUT)
     if found is None:
@@ -72,7 +72,7 @@ def _methods() -> list[Row]:
     rows = [_row(name, **about) for name, about in sorted(found.items())]
     # The library has no such lines, and importing it would take seconds.
     for name in peft_spaces():
-        rows.append(_row(name, load_space(name).description, "the peft library"))
+        rows.append(_row(name, describe_space(name), "the peft library"))
     return rows
 
 
