@@ -8,7 +8,7 @@ seconds on average, evenly drawn between a fifth and nine fifths of that, in thr
 (benchmarks/virtual.py). With `--real` there are placement groups, references and messages of a Ray node with as many logical GPUs; an
 actor is a thread of a few host processes, because 1,000 processes want 100 GiB.
 
-Each of the `--cells` cells has 8 trials: six learning rates (four quasi-random, two proposed) and two seeds.
+Each of the `--cells` cells has 8 trials: six learning rates (three evenly spread, three proposed) and two seeds.
 """
 
 from __future__ import annotations

@@ -579,7 +579,7 @@ def test_trials_of_other_definitions_in_the_home_are_not_of_the_plan(home: Home)
 
 
 def test_the_order_in_which_results_arrive_does_not_change_the_startup_trials(home: Home) -> None:
-    """Two slots, random completion: the quasi-random trials are those of one slot."""
+    """Two slots, random completion: the trials of the start are those of one slot."""
     plan = planned(search={"trials": 4, "startup_trials": 4})
     alone = {
         (s.cell, s.number): s.learning_rate

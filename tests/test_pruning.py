@@ -285,7 +285,7 @@ def test_the_second_objective_changes_what_is_proposed(home: Home) -> None:
                 if s.phase is Phase.SEARCH
             ]
         )
-    assert rates[0][:3] == rates[1][:3], "the quasi-random ones"
+    assert rates[0][:3] == rates[1][:3], "those of the start"
     assert not set(rates[0][3:]) & set(rates[1][3:])
 
 
