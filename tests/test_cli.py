@@ -116,6 +116,10 @@ def test_help_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
             "expected key=value",
         ),
         (
+            ("params", "--backbone", "t5-base", "--method", "lora", "--set", "architecture=0"),
+            "--set architecture: got 0, expected one key of it, as in --set architecture.KEY=VALUE",
+        ),
+        (
             ("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=0"),
             "rank: Input should be greater than or equal to 1",
         ),

@@ -372,6 +372,8 @@ def test_a_file_of_rows_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
         table.drop_columns(["digest"]),
         table.set_column(0, "backbone", pa.array([1])),
         table.set_column(3, "architecture", pa.array(["{"])),
+        table.set_column(3, "architecture", pa.array(["[" * 10**5])),
+        table.set_column(3, "architecture", pa.array([None], pa.string())),
     ):
         pq.write_table(changed, path)
         with pytest.raises(TrackingError, match="remove it, and run: suite sync"):

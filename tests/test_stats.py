@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
 from benchmarks.protocol.verdicts import coverage, false_alarms, few_items, shown
 from suite.config.task import load_task
-from suite.errors import StatisticsError
+from suite.errors import ContradictionError, StatisticsError
 from suite.leaderboard.intervals import constant_fields
 from suite.metrics.items import Items
 from suite.record.cells import Cell, read_cells
@@ -504,6 +505,15 @@ def test_answers_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     kept = path.read_bytes()
     write_answers(home, specs[1], {"index": ["x"], "gold": [1], "prediction": [1.0]})
     with pytest.raises(StatisticsError, match="seeds 1 and 2 were tested on different items"):
+        read_answers(only_cell(home).confirmed())
+    for torn in ({"gold": [1], "prediction": [1.0]}, {"index": ["x"], "gold": [1]}):
+        write_answers(home, specs[1], torn)
+        with pytest.raises(StatisticsError, match="cannot be read"):
+            read_answers(only_cell(home).confirmed())
+    path.write_bytes(kept)
+    table = pq.read_table(path).to_pydict() | {"prediction": ["{}"] * 10}
+    write_answers(home, specs[1], table)
+    with pytest.raises(ContradictionError, match="seed 2: its answers cannot be scored"):
         read_answers(only_cell(home).confirmed())
     path.write_bytes(b"torn")
     with pytest.raises(

@@ -309,6 +309,18 @@ def test_runs_deleted_by_hand_come_back_and_duplicates_go(home: Home) -> None:
     assert_each_once(home.tracking_uri, home)
 
 
+def test_a_run_without_its_tags_is_named_with_the_way_out(home: Home) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    store = open_store(home.tracking_uri)
+    (run,) = runs(home.tracking_uri, "leaderboard")
+    store.client.delete_tag(run.id, "suite.home")
+    with pytest.raises(TrackingError, match=f"run {run.id} of MLflow lacks the tag suite.home"):
+        leaderboard(home.tracking_uri)
+    store.delete_run(run.id)
+    sync(home, tracking_uri=home.tracking_uri, verify=True)
+    assert len(leaderboard(home.tracking_uri))
+
+
 @pytest.mark.parametrize("edited", ["three", "9" * 30])
 def test_an_edited_revision_is_no_number_and_the_newest_values_still_win(
     edited: str, home: Home

@@ -67,9 +67,10 @@ def read_rows(path: Path) -> list[Row]:
             table = file.read()
     except FileNotFoundError:
         raise TrackingError(f"{path}: no such file; run: suite sync") from None
-    except (OSError, pa.ArrowException) as error:
+    # A damaged schema ends in a UnicodeDecodeError, a kind of ValueError.
+    except (OSError, ValueError, pa.ArrowException) as error:
         # pyarrow's messages may have many lines, of which the first says what is wrong.
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0]
         raise TrackingError(f"{path}: not a whole file of rows: {reason}; {REMEDY}") from None
     version = (table.schema.metadata or {}).get(VERSION_KEY)
     if version is None:
@@ -85,7 +86,7 @@ def read_rows(path: Path) -> list[Row]:
         raise TrackingError(f"{path}: lacks the columns {', '.join(absent)}; {REMEDY}")
     try:
         columns = [_values(table, name) for name in NAMES]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TrackingError(f"{path}: not what this suite writes: {error}; {REMEDY}") from None
     for kind in KINDS:
         # Few names stand in many rows, so each is looked at once.
@@ -107,6 +108,8 @@ def _values(table: pa.Table, name: str) -> list[Any]:
         raise ValueError(f"column {name} is {column.type}, expected {_type(about.kind)}")
     values: list[Any] = column.to_pylist()
     if about.kind is Kind.JSON:
+        if column.null_count:
+            raise ValueError(f"column {name} has empty fields, expected JSON")
         # One call for the whole column: 10,000 calls would take ten times as long.
         parsed: list[Any] = from_json("[" + ",".join(values) + "]")
         # A text such as "1,2" is no JSON by itself, yet gives two values in the joined list.

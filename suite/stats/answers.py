@@ -110,6 +110,13 @@ def _read_items(trial: Trial) -> tuple[tuple[str, ...], Items]:
         table = pq.read_table(path)
         # each kind of task names these two columns in its own words, in this order
         gold, prediction = (name for name in table.column_names if name not in ("index", "group"))
+        columns = table.to_pydict()
+        if "index" not in columns:
+            raise ValueError("it lacks the column index")
+        index = tuple(map(str, columns["index"]))
+        groups = columns.get("group")
+        if groups is not None:
+            groups = list(map(str, groups))
     except (OSError, pa.ArrowException, ValueError) as error:
         reason = f"cannot be read: {error}"
         if isinstance(error, FileNotFoundError):
@@ -117,15 +124,19 @@ def _read_items(trial: Trial) -> tuple[tuple[str, ...], Items]:
         raise StatisticsError(
             f"seed {trial.spec.seed}: {trial.folder.hash}/{path.name} {reason}"
         ) from None
-    columns = table.to_pydict()
-    items = Items(columns[prediction], columns[gold], columns.get("group"))
-    return tuple(columns["index"]), items
+    return index, Items(columns[prediction], columns[gold], groups)
 
 
 def _check_scores(answers: Answers) -> None:
     """A record and its file of predictions can part ways when somebody copies or edits one."""
     for seed, items in answers.runs.items():
-        found = score_of(answers.task, items)
+        try:
+            found = score_of(answers.task, items)
+        # Texts among numbers, fields without a value: the file is not what a trial writes.
+        except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+            raise ContradictionError(
+                f"seed {seed}: its answers cannot be scored: {error}"
+            ) from None
         recorded = answers.scores[seed]
         if not math.isclose(found, recorded, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE):
             raise ContradictionError(

@@ -106,7 +106,7 @@ def runs_with_rows(store: Store, sweep: str | None = None) -> list[StoredRun]:
     for run in store.runs(list(experiments.values()), {"suite.kind": KIND}, having=TAG):
         # A request that was repeated because its answer got lost leaves a second run, without rows.
         if run.tags[TAG]:
-            newest[run.tags["sweep"], run.tags["suite.home"]] = run
+            newest[run.tag("sweep"), run.tag("suite.home")] = run
     return [newest[key] for key in sorted(newest)]
 
 

@@ -76,6 +76,20 @@ class StoredRun:
         """Whether it was written to its end: the last request takes it out of the state RUNNING."""
         return self.status != "RUNNING"
 
+    def tag(self, key: str) -> str:
+        """A tag that every run of ours has.
+
+        Raises:
+            TrackingError: Somebody removed it, or gave it another name.
+        """
+        value = self.tags.get(key)
+        if value is None:
+            raise TrackingError(
+                f"run {self.id} of MLflow lacks the tag {key}, with which suite sync wrote it; "
+                "delete the run there, then suite sync writes it anew"
+            )
+        return value
+
 
 @dataclass(frozen=True, slots=True)
 class Point:

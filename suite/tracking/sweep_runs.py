@@ -68,7 +68,7 @@ class SweepRuns:
         tags = {"suite.kind": kind, "suite.home": self.home}
         kept: dict[str, StoredRun] = {}
         for run in self.store.runs([self.experiment], tags, having=HAVING[kind]):
-            if kept.setdefault(run.tags[key], run) is not run:
+            if kept.setdefault(run.tag(key), run) is not run:
                 self.store.delete_run(run.id)
         return kept
 
@@ -150,8 +150,8 @@ class SweepRuns:
             # One search for all cells: of a rebuild it finds nothing, and takes no time.
             self._trials = defaultdict(dict)
             for name, run in self._one_each("trial", "suite.trial").items():
-                self._trials[run.tags["suite.cell"]][name] = run
-        children = self._trials[cell.tags["suite.cell"]]
+                self._trials[run.tag("suite.cell")][name] = run
+        children = self._trials[cell.tag("suite.cell")]
         parent = {"mlflow.parentRunId": cell.id}
         for name, child in children.items():
             if child.tags.get("mlflow.parentRunId") != cell.id:
