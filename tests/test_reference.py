@@ -272,6 +272,14 @@ def test_the_leaderboard_shows_the_paper_beside_ours(
     shown = capsys.readouterr().out
     assert "| paper | difference |" in shown and f"| {agreement['difference']:+.1f} |" in shown
 
+    refer(home, lora.model_copy(update={"unlike": "another corpus"}))
+    sync(home, tracking_uri=home.tracking_uri)
+    rows = {(row["method"], row["task"]): row for row in to_rows(leaderboard(home.tracking_uri))}
+    unlike = rows["lora", "agreement"]
+    assert unlike["reference_source"] == "READ, table 1; another corpus"
+    assert unlike["reference_score"] == 0.5 and unlike["difference"] is None
+    assert rows["lora", "mean"]["difference"] is None
+
 
 # ---- the shipped sweeps --------------------------------------------------------------------------------------------------------
 

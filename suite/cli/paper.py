@@ -54,10 +54,13 @@ def with_paper(rows: Iterable[Row], home: Home, sweep: str | None) -> list[Row]:
         # Every row gets the keys, so that all rows have the same columns.
         if found is None:
             return {"reference_score": None, "reference_source": None, "difference": None}
+        difference = None
+        if found["comparable"]:
+            difference = row["value"] - found["score"]
         return {
             "reference_score": found["score"],
             "reference_source": found["source"],
-            "difference": row["value"] - found["score"],
+            "difference": difference,
         }
 
     return [{**row, **reference_of(row)} for row in rows]

@@ -64,6 +64,11 @@ class Reference(Strict):
         "after or before the arm's training",
     )
     source: str = Field(description="paper and table, e.g. READ, table 1")
+    unlike: str | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="why the scores cannot be set beside the suite's: then no difference is shown",
+    )
 
     @model_validator(mode="after")
     def _something_to_compare(self) -> Reference:
@@ -123,7 +128,8 @@ class Reference(Strict):
         return {
             "score": self.scores[task],
             "std": self.stds.get(task),
-            "source": self.source,
+            "source": self.source if self.unlike is None else f"{self.source}; {self.unlike}",
+            "comparable": self.unlike is None,
             "printed": self.printed,
         }
 

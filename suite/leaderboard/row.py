@@ -167,7 +167,8 @@ def reference_fields(line: dict[str, Any], score: float | None) -> dict[str, Any
     if not line:
         return {}
     difference = None
-    if score is not None:
+    # Lines from before this was said are comparable.
+    if score is not None and line.get("comparable", True):
         difference = score - line["score"]
     return {
         "reference_score": line["score"],

@@ -521,7 +521,11 @@ def _energy_wh(runs: Sequence[Row]) -> float | None:
 
 def beside_the_paper(report: Report) -> Chart | None:
     """Our scores and the printed ones, for sweeps that carry a paper's numbers."""
-    rows = rows_with(report.shown, "reference_score")
+    rows = []
+    for row in rows_with(report.shown, "reference_score"):
+        # A score without a difference is one that cannot be set beside the printed number.
+        if row["score_mean"] is None or row["difference"] is not None:
+            rows.append(row)
     if not rows:
         return None
     names = tuple(f"{report.label(row)} / {row['task']}" for row in rows)
