@@ -40,11 +40,11 @@ def sweep(tasks: Path, **changes: Any) -> SweepConfig:
     values = {
         "name": "asked",
         "backbones": [tiny_choice("llama")],
-        "methods": [{"name": "full", "learning_rate": 1e-2}],
+        "methods": [{"name": "full", "learning_rate": {"low": 5e-3, "high": 2e-2}}],
         "tasks": ["first"],
         "architectures": "first",
         "decoder_objective": "text",
-        "search": {"trials": 1, "startup_trials": 1, "stop": None},
+        "search": {"trials": 1, "startup_trials": 1, "stop": None, "edge_guard": {"extensions": 0}},
         "confirm": {"seeds": [1]},
         "training": {"epochs": 1, "batch_size": 32, "max_length": 64},
         "limit": {"train": 32},

@@ -891,7 +891,7 @@ def test_a_served_page_knows_its_version_so_that_nothing_is_missed_between_page_
 
 
 def test_a_failure_that_is_half_written_breaks_neither_question_nor_server(
-    tmp_path: Path, empty_db: Path
+    tmp_path: Path, empty_db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = make_report_home(tmp_path, empty_db)
     source = Source(broken.path)
@@ -899,6 +899,12 @@ def test_a_failure_that_is_half_written_breaks_neither_question_nor_server(
     (next(broken.trials()).path / "failure-1.json").write_text("{")
     with served(source) as url:
         assert get(f"{url}/?version") not in ("", before)
+        assert "demo" in get(f"{url}/demo")
+
+        def fail(_source: Source, _name: str | None = None) -> str:
+            raise RuntimeError("in a state that nobody thought of")
+
+        monkeypatch.setattr(Source, "page", fail)
         with pytest.raises(urllib.error.HTTPError, match="500") as answered:
             get(f"{url}/demo")
         assert b"looks again every five seconds" in answered.value.read()

@@ -122,7 +122,8 @@ def test_saved_and_loaded_into_a_fresh_arm_it_answers_the_same(
 @every_arm
 def test_loss_falls_on_a_toy_problem(method: str, family: str, answer: Answer) -> None:
     toy = make_arm(method, family, answer)
-    losses = train(toy, steps=40, learning_rate=5e-3)
+    # LST's up-projection starts near 0, so that a larger step overshoots on so narrow a model
+    losses = train(toy, steps=40, learning_rate=2e-3 if method == "lst" else 5e-3)
     # the same four batches, nine rounds later; a random decoder's head lets a prompt or IA3 gain no more than half a percent
     assert sum(losses[-4:]) < 0.998 * sum(losses[:4])
 
