@@ -637,9 +637,13 @@ def changed_table(chance: random.Random, table: pa.Table) -> pa.Table:
             [value for value in VALUES if value != "\ud800"]
         )
     try:
-        return table.set_column(place, name, pa.array(values))
+        made = pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError):
-        return table.set_column(place, name, pa.array([str(value) for value in values]))
+        made = pa.array([str(value) for value in values])
+    # parquet has no such type
+    if pa.types.is_nested(made.type):
+        made = pa.array([json.dumps(value) for value in values])
+    return table.set_column(place, name, made)
 
 
 def spoil(chance: random.Random, path: Path) -> None:
@@ -800,7 +804,12 @@ def main() -> None:
             for first in range(0, len(inputs), CHUNK)
         ]
         for done, job in enumerate(as_completed(jobs), 1):
-            new = job.result()
+            try:
+                new = job.result()
+            except BaseException:
+                # a defect of the feeder: nobody waits for the rest
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
             for what in new.counts.keys() - found.counts.keys():
                 print(f"{what}  ({new.first[what]})", flush=True)
             found.merge(new)

@@ -100,6 +100,13 @@ def test_a_file_without_kind_is_classification() -> None:
         ("ptb", {"metrics": ["bleu"]}, ConfigError, "metrics.0: .*'perplexity', got 'bleu'"),
         ("ptb", {"stride": 0}, ConfigError, "stride: .*greater than or equal to 1, got 0"),
         ("rte", {"metrics": ["perplexity"]}, ConfigError, "metrics.0"),
+        ("stsb", {"label": {"range": [5.0, 0.0]}}, ConfigError, "range .* from low to high"),
+        (
+            "stsb",
+            {"label": {"range": [0.0, 5.0], "step": 1e-300}},
+            ConfigError,
+            "at most 100,000 steps of 1e-300",
+        ),
         ("multi30k-en-de", {"target": "en"}, ConfigError, "target 'en' is one of the inputs"),
         (
             "multi30k-en-de",

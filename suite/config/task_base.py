@@ -21,6 +21,9 @@ from suite.config.names import TASK
 from suite.config.numbers import Count
 from suite.config.task_files import CodeConfig
 
+MOST_STEPS = 100_000
+"""Steps of `label.range`, ours: far more than a model could tell apart."""
+
 
 class HubData(Strict):
     """A data set of the Hugging Face hub, or the same rows under a local data root."""
@@ -58,6 +61,19 @@ class LabelConfig(Strict):
         # a model that writes the word could not say which of two classes it means
         if self.words is not None and len(set(self.words)) < len(self.words):
             raise ValueError(f"words are not distinct: {self.words}")
+        return self
+
+    @model_validator(mode="after")
+    def _range_has_steps(self) -> LabelConfig:
+        if self.range is None:
+            return self
+        low, high = self.range
+        # every number of the range is a text that an encoder-decoder may write
+        if not self.step <= high - low <= MOST_STEPS * self.step:
+            raise ValueError(
+                f"range {self.range}: expected from low to high, "
+                f"in at least one and at most {MOST_STEPS:,} steps of {self.step}"
+            )
         return self
 
 
