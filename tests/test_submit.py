@@ -319,6 +319,8 @@ def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(
             "is not below --working-dir",
         ),
         (["quickstart", "--home", "/runs", "--working-dir", folder], "--address: got none"),
+        (["quickstart", "--home", "/runs", "--address", "http://[::1"], "no Ray dashboard"),
+        (["quickstart", "--home", "/runs", "--address", "http://head:x"], "no Ray dashboard"),
     ):
         code, out, err = suite("submit", *arguments)
         assert (code, out) == (2, "") and message in err, err

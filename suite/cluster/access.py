@@ -7,6 +7,7 @@ cluster without authentication can run code on it and read what is sent to it.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import logging
 import os
 import secrets
@@ -202,8 +203,8 @@ def _channel(target: str) -> Any:
 
 
 def _dashboard_asks(url: str) -> bool:
-    request = urllib.request.Request(f"{url.rstrip('/')}/api/jobs/")  # noqa: S310 - http(s), as the caller checks
     try:
+        request = urllib.request.Request(f"{url.rstrip('/')}/api/jobs/")  # noqa: S310 - http(s), as the caller checks
         with urllib.request.urlopen(request, timeout=ANSWER_S):  # noqa: S310
             return False
     except urllib.error.HTTPError as error:
@@ -213,7 +214,8 @@ def _dashboard_asks(url: str) -> bool:
         raise ResourceError(
             f"--address {redact(url)}: no Ray dashboard: it answers {error.code}"
         ) from None
-    except OSError as error:
+    # A bracket or a port that is none is a ValueError, or an InvalidURL.
+    except (OSError, ValueError, http.client.InvalidURL) as error:
         raise ResourceError(
             f"--address {redact(url)}: no Ray dashboard answers there: {redact(error)}"
         ) from None
