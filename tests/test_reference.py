@@ -112,7 +112,15 @@ def test_evaluations_are_kept_apart_from_the_sweeps_own_tasks() -> None:
         "architecture": {},
     }
     before = evaluated(lines, trained=False, **names)
-    assert before == {"mmlu/acc": {"score": 0.41, "std": 0.004, "source": "a paper", "printed": {}}}
+    assert before == {
+        "mmlu/acc": {
+            "score": 0.41,
+            "std": 0.004,
+            "source": "a paper",
+            "comparable": True,
+            "printed": {},
+        }
+    }
     assert evaluated(lines, trained=True, **names)["mmlu/acc"]["score"] == 0.37
 
 

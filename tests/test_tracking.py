@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from suite.errors import TrackingError
+from suite.leaderboard.collect import sweep_rows
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import Status
 from suite.tracking import TrackingListener, leaderboard, open_store, sync, to_rows, writer
@@ -425,6 +426,20 @@ def test_a_listener_follows_a_sweep_into_sqlite(home: Home) -> None:
     assert (listener.behind, said) == (0, [])
     assert_each_once(home.tracking_uri, home)
     assert len(runs(home.tracking_uri, "trial")) == 13
+
+
+def test_a_trial_that_ends_while_the_rows_are_made_is_written_too(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = make_spec("lora", number=3, learning_rate=3e-4)
+
+    def rows_after_it_ended(*args: Any, **options: Any) -> Any:
+        write_trial(home, late, make_result(late))
+        return sweep_rows(*args, **options)
+
+    monkeypatch.setattr(writer, "sweep_rows", rows_after_it_ended)
+    sync(home, tracking_uri=home.tracking_uri)
+    assert_each_once(home.tracking_uri, home)
 
 
 def test_a_silent_server_delays_nothing_and_the_listener_says_what_is_left(home: Home) -> None:

@@ -158,16 +158,18 @@ class Syncer:
         """Publish the rows of all sweeps; returns the cells whose runs are not up to date."""
         due: list[_Due] = []
         for name in sweeps(self.home) if sweep is None else [sweep]:
-            folders = folders_by_cell(self.home, name)
-            if not folders:  # none of its trials was handed out yet
-                continue
             if name not in self._runs:
+                if not folders_by_cell(self.home, name):  # none of its trials was handed out yet
+                    continue
                 self._begin(name, verify=verify)
             runs = self._runs[name]
             self._claim.take(runs.experiment)
             # Rows that are known and still hold are taken over, which saves reading their trials.
             rows = sweep_rows(self.home, name, known=self._rows[name])
             self._rows[name] = rows
+            # After the rows: a trial that begins in between is in no row and would be written once
+            # more, while one that a row counts and this list lacks would never be written.
+            folders = folders_by_cell(self.home, name)
             runs.publish(rows)
             definition = self.home.sweep_definition(name).read_bytes()
             artifacts = SweepConfig.model_validate_json(definition).tracking.artifacts
