@@ -6,6 +6,7 @@ d width of a head; keys and values are (B, h, m, d).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -73,27 +74,40 @@ class LengthOnlyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return 0 if self.keys is None else self.keys.shape[-2]
 
 
-def use_cache_layer(attention: nn.Module, layer_class: type[DynamicLayer]) -> None:
-    """Make one attention keep its part of every cache in a layer of `layer_class`."""
+def use_cache_layer(attention: nn.Module, layer_class: type[DynamicLayer], **options: Any) -> None:
+    """Make one attention keep its part of every cache in a layer of `layer_class`.
+
+    Args:
+        attention: The attention.
+        layer_class: The class.
+        options: What the class is made with.
+    """
     known: Any = attention
     # a variant over another one may set the class a second time; one hook is enough
     if getattr(known, "cache_layer", None) is None:
         attention.register_forward_pre_hook(_place_cache_layer, with_kwargs=True)
     known.cache_layer = layer_class
+    known.cache_layer_options = options
 
 
-def _place_cache_layer(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Put a layer of the attention's class into the cache, before the attention runs."""
+def own_cache(kwargs: Mapping[str, Any]) -> Any:
+    """The cache that an attention writes to, among the arguments it was called with; or None."""
     cache = kwargs.get("past_key_values")
-    if cache is None:
-        return
     if isinstance(cache, EncoderDecoderCache):
         # T5 hands over key_value_states, GPT-2 and BERT encoder_hidden_states
         is_cross = (
             kwargs.get("key_value_states") is not None
             or kwargs.get("encoder_hidden_states") is not None
         )
-        cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+        return cache.cross_attention_cache if is_cross else cache.self_attention_cache
+    return cache
+
+
+def _place_cache_layer(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Put a layer of the attention's class into the cache, before the attention runs."""
+    cache = own_cache(kwargs)
+    if cache is None:
+        return
     if not isinstance(cache, DynamicCache):
         raise IncompatibleError(
             f"attention: got a {type(cache).__name__}, expected a DynamicCache; leave"
@@ -109,7 +123,7 @@ def _place_cache_layer(attention: Any, args: tuple[Any, ...], kwargs: dict[str, 
             f"attention: the cache came with keys and values in layer {attention.layer_idx};"
             " start with an empty one"
         )
-    cache.layers[attention.layer_idx] = attention.cache_layer()
+    cache.layers[attention.layer_idx] = attention.cache_layer(**attention.cache_layer_options)
 
 
 def cache_bytes(cache: Any) -> int:

@@ -116,6 +116,8 @@ class AcrossLayers(Variant[C]):
                 f"attention {self.name}: over {cls.name}: both let layers take from one another;"
                 " use one of them"
             )
+        if cls.not_shared:
+            raise IncompatibleError(f"attention {self.name}: over {cls.name}: {cls.not_shared}")
         return cls.configure(choice.options, where=f"{where}: options")
 
     def _check_family(self, over: Variant[Any], family: Family) -> None:

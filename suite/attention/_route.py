@@ -8,7 +8,10 @@ module: 1. `heads` (a module of the variant's) may make all heads of the few cac
    Attention, CLA);
 3. the implementation that the backbone had (sdpa, eager, ...) attends, unless the probabilities are
    needed, which most implementations do not return;
-4. the result of one head may be repeated for all heads of the output projection (`tiles`, SHA).
+4. the result of one head may be repeated for all heads of the output projection (`tiles`, SHA);
+5. a gate may scale what the heads found (`gate_values`, which the variant computes beforehand).
+
+A variant may also hide keys from queries (`limit`, sliding windows), before 2.
 
 What one layer gives to later ones travels as an explicit argument of their blocks' forward, so that
 gradient checkpointing recomputes a block from the very tensors that it was called with.
@@ -125,6 +128,10 @@ def routed_attention(
     tiles: int = getattr(module, "tiles", 1)
     if tiles > 1:
         output = output.repeat(1, 1, tiles, 1)  # (B, n, 1, d) to (B, n, H, d)
+    # taken out, so that no tensor outlives the forward pass
+    gate: Tensor | None = module.__dict__.pop("gate_values", None)
+    if gate is not None:
+        output = output * gate  # (B, n, H, d) times (B, n, H, 1 or d)
     return output, seen
 
 
@@ -146,6 +153,8 @@ def _attended(
         _give(module, (key, value))
     if hasattr(module, "heads"):
         query, key, value = module.heads(query, key, value)
+    if hasattr(module, "limit"):
+        attention_mask, options = module.limit(module, query, key, attention_mask, options)
     dropout = options.get("dropout", 0.0)
     if takes == "probabilities":
         return apply(from_layer, value, dropout=dropout), from_layer

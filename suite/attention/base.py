@@ -35,9 +35,13 @@ class Variant(ABC, Generic[C]):
         start: "converted" = it starts from a checkpoint's weights; "scratch" = its new weights mean
             nothing before they are pre-trained, so it needs random weights
             (`backbones: [{config: ...}]`) or a `pretrain` stage.
-        keeps_projections: Whether q, k and v stay the checkpoint's own; methods that copy them need
-            that.
+        keeps_projections: Whether q, k, v and the cache stay the checkpoint's own; methods that
+            copy them need that.
         across_layers: Whether layers take from one another; two such variants do not go together.
+        not_shared: Why layers cannot take from one another over this variant, as the end of a
+            sentence in errors; "" where they can.
+        is_plain_folded: Whether the folded weights alone are the function; where they are not, no
+            export is a plain model of transformers.
         Config: The class of its options.
     """
 
@@ -51,6 +55,8 @@ class Variant(ABC, Generic[C]):
     start: Start = "converted"
     keeps_projections: ClassVar[bool] = False
     across_layers: ClassVar[bool] = False
+    not_shared: ClassVar[str] = ""
+    is_plain_folded: ClassVar[bool] = True
     Config: ClassVar[type[Any]] = Options
 
     def __init__(self, config: C) -> None:
@@ -85,6 +91,10 @@ class Variant(ABC, Generic[C]):
             family: The backbone's family.
         """
         return 2 * site.kv_heads * site.head_dim  # a key and a value
+
+    def cached_tokens(self, site: AttentionSite, family: Family) -> int | None:
+        """Most tokens of which `generate` keeps anything at one site; None = all of them."""
+        return None
 
     def new_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
         """Parameters of a converted model that the checkpoint lacks; every method trains them."""

@@ -38,6 +38,8 @@ class AttentionCount:
             weights, all of a token mixer.
         kv_bytes_per_token: What the decoder's self-attention caches for each of its tokens; None
             for encoders.
+        kv_tokens: Most tokens of which the decoder's self-attention caches anything; None where it
+            caches all, and for encoders.
         cross_kv_bytes_per_token: What cross-attention caches for each source token; None where
             there is none.
         kv_fraction: `kv_bytes_per_token` over that of the backbone before conversion; None for
@@ -48,6 +50,7 @@ class AttentionCount:
     without_output_projection: int
     extra_over_base: int
     kv_bytes_per_token: int | None
+    kv_tokens: int | None
     cross_kv_bytes_per_token: int | None
     kv_fraction: float | None
 
@@ -96,6 +99,7 @@ def attention_counts(
         without_output_projection=without,
         extra_over_base=extra,
         kv_bytes_per_token=None if kept is None else kept * DTYPE_BYTES[dtype],
+        kv_tokens=_most_tokens(model, family, variant),
         cross_kv_bytes_per_token=None if cross is None else cross * DTYPE_BYTES[dtype],
         kv_fraction=fraction,
     )
@@ -125,3 +129,15 @@ def _cached(
     if variant is None:
         return sum(2 * site.kv_heads * site.head_dim for site in sites)
     return sum(variant.cached_floats(site, family) for site in sites)
+
+
+def _most_tokens(model: PreTrainedModel, family: Family, variant: Variant[Any]) -> int | None:
+    """Tokens that the decoder's self-attention keeps at most; None = all, or no decoder."""
+    limits = []
+    for site in family.attention_sites(model):
+        if site.site == "decoder-self":
+            limit = variant.cached_tokens(site, family)
+            if limit is None:
+                return None
+            limits.append(limit)
+    return max(limits, default=None)

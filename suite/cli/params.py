@@ -38,6 +38,7 @@ KEYS = (
     "attention.without_output_projection",
     "attention.extra_over_base",
     "kv_bytes_per_token",
+    "kv_tokens",
     "cross_kv_bytes_per_token",
     "kv_fraction",
 )
@@ -112,6 +113,8 @@ def params(
         # The decoder's own keys and values grow with the text that it writes, those of
         # cross-attention with the source: their sum would have no unit.
         "kv_bytes_per_token": inside.kv_bytes_per_token,
+        # Null where the cache keeps every token.
+        "kv_tokens": inside.kv_tokens,
         "cross_kv_bytes_per_token": inside.cross_kv_bytes_per_token,
         "kv_fraction": inside.kv_fraction,
     }

@@ -43,6 +43,10 @@ def as_plain(restored: Restored) -> Plain | None:
 
     None where there is no such model.
     """
+    attention = restored.spec.arm.attention
+    variant = variants.get(attention.name).configure(attention.options)
+    if not variant.is_plain_folded:
+        return None
     family = restored.resolved.family
     head = restored.objective.head
     # Only names are compared here, so the model needs no numbers.
@@ -54,8 +58,7 @@ def as_plain(restored: Restored) -> Plain | None:
         return None
     # Folding changes the model in place, and the trained one is needed for the comparison.
     model = copy.deepcopy(restored.model)
-    attention = restored.spec.arm.attention
-    variants.get(attention.name).configure(attention.options).fold(model, family)
+    variant.fold(model, family)
     sites = list(family.attention_sites(model))
     # A variant that cannot be folded leaves modules that a plain model does not have.
     if not all(_is_linear(site) for site in sites):

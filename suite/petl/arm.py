@@ -118,7 +118,8 @@ def check_pair(
     if petl.needs_projections and not variant.keeps_projections:
         raise IncompatibleError(
             f"method {petl.name} does not go with attention {variant.name}:"
-            f" {petl.needs_projections}, and this variant changes the projections; use another"
+            f" {petl.needs_projections}, and this variant changes the projections or what is cached"
+            " of them; use another"
             " method, or attention pretrained"
         )
 

@@ -27,7 +27,7 @@ from tests.decoding import both_ways, check_beams
 from tests.tiny import tiny_choice
 from tests.toy import PAD, disturb, logits_of, loss_of, make_head
 
-OPTIONS: dict[str, Options] = {}
+OPTIONS: dict[str, Options] = {"window": {"window": 3, "sinks": 1}}
 """Options of a variant whose defaults do not fit two layers of width 32 with four heads."""
 SHAPES: dict[tuple[str, str], Options] = {}
 """Changes to the configuration of a tiny backbone that a variant cannot be applied to."""
@@ -145,7 +145,9 @@ def test_folded_it_is_the_same_function(name: str, family: str) -> None:
     before = logits_of(model, batch_of(found))
     variant.fold(model, found)
     assert torch.equal(logits_of(model, batch_of(found)), before)
-    assert variant.new_parameters(model, found) == []
+    # what depends on the input, such as a gate, is in no plain map
+    if type(variant).fold is not Variant.fold:
+        assert variant.new_parameters(model, found) == []
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------------------
@@ -294,11 +296,12 @@ def test_the_cache_holds_as_many_bytes_as_the_formula_says(name: str, family: st
         input_ids=ids, attention_mask=torch.ones_like(ids), **settings
     ).past_key_values
     fed = 5 if family == "t5" else 7 + 4  # the last token that was made has not been fed back
-    floats = sum(
-        variant.cached_floats(site, found) * (7 if site.kind == "cross" else fed)
-        for site in found.attention_sites(plain)
-        if site.role == "decoder"
-    )
+    floats = 0
+    for site in found.attention_sites(plain):
+        if site.role == "decoder":
+            tokens = 7 if site.kind == "cross" else fed
+            most = variant.cached_tokens(site, found)
+            floats += variant.cached_floats(site, found) * min(tokens, most or tokens)
     assert cache_bytes(cache) == 2 * floats * 4  # rows, bytes of an fp32 number
 
 
