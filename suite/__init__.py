@@ -6,15 +6,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-def load(folder: Any) -> tuple[Any, Any]:
-    """Load the model and the tokenizer from a folder that `suite export` wrote.
+def load(folder: Any) -> Any:
+    """Load a model from a folder that `suite export` wrote.
 
     Args:
         folder: Path of the folder.
 
     Returns:
-        A torch module in evaluation mode on the CPU, and a tokenizer of transformers.
+        A `suite.export.load.Loaded`: `predict(texts)`, and `model` (a torch module in evaluation
+        mode on the CPU) and `tokenizer` (of transformers), which it also unpacks to.
     """
     # imported here, because it imports torch: `import suite` must stay quick
-    loaded: tuple[Any, Any] = import_module("suite.export").load(folder)
-    return loaded
+    return import_module("suite.export").load(folder)

@@ -44,14 +44,29 @@ def export(
         int | None,
         typer.Option(help="Seed of the confirm run to take. (default: the best validation score)"),
     ] = None,
+    as_lora: Annotated[
+        bool,
+        typer.Option(
+            "--as-lora",
+            help="Write a method of peft as plain LoRA, for servers that know no other.",
+        ),
+    ] = False,
+    base: Annotated[
+        bool,
+        typer.Option(
+            "--base/--no-base",
+            help="Whether an adapter of a classifying encoder brings a copy of its base, so that"
+            " pipeline(DIR) runs. A base without a name is always copied.",
+        ),
+    ] = True,
     tasks: TasksOption = None,
 ) -> None:
-    """Write a confirmed model as safetensors, with tokenizer and model card.
+    """Write a confirmed model as safetensors, with tokenizer, labels and model card.
 
     The format is plain transformers weights where the model is one (full fine-tuning, folded
     attention), peft's own where peft has the method (LoRA, prompts, peft:*), and else a folder for
-    `suite.load(DIR)`, which loads all of them. What was written is loaded and compared before it
-    gets its name.
+    the suite alone. `suite.load(DIR).predict(texts)` answers from each. What was written is loaded
+    and compared before it gets its name.
     """
     # Imported here: torch takes seconds, and `--help` must not wait for it.
     from suite.cli.select import find_cell
@@ -68,7 +83,14 @@ def export(
 
         facts = facts_of(found)
         with _folder_for(out) as folder:
-            written = write(restore(trial.folder, at), folder, facts)
+            written = write(
+                restore(trial.folder, at),
+                folder,
+                facts,
+                name=_name_of(out),
+                lora=as_lora,
+                copy_base=base,
+            )
     # The model is written all the same: it may be wanted to find out why.
     if facts.admitted is False:
         typer.echo(
@@ -92,6 +114,13 @@ def _check_new(out: str) -> None:
         taken = bool(open_storage(out, patience_s=PATIENCE_S).keys())
     if taken:
         raise ConfigError(f"{out}: exists and is not empty; give a new folder")
+
+
+def _name_of(out: str) -> str:
+    """What the exported files call the folder: its path as given, or the last part of a URL."""
+    if "://" not in out:
+        return str(Path(out))
+    return out.rstrip("/").rpartition("/")[2]
 
 
 @contextmanager

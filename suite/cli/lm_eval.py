@@ -240,7 +240,12 @@ def _exported(folder: Path) -> Subject:
     check_head(description.made_head, arm, description.task)
     names = {"sweep": None, **arm.names, "arm": arm.key}
     names |= {"task": description.task, "seed": description.seed}
-    return Subject(folder, names, positions_of(resolved, arm), lambda: Opened(*load(folder)))
+
+    def opened() -> Opened:
+        loaded = load(folder)
+        return Opened(loaded.model, loaded.tokenizer)
+
+    return Subject(folder, names, positions_of(resolved, arm), opened)
 
 
 def _of_home(

@@ -1,16 +1,24 @@
 """A trained arm as an adapter of the peft library, beside a plain base.
 
-peft's files are `adapter_config.json` and `adapter_model.safetensors`.
+peft's files are `adapter_config.json` and `adapter_model.safetensors`. Where the base is copied,
+`config.json` and an index of the copy's tensors stand beside them: transformers then finds the base
+in this folder, wherever the folder lies. peft itself looks for a base only by the path in
+`adapter_config.json`.
 """
 
 from __future__ import annotations
 
+import shutil
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, TaskType, get_peft_model, get_peft_model_state_dict
+from peft import PeftModel, PeftType, TaskType, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora.conversion import convert_to_lora
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -19,11 +27,14 @@ from suite.backbones.base import Family
 from suite.backbones.heads import Head
 from suite.backbones.loading import build
 from suite.config.sweep import AttentionChoice
+from suite.errors import IncompatibleError
 from suite.export.base import base_name, open_base, start_backbone
 from suite.export.description import BASE, Description
+from suite.files import write_json
 from suite.train.restore import Restored
 
 WEIGHTS = "adapter_model.safetensors"
+INDEX = "model.safetensors.index.json"
 # What peft puts into the name of a head that it trains: the head's name stands around it.
 KEPT_HEAD = ".modules_to_save.default."
 
@@ -32,8 +43,22 @@ class PeftCannotHoldError(RuntimeError):
     """peft's format cannot hold this model; the message says why."""
 
 
-def peft_config_of(restored: Restored) -> PeftConfig | None:
-    """Give peft's configuration of the method.
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What peft must know of a trained arm.
+
+    Attributes:
+        config: The method's configuration.
+        tensors: The trained arm's tensors, by peft's names or our own.
+    """
+
+    # Any, because peft declares most fields in the subclasses of PeftConfig alone.
+    config: Any
+    tensors: Mapping[str, Tensor]
+
+
+def as_adapter(restored: Restored) -> Adapter | None:
+    """The arm as peft knows it.
 
     None where peft has no such method, and where the base is not a plain checkpoint.
     """
@@ -41,29 +66,78 @@ def peft_config_of(restored: Restored) -> PeftConfig | None:
     # An adapter's file names a plain checkpoint as its base: it cannot say how that is converted.
     if arm.attention != AttentionChoice() or arm.pretrain is not None:
         return None
-    return restored.method.peft_config(restored.model, restored.resolved.family)
+    config = restored.method.peft_config(restored.model, restored.resolved.family)
+    if config is None:
+        return None
+    return Adapter(config, _tensors(restored.model))
+
+
+def as_lora(restored: Restored) -> Adapter:
+    """The arm as plain LoRA, which also those servers read that know no other method.
+
+    Each map gets as many ranks as its change of weights has.
+
+    Raises:
+        IncompatibleError: The method is no such change; the message has peft's reason.
+    """
+    method = restored.spec.arm.method
+    adapter = as_adapter(restored)
+    if adapter is None:
+        raise IncompatibleError(
+            f"--as-lora: {restored.spec.arm.key} is no adapter of peft on a plain checkpoint,"
+            " and only such a one can be written as LoRA; leave the option out"
+        )
+    if _is_plain_lora(restored.model, adapter.config):
+        # A start such as PiSSA's would change the base again where the adapter is loaded.
+        adapter.config.init_lora_weights = True
+        return adapter
+    try:
+        # A share of 1 keeps every singular value that the precision can tell from 0.
+        config, found = convert_to_lora(restored.model, rank=1.0)
+    except (TypeError, ValueError) as error:
+        raise IncompatibleError(
+            f"--as-lora: {method} cannot be expressed as LoRA: {error} Leave the option out"
+        ) from error
+    tensors = dict(adapter.tensors)
+    for name, tensor in found.items():
+        for part in (".lora_A.", ".lora_B."):
+            name = name.replace(part, f"{part}default.")
+        tensors[name] = tensor
+    return Adapter(config, tensors)
+
+
+def _is_plain_lora(model: nn.Module, config: Any) -> bool:
+    """Whether peft computes nothing but a low-rank product beside each map (not DoRA, ...)."""
+    if config.peft_type != PeftType.LORA:
+        return False
+    return not any(getattr(module, "lora_variant", None) for module in model.modules())
 
 
 def write_adapter(
-    restored: Restored, config: PeftConfig, description: Description, folder: Path
+    restored: Restored, adapter: Adapter, description: Description, folder: Path, *, at: str
 ) -> None:
     """Write the adapter with the trained task head, and the base where no name finds it.
+
+    Args:
+        at: Path of the exported folder as others will name it.
 
     Raises:
         PeftCannotHoldError: peft's model of this method has tensors that ours does not have.
     """
+    config = adapter.config
     base = start_backbone(restored)
     where = base_name(restored)
     if description.base == "copy":
-        where = BASE
+        where = f"{at}/{BASE}"
         base.save_pretrained(str(folder / BASE))
+        _point_to_base(folder)
     # get_peft_model wraps the head by this, so it comes first.
     _complete(config, base, restored.resolved.family, restored.objective.head)
     with warnings.catch_warnings():
         # GPT-2's maps are stored transposed; peft corrects the option and says so each time.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
         model = get_peft_model(base, config, autocast_adapter_dtype=False)
-    _fill(model, restored.model)
+    _fill(model, adapter.tensors)
     # By default peft looks the base up on the hub, to see whether the embedding has changed.
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     # safetensors refuses tensors that share memory.
@@ -73,6 +147,16 @@ def write_adapter(
     config.base_model_name_or_path = where  # get_peft_model put a path of this machine here
     config.revision = description.base_identity.get("commit")
     config.save_pretrained(str(folder))
+
+
+def _point_to_base(folder: Path) -> None:
+    """Make the folder a checkpoint whose tensors lie in `base/`, without a second copy of them."""
+    shutil.copy(folder / BASE / "config.json", folder / "config.json")
+    places: dict[str, str] = {}
+    for path in sorted((folder / BASE).glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            places |= dict.fromkeys(file.keys(), f"{BASE}/{path.name}")
+    write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
 
 
 def load_adapter(description: Description, folder: Path) -> nn.Module:
@@ -92,22 +176,27 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
     return model
 
 
-def _complete(config: PeftConfig, base: PreTrainedModel, family: Family, head: Head) -> None:
+def _complete(config: Any, base: PreTrainedModel, family: Family, head: Head) -> None:
     """Tell peft to store the task head with the adapter, and what kind of model this is."""
     heads = list(family.head_names(base))
-    # PeftConfig declares modules_to_save in its subclasses alone.
-    known: Any = config
-    known.modules_to_save = heads or None
-    if config.task_type is None and not heads:
-        if family.kind == "encoder-decoder":
-            config.task_type = TaskType.SEQ_2_SEQ_LM
-        else:
-            config.task_type = TaskType.CAUSAL_LM
+    config.modules_to_save = heads or None
+    if config.task_type is not None:
+        return
+    # By this the classes of peft called Auto know which model to make.
+    if head.kind in ("classification", "regression"):
+        config.task_type = TaskType.SEQ_CLS
+    elif not heads and family.kind == "encoder-decoder":
+        config.task_type = TaskType.SEQ_2_SEQ_LM
+    elif not heads:
+        config.task_type = TaskType.CAUSAL_LM
 
 
-def _fill(model: PeftModel, trained: nn.Module) -> None:
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def _fill(model: PeftModel, ours: Mapping[str, Tensor]) -> None:
     """Copy every tensor of the trained arm to its place in peft's model."""
-    ours = dict(trained.named_parameters()) | dict(trained.named_buffers())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if ".original_module." in name:
             continue  # the head before training, which peft keeps beside the trained one
@@ -115,7 +204,7 @@ def _fill(model: PeftModel, trained: nn.Module) -> None:
             tensor.copy_(_source(name, ours, tensor))
 
 
-def _source(name: str, ours: dict[str, Tensor], like: Tensor) -> Tensor:
+def _source(name: str, ours: Mapping[str, Tensor], like: Tensor) -> Tensor:
     """Find our tensor for one of peft's names.
 
     peft's prefix may be missing in ours, the head has its own name, and a prompt lies wherever

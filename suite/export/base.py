@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from suite.backbones.loading import ResolvedBackbone, build, identity, resolve, resolve_folder
 from suite.backbones.presets import PRESETS
+from suite.config.task import LabelTask
 from suite.config.trust import with_trust
 from suite.errors import BackboneError
 from suite.export.description import BASE, Description
@@ -44,19 +45,45 @@ def start_backbone(restored: Restored) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(restored.spec.stream("init"))
         model = build(restored.resolved, restored.objective.head)
-    prepare_to_save(model, next(restored.model.parameters()).dtype)
+    prepare_to_save(model, restored)
     return model
 
 
-def prepare_to_save(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast a model in place, and make its configuration one that transformers reads again."""
+def prepare_to_save(model: nn.Module, restored: Restored) -> None:
+    """Cast a model to the trained one's precision in place, and complete its configuration.
+
+    The configuration gets the names of the labels, and becomes one that transformers reads again.
+    """
+    dtype = next(restored.model.parameters()).dtype
     model.to(dtype)
     config: Any = model.config
     config.dtype = dtype
+    words = label_words(restored)
+    if words is not None:
+        config.id2label = dict(enumerate(words))
+        config.label2id = {word: number for number, word in enumerate(words)}
     # A head that scores each choice has one label, which transformers does not read back as
     # classification.
     if config.num_labels == 1 and config.problem_type == "single_label_classification":
         config.problem_type = None
+
+
+def label_words(restored: Restored) -> list[str] | None:
+    """The name of each class, in the order of the head's logits; None where it has no classes."""
+    task = restored.spec.task
+    if restored.objective.head.kind != "classification" or not isinstance(task, LabelTask):
+        return None
+    return task.label.words
+
+
+def reads_plain_text(restored: Restored) -> bool:
+    """Whether `pipeline("text-classification")` gives the answers.
+
+    An encoder reads a row's text or pair of texts as it stands. Every other backbone reads a
+    template, which no library fills in.
+    """
+    kinds = ("classification", "regression")
+    return restored.resolved.family.kind == "encoder" and restored.objective.head.kind in kinds
 
 
 def open_base(description: Description, folder: Path) -> ResolvedBackbone:

@@ -15,7 +15,8 @@ import yaml
 
 from suite.config.task import HubData
 from suite.export.base import base_name
-from suite.export.description import BASE, Description
+from suite.export.description import Description
+from suite.export.snippets import loading_lines
 from suite.train.restore import Restored
 
 UNKNOWN = "unknown"
@@ -51,11 +52,17 @@ class Facts:
     rejected: Sequence[str] = ()
 
 
-def write_card(restored: Restored, description: Description, facts: Facts, folder: Path) -> None:
-    """Write `README.md`."""
+def write_card(
+    restored: Restored, description: Description, facts: Facts, folder: Path, *, name: str
+) -> None:
+    """Write `README.md`.
+
+    Args:
+        name: What the lines of Python call the folder.
+    """
     # The hub shows the fields to people, so they keep the order in which they were written.
     front = yaml.safe_dump(front_matter(restored, description), sort_keys=False, allow_unicode=True)
-    text = "\n".join(body(restored, description, facts))
+    text = "\n".join(body(restored, description, facts, name))
     (folder / "README.md").write_text(f"---\n{front}---\n\n{text}\n", encoding="utf-8")
 
 
@@ -83,16 +90,12 @@ def front_matter(restored: Restored, description: Description) -> dict[str, Any]
     front["pipeline_tag"] = PIPELINES.get(restored.objective.head.kind, "text-generation")
     front["metrics"] = list(scores)
     front["tags"] = ["petl-suite", arm.method, f"attention:{arm.attention.name}"]
-    front["model-index"] = [{"name": folder_name(description), "results": [entry]}]
+    title = f"{arm.key}-{description.task}-seed{description.seed}"
+    front["model-index"] = [{"name": title, "results": [entry]}]
     return front
 
 
-def folder_name(description: Description) -> str:
-    """What the snippets call the exported folder."""
-    return f"{description.arm.key}-{description.task}-seed{description.seed}"
-
-
-def body(restored: Restored, description: Description, facts: Facts) -> Iterator[str]:
+def body(restored: Restored, description: Description, facts: Facts, name: str) -> Iterator[str]:
     """Yield the card's text, line by line."""
     arm = description.arm
     spec = restored.spec
@@ -114,7 +117,7 @@ def body(restored: Restored, description: Description, facts: Facts) -> Iterator
     yield from _heading("How it was made")
     yield from _making_lines(restored, description)
     yield from _heading("How to load it")
-    yield from loading_lines(restored, description)
+    yield from loading_lines(restored, description, name)
     yield from _heading("Licence")
     yield from _licence_lines(restored)
 
@@ -209,61 +212,6 @@ def _data(restored: Restored) -> str:
         return f"generated, {restored.spec.task.name}"
     name = f"{data.hub} {data.config or ''}".strip()
     return f"{name}, revision {restored.result.provenance.get('data_revision') or UNKNOWN}"
-
-
-def loading_lines(restored: Restored, description: Description) -> Iterator[str]:
-    """Yield a snippet with `suite.load`, and one without the suite where the format has one."""
-    folder = folder_name(description)
-    load = f'model, tokenizer = suite.load("{folder}")'
-    yield from ("```python", "import suite", "", load, "```")
-    if restored.objective.head.kind == "choice":
-        yield ""
-        yield (
-            "Inputs are (rows, choices, tokens) there."
-            " Without the suite, every choice is scored as a text of its own."
-        )
-    # No library but the suite can read this format.
-    if description.format == "suite":
-        return
-    model: Any = restored.model
-    # The reader loads the class below peft's wrapper.
-    if hasattr(model, "get_base_model"):  # peft's wrapper
-        model = model.get_base_model()
-    name = type(model).__name__
-    yield from ("", "or, without the suite,", "", "```python")
-    if description.format == "transformers":
-        yield f"from transformers import {name}"
-        yield ""
-        yield f'model = {name}.from_pretrained("{folder}")'
-    else:
-        if restored.resolved.origin == "package":
-            yield from ("from importlib.resources import files", "")
-        yield "from peft import PeftModel"
-        yield f"from transformers import {name}"
-        yield ""
-        yield f"base = {name}.from_pretrained({_base_arguments(restored, description)})"
-        yield f'model = PeftModel.from_pretrained(base, "{folder}")'
-    yield "```"
-
-
-def _base_arguments(restored: Restored, description: Description) -> str:
-    """The arguments of `from_pretrained` that give the adapter's base."""
-    if description.base == "copy":
-        return f'"{folder_name(description)}/{BASE}"'
-    name = base_name(restored)
-    arguments = f'"{name}"'
-    if restored.resolved.origin == "package":
-        package, _, inside = name.removeprefix("package:").partition("/")
-        arguments = f'str(files("{package}") / "{inside}")'
-    revision = description.base_identity.get("commit")
-    if revision:
-        arguments += f', revision="{revision}"'
-    head = restored.objective.head
-    if head.kind in ("classification", "regression"):
-        # A checkpoint that was not made for this task holds neither of these.
-        config: Any = restored.model.config
-        arguments += f", num_labels={head.num_labels}, pad_token_id={config.pad_token_id}"
-    return arguments
 
 
 def _licence_lines(restored: Restored) -> Iterator[str]:

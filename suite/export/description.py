@@ -10,6 +10,8 @@ from pydantic import Field, ValidationError
 
 from suite.backbones.heads import Head
 from suite.config.arm import Arm
+from suite.config.task import TaskConfig
+from suite.config.training import TrainingConfig
 from suite.config.trust import refuse_trust
 from suite.errors import ConfigError
 from suite.files import write_json
@@ -22,6 +24,14 @@ BASE = "base"
 
 Format = Literal["transformers", "peft", "suite"]
 BasePlace = Literal["name", "copy", "none"]
+
+
+class Reading(Record):
+    """How the model reads a text and says its answer: all that `predict` needs beside the model."""
+
+    task: TaskConfig = Field(description="its inputs, templates and label words")
+    training: TrainingConfig = Field(description="its lengths and beams; no other key is read")
+    decoder_objective: Literal["head", "text"]
 
 
 class Description(Record):
@@ -47,6 +57,9 @@ class Description(Record):
     head: dict[str, Any] = Field(description="the task head of the model")
     dtype: Literal["float32", "bfloat16"]
     task: str
+    reading: Reading | None = Field(
+        None, description="null = written by a version of the suite that stored none"
+    )
     trial: str = Field(description="hash of the trial")
     seed: int
     note: str = Field(

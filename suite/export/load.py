@@ -2,20 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from suite.backbones.base import Kind
 from suite.backbones.loading import build
+from suite.errors import ConfigError
 from suite.export.adapter import load_adapter
 from suite.export.base import open_base, open_tokenizer
-from suite.export.description import Description, read_description
+from suite.export.description import FILE, Description, read_description
 from suite.export.own import load_own
+from suite.export.predict import Answer, Text, predict
 
 
-def load(folder: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An exported model, ready to answer; `model, tokenizer = suite.load(DIR)` takes it apart.
+
+    Attributes:
+        model: In evaluation mode, on the CPU; wherever it is moved, `predict` works there.
+        kind: How its backbone reads and answers.
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    description: Description
+    kind: Kind
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.model
+        yield self.tokenizer
+
+    def predict(self, texts: Sequence[Text], *, batch_size: int = 32) -> list[Answer]:
+        """Answer texts as the trial did when it was scored.
+
+        Args:
+            texts: One entry per row: a text, or for several columns a tuple in the order of the
+                task's `inputs` (and `choices`), or a dictionary by column.
+            batch_size: Rows of a forward pass.
+
+        Returns:
+            For each row the label word (None where the model wrote no label), the number, the
+            text that is pointed at or written, or the perplexity of the text (None where it has
+            no token to score).
+
+        Raises:
+            DataError: A text is not what the task reads.
+            ConfigError: The folder does not say how its model reads a text.
+        """
+        reading = self.description.reading
+        if reading is None:
+            raise ConfigError(
+                f"{FILE} of {self.description.task}: it does not say how the model reads a text,"
+                " expected its key reading; export the trial again"
+            )
+        return predict(
+            self.model, self.tokenizer, reading, texts, kind=self.kind, batch_size=batch_size
+        )
+
+
+def load(folder: str | Path) -> Loaded:
     """Load a model and its tokenizer.
 
     The model is in evaluation mode, on the CPU, in the precision that it was trained in. Nothing
@@ -33,7 +85,10 @@ def load(folder: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]:
         CheckpointError: The tensors do not fit.
     """
     folder = Path(folder)
-    return load_model(read_description(folder), folder), open_tokenizer(folder)
+    description = read_description(folder)
+    model = load_model(description, folder)
+    kind = open_base(description, folder).family.kind
+    return Loaded(model, open_tokenizer(folder), description, kind)
 
 
 def load_model(description: Description, folder: Path) -> nn.Module:

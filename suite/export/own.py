@@ -45,7 +45,7 @@ def write_own(restored: Restored, description: Description, folder: Path) -> Non
     """
     # On the meta device: only the configuration is needed here, not the weights.
     shapes = build(restored.resolved, restored.objective.head, meta=True)
-    prepare_to_save(shapes, next(restored.model.parameters()).dtype)
+    prepare_to_save(shapes, restored)
     shapes.config.save_pretrained(str(folder))
     if description.base == "copy":
         start_backbone(restored).save_pretrained(str(folder / BASE))

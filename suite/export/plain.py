@@ -147,7 +147,7 @@ def _filled(
     if _shapes_of(plain.state_dict()) != _shapes_of(weights):
         return None
     plain.load_state_dict(weights)
-    prepare_to_save(plain, next(model.parameters()).dtype)
+    prepare_to_save(plain, restored)
     return plain
 
 

@@ -5,6 +5,7 @@ The format is the plainest one that gives the arm's answers.
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import tempfile
@@ -19,11 +20,17 @@ import transformers.utils.logging as hf_logging
 
 from suite.backbones.loading import Origin, identity
 from suite.config.arm import Arm
-from suite.errors import CheckpointError, ConfigError
-from suite.export.adapter import PeftCannotHoldError, peft_config_of, write_adapter
-from suite.export.base import found_by_name
+from suite.errors import CheckpointError, ConfigError, IncompatibleError
+from suite.export.adapter import (
+    Adapter,
+    PeftCannotHoldError,
+    as_adapter,
+    as_lora,
+    write_adapter,
+)
+from suite.export.base import found_by_name, reads_plain_text
 from suite.export.card import Facts, write_card
-from suite.export.description import BasePlace, Description, Format, head_fields
+from suite.export.description import BasePlace, Description, Format, Reading, head_fields
 from suite.export.load import load_model
 from suite.export.own import place_of_base, write_own
 from suite.export.plain import as_plain
@@ -42,7 +49,15 @@ class Exported:
     bytes: int
 
 
-def export(restored: Restored, target: Path, facts: Facts) -> Exported:
+def export(
+    restored: Restored,
+    target: Path,
+    facts: Facts,
+    *,
+    name: str | None = None,
+    lora: bool = False,
+    copy_base: bool = True,
+) -> Exported:
     """Export a trained arm.
 
     The format is plain weights of transformers where the model is one, or else an adapter of
@@ -53,9 +68,15 @@ def export(restored: Restored, target: Path, facts: Facts) -> Exported:
         restored: The model, on the CPU.
         target: A folder that does not exist, or is empty.
         facts: What is known beside the trial itself, for the model card.
+        name: What others will call the folder, in the card and in peft's path of a copied base;
+            None = `target` as it is given.
+        lora: Whether to write it as plain LoRA.
+        copy_base: Whether an adapter of an encoder with a classification head brings its base, so
+            that transformers and peft load the folder without a further argument.
 
     Raises:
-        ConfigError: There is something at `target`, or the checkpoint brings code for its model.
+        ConfigError: There is something at `target`, the checkpoint brings code for its model, or
+            the method cannot be expressed as LoRA.
         CheckpointError: The folder does not give the model's answers; nothing is left behind.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -66,16 +87,24 @@ def export(restored: Restored, target: Path, facts: Facts) -> Exported:
             " which an exported folder never carries"
         )
     # The description and the card come last: a folder with a description is whole.
+    name = name or str(target)
     with _replacing_folder(target) as folder, _no_progress_bars():
-        description = _write_model(restored, folder)
-        restored.tokenizer.save_pretrained(str(folder))
+        if lora:
+            description = _write_lora(restored, folder, name, copy_base=copy_base)
+        else:
+            description = _write_model(restored, folder, name, copy_base=copy_base)
+        _write_tokenizer(restored, folder)
         description.write(folder)
-        write_card(restored, description, facts, folder)
+        shown = name
+        # The card is for others, and a path of this machine means nothing to them.
+        if Path(name).is_absolute():
+            shown = Path(name).name
+        write_card(restored, description, facts, folder, name=shown)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return Exported(target, description, size)
 
 
-def _write_model(restored: Restored, folder: Path) -> Description:
+def _write_model(restored: Restored, folder: Path, name: str, *, copy_base: bool) -> Description:
     # From the format that most programs read to the one that only the suite reads.
     plain = as_plain(restored)
     if plain is not None:
@@ -84,14 +113,10 @@ def _write_model(restored: Restored, folder: Path) -> Description:
         _check(restored, description, folder)
         return description
     note = ""
-    config = peft_config_of(restored)
-    if config is not None:
-        place: BasePlace = "name" if found_by_name(restored) else "copy"
-        description = _describe(restored, "peft", place)
+    adapter = as_adapter(restored)
+    if adapter is not None:
         try:
-            write_adapter(restored, config, description, folder)
-            _check(restored, description, folder)
-            return description
+            return _write_adapter(restored, adapter, folder, name, copy_base=copy_base)
         except (PeftCannotHoldError, CheckpointError):
             # What peft's attempt left behind must not be mixed with the suite's own files.
             _empty(folder)
@@ -100,6 +125,38 @@ def _write_model(restored: Restored, folder: Path) -> Description:
     write_own(restored, description, folder)
     _check(restored, description, folder)
     return description
+
+
+def _write_lora(restored: Restored, folder: Path, name: str, *, copy_base: bool) -> Description:
+    try:
+        return _write_adapter(restored, as_lora(restored), folder, name, copy_base=copy_base)
+    except (PeftCannotHoldError, CheckpointError) as error:
+        raise IncompatibleError(
+            f"--as-lora: {restored.spec.arm.method} cannot be expressed as LoRA: it computes more"
+            " than a low-rank product, or its start changed the base, so as LoRA it does not give"
+            " the trained model's answers; leave the option out"
+        ) from error
+
+
+def _write_adapter(
+    restored: Restored, adapter: Adapter, folder: Path, name: str, *, copy_base: bool
+) -> Description:
+    place: BasePlace = "name"
+    # Only a copy's configuration can name the labels and say how many there are.
+    if not found_by_name(restored) or (copy_base and reads_plain_text(restored)):
+        place = "copy"
+    description = _describe(restored, "peft", place)
+    write_adapter(restored, adapter, description, folder, at=name)
+    _check(restored, description, folder)
+    return description
+
+
+def _write_tokenizer(restored: Restored, folder: Path) -> None:
+    tokenizer = copy.deepcopy(restored.tokenizer)
+    if reads_plain_text(restored):
+        # By this a pipeline cuts texts where the trial did.
+        tokenizer.model_max_length = restored.spec.training.max_length
+    tokenizer.save_pretrained(str(folder))
 
 
 def _empty(folder: Path) -> None:
@@ -127,6 +184,9 @@ def _describe(restored: Restored, form: Format, base: BasePlace, *, note: str = 
         head=head_fields(restored.objective.head),
         dtype=dtype,
         task=spec.task.name,
+        reading=Reading(
+            task=spec.task, training=spec.training, decoder_objective=spec.decoder_objective
+        ),
         trial=restored.folder.hash,
         seed=spec.seed,
         note=note,
