@@ -23,7 +23,8 @@ Options = dict[str, Any]
 
 
 def answer_of(family: str) -> Answer:
-    return "classification" if family == "bert" else "text"
+    encoders = ("bert", "deberta", "modernbert", "roberta")
+    return "classification" if family in encoders else "text"
 
 
 @functools.cache

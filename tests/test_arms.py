@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from suite.attention import variants
-from suite.attention.base import ALL_FAMILIES, Variant
+from suite.attention.base import Variant
 from suite.backbones.base import AttentionSite, Family
 from suite.backbones.loading import Head, build, resolve
 from suite.config.arm import Arm
@@ -18,7 +18,7 @@ from suite.errors import IncompatibleError
 from suite.petl import arm as arms
 from suite.petl import get_method, methods
 from suite.petl.arm import build_arm, check_arm, count_arm, trained_state
-from tests.tiny import FAMILIES, tiny_choice
+from tests.tiny import FAMILIES, served, tiny_choice
 from tests.toy import SMALL, Answer, Toy, loss_of, make_head, resolved_tiny, train
 
 PEFT = ("peft:prefix-tuning",)
@@ -30,8 +30,8 @@ HUB = BackboneChoice(name="bert-base")
 
 def family_of(variant: str, method: str) -> str:
     """One family for each pair, another for the next pair, so that the whole table meets all of them."""
-    served = sorted(variants.get(variant).families & get_method(method).families)
-    return served[(variants.names().index(variant) + METHODS.index(method)) % len(served)]
+    both = [name for name in served(variants.get(variant)) if name in served(get_method(method))]
+    return both[(variants.names().index(variant) + METHODS.index(method)) % len(both)]
 
 
 def answer_of(family: str) -> Answer:
@@ -176,7 +176,6 @@ class Scaled(Variant[Any]):
 
     name = "scaled"
     description = source = "a test's"
-    families = ALL_FAMILIES
 
     def convert(self, model: Any, family: Family) -> None:
         for site in family.attention_sites(model):

@@ -15,7 +15,7 @@ from suite.backbones.loading import Head, build, load_tokenizer, resolve
 from suite.backbones.presets import PRESETS, describe
 from suite.config.sweep import BackboneChoice
 from suite.errors import IncompatibleError
-from tests.tiny import FAMILIES, tiny_choice
+from tests.tiny import FAMILIES, OTHERS, tiny_choice
 
 OBJECTIVES = [
     ("t5", "text"),
@@ -71,8 +71,8 @@ def final_states(model: PreTrainedModel, family: Family) -> list[torch.Tensor]:
     return states
 
 
-def test_the_four_families_are_found_by_scanning() -> None:
-    assert families.names() == sorted(FAMILIES)
+def test_the_families_are_found_by_scanning() -> None:
+    assert families.names() == sorted((*FAMILIES, *OTHERS))
 
 
 @pytest.mark.parametrize(("name", "kind"), OBJECTIVES)
@@ -281,14 +281,17 @@ def test_minilm_divides_by_eight_into_heads_of_four() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_the_parameters_of_its_checkpoint(name: str) -> None:
-    """Totals as published: T5 paper table 14 and the checkpoints; Llama 2's 6.74B and Llama 3's 8.03B count the untied head."""
+    """Totals as published: T5 paper table 14 and the checkpoints; Llama 2's 6.74B and Llama 3's 8.03B count the untied head.
+
+    Of an encoder they leave out the head (BERT's pooler is pre-trained, and counts).
+    """
     resolved = resolve(BackboneChoice(name=name, config={}))
     model = build(
         resolved,
         Head("text" if resolved.family.kind != "encoder" else "classification", 2),
         meta=True,
     )
-    counted = model.base_model if resolved.family.name == "bert" else model
+    counted = model.base_model if resolved.family.kind == "encoder" else model
     assert sum(p.numel() for p in counted.parameters()) == PRESETS[name].parameters
 
 
@@ -300,12 +303,48 @@ def test_a_preset_has_the_parameters_of_its_checkpoint(name: str) -> None:
         ("gpt2", 124_439_808),
         ("llama2-7b", 6_738_415_616),
         ("llama3-8b", 8_030_261_248),
+        ("mistral-7b", 7_248_023_552),
+        ("gemma2-2b", 2_614_341_888),
+        ("gemma2-9b", 9_241_705_984),
+        ("gemma3-270m", 268_098_176),
+        ("gemma3-1b", 999_885_952),
+        # with the pooler of 768 x 768 + 768 that transformers' RobertaModel adds: 124,645,632
+        ("roberta-base", 124_645_632 - 590_592),
+        # with the head of its masked language model (dense, norm, bias of the vocabulary): 149,655,232
+        ("modernbert-base", 149_655_232 - (768 * 768 + 768 + 50_368)),
     ],
 )
 def test_well_known_totals_stand_in_the_list_of_backbones(name: str, total: int) -> None:
     row = next(r for r in describe() if r.name == name)
     assert row.parameters == total
     assert row.family in families.names()
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "without_embeddings"),
+    [
+        ("qwen2.5-0.5b", "0.49", "0.36"),
+        ("qwen2.5-1.5b", "1.54", "1.31"),
+        ("qwen2.5-7b", "7.62", "6.53"),
+        ("qwen3-0.6b", "0.60", "0.44"),
+        ("qwen3-1.7b", "1.72", "1.41"),
+        ("qwen3-8b", "8.19", "6.95"),
+        ("deberta-v3-small", "0.14", "0.04"),
+        ("deberta-v3-base", "0.18", "0.09"),
+        ("deberta-v3-large", "0.43", "0.30"),
+    ],
+)
+def test_a_model_card_counts_the_same_billions(
+    name: str, total: str, without_embeddings: str
+) -> None:
+    """Model cards: Qwen prints both numbers, DeBERTa v3 44M, 86M and 304M beside a vocabulary of 98M or 131M."""
+    config = PRESETS[name].config
+    # an untied head is a second matrix of the vocabulary's size
+    copies = 2 if config.get("tie_word_embeddings") is False else 1
+    parameters = PRESETS[name].parameters
+    embeddings = config["vocab_size"] * config["hidden_size"] * copies
+    assert f"{parameters / 1e9:.2f}" == total
+    assert f"{(parameters - embeddings) / 1e9:.2f}" == without_embeddings
 
 
 @pytest.mark.skipif(

@@ -10,14 +10,14 @@ from suite.petl import methods
 from suite.petl._frozen import FrozenPass
 from suite.train.frozen_weights import copy_beside, keep_whole
 from tests.test_parity import batch_of, model_of
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, served
 
 PAIRS = [
     (name, family)
     for name in methods.names()
     if not methods.get(name).backward_through_backbone
     for family in FAMILIES
-    if family in methods.get(name).families
+    if family in served(methods.get(name))
 ]
 SEED = 7
 

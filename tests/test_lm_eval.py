@@ -34,7 +34,7 @@ from suite.record.lm_eval import (
 )
 from suite.record.lm_eval import read_record as read
 from tests.lm_tasks import keep_caches, write_lm_tasks
-from tests.tiny import tiny_choice
+from tests.tiny import served, tiny_choice
 from tests.toy import disturb, make_arm, resolved_tiny
 
 METHODS = (*methods.names(), "peft:prefix-tuning", "peft:prompt-tuning")
@@ -171,7 +171,7 @@ def test_likelihoods_and_greedy_answers_are_the_trained_models_own(
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in variants.names() if "llama" in variants.get(n).families]
+    "name", [n for n in variants.names() if "llama" in served(variants.get(n))]
 )
 def test_every_attention_variant_of_a_decoder_can_be_asked(name: str) -> None:
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from suite.petl import get_method, methods
 from suite.petl.arm import build_arm
 from suite.train.engine import Engine
 from tests.ranks import asked_for, on_ranks
-from tests.tiny import FAMILIES, tiny_choice
+from tests.tiny import FAMILIES, served, tiny_choice
 
 BATCH, STEPS, LEARNING_RATE = 8, 3, 1e-2
 ADAM_EPS = 1e-3
@@ -36,7 +36,7 @@ PAIRS = [
     (method, family)
     for method in methods.names()
     for family in FAMILIES
-    if family in get_method(method).families
+    if family in served(get_method(method))
 ]
 ATTENTION: list[Case] = [
     ("lora", "t5", 0.05, 0, "wgqa"),

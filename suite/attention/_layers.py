@@ -12,7 +12,9 @@ from transformers import PreTrainedModel
 from suite.attention import _surgery as surgery
 from suite.attention import variants
 from suite.attention.base import Options, Variant
-from suite.backbones.base import AttentionSite, Family, Stack
+from suite.backbones import all_families
+from suite.backbones.base import AttentionSite, Family, Stack, has_windows
+from suite.backbones.fit import served_families, variant_refusal
 from suite.config.sweep import AttentionChoice, Named
 from suite.errors import IncompatibleError
 
@@ -72,6 +74,11 @@ class AcrossLayers(Variant[C]):
         if self.over is not None:
             self._check_family(self.over, family)
             self.over.convert(model, family)
+        if has_windows(model.config):
+            raise IncompatibleError(
+                f"attention {self.name}: some layers of this {family.name} backbone see a window of"
+                " the text, so that a layer cannot use what another one attends to"
+            )
         name = self._site(family)
         sites = surgery.chosen_sites(model, family, [name], variant=self.name)
         taken_from = self.taken_from(len(sites))
@@ -121,10 +128,11 @@ class AcrossLayers(Variant[C]):
         return cls.configure(choice.options, where=f"{where}: options")
 
     def _check_family(self, over: Variant[Any], family: Family) -> None:
-        if family.name in over.families:
+        why_not = variant_refusal(over, family)
+        if why_not is None:
             return
-        known = ", ".join(sorted(over.families))
-        reason = f", {over.families_why}" if over.families_why else ""
+        known = ", ".join(served_families(over, all_families()))
+        reason = f", {why_not}" if why_not else ""
         raise IncompatibleError(
             f"attention {self.name}: over {over.name}, which works on {known}, not on"
             f" {family.name} backbones{reason}"

@@ -61,7 +61,7 @@ def real_tokens(mask: Tensor | None) -> Tensor | None:
 class TokenMixer(Variant[Options]):
     """Base of the variants that put mixers in place of attention."""
 
-    families = frozenset({"bert"})
+    kinds = frozenset({"encoder"})
     families_why = "because it mixes all positions, later ones too (it is for encoders alone)"
     start: Start = "scratch"
 

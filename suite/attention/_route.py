@@ -185,8 +185,8 @@ def probabilities(
         query: (B, H, n, d).
         key: (B, H_kv, m, d), H_kv divides H.
         mask: None, boolean (True = may attend) or additive, broadcastable to (B, H, n, m).
-        options: `scaling`, a factor on q k^T (T5: 1; without it 1 / sqrt(d)), `position_bias`,
-            added to the scores, and `is_causal`.
+        options: `scaling`, a factor on q k^T (T5: 1; without it 1 / sqrt(d)), `softcap` (Gemma 2),
+            which scores only approach, `position_bias`, added to the scores, and `is_causal`.
 
     Returns:
         (B, H, n, m) in the dtype of `query`; computed in fp32.
@@ -196,6 +196,9 @@ def probabilities(
         scaling = query.shape[-1] ** -0.5
     key = repeated(key, query.shape[1])  # (B, H, m, d)
     scores: Tensor = query @ key.transpose(-1, -2) * scaling  # (B, H, n, m)
+    softcap = options.get("softcap")
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
     if options.get("position_bias") is not None:
         scores = scores + options["position_bias"]
     if mask is None:

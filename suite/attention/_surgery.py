@@ -72,6 +72,10 @@ def place(site: AttentionSite, maps: Projections) -> None:
         setattr(module, site.q, maps.q)
         setattr(module, site.k, maps.k)
         setattr(module, site.v, maps.v)
+    # a norm of queries or keys (Qwen 3) has nothing left to act on where they are absent
+    for norm, projection in ((site.q_norm, maps.q), (site.k_norm, maps.k)):
+        if norm and isinstance(projection, Absent):
+            setattr(module, norm, nn.Identity())
     # an absent query is one head wide, so the division may give 0, but each head is used once
     module.num_key_value_groups = max(width(maps.q) // max(width(maps.k), 1), 1)
 

@@ -9,11 +9,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from torch import nn
 from transformers import PreTrainedModel
 
-from suite.backbones.base import AttentionSite, Family
+from suite.backbones.base import AttentionSite, Family, Kind
 from suite.config.loader import Strict, validate
 
 C = TypeVar("C", bound=Strict)
-ALL_FAMILIES = frozenset({"t5", "bert", "gpt2", "llama"})
 Start = Literal["converted", "scratch"]
 
 
@@ -29,7 +28,9 @@ class Variant(ABC, Generic[C]):
     Attributes:
         description: One line for `suite list attention`.
         source: Paper and section or equation.
-        families: Names of the backbone families that it works on.
+        families: Names of the backbone families that it works on; None = all of its kinds whose
+            attention can be changed (`suite.backbones.fit`).
+        kinds: Which stacks a family must have.
         families_why: Why it works on no others, as the end of a sentence in errors; "" where it
             works on all.
         start: "converted" = it starts from a checkpoint's weights; "scratch" = its new weights mean
@@ -49,7 +50,8 @@ class Variant(ABC, Generic[C]):
     aliases: ClassVar[tuple[str, ...]] = ()
     description: ClassVar[str]
     source: ClassVar[str]
-    families: ClassVar[frozenset[str]] = ALL_FAMILIES
+    families: ClassVar[frozenset[str] | None] = None
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"encoder", "decoder", "encoder-decoder"})
     families_why: ClassVar[str] = ""
     # no ClassVar: a variant over another one starts as that one does
     start: Start = "converted"

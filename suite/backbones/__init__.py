@@ -1,4 +1,4 @@
-"""Backbone families (T5, BERT, GPT-2, Llama) and how to load them."""
+"""Backbone families (one file each) and how to load them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ def _families() -> Registry[Family]:
         "suite.backbones",
         "backbones",
     )
+
+
+def all_families() -> list[Family]:
+    """One instance of every family, by name."""
+    found = _families()
+    return [found.get(name)() for name in found.names()]
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,14 @@ WEIGHT_FILES = (
     "model-*.safetensors",
     "model.safetensors.index.json",
 )
-VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "spm.model",
+)
 TOKENIZER_FILES = (
     "config.json",
     "tokenizer_config.json",

@@ -7,9 +7,9 @@ Shapes: B rows, L tokens, d width of the residual stream.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,7 @@ class AttentionSite:
         kv_heads: Key-value heads of the checkpoint, whatever a variant has made of them.
         head_dim: Width of one head.
         fused: Whether one module projects q, k and v together.
+        q_norm, k_norm: Names in `module` of the norms of queries and keys; "" = there are none.
     """
 
     role: Role
@@ -77,6 +78,8 @@ class AttentionSite:
     kv_heads: int
     head_dim: int
     fused: bool = False
+    q_norm: str = ""
+    k_norm: str = ""
 
     @property
     def site(self) -> str:
@@ -139,6 +142,11 @@ class Family(ABC):
         rotates: Whether queries and keys are rotated by their position after the projection and
             before the cache (rotary positions).
         position_bias: Whether every head adds a position bias of its own to its scores.
+        implementation: The attention implementation of transformers that computes what the family
+            defines.
+        fixed_attention: Why no attention variant can change its attention, as the end of a
+            sentence; "" = variants can.
+        refused_methods: Methods that do not work on it, with the reason as the end of a sentence.
     """
 
     name: ClassVar[str]
@@ -147,6 +155,9 @@ class Family(ABC):
     description: ClassVar[str]
     rotates: ClassVar[bool] = False
     position_bias: ClassVar[bool] = False
+    implementation: ClassVar[Literal["sdpa", "eager"]] = "sdpa"
+    fixed_attention: ClassVar[str] = ""
+    refused_methods: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def stacks(self, model: PreTrainedModel) -> tuple[Stack, ...]:
@@ -180,3 +191,16 @@ class Family(ABC):
         Raises:
             IncompatibleError: A width is not divisible.
         """
+
+    def positions(self, config: PreTrainedConfig) -> int | None:
+        """Number of tokens that the backbone has positions for; None = there is no limit (T5)."""
+        return getattr(config, "max_position_embeddings", None)
+
+
+def has_windows(config: PreTrainedConfig) -> bool:
+    """Whether some layer sees a window of the text only (Gemma, ModernBERT, early Mistral)."""
+    known: Any = config
+    layer_types = getattr(known, "layer_types", None)
+    if layer_types is not None:
+        return "sliding_attention" in layer_types
+    return getattr(known, "sliding_window", None) is not None

@@ -2,7 +2,7 @@
 
 The task head is `classifier`, or `cls` (masked language modelling) while the model is pre-trained.
 The pooler belongs to the backbone, as it is pre-trained with it. Where a checkpoint lacks it
-(RoBERTa-style or masked-LM exports) its weights are new and count as task head:
+(masked-LM exports) its weights are new and count as task head:
 `suite.backbones.loading.build` marks such a pooler with `is_new`.
 
 Source: Devlin et al., BERT (arXiv 1810.04805).
@@ -12,6 +12,7 @@ Deviations: none.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -29,7 +30,16 @@ from suite.backbones.base import AttentionSite, Family, Stack, Sublayer
 
 
 class Bert(Family):
+    """The family, and the base of those that are laid out as BERT.
+
+    Attributes:
+        maps: Names of the query, key and value projections.
+        heads: Names that the parts of a task head have.
+    """
+
     kind = "encoder"
+    maps: ClassVar[tuple[str, str, str]] = ("query", "key", "value")
+    heads: ClassVar[tuple[str, ...]] = ("classifier", "cls", "qa_outputs")
     model_types = ("bert",)
     description = "BERT and MiniLM: encoder with a classification or regression head"
 
@@ -41,17 +51,18 @@ class Bert(Family):
     def attention_sites(self, model: PreTrainedModel) -> Iterator[AttentionSite]:
         for i, block in enumerate_blocks(self.stacks(model)[0].blocks):
             attention = block.attention.self
+            q, k, v = self.maps
             # a token mixer (fnet, linear) in the attention's place has no projections
-            if not hasattr(attention, "query"):
+            if not hasattr(attention, q):
                 continue
             yield AttentionSite(
                 role="encoder",
                 kind="self",
                 layer=i,
                 module=attention,
-                q="query",
-                k="key",
-                v="value",
+                q=q,
+                k=k,
+                v=v,
                 owner=block.attention.output,  # BertSelfOutput, beside the attention
                 o="dense",
                 heads=attention.num_attention_heads,
@@ -68,10 +79,10 @@ class Bert(Family):
         return modules_of_class(model, self.model_types, (nn.LayerNorm, nn.RMSNorm))
 
     def head_names(self, model: PreTrainedModel) -> tuple[str, ...]:
-        names = names_of_children(model, self.model_types, ("classifier", "cls", "qa_outputs"))
-        pooler = base_model(model, self.model_types).pooler
+        names = names_of_children(model, self.model_types, self.heads)
+        pooler = getattr(base_model(model, self.model_types), "pooler", None)
         # build() and load_weights() set the mark; a pre-trained pooler has none
-        if getattr(pooler, "is_new", False):
+        if pooler is not None and getattr(pooler, "is_new", False):
             return (*names, *self._names_of(model, pooler))
         return names
 

@@ -5,6 +5,8 @@ READ-large is T5-large less four layers of the encoder and four of the decoder.
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PreTrainedConfig
 
 from suite.config.sweep import BackboneChoice
@@ -34,4 +36,8 @@ def shorten(config: PreTrainedConfig, choice: BackboneChoice, *, where: str) -> 
                 f" stacks have {depth} layers ({key}); at least one must be left"
             )
         setattr(config, key, depth - choice.drop_layers)
+    known: Any = config
+    # some families (Qwen, Gemma, ModernBERT) also list what each layer sees
+    if getattr(known, "layer_types", None) is not None:
+        known.layer_types = known.layer_types[: known.num_hidden_layers]
     return config

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from suite.backbones import _sources as sources
-from suite.backbones import families
+from suite.backbones import all_families
 from suite.backbones.base import Family
 from suite.backbones.bpe import draft_bpe, parse_bpe
 from suite.backbones.code import check_code, code_folder, own_config_class
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 
 Origin = Literal["hub", "folder", "package", "random"]
 _TOKEN_KEYS = frozenset({"pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"})
+# only ModernBERT's configuration has them; nothing in its model asks for them
+_PLACE_KEYS = frozenset({"cls_token_id", "sep_token_id"})
 # keys of a configuration that the suite sets itself, from the tokenizer or the task
 _RESERVED_KEYS = _TOKEN_KEYS | {
     "architectures",
@@ -173,12 +176,7 @@ def build(
     try:
         with _quiet():
             if meta or random_start or resolved.origin == "random":
-                model = _new_model(
-                    auto,
-                    config,
-                    device="meta" if meta else "cpu",
-                    trust=resolved.choice.trust_remote_code,
-                )
+                model = _new_model(resolved, auto, config, device="meta" if meta else "cpu")
             else:
                 model = _load_model(resolved, auto, config)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -270,15 +268,17 @@ def _locate(choice: BackboneChoice, where: str) -> tuple[Origin, str, Mapping[st
 
 
 def _family_of(model_type: str, *, where: str) -> Family:
-    served = []
-    for name in families.names():
-        family = families.get(name)()
-        if model_type in family.model_types:
-            return family
-        served.append(f"{name} ({', '.join(family.model_types)})")
+    served = {}
+    for family in all_families():
+        served.update(dict.fromkeys(family.model_types, family))
+    if model_type in served:
+        return served[model_type]
+    near = get_close_matches(model_type, served, n=1, cutoff=0)[0]
     raise BackboneError(
-        f"{where}model type {model_type!r} belongs to no family; families (model types):"
-        f" {'; '.join(served)}"
+        f"{where}model type {model_type!r} belongs to no family; the nearest of"
+        f" {', '.join(sorted(served))} is {near}, whose family {served[near].name} shows how to add"
+        " one: a file of its own in a folder backbones/ of SUITE_PATH (see Adding in the"
+        " documentation)"
     )
 
 
@@ -305,8 +305,8 @@ def _changed_config(
     Both spellings of a key (GPT-2: hidden_size, n_embd) mean the same.
     """
     cls = CONFIG_MAPPING[raw["model_type"]]
-    known = {field.name for field in fields(cls)} | set(cls.attribute_map)
-    known -= _RESERVED_KEYS
+    own = {field.name for field in fields(cls)}
+    known = (own | set(cls.attribute_map)) - _RESERVED_KEYS
     renamed = {}
     for key, value in changes.items():
         if key in _RESERVED_KEYS:
@@ -316,7 +316,8 @@ def _changed_config(
         if key not in known:
             raise UnknownNameError("key", key, known, where=where)
         renamed[cls.attribute_map.get(key, key)] = value
-    tokens = dict.fromkeys(_TOKEN_KEYS)  # the preset's need not exist in the new vocabulary
+    # the preset's need not exist in the new vocabulary
+    tokens = dict.fromkeys(_TOKEN_KEYS | (_PLACE_KEYS & own))
     try:
         config: PreTrainedConfig = cls.from_dict({**raw, **tokens, **renamed})
     except (StrictDataclassError, ValueError, TypeError) as error:
@@ -430,11 +431,16 @@ def _check_vocabulary(
         )
 
 
-def _new_model(auto: Any, config: PreTrainedConfig, *, device: str, trust: bool) -> PreTrainedModel:
+def _new_model(
+    resolved: ResolvedBackbone, auto: Any, config: PreTrainedConfig, *, device: str
+) -> PreTrainedModel:
     # under torch.device("meta") every parameter is created without storage
     with torch.device(device):
         model: PreTrainedModel = auto.from_config(
-            config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=trust
+            config,
+            attn_implementation=resolved.family.implementation,
+            dtype=torch.float32,
+            trust_remote_code=resolved.choice.trust_remote_code,
         )
     return model
 
@@ -445,7 +451,7 @@ def _load_model(resolved: ResolvedBackbone, auto: Any, config: PreTrainedConfig)
         str(weights_folder(resolved)),
         config=config,
         dtype=torch.float32,
-        attn_implementation="sdpa",
+        attn_implementation=resolved.family.implementation,
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=resolved.choice.trust_remote_code,

@@ -27,6 +27,7 @@ class Preset:
             (BERT: encoder and pooler).
         description: One line for `suite list backbones`.
         config: The values of `config.json` that differ from transformers' defaults.
+        family: Name of its family; "" = its model type.
     """
 
     model_type: str
@@ -34,6 +35,7 @@ class Preset:
     parameters: int
     description: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,80 @@ _LLAMA = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "rms_norm_eps": 1e-5,
+}
+_QWEN2 = {
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    "use_sliding_window": False,
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_643,
+}
+_QWEN3 = {
+    **_QWEN2,
+    "vocab_size": 151_936,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+}
+_GEMMA2 = {
+    "vocab_size": 256_000,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "max_position_embeddings": 8192,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+# Gemma 3 270M and 1B have these in common
+_GEMMA3 = {
+    "vocab_size": 262_144,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_ROBERTA = {
+    "vocab_size": 50265,
+    "type_vocab_size": 1,
+    "max_position_embeddings": 514,  # the first two rows of the table are never used
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_DEBERTA3 = {
+    "vocab_size": 128_100,
+    "type_vocab_size": 0,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-7,
+    "pad_token_id": 0,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "max_relative_positions": -1,
+    "position_biased_input": False,
+    "pooler_dropout": 0,
+    "pooler_hidden_act": "gelu",
+}
+_MODERNBERT = {
+    "vocab_size": 50368,
+    "max_position_embeddings": 8192,
+    "local_attention": 128,
+    "pad_token_id": 50283,
+    "bos_token_id": 50281,
+    "eos_token_id": 50282,
 }
 
 PRESETS: Mapping[str, Preset] = {
@@ -211,6 +287,258 @@ PRESETS: Mapping[str, Preset] = {
             "eos_token_id": 128_001,
         },
     ),
+    "qwen2.5-0.5b": Preset(
+        "qwen2",
+        "Qwen/Qwen2.5-0.5B",
+        494_032_768,
+        "Qwen 2.5, 0.5B",
+        {
+            **_QWEN2,
+            "vocab_size": 151_936,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2.5-1.5b": Preset(
+        "qwen2",
+        "Qwen/Qwen2.5-1.5B",
+        1_543_714_304,
+        "Qwen 2.5, 1.5B",
+        {
+            **_QWEN2,
+            "vocab_size": 151_936,
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 131_072,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2.5-7b": Preset(
+        "qwen2",
+        "Qwen/Qwen2.5-7B",
+        7_615_616_512,
+        "Qwen 2.5, 7B",
+        {
+            **_QWEN2,
+            "vocab_size": 152_064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131_072,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-0.6b": Preset(
+        "qwen3",
+        "Qwen/Qwen3-0.6B-Base",
+        596_049_920,
+        "Qwen 3, 0.6B",
+        {
+            **_QWEN3,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-1.7b": Preset(
+        "qwen3",
+        "Qwen/Qwen3-1.7B-Base",
+        1_720_574_976,
+        "Qwen 3, 1.7B",
+        {
+            **_QWEN3,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3-8b": Preset(
+        "qwen3",
+        "Qwen/Qwen3-8B-Base",
+        8_190_735_360,
+        "Qwen 3, 8B",
+        {
+            **_QWEN3,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "tie_word_embeddings": False,
+        },
+    ),
+    # version 0.3 has no window, and a larger vocabulary than the paper's
+    "mistral-7b": Preset(
+        "mistral",
+        "mistralai/Mistral-7B-v0.3",
+        7_248_023_552,
+        "Mistral 7B, v0.3",
+        {
+            "vocab_size": 32768,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 32768,
+            "sliding_window": None,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "gemma2-2b": Preset(
+        "gemma2",
+        "google/gemma-2-2b",
+        2_614_341_888,
+        "Gemma 2, 2B (gated: accept its licence on the hub)",
+        {
+            **_GEMMA2,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "gemma2-9b": Preset(
+        "gemma2",
+        "google/gemma-2-9b",
+        9_241_705_984,
+        "Gemma 2, 9B (gated: accept its licence on the hub)",
+        {
+            **_GEMMA2,
+            "hidden_size": 3584,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+        },
+    ),
+    "gemma3-270m": Preset(
+        "gemma3_text",
+        "google/gemma-3-270m",
+        268_098_176,
+        "Gemma 3, 270M (gated: accept its licence on the hub)",
+        {**_GEMMA3, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18},
+        family="gemma3",
+    ),
+    "gemma3-1b": Preset(
+        "gemma3_text",
+        "google/gemma-3-1b-pt",
+        999_885_952,
+        "Gemma 3, 1B (gated: accept its licence on the hub)",
+        {**_GEMMA3, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26},
+        family="gemma3",
+    ),
+    "roberta-base": Preset(
+        "roberta",
+        "FacebookAI/roberta-base",
+        124_055_040,
+        "RoBERTa base, without its untrained pooler",
+        {
+            **_ROBERTA,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+        },
+    ),
+    "roberta-large": Preset(
+        "roberta",
+        "FacebookAI/roberta-large",
+        354_310_144,
+        "RoBERTa large, without its untrained pooler",
+        {
+            **_ROBERTA,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+        },
+    ),
+    "deberta-v3-small": Preset(
+        "deberta-v2",
+        "microsoft/deberta-v3-small",
+        141_304_320,
+        "DeBERTa v3 small (its hub repository has pickled weights only: save them as safetensors)",
+        {
+            **_DEBERTA3,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+        },
+        family="deberta",
+    ),
+    "deberta-v3-base": Preset(
+        "deberta-v2",
+        "microsoft/deberta-v3-base",
+        183_831_552,
+        "DeBERTa v3 base (its hub repository has pickled weights only: save them as safetensors)",
+        {
+            **_DEBERTA3,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+        },
+        family="deberta",
+    ),
+    "deberta-v3-large": Preset(
+        "deberta-v2",
+        "microsoft/deberta-v3-large",
+        434_012_160,
+        "DeBERTa v3 large (its hub repository has pickled weights only: save them as safetensors)",
+        {
+            **_DEBERTA3,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+        },
+        family="deberta",
+    ),
+    "modernbert-base": Preset(
+        "modernbert",
+        "answerdotai/ModernBERT-base",
+        149_014_272,
+        "ModernBERT base",
+        {
+            **_MODERNBERT,
+            "hidden_size": 768,
+            "intermediate_size": 1152,
+            "num_hidden_layers": 22,
+            "num_attention_heads": 12,
+        },
+    ),
+    "modernbert-large": Preset(
+        "modernbert",
+        "answerdotai/ModernBERT-large",
+        394_781_696,
+        "ModernBERT large",
+        {
+            **_MODERNBERT,
+            "hidden_size": 1024,
+            "intermediate_size": 2624,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+        },
+    ),
 }
 
 
@@ -219,7 +547,11 @@ def describe() -> list[BackboneRow]:
     rows = []
     for name, preset in PRESETS.items():
         row = BackboneRow(
-            name, preset.model_type, preset.parameters, preset.path, preset.description
+            name,
+            preset.family or preset.model_type,
+            preset.parameters,
+            preset.path,
+            preset.description,
         )
         rows.append(row)
     return rows

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 
+from suite.backbones.fit import served_families
 from suite.cli.options import Format, FormatOption, TasksOption
 from suite.cli.plug_ins import described
 from suite.cli.render import Row, column, render
 from suite.registry import Registry
 
 ABOUT = ("description", "source", "families")
+ATTENTION = (*ABOUT, "families_why", "kinds", "keeps_projections", "start")
+FAMILY = ("kind", "fixed_attention", "refused_methods")
 KEYS = ("name", "description", "source", "families", "start")
 
 
@@ -69,7 +73,11 @@ def _methods() -> list[Row]:
         from suite.petl import methods
 
         found = _of_classes(methods)
-    rows = [_row(name, **about) for name, about in sorted(found.items())]
+    families = _families()
+    rows = []
+    for name, about in sorted(found.items()):
+        served = served_families(SimpleNamespace(name=name, **about), families)
+        rows.append(_row(name, about["description"], about["source"], served))
     # The library has no such lines, and importing it would take seconds.
     for name in peft_spaces():
         rows.append(_row(name, describe_space(name), "the peft library"))
@@ -77,17 +85,28 @@ def _methods() -> list[Row]:
 
 
 def _attention() -> list[Row]:
-    keys = (*ABOUT, "start")
-    found = described("attention", "Variant", keys)
+    found = described("attention", "Variant", ATTENTION)
     if found is None:
         from suite.attention import variants
 
-        found = _of_classes(variants, keys)
+        found = _of_classes(variants, ATTENTION)
+    families = _families()
     rows: list[Row] = []
     for name, about in sorted(found.items()):
-        start = about.pop("start")
-        rows.append({**_row(name, **about), "start": start})
+        served = served_families(SimpleNamespace(name=name, **about), families)
+        row = _row(name, about["description"], about["source"], served)
+        rows.append({**row, "start": about["start"]})
     return rows
+
+
+def _families() -> list[Any]:
+    """What the families say about which variants and methods work on them."""
+    found = described("backbones", "Family", FAMILY)
+    if found is None:
+        from suite.backbones import families
+
+        found = _of_classes(families, FAMILY)
+    return [SimpleNamespace(name=name, **about) for name, about in found.items()]
 
 
 def _of_classes(registry: Registry[Any], keys: Sequence[str] = ABOUT) -> dict[str, dict[str, Any]]:

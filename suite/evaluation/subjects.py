@@ -170,9 +170,9 @@ def positions_of(resolved: ResolvedBackbone, arm: Arm) -> int | None:
 
     The positions that the method puts in front of the text are taken off.
     """
-    positions = getattr(resolved.config, "max_position_embeddings", None)
+    positions = resolved.family.positions(resolved.config)
     if positions is None:
         return None
     # A prompt's vectors fill the first places of the model's table of positions.
     taken = get_method(arm.method).configure(arm.architecture).extra_positions()
-    return int(positions) - taken
+    return positions - taken

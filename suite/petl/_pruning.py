@@ -124,6 +124,9 @@ def sublayer_maps(
             parts.append(Part(place, i, 3) if site.fused else Part(place))
             taken.add(place)
         attention[site.kind] = tuple(parts)
+        # these act on heads, which the kept rows no longer are
+        for name in (site.q_norm, site.k_norm):
+            taken.add(f"{names[site.module]}.{name}")
     sublayers = [s for s in family.sublayers(model) if (s.role, s.layer) == (stack.role, layer)]
     for sublayer in sublayers:
         taken.add(names[sublayer.output])
@@ -133,7 +136,10 @@ def sublayer_maps(
         if isinstance(module, (nn.Linear, Conv1D)) and name not in taken:
             feed_forward.append(Part(name))
     # in every family a block's norms come in the order of its sublayers
-    norms = [names[norm] for _, norm in family.norms(model) if norm in names]
+    norms = []
+    for _, norm in family.norms(model):
+        if norm in names and names[norm] not in taken:
+            norms.append(names[norm])
     found = []
     for sublayer, norm in zip(sublayers, norms, strict=True):
         if sublayer.kind == "feed-forward":

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from suite.backbones.base import Family, Sublayer
-from suite.petl.base import Architecture, Method, freeze
+from suite.petl.base import Architecture, Method, backbone_norms, freeze
 
 _PLACES = {
     "block": ("feed-forward",),
@@ -85,7 +85,7 @@ class Adapter(Method[AdapterArchitecture]):
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
         freeze(model)
         if self.config.norms:
-            for _, norm in family.norms(model):
+            for norm in backbone_norms(model, family):
                 norm.requires_grad_(True)
         width = family.stacks(model)[0].width
         # any parameter gives device and dtype; a token mixer's output map has no weight to ask
@@ -106,7 +106,7 @@ class Adapter(Method[AdapterArchitecture]):
         for _ in self._sublayers(model, family):
             total += 2 * d * b + b + d
         if self.config.norms:
-            for _, norm in family.norms(model):
+            for norm in backbone_norms(model, family):
                 total += sum(parameter.numel() for parameter in norm.parameters())
         return total
 

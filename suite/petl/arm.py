@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from suite.attention import variants
 from suite.attention.base import Variant
+from suite.backbones import all_families
+from suite.backbones.fit import method_refusal, served_families, variant_refusal
 from suite.backbones.loading import Head, ResolvedBackbone, build
 from suite.backbones.weights import load_weights
 from suite.config.arm import Arm
@@ -76,10 +78,8 @@ def build_arm(
     pretrained = pretrained or arm.pretrain is not None
     petl = get_method(arm.method).configure(arm.architecture)
     variant = variants.get(arm.attention.name).configure(arm.attention.options)
-    check_family(resolved, "method", petl.name, petl.families)
-    check_family(
-        resolved, "attention variant", variant.name, variant.families, why=variant.families_why
-    )
+    check_family(resolved, "method", petl, method_refusal(petl, resolved.family))
+    check_family(resolved, "attention variant", variant, variant_refusal(variant, resolved.family))
     check_pair(resolved, variant, petl, pretrained=pretrained)
     model = build(resolved, head, meta=meta, random_start=random_start)
     family = resolved.family
@@ -139,26 +139,28 @@ def check_trained(variant: Variant[Any], petl: Method[Any], *, pretrained: bool)
 
 
 def check_family(
-    resolved: ResolvedBackbone, kind: str, name: str, families: Collection[str], *, why: str = ""
+    resolved: ResolvedBackbone,
+    kind: str,
+    plug_in: Variant[Any] | Method[Any],
+    why_not: str | None,
 ) -> None:
     """Check that a method or variant works on the backbone's family.
 
     Args:
         resolved: The backbone.
         kind: "method" or "attention variant", for the message.
-        name: Its name.
-        families: The families that it works on.
-        why: Why it works on no others, for the message.
+        plug_in: The method or variant.
+        why_not: Why it does not, for the message; None = it does.
 
     Raises:
         IncompatibleError: It does not.
     """
-    if resolved.family.name in families:
+    if why_not is None:
         return
-    known = ", ".join(sorted(families))
-    reason = f", {why}" if why else ""
+    known = ", ".join(served_families(plug_in, all_families()))
+    reason = f", {why_not}" if why_not else ""
     raise IncompatibleError(
-        f"{kind} {name} does not work on {resolved.choice.name}, a {resolved.family.name}"
+        f"{kind} {plug_in.name} does not work on {resolved.choice.name}, a {resolved.family.name}"
         f" backbone{reason}; it works on {known}"
     )
 
@@ -187,7 +189,7 @@ def check_arm(
     """
     _, petl = build_arm(resolved, head, arm, meta=True, pretrained=pretrained)
     # T5 has relative positions and no table, so its sequences may be of any length
-    positions = getattr(resolved.config, "max_position_embeddings", None)
+    positions = resolved.family.positions(resolved.config)
     extra = petl.extra_positions()
     if positions is not None and (max_length or 0) + extra > positions:
         and_extra = f" and the {extra} positions of {petl.name}" if extra else ""

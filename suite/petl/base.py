@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from peft import PeftConfig  # at run time it would cost seconds
 
 C = TypeVar("C", bound=Strict)
-ALL_FAMILIES = frozenset({"t5", "bert", "gpt2", "llama"})
 Batch = Mapping[str, torch.Tensor]
 
 
@@ -35,7 +34,7 @@ class Method(ABC, Generic[C]):
     Attributes:
         description: One line for `suite list methods`.
         source: Paper and section or equation.
-        families: Names of the backbone families that it works on.
+        families: Names of the backbone families that it works on; None = all that do not refuse it.
         Config: The class of its hyperparameters.
         needs_projections: Why q, k and v must be the checkpoint's own; "" = they need not be, so
             any attention variant will do.
@@ -47,7 +46,7 @@ class Method(ABC, Generic[C]):
     aliases: ClassVar[tuple[str, ...]] = ()
     description: ClassVar[str]
     source: ClassVar[str]
-    families: ClassVar[frozenset[str]] = ALL_FAMILIES
+    families: ClassVar[frozenset[str] | None] = None
     Config: ClassVar[type[Any]]
     needs_projections: ClassVar[str] = ""
     backward_through_backbone: ClassVar[bool] = True
@@ -124,6 +123,14 @@ def freeze(model: nn.Module) -> None:
     """Make no parameter train."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+
+
+def backbone_norms(model: PreTrainedModel, family: Family) -> Iterator[nn.Module]:
+    """The norms that are no part of the task head (ModernBERT's has one)."""
+    head = tuple(f"{name}." for name in family.head_names(model))
+    for name, norm in family.norms(model):
+        if not f"{name}.".startswith(head):
+            yield norm
 
 
 def head_parameters(model: nn.Module, family: Family) -> list[nn.Parameter]:

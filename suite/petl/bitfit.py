@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from suite.backbones.base import Family
-from suite.petl.base import Architecture, Method, freeze
+from suite.petl.base import Architecture, Method, backbone_norms, freeze
 
 Site = Literal["attention", "feed-forward", "norm", "head"]
 
@@ -83,7 +83,7 @@ def _biased(model: PreTrainedModel, family: Family) -> Iterator[tuple[Site, nn.M
             yield "feed-forward", module
         else:
             yield "head", module
-    for _, norm in family.norms(model):
+    for norm in backbone_norms(model, family):
         yield "norm", norm
 
 
@@ -100,8 +100,8 @@ def _add_bias(module: nn.Module) -> None:
         torch.zeros(_features(module), dtype=module.weight.dtype, device=module.weight.device)
     )
     module.register_parameter("bias", bias)
-    # a Linear adds its bias itself; an RMSNorm does not know of one
-    if not isinstance(module, nn.Linear):
+    # Linear and LayerNorm add their bias themselves; an RMSNorm does not know of one
+    if not isinstance(module, (nn.Linear, nn.LayerNorm)):
         module.register_forward_hook(_shift)
 
 

@@ -11,10 +11,12 @@ Deviations:
     blocks end with their norm and get no second one.
     Dropout after the side stack is the rate of the backbone's residual dropout, 0 for Llama.
     Rows are pruned without regard to heads, as in the official code; Llama's rotary angles are
-    those of the narrow heads. Importances are multiplied in double precision. `walk: side` is our
-    reading of the paper: only blocks with a side block are walked through, the decoder begins at
-    the embedding again, and cross-attention's keys and values keep the columns that the side
-    encoder keeps.
+    those of the narrow heads, and Qwen 3's norms of queries and keys start new. Importances are
+    multiplied in double precision. `walk: side` is our reading of the paper: only blocks with a
+    side block are walked through, the decoder begins at the embedding again, and cross-attention's
+    keys and values keep the columns that the side encoder keeps.
+    Where layers see windows of the text (Gemma, ModernBERT) it is refused: side blocks share one
+    mask.
     Fisher importances are taken in evaluation mode, so that they do not depend on dropout. A task
     head that the checkpoint lacks has weights of their own for them, because the trial's would
     depend on its seed: all trials of a task start from the same side blocks.
@@ -35,7 +37,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from suite.backbones.base import Family, Stack
+from suite.backbones.base import Family, Stack, has_windows
 from suite.errors import DataError, IncompatibleError
 from suite.petl._pruning import (
     Walk,
@@ -94,6 +96,11 @@ class Lst(Method[LstConfig]):
     backward_through_backbone = False
 
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
+        if has_windows(model.config):
+            raise IncompatibleError(
+                f"lst: some layers of this {family.name} backbone see a window of the text, and the"
+                " side blocks share one mask; use another method"
+            )
         freeze(model)
         stacks = family.stacks(model)
         kept = [self._kept(stack) for stack in stacks]

@@ -16,6 +16,7 @@ Deviations:
       positions.
     - With absolute positions (BERT, GPT-2) the prompt takes positions 0 to length - 1 and the text
       moves up.
+    - In a batch padded on the left the prompt stands between padding and text, not before both.
 
 Shapes: B rows, T tokens of the input, P vectors of the prompt, d width.
 """
@@ -56,7 +57,9 @@ class Prompt(Method[PromptArchitecture]):
     def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
         freeze(model)
         first, *rest = family.stacks(model)
-        first.module.add_module("prompt", self._prompt(first))
+        prompt: Any = self._prompt(first)
+        prompt.positions = family.positions(model.config)
+        first.module.add_module("prompt", prompt)
         first.module.register_forward_pre_hook(_prepend, with_kwargs=True)
         if family.kind == "encoder":
             # after the last block: BERT's pooler is inside the stack and must find [CLS] first
@@ -102,7 +105,9 @@ class Prompt(Method[PromptArchitecture]):
                     f"prompt: length {self.config.length} exceeds the vocabulary's"
                     f" {words.num_embeddings} rows"
                 )
-            prompt.embedding.weight.data.copy_(words.weight.data[: self.config.length])
+            first = torch.arange(self.config.length, device=words.weight.device)
+            # through the module, because Gemma's scales what it looks up
+            prompt.embedding.weight.data.copy_(words(first).detach())
         module: nn.Module = prompt
         return module
 
@@ -119,8 +124,9 @@ def _prepend(
     if args:
         kwargs["input_ids"] = args[0]
     length = module.prompt.embedding.num_embeddings
-    if kwargs.get("attention_mask") is not None:
-        kwargs["attention_mask"] = _widened(kwargs["attention_mask"], length)
+    mask = kwargs.get("attention_mask")  # (B, T)
+    if mask is not None:
+        kwargs["attention_mask"] = _widened(mask, length)
     if kwargs.get("position_ids") is not None:
         kwargs["position_ids"] = kwargs["position_ids"] + length
     cache = kwargs.get("past_key_values")
@@ -130,32 +136,50 @@ def _prepend(
     words = kwargs.get("inputs_embeds")  # (B, T, d)
     if words is None:
         words = module.get_input_embeddings()(kwargs.pop("input_ids"))
-    _check_room(module, length, words.shape[1])
+    _check_room(module, words.shape[1])
     numbers = torch.arange(length, device=words.device)  # (P,)
     prompt = module.prompt(numbers).to(words.dtype).expand(len(words), -1, -1)  # (B, P, d)
-    kwargs["inputs_embeds"] = torch.cat([prompt, words], dim=1)  # (B, P + T, d)
+    kwargs["inputs_embeds"] = _insert(prompt, words, mask)  # (B, P + T, d)
     if kwargs.get("position_ids") is not None:
         positions = kwargs["position_ids"]
         own_positions = numbers.expand(len(positions), -1)
-        kwargs["position_ids"] = torch.cat([own_positions, positions], dim=1)
+        kwargs["position_ids"] = _insert(own_positions, positions, mask)
     if kwargs.get("token_type_ids") is not None:
         types = kwargs["token_type_ids"]
         own_types = types.new_zeros(len(words), length)
-        kwargs["token_type_ids"] = torch.cat([own_types, types], dim=1)
+        kwargs["token_type_ids"] = _insert(own_types, types, mask)
     return (), kwargs
+
+
+def _insert(prompt: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
+    """Put (B, P, ...) in front of (B, T, ...), behind the padding on its left.
+
+    A window (Gemma) counts places, and padding in between would push the prompt out of it.
+    """
+    joined = torch.cat([prompt, text], dim=1)  # (B, P + T, ...)
+    if mask is None or len(prompt) != len(mask):
+        return joined
+    length = prompt.shape[1]
+    padding = (mask.cumsum(1) == 0).sum(1, keepdim=True)  # (B, 1)
+    places = torch.arange(joined.shape[1], device=joined.device).expand(len(joined), -1)
+    source = torch.where(places < padding + length, places - padding, places)
+    source = torch.where(places < padding, places + length, source)
+    rows = torch.arange(len(joined), device=joined.device)[:, None]
+    return joined[rows, source]
 
 
 def _widened(mask: Tensor, length: int) -> Tensor:
     """Widen (B, T) to (B, P + T): the prompt is never masked."""
-    return torch.cat([mask.new_ones(len(mask), length), mask], dim=1)
+    return _insert(mask.new_ones(len(mask), length), mask, mask)
 
 
-def _check_room(module: Any, length: int, tokens: int) -> None:
+def _check_room(module: Any, tokens: int) -> None:
     """Check that prompt and input fit into a backbone's table of positions, if it has one.
 
     Without this check torch raises an index error, or fails inside of a GPU kernel.
     """
-    positions = getattr(module.config, "max_position_embeddings", None)
+    positions = module.prompt.positions
+    length = module.prompt.embedding.num_embeddings
     if positions is not None and length + tokens > positions:
         raise IncompatibleError(
             f"prompt: {length} vectors and {tokens} tokens of input exceed the backbone's"
@@ -181,7 +205,10 @@ class _Strip:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        # DeBERTa's blocks return a tuple
+        if isinstance(output, tuple):
+            return output[0][:, self.length :], *output[1:]
         return output[:, self.length :]
 
 

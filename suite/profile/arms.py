@@ -55,7 +55,7 @@ class ArmChoice:
         resolved = self.resolve()
         if resolved.family.kind == "encoder-decoder":
             return None  # T5's positions are relative: no length is too long
-        positions = getattr(resolved.config, "max_position_embeddings", None)
+        positions = resolved.family.positions(resolved.config)
         extra = self.extra_positions()
         if positions is None or tokens + extra <= positions:
             return None

@@ -93,7 +93,7 @@ class Serving:
         if self.family.kind == "encoder-decoder":
             return None  # T5's positions are relative: no length is too long
         config: Any = self.model.config
-        positions = getattr(config, "max_position_embeddings", None)
+        positions = self.family.positions(config)
         # `repeated` decodes two more tokens than it times.
         needed = context + self._extra + self.setting.decoded + 2
         if positions is None or needed <= positions:

@@ -24,7 +24,7 @@ from suite.errors import IncompatibleError, UnknownNameError
 from suite.petl.arm import build_arm, check_arm
 from tests.attention import Options, answer_of, backbone, batch_of, converted, resolved_backbone
 from tests.decoding import both_ways, check_beams
-from tests.tiny import tiny_choice
+from tests.tiny import served, tiny_choice
 from tests.toy import PAD, disturb, logits_of, loss_of, make_head
 
 OPTIONS: dict[str, Options] = {"window": {"window": 3, "sinks": 1}}
@@ -35,9 +35,7 @@ DEAD = {"mhe-add": ".heads.key"}
 """How the names of parameters end that cannot learn: a shift of all keys cancels in the softmax."""
 ROUNDING = 1e-5
 """Gradients that are 0 come out at up to 4e-7 here, all others above 8e-4."""
-PAIRS = [
-    (name, family) for name in variants.names() for family in sorted(variants.get(name).families)
-]
+PAIRS = [(name, family) for name in variants.names() for family in served(variants.get(name))]
 every_pair = pytest.mark.parametrize(("name", "family"), PAIRS)
 every_decoder = pytest.mark.parametrize(
     ("name", "family"), [pair for pair in PAIRS if pair[1] != "bert"]
@@ -64,7 +62,7 @@ def shared(name: str, family: str) -> tuple[Any, Family, Variant[Any]]:
 @pytest.mark.parametrize("name", variants.names())
 def test_every_variant_says_what_it_is(name: str) -> None:
     cls = variants.get(name)
-    assert cls.name == name and cls.description and cls.source and cls.families
+    assert cls.name == name and cls.description and cls.source and served(cls)
     assert cls.start in ("converted", "scratch")
     options = cls.configure(OPTIONS.get(name, {})).config.model_dump(mode="json")
     assert (

@@ -26,7 +26,7 @@ from suite.petl.arm import (
     task_head,
     trained_state,
 )
-from tests.tiny import tiny_choice
+from tests.tiny import served, tiny_choice
 from tests.toy import (
     CASES,
     PAD,
@@ -47,7 +47,7 @@ ARMS = [
     pytest.param(name, family, answer, id=f"{name}-{family}-{answer}")
     for name in (*methods.names(), *PEFT)
     for family, answer in CASES
-    if family in get_method(name).families
+    if family in served(get_method(name))
 ]
 IDENTITY_AT_START = ("lora", "adapter", "bitfit")
 every_arm = pytest.mark.parametrize(("method", "family", "answer"), ARMS)

@@ -1,0 +1,25 @@
+"""Gemma 2: a decoder with soft-capped scores, norms on both sides of each sublayer, and windows.
+
+Every second layer sees a window of 4,096 tokens.
+
+Source: Gemma Team, Gemma 2 (arXiv 2408.00118), section 2.
+Deviations: none. transformers' sdpa has no soft cap, so attention is its eager one.
+"""
+
+from __future__ import annotations
+
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+
+from suite.backbones._rotary import RotaryDecoder
+
+
+class Gemma2(RotaryDecoder):
+    model_types = ("gemma2",)
+    description = "Gemma 2: causal decoder with a head on the last token, or text"
+    norm_class = Gemma2RMSNorm
+    implementation = "eager"
+    refused_methods = {
+        "lst": "because its layers alternate between a window and the whole text, and LST's side"
+        " blocks share one mask",
+        "peft:prefix-tuning": "because the cache of a layer with a window loses the prefix",
+    }
