@@ -2,11 +2,15 @@
 
     python -m benchmarks.chaos --kills 100 --seed 1
     python -m benchmarks.chaos --kills 10 --faults driver-killed,rank-killed
-    python -m benchmarks.chaos --early-kills 400    # every 50 ms of a driver's first 20 s (benchmarks/early_kills.py)
+    python -m benchmarks.chaos --kills 300 --record chaos.jsonl   # cut it, and go on later
+    python -m benchmarks.chaos --early-kills 400    # every 50 ms of a driver's first 20 s
 
-Hosts are those of tests/cluster (network namespaces; root is needed): a head with the driver, three workers with one CPU each, one with
-PostgreSQL and MLflow's server. Real Ray, ZeRO-3 on two gloo ranks of two hosts, Optuna; a tiny random BERT and a generated task. The
-sweep is run in a new home each time until enough faults have struck; each time all of it is compared with the undisturbed one.
+Hosts are those of tests/cluster (network namespaces; root is needed): a head with the driver,
+three workers with one CPU each, one with PostgreSQL and MLflow's server. Real Ray, ZeRO-3 on two
+gloo ranks of two hosts, Optuna; a tiny random BERT and a generated task. The sweep is run in a new
+home each time until enough faults have struck; each time all of it is compared with the
+undisturbed one. Faults of the disk and the clock need gcc (benchmarks/shim.c), and early kills
+neither root nor hosts (benchmarks/early_kills.py).
 """
 
 from __future__ import annotations
@@ -21,12 +25,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults import FAULTS, NotNowError
+from benchmarks import shim
+from benchmarks.faults import BY_SHIM, FAULTS, NotNowError
 from benchmarks.fleet import Fleet, fleet
 from suite.record.folder import Home
 from suite.storage.identity import home_id
@@ -47,9 +52,9 @@ timeouts: {setup_s: 90, epoch_s: 30, collective_s: 20, placement_s: 600}
 failures: {retries: 100}
 """
 )
-TRIALS = 2 * (4 + 2)
 DISK_BYTES = 700 * 2**20
 DEADLINE_S = 3600.0
+EARLY = "early-kill"
 ENOUGH = threading.Event()
 LEADERBOARD = (
     "method",
@@ -73,8 +78,8 @@ class Tally:
         problems: Whatever the suite promises not to happen.
     """
 
-    recovery_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    struck: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    recovery_s: dict[str, list[float]] = field(default_factory=dict)
+    struck: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     rerun: int = 0
     doubled: int = 0
@@ -86,7 +91,43 @@ class Tally:
 
     @property
     def faults(self) -> int:
-        return sum(self.struck.values())
+        return self.struck.total()
+
+    def add(self, other: Tally) -> None:
+        """Count what another one has counted."""
+        self.struck.update(other.struck)
+        for kind, times in other.recovery_s.items():
+            self.recovery_s.setdefault(kind, []).extend(times)
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.problems += other.problems
+
+
+COUNTS = ("lost", "rerun", "doubled", "unequal", "left_behind", "rounds", "starts")
+
+
+class Record:
+    """The tally of all rounds, in a file too, so that a later run goes on where one was ended.
+
+    Args:
+        path: Gets a line of JSON for each round; None keeps nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.total = Tally()
+        self._path = path
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                kept = json.loads(line)
+                kept["struck"] = Counter(kept["struck"])
+                self.total.add(Tally(**kept))
+
+    def add(self, tally: Tally) -> None:
+        """Count a round, and keep it."""
+        self.total.add(tally)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(vars(tally)) + "\n")
 
 
 def main() -> None:
@@ -101,13 +142,15 @@ def main() -> None:
     parser.add_argument(
         "--early-kills", type=int, help="kill so many drivers in their first 20 s; nothing else"
     )
+    parser.add_argument(
+        "--record", type=Path, help="file of the rounds; --kills counts those that it has"
+    )
     options = parser.parse_args()
+    record = Record(options.record)
     if options.early_kills is not None:
-        kill_early(options.early_kills)
+        kill_early(options.early_kills, record)
         return
-    kinds = options.faults.split(",")
-    if unknown := sorted(set(kinds) - set(FAULTS)):
-        raise SystemExit(f"--faults: unknown {', '.join(unknown)}; known: {', '.join(FAULTS)}")
+    kinds = known_kinds(options.faults)
     if reason := why_not():
         raise SystemExit(reason)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -122,26 +165,47 @@ def main() -> None:
             f"left alone: {len(alone.results)} trials in {time.monotonic() - began:.0f} s",
             flush=True,
         )
-        tally, chance = Tally(), random.Random(options.seed)
+        total = record.total
+        # Another draw than that of the rounds that the record has
+        chance = random.Random(f"{options.seed}:{total.rounds}")
         deck: list[str] = []
-        while tally.faults < options.kills and not ENOUGH.is_set():
-            one_round(hosts, tally, chance, kinds, deck, left=options.kills - tally.faults)
-            check(alone, Outcome.of(hosts), tally)
-        show(tally, options.seed)
-    if tally.problems:
+        while total.faults < options.kills and not ENOUGH.is_set():
+            left = options.kills - total.faults
+            tally = Tally()
+            one_round(hosts, tally, chance, kinds, deck, number=total.rounds + 1, left=left)
+            check(alone, Outcome.of(hosts), tally, where=hosts.home.name)
+            record.add(tally)
+        show(total, options.seed)
+    if total.problems:
         raise SystemExit(1)
 
 
-def kill_early(kills: int) -> None:
+def known_kinds(text: str) -> list[str]:
+    """The kinds of `--faults`.
+
+    Raises:
+        SystemExit: There is no such kind, or it cannot strike here.
+    """
+    kinds = text.split(",")
+    if unknown := sorted(set(kinds) - set(FAULTS)):
+        raise SystemExit(f"--faults: unknown {', '.join(unknown)}; known: {', '.join(FAULTS)}")
+    reason = shim.why_not()
+    if reason is not None and set(kinds) & set(BY_SHIM):
+        raise SystemExit(f"--faults: {reason}; or leave out {', '.join(BY_SHIM)}")
+    return kinds
+
+
+def kill_early(kills: int, record: Record) -> None:
     from benchmarks.early_kills import early_kills
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, enough)
     folder = Path(tempfile.mkdtemp(prefix="suite-early-kills-"))
-    tally = early_kills(kills, folder, ENOUGH)
-    print(f"\n{tally.faults} drivers killed in their first 20 s, each in a home of its own")
-    say_totals(tally)
-    if tally.problems:
+    early_kills(kills, folder, ENOUGH, record)
+    total = record.total
+    print(f"\n{total.struck[EARLY]} drivers killed in their first 20 s, each in a home of its own")
+    say_totals(total)
+    if total.problems:
         raise SystemExit(f"homes and logs are kept in {folder}")
     shutil.rmtree(folder)
 
@@ -213,11 +277,14 @@ def one_round(
     kinds: list[str],
     deck: list[str],
     *,
+    number: int,
     left: int,
 ) -> None:
     """The sweep in a new home until it has ended, with at most `left` faults."""
-    tally.rounds += 1
-    hosts.home, hosts.driver, hosts.starts = hosts.bed.shared / f"round-{tally.rounds}", None, 0
+    tally.rounds = 1
+    hosts.home = hosts.bed.shared / f"round-{number}"
+    hosts.driver = None
+    hosts.starts = 0
     finished: dict[str, int] = {}
     waiting: list[tuple[str, float, int]] = []  # kind, when it had struck, how far the sweep was
     end, due = time.monotonic() + DEADLINE_S, time.monotonic() + chance.uniform(10, 40)
@@ -225,13 +292,13 @@ def one_round(
         now = time.monotonic()
         if now > end:
             raise SystemExit(
-                f"round {tally.rounds} did not end within {DEADLINE_S:.0f} s:\n{hosts.log.read_text()[-5000:]}"
+                f"round {number} did not end within {DEADLINE_S:.0f} s:\n{hosts.log.read_text()[-5000:]}"
             )
         finished = untouched(hosts.home, finished, tally)
         reached = how_far(hosts.home)
         for kind, since, before in list(waiting):
             if reached > before:
-                tally.recovery_s[kind].append(now - since)
+                tally.recovery_s.setdefault(kind, []).append(now - since)
                 waiting.remove((kind, since, before))
         if left and now > due and not ENOUGH.is_set():
             kind = draw(chance, kinds, deck)
@@ -239,7 +306,7 @@ def one_round(
                 left -= 1
                 tally.struck[kind] += 1
                 waiting.append((kind, time.monotonic(), how_far(hosts.home)))
-                print(f"[{tally.faults}] round {tally.rounds}: {said}", flush=True)
+                print(f"[{left} left] round {number}: {said}", flush=True)
             due = time.monotonic() + (
                 chance.uniform(0, 2) if chance.random() < 0.2 else chance.uniform(10, 40)
             )
@@ -263,7 +330,8 @@ def strike(hosts: Fleet, kind: str, chance: random.Random) -> str:
     except NotNowError:
         return ""
     except HostError as error:
-        raise SystemExit(f"the test bed failed, not the suite: {kind}: {error}") from error
+        log = hosts.log.read_text(errors="replace")[-3000:]
+        raise SystemExit(f"{kind} did not come to its end: {error}\n{log}") from error
 
 
 def how_far(home: Path) -> int:
@@ -310,9 +378,8 @@ def remains(hosts: Fleet) -> list[str]:
     return found
 
 
-def check(alone: Outcome, found: Outcome, tally: Tally) -> None:
+def check(alone: Outcome, found: Outcome, tally: Tally, *, where: str) -> None:
     """The same trials with the same curves, the same leaderboard, one MLflow run per trial."""
-    where = f"round {tally.rounds}"
     missing, different = (
         sorted(set(alone.results) - set(found.results)),
         sorted(set(found.results) - set(alone.results)),
@@ -342,20 +409,15 @@ def check(alone: Outcome, found: Outcome, tally: Tally) -> None:
 
 def show(tally: Tally, seed: int) -> None:
     print("\n| fault | struck | back to work after, median | at most |\n| --- | --: | --: | --: |")
-    for kind in FAULTS:
-        if struck := tally.struck.get(kind, 0):
-            times = tally.recovery_s.get(kind)
-            print(
-                f"| {kind} | {struck} | "
-                + (
-                    f"{statistics.median(times):.0f} s | {max(times):.0f} s |"
-                    if times
-                    else "- | - |"
-                )
-            )
-    print(
-        f"\nseed {seed}: {tally.faults} faults in {tally.rounds} sweeps of {TRIALS} trials, {tally.starts} starts of the driver"
-    )
+    for kind in (*FAULTS, EARLY):
+        struck = tally.struck[kind]
+        times = tally.recovery_s.get(kind)
+        if times:
+            print(f"| {kind} | {struck} | {statistics.median(times):.0f} s | {max(times):.0f} s |")
+        elif struck:
+            print(f"| {kind} | {struck} | - | - |")
+    print(f"\nseed {seed}: {tally.faults} faults in {tally.rounds} sweeps")
+    print(f"{tally.starts} starts of the driver")
     say_totals(tally)
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.chaos import LEADERBOARD, RUNS, Outcome, Tally, check, untouched
+from benchmarks.chaos import EARLY, LEADERBOARD, RUNS, Outcome, Record, Tally, check, untouched
 from suite.record.folder import Home
 from suite.storage.identity import home_id
 from tests.cluster.sweep_check import curves, results
@@ -38,28 +38,29 @@ resources: {workers: 1, cpus_per_worker: 1.0}
 SUITE = [sys.executable, "-m", "suite"]
 
 
-def early_kills(kills: int, folder: Path, stop: threading.Event) -> Tally:
+def early_kills(kills: int, folder: Path, stop: threading.Event, record: Record) -> None:
     """Kill so many drivers, evenly over the window.
 
     Args:
         kills: How many; 400 of them are 50 ms apart.
         folder: Empty; homes lie in it while they are needed.
         stop: Set when no more are wanted.
+        record: Gets each kill; those that it has are not done again.
     """
     (folder / "chaos.yaml").write_text(SWEEP)
-    tally = Tally()
     alone, said = finish(folder / "alone")
     if alone is None:
         raise SystemExit(f"the undisturbed sweep did not end well:\n{said[-3000:]}")
-    for number in range(1, kills + 1):
+    for number in range(record.total.struck[EARLY] + 1, kills + 1):
         if stop.is_set():
             break
+        tally = Tally()
         after_s = WINDOW_S * number / kills
         home = folder / f"killed-{after_s * 1000:.0f}"
         kill_driver(home, after_s)
         before = untouched(home, {}, tally)
         tally.rounds += 1
-        tally.struck["early-kill"] += 1
+        tally.struck[EARLY] += 1
         found, said = finish(home)
         untouched(home, before, tally)
         if found is None or "Traceback (most recent call last)" in said:
@@ -67,12 +68,12 @@ def early_kills(kills: int, folder: Path, stop: threading.Event) -> Tally:
         if found is None:
             tally.unequal += 1
         else:
-            check(alone, found, tally)
+            check(alone, found, tally, where=home.name)
+        record.add(tally)
         print(f"[{number}] killed after {after_s:.2f} s with {len(before)} trials done", flush=True)
         # Kept where something is wrong, for whoever looks into it.
         if not tally.problems:
             shutil.rmtree(home)
-    return tally
 
 
 def kill_driver(home: Path, after_s: float) -> None:

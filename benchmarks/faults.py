@@ -6,19 +6,25 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.fleet import Fleet, kill
+from suite.plan.definition import lease_root
 from suite.record.folder import Home, TrialFolder
+from suite.storage.lease import newest_epoch
+from suite.storage.urls import open_storage
 from tests.cluster.processes import wait_until
 
 T = TypeVar("T")
 Fault = Callable[[Fleet, random.Random], str]
 FAULTS: dict[str, Fault] = {}
 """Kind -> what does it; returns what it did, in words."""
+BY_SHIM = ("fsync-fails", "home-read-only", "clock-jumps")
+"""Kinds that need benchmarks/shim.c."""
+SWEEP = "chaos"
 
 
 class NotNowError(Exception):
@@ -144,18 +150,92 @@ def _killed(fleet: Fleet, server: str, start: Callable[[], object], *, away_s: f
 
 
 @fault
+def driver_killed_early(fleet: Fleet, chance: random.Random) -> str:
+    """In the first 20 s: while it connects, takes the sweep over, reads the home, makes plans."""
+    kill(_some(fleet.driver_pids()))
+    _driver_leaves(fleet)
+    fleet.start_driver()
+    time.sleep(after_s := chance.uniform(0, 20))
+    kill(fleet.driver_pids())
+    return f"SIGKILL of the driver, and of the next one {after_s:.1f} s after its start"
+
+
+@fault
+def driver_frozen(fleet: Fleet, chance: random.Random) -> str:
+    """A second driver takes the sweep over; the first one wakes up, and has to leave."""
+    pids = _some(fleet.driver_pids())
+    leases = open_storage(lease_root(Home(fleet.home), None))
+    before = newest_epoch(leases, SWEEP)
+    frozen = fleet.driver
+    assert frozen is not None
+    kill(pids, signal.SIGSTOP)
+    try:
+        fleet.start_driver()
+        wait_until(
+            "a second driver has taken the sweep over",
+            lambda: newest_epoch(leases, SWEEP) > before,
+            timeout_s=180,
+        )
+        time.sleep(asleep_s := chance.uniform(0, 10))
+    finally:
+        kill(pids, signal.SIGCONT)
+    wait_until("the frozen driver has left", lambda: frozen.poll() is not None, timeout_s=120)
+    return f"SIGSTOP of the driver until {asleep_s:.0f} s after a second one had the sweep"
+
+
+@fault
 def disk_full(fleet: Fleet, chance: random.Random) -> str:
     filler = fleet.home.parent / "filler"
     _fill(filler)
     try:
-        wait_until(
-            "the driver has left",
-            lambda: fleet.driver is None or fleet.driver.poll() is not None,
-            timeout_s=120,
-        )
+        _driver_leaves(fleet)
     finally:
         filler.unlink()
     return "the homes' disk full until the driver had paused the sweep"
+
+
+@fault
+def fsync_fails(fleet: Fleet, chance: random.Random) -> str:
+    with _disturbed(fleet, fsync_fails=True):
+        _driver_leaves(fleet)
+    return "EIO of every fsync in the homes until the driver had paused the sweep"
+
+
+@fault
+def home_read_only(fleet: Fleet, chance: random.Random) -> str:
+    with _disturbed(fleet, read_only=True):
+        _driver_leaves(fleet)
+    return "the homes read-only until the driver had paused the sweep"
+
+
+@fault
+def clock_jumps(fleet: Fleet, chance: random.Random) -> str:
+    name = chance.choice(["head", *fleet.workers])
+    hours = chance.choice((-24, -1, 1, 24))
+    away_s = chance.uniform(5, 20)
+    fleet.disturb([name], clock_s=hours * 3600)
+    time.sleep(away_s)
+    fleet.disturb([name])
+    return f"the clock of {name} jumped by {hours:+} h, and back after {away_s:.0f} s"
+
+
+@contextmanager
+def _disturbed(fleet: Fleet, **how: Any) -> Iterator[None]:
+    """The homes lie on one disk, so that it fails for all hosts."""
+    _some(fleet.driver_pids())
+    fleet.disturb(fleet.bed.hosts, **how)
+    try:
+        yield
+    finally:
+        fleet.disturb(fleet.bed.hosts)
+
+
+def _driver_leaves(fleet: Fleet) -> None:
+    wait_until(
+        "the driver has left",
+        lambda: fleet.driver is None or fleet.driver.poll() is not None,
+        timeout_s=120,
+    )
 
 
 @fault

@@ -9,18 +9,22 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.cluster.bed import Bed, Host
+from benchmarks import shim
+from tests.cluster.bed import ENVIRONMENT, Bed, Host
 from tests.cluster.launcher import PORT, share_token, start_head, start_worker
 from tests.cluster.processes import wait_until
 
 DATABASE_PORT, TRACKING_PORT = 5432, 5000
 NOBODY = 65534
 """PostgreSQL refuses to run as root."""
+CONTROL = "control"
+"""File of each host that its shim looks at."""
 
 
 @dataclass
@@ -137,6 +141,11 @@ class Fleet:
         self.driver = self.head.popen([str(word) for word in command], log=self.log)
         self.starts += 1
 
+    def disturb(self, names: Iterable[str], **how: Any) -> None:
+        """Have disk or clock of these hosts fail as `shim.disturb` says; without words they mend."""
+        for name in names:
+            shim.disturb(self.bed.host(name).local / CONTROL, **how)
+
     def driver_pids(self) -> list[int]:
         return self.head.pids("suite run")
 
@@ -179,8 +188,16 @@ def fleet(folder: Path, sweep: str, *, workers: int = 3, disk_bytes: int) -> Ite
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={disk_bytes}", "tmpfs", str(shared)], check=True
     )
+    if shim.why_not() is None:
+        library = folder.resolve() / "shim.so"
+        shim.build(library)
+        # Commands on all hosts begin with these; `local` is another folder on each of them
+        control = folder.resolve() / "local" / CONTROL
+        ENVIRONMENT.update(shim.environment(library, control, below=shared.resolve()))
     try:
         with Bed(folder, ["head", *names, "stores"]) as bed:
+            for host in bed.hosts.values():
+                shim.disturb(host.local / CONTROL)
             share_token(*bed.hosts.values())
             (shared / "chaos.yaml").write_text(sweep)
             made = Fleet(
