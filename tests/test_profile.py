@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from suite.errors import ConfigError
+from suite.errors import ConfigError, ResourceError
 from suite.profile import ArmProfile, Setting, choose, estimate_only, measure, peak, ratios
 from suite.profile import run as profile_run
 from suite.profile.estimate import estimate
@@ -114,6 +114,14 @@ def memory_of(arm: Any, setting: Setting, *, rank: int = 0) -> Memory:
 
 
 ALL = ["full", "lora", "read", "lst", "adapter", "bitfit", "prompt"]
+
+
+def test_gpus_that_do_not_answer_end_the_profile_with_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peak, "PATIENCE_S", 0.0)
+    with pytest.raises(ResourceError, match="the GPUs gave no answer within 0 s"):
+        peak.inspect_machine(Setting(**SHORT | {"device": "cuda"}))
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ class Ticker:
         """Stop, and return when the thread has ended; a second call does nothing."""
         self._stop.set()
         if self._thread is not None:
+            # No deadline: the thread reads what this one has just read at the phase's end. A
+            # driver that hangs has hung there, and the deadline of the rank ends both.
             self._thread.join()
             self._thread = None
 

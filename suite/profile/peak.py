@@ -6,13 +6,14 @@ A process of its own asks the GPUs, so that the parent never opens one.
 from __future__ import annotations
 
 import re
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 import psutil
 import torch
 
+from suite.errors import ResourceError
 from suite.meters import Unavailable, hardware, idle_watts
 from suite.profile.clock import repeated
 from suite.profile.estimate import DTYPES
@@ -38,6 +39,10 @@ SIDES = {"cpu": 2048, "cuda": 8192}
 SECONDS = 2.0
 # The estimate does not see libraries and fragments: they need the rest of the free memory.
 USABLE_FRAC = 0.95
+PATIENCE_S = 300.0
+"""How long the GPUs may take to answer: the process that asks them imports torch first."""
+END_S = 10.0
+"""How long that process may take to die, which one that waits for a driver does not do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,38 @@ class Machine:
 
 
 def inspect_machine(setting: Setting) -> Machine:
-    """Ask the devices, before anything runs on them."""
+    """Ask the devices, before anything runs on them.
+
+    Raises:
+        ResourceError: The GPUs do not answer.
+    """
     if setting.device == "cpu":
         return _inspect_here(setting)
     # A forked process could not use CUDA once the parent has touched it.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_inspect_here, setting).result()
+    context = get_context("spawn")
+    near_end, far_end = context.Pipe(duplex=False)
+    process = context.Process(target=_inspect_there, args=(setting, far_end), daemon=True)
+    process.start()
+    far_end.close()  # otherwise the pipe would not end with the process
+    try:
+        if not near_end.poll(PATIENCE_S):
+            raise ResourceError(
+                f"--device cuda: the GPUs gave no answer within {PATIENCE_S:.0f} s; `nvidia-smi`"
+                " shows whether they work"
+            )
+        machine: Machine = near_end.recv()
+    except EOFError:
+        raise ResourceError(
+            "--device cuda: the process that asks the GPUs has died; its error stands above"
+        ) from None
+    finally:
+        process.kill()
+        process.join(END_S)
+    return machine
+
+
+def _inspect_there(setting: Setting, far_end: Connection) -> None:
+    far_end.send(_inspect_here(setting))
 
 
 def _inspect_here(setting: Setting) -> Machine:

@@ -130,6 +130,7 @@ class Follower(Listener):
                 if is_last:
                     return
                 pause_s = self.retry_s[0]
+                # No deadline: the end of the sweep wakes it too, and a daemon keeps nobody waiting.
                 self._wake.wait()
             elif is_last:
                 # At the end there is little time left, so the pause stays short.
