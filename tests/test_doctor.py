@@ -460,6 +460,7 @@ def local_cluster() -> Iterator[None]:
             yield
 
 
+@pytest.mark.slow
 def test_a_good_cluster_is_in_order_and_nothing_of_the_doctor_stays(
     local_cluster: None, tmp_path: Path
 ) -> None:

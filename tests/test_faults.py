@@ -195,6 +195,7 @@ def test_a_death_without_evidence_is_not_called_anything_else(home: Home, data_r
 # ---- a trial that kills its group every time --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_poison_trial_is_given_up_and_stays_so_until_somebody_wants_it_tried_again(
     home: Home, data_root: Path
 ) -> None:
@@ -281,6 +282,7 @@ def test_sigterm_costs_no_attempt_and_no_epoch(home: Home, data_root: Path, whom
     assert outcome.ok and [retry.type for retry in told.retries] == [PREEMPTED]
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_root: Path) -> None:
     told = Told(
         lambda spec, record: os.kill(os.getpid(), signal.SIGTERM) if record.epoch == 1 else None
@@ -304,6 +306,7 @@ def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_
 # ---- what happens to files ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_pauses_the_sweep_says_where_and_costs_no_attempt(
     home: Home, data_root: Path
 ) -> None:
@@ -322,6 +325,7 @@ def test_a_disk_that_fails_pauses_the_sweep_says_where_and_costs_no_attempt(
     assert run(home, data_root, failures={"retries": 0}).ok
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_removed_while_its_trial_runs_is_told_as_that_and_costs_no_attempt(
     home: Home, data_root: Path
 ) -> None:
@@ -387,6 +391,7 @@ def test_only_different_trials_that_fail_alike_without_progress_in_between_count
     assert not any(CircuitBreaker(None).failed(trial, record()) for trial in "abcdef")
 
 
+@pytest.mark.slow
 def test_the_cluster_is_free_after_all(data_root: Path) -> None:
     end = time.monotonic() + 60
     while ray.available_resources().get("CPU") != ray.cluster_resources().get("CPU"):

@@ -120,6 +120,7 @@ def test_ranks_of_a_node_are_neighbours_ordered_by_gpu() -> None:
     assert rank_order([at("a")] * 3) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_group_over_two_nodes_knows_its_places_and_talks_over_their_interface(
     two_nodes: tuple[Cluster, Path], home: Home
 ) -> None:
@@ -155,6 +156,7 @@ def test_strict_pack_keeps_a_group_on_a_node(two_nodes: tuple[Cluster, Path], ho
         run_sweep(too_large, home=home, data_root=two_nodes[1], trainer=PLACED)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_while_it_is_asked_is_done_without(
     two_nodes: tuple[Cluster, Path], tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def marks_and_answers(folder: Path, slow: str) -> str:
     return "here"
 
 
+@pytest.mark.slow
 def test_a_node_on_which_the_suite_cannot_run_is_an_error_that_names_it(
     two_nodes: tuple[Cluster, Path],
 ) -> None:
@@ -311,6 +314,7 @@ def test_trials_of_different_sizes_share_the_cluster_and_each_size_stays_warm(
     )
 
 
+@pytest.mark.slow
 def test_a_killed_trial_process_takes_its_ranks_along_and_the_trial_goes_on(
     two_nodes: tuple[Cluster, Path], home: Home
 ) -> None:

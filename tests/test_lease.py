@@ -247,6 +247,7 @@ def _beat(root: Path) -> Beat:
     return Beat.model_validate_json(open_storage(root).read(f"{claim_key('toy', 1)}.beat") or b"")
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_stale_driver_writes_neither_checkpoint_nor_result(tmp_path: Path) -> None:
     with process(FENCED, tmp_path) as trained:
         output, _ = trained.communicate()

@@ -123,6 +123,7 @@ def ask(suite: Suite, trained: Any, *arguments: object) -> tuple[int, list[dict[
     return code, json.loads(out) if out else [], err
 
 
+@pytest.mark.slow
 def test_fine_tuning_through_the_suite_raises_the_scores_of_lm_eval(
     suite: Suite, trained: Any
 ) -> None:

@@ -155,6 +155,7 @@ def outcome(home: Home) -> Any:
     return results, rows, words(home, "toy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_a_driver_killed_at_any_write_goes_on_as_if_it_had_not_been(
     tmp_path: Path, toy_roots: Path, before: bool

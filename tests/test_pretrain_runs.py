@@ -99,6 +99,7 @@ def started(home: Home) -> list[str]:
 # ---- the driver, with a trainer that does not train ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_pretrains_once_and_a_second_one_of_the_home_not_at_all(
     home: Home, data_root: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_sweep_waits_for_a_checkpoint_that_another_one_is_training(
     lease.release()
 
 
+@pytest.mark.slow
 def test_a_pretrain_run_that_fails_by_itself_costs_its_cells_and_no_trial(
     home: Home, data_root: Path
 ) -> None:

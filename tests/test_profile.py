@@ -259,6 +259,7 @@ def test_two_ranks_measure_every_arm_and_the_first_one_alone_what_is_in_use() ->
         assert arm.time is not None and arm.inference
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_what_is_in_use_takes_nothing_from_what_training_gave() -> None:
     shape = shape_of("gpt2") | {"n_positions": 32}
@@ -271,6 +272,7 @@ def test_what_is_in_use_takes_nothing_from_what_training_gave() -> None:
     assert "exceed the backbone's 32 positions" in arm.missing["decoding[64]"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_ctrl_c_keeps_what_was_measured() -> None:
     def interrupt(line: str) -> None:

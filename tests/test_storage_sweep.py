@@ -115,6 +115,7 @@ def test_a_storage_that_stays_away_pauses_the_sweep_and_costs_no_trial(
     assert whole.ok and cut.finished + whole.finished == 4
 
 
+@pytest.mark.slow
 def test_sync_brings_a_stored_home_to_a_machine_that_never_ran_it(tmp_path: Path) -> None:
     from tests.records import make_home
 

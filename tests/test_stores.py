@@ -135,6 +135,7 @@ def test_two_drivers_write_to_one_store_at_the_same_time(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["postgresql", "server"])
 def test_a_store_that_is_killed_and_started_again_misses_nothing_and_holds_up_nobody(
     kind: str, request: pytest.FixtureRequest, name: str, tmp_path: Path

@@ -291,6 +291,7 @@ def test_trials_side_by_side_end_each_with_its_own_result(home: Home, data_root:
     assert 0 < diverged < 5, "a lane that diverges ends alone"
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_under_lanes_costs_each_an_attempt_and_they_go_on_one_by_one(
     home: Home, data_root: Path
 ) -> None:
