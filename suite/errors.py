@@ -26,9 +26,12 @@ class UnknownNameError(ConfigError):
         name: What was given.
         known: What exists.
         where: File and key, if there is one.
+        advice: What else helps, such as where files were looked for.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], *, where: str = "", advice: str = ""
+    ) -> None:
         names = sorted(known)
         near = get_close_matches(name, names, n=3, cutoff=0.5)
         hint = f"known: {', '.join(names) or 'none'}"
@@ -37,6 +40,8 @@ class UnknownNameError(ConfigError):
         place = ""
         if where:
             place = f"{where}: "
+        if advice:
+            hint = f"{hint}; {advice}"
         super().__init__(f"{place}unknown {kind} {name!r}; {hint}")
 
 

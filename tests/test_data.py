@@ -390,10 +390,10 @@ def test_a_damaged_page_is_named(root: Path) -> None:
         prepared(root)
 
 
-@pytest.mark.parametrize("hub", ["../pairs", "/etc"])
-def test_paths_out_of_the_data_root_are_refused(root: Path, hub: str) -> None:
+@pytest.mark.parametrize("config", ["../pairs", "/etc"])
+def test_paths_out_of_the_data_root_are_refused(root: Path, config: str) -> None:
     with pytest.raises(DataError, match="must name something inside the data root"):
-        prepared(root, task(data={"hub": hub}))
+        prepared(root, task(data={"hub": HUB, "config": config}))
 
 
 def test_an_unreachable_hub_is_reported_at_once_and_names_the_data_root(

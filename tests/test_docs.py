@@ -151,7 +151,7 @@ def test_the_tutorial_is_run_as_it_is_written(
         elif words[0] == "suite":
             code, said[words[1]], err = suite(*words[1:])
             assert code == 0, f"{line}: {err}"
-    with open(folder / "data/mine/tickets/default/train.csv", newline="") as file:
+    with open(folder / "train.csv", newline="") as file:
         assert len(list(csv.reader(file))) == 481
     assert "fit to compare on: 0 failed, 0 to look at" in said["task"]
     assert all(method in said["leaderboard"] for method in ("full", "lora", "bitfit"))

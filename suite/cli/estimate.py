@@ -28,17 +28,28 @@ if TYPE_CHECKING:
 
 
 def show_plan(
-    config: SweepConfig, *, where: str, home: Path, address: str | None, fmt: Format
+    config: SweepConfig,
+    *,
+    where: str,
+    home: Path,
+    data_root: Path | None = None,
+    address: str | None,
+    fmt: Format,
 ) -> None:
     """Print the cells, then resources, trials, cost and what the verdicts could tell apart.
 
     JSON holds them as `cells`, `cost`, `pretrain` and `verdicts`.
+
+    Raises:
+        SuiteError: The run would refuse the sweep, the home, or data that lie here.
     """
     from suite.cli.kept_plan import checked_plan
     from suite.plan.cell_state import read_states
-    from suite.plan.definition import known_plan
+    from suite.plan.definition import check_definition, known_plan
+    from suite.plan.preflight import check_home, check_local_data, check_records
 
     place = Home(home)
+    check_home(place)
     if address is None:
         layout, elsewhere = local_layout(config)
     else:
@@ -52,8 +63,11 @@ def show_plan(
     elif layout is not None:
         world_size = layout.workers
     plan, work = checked_plan(config, where=where, world_size=world_size)
-    cells = cell_rows(plan)
+    check_definition(plan, place)
     states = read_states(plan, place)
+    check_records(states)
+    check_local_data(plan, data_root=data_root)
+    cells = cell_rows(plan)
     cost = estimate(plan, work, states=states, layout=layout)
     decision = partitioning(plan, work, states=states, layout=layout, where=where)
     if decision is not None:

@@ -1,9 +1,12 @@
-"""`suite init`: a first sweep file, from four questions or from options."""
+"""`suite init`: a first sweep file, from questions or options, and a task on files of one's own."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from suite.cli import complete
+from suite.cli.options import search_first
 from suite.cli.plug_ins import method_names, variant_names
 from suite.cli.sweep_text import Answers, Budget, sweep_text
 from suite.errors import ConfigError, UnknownNameError
@@ -62,6 +66,29 @@ def init(
             metavar="T,...", autocompletion=complete.listed(complete.tasks), help="Tasks."
         ),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Make a task of a file of your own, CSV, TSV, JSON lines or parquet; or of "
+            "train=FILE and test=FILE, given each.",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN,...", help="With --data: the columns that a model reads."),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --data: the column of the answer.")
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="CHARACTER", help="Of CSV, instead of the one that is found."),
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of the files, such as cp1252, instead of UTF-8."),
+    ] = None,
     budget: Annotated[
         Budget | None,
         typer.Option(
@@ -88,17 +115,22 @@ def init(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a commented sweep file.
+    """Write a commented sweep file, and with --data a task on files of your own.
 
     On a terminal the command asks up to four questions, about what the options leave open. It
     checks the answers before it writes.
     """
     # First, because nobody wants to answer four questions and then be refused.
     _refuse_to_overwrite(path, force=force)
+    _refuse_without_data(data, text=text, label=label, delimiter=delimiter, encoding=encoding)
     ask = _asker(
-        yes=yes,
+        # Who names data has something to compare on; of the rest the defaults do.
+        yes=yes or (data is not None and not sys.stdin.isatty()),
         needed={"--backbone": backbone, "--methods": methods or attention, "--tasks": tasks},
     )
+    own = None
+    if data is not None:
+        own = _own_task(data, text, label, delimiter, encoding, ask, force=force)
     backbones = _names(backbone) or ask("Which backbones? (suite list backbones)", BACKBONES, _some)
     if methods is None and attention is None:
         chosen = ask(
@@ -109,7 +141,11 @@ def init(
     else:
         # Variants alone are trained whole: that is how their papers train them.
         chosen = (_names(methods) or ("full",), _beside_unchanged(_names(attention)))
-    known = _names(tasks) or ask("On which tasks? (suite list tasks)", TASKS, _known_tasks)
+    known = _names(tasks)
+    if own is not None:
+        known = (own.path.stem, *known)
+    elif not known:
+        known = ask("On which tasks? (suite list tasks)", TASKS, _known_tasks)
     size = budget or ask(
         "How much: quick (CPUs, few rows), standard, or paper (32 trials per architecture)?",
         (_usual_budget(),),
@@ -119,10 +155,122 @@ def init(
         backbones, chosen[1], chosen[0], known, size, trials, seeds, workers, gpus_per_worker
     )
     # Checked as a whole before anything is written: a wrong answer leaves no file.
-    text = sweep_text(path.stem, answers)
-    plan = _checked(text, path)
-    _write(path, text)
-    _say_what_next(path, plan)
+    sweep = sweep_text(path.stem, answers)
+    with _known_for_now(own):
+        plan = _checked(sweep, path)
+    if own is not None:
+        _write(own.path, own.text)
+    _write(path, sweep)
+    _say_what_next(path, plan, own)
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnTask:
+    """A task on files of the user's own.
+
+    Attributes:
+        path: Where it is written; its stem is the task's name.
+        text: Its YAML.
+        found: What the rows are, in one line.
+    """
+
+    path: Path
+    text: str
+    found: str
+
+
+def _refuse_without_data(data: list[str] | None, **others: str | None) -> None:
+    for name, value in others.items():
+        if data is None and value is not None:
+            raise ConfigError(
+                f"--{name} {value}: says how a file of rows is read; give --data FILE"
+            )
+
+
+def _own_task(
+    given: Sequence[str],
+    text: str | None,
+    label: str | None,
+    delimiter: str | None,
+    encoding: str | None,
+    ask: _Asker,
+    *,
+    force: bool,
+) -> _OwnTask:
+    """A task on the files of `--data`, from the columns that are named or asked for.
+
+    Raises:
+        SuiteError: The files cannot be read, or have no such columns; nothing was written.
+    """
+    from suite.cli.task_text import Files, check_columns, files_of, task_text
+    from suite.config.own_data import read_file
+
+    files = files_of(given, delimiter, encoding)
+    path = _task_path(Path(files.paths["train"]), force=force)
+    columns = ", ".join(read_file(files, "train").columns)
+
+    def read_texts(answer: str) -> tuple[str, ...]:
+        check_columns(files, _names(answer), option="--text")
+        return _names(answer)
+
+    def read_label(answer: str) -> str:
+        names = _names(answer)
+        check_columns(files, names, option="--label")
+        if len(names) > 1:
+            raise ConfigError(
+                f"--label {answer}: {len(names)} columns, and a task asks for one label; make a "
+                "task for each (suite init with another --label), and list the tasks in one sweep"
+            )
+        return names[0]
+
+    if text is None:
+        texts = ask(f"Which columns are read, of {columns}?", (), read_texts)
+    else:
+        texts = read_texts(text)
+    if label is None:
+        answer = ask(f"Which column is the label, of {columns}?", (), read_label)
+    else:
+        answer = read_label(label)
+    if answer in texts:
+        raise ConfigError(f"--label {answer}: is one of --text, and the answer must not be read")
+    if len(texts) > 2:
+        raise ConfigError(
+            f"--text: {len(texts)} columns, expected one or two; more are joined in a task's file "
+            "(pair, in docs/adding.md)"
+        )
+    return _OwnTask(path, *task_text(Files(files, texts, answer)))
+
+
+def _task_path(data: Path, *, force: bool) -> Path:
+    """Where the task on a file is written: in `tasks/`, by the name of the file.
+
+    Raises:
+        ConfigError: A task stands there already.
+    """
+    from suite.registry import yaml_names
+
+    stem = re.sub(r"[^\w-]+", "-", data.name.split(".")[0]).strip("-_") or "mine"
+    folder = Path("tasks")
+    path = folder / f"{stem}.yaml"
+    known = yaml_names("tasks").get(stem)
+    # A task that the suite brings keeps its name, or tables would show two things as one.
+    if known is not None and known.resolve() != path.resolve():
+        path = folder / f"own-{stem}.yaml"
+    if path.exists() and not force:
+        raise ConfigError(f"{path}: is there already; --force overwrites it")
+    return path
+
+
+@contextmanager
+def _known_for_now(own: _OwnTask | None) -> Iterator[None]:
+    """Within the block a task that is not yet written is known by its name."""
+    if own is None:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / own.path.name).write_text(own.text, encoding="utf-8")
+        with search_first(Path(folder)):
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +286,7 @@ class _Asker:
                 given = usual
             else:
                 # On stderr: stdout may be piped, and questions are no result.
-                given = typer.prompt(question, default=usual, err=True)
+                given = typer.prompt(question, default=usual or None, err=True)
             try:
                 return read(given)
             except ConfigError as error:
@@ -266,8 +414,12 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path}: cannot be written: {error}") from error
 
 
-def _say_what_next(path: Path, plan: Plan) -> None:
+def _say_what_next(path: Path, plan: Plan, own: _OwnTask | None) -> None:
+    if own is not None:
+        print(f"{own.path}: {own.found}")
     print(f"{path}: {len(plan.cells)} cells, {plan.total_trials} trials at least")
     print("next:")
+    if own is not None:
+        print(f"  suite task check {own.path.stem}   what a model reads, and what is odd")
     print(f"  suite run {path} --dry-run   what it would take")
     print(f"  suite run {path}             the same again goes on after a stop")

@@ -77,7 +77,14 @@ def run(
     if dry_run:
         from suite.cli.estimate import show_plan
 
-        return show_plan(config, where=str(path), home=home, address=address, fmt=fmt)
+        return show_plan(
+            config,
+            where=str(path),
+            home=home,
+            data_root=data_root,
+            address=address,
+            fmt=fmt,
+        )
     asked = Asked(
         sweep=sweep,
         path=path,

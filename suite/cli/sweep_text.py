@@ -90,27 +90,27 @@ def sweep_text(name: str, answers: Answers) -> str:
         "Any value can also be changed on the command",
         "# line: --set search.trials=16. "
         "All keys, with ranges: suite/config/sweep.py and training.py.",
-        _line(f"name: {_plain(name)}", "on the leaderboard; one sweep of a name in a --home"),
+        line(f"name: {plain(name)}", "on the leaderboard; one sweep of a name in a --home"),
         "",
         "# Backbone x attention x method is an arm, arm x task a cell: "
         "each cell gets its own search for the learning rate.",
-        _line(
-            f"backbones: {_plain(answers.backbones)}",
+        line(
+            f"backbones: {plain(answers.backbones)}",
             "suite list backbones; or a hub id, a folder, package:NAME/FOLDER",
         ),
-        _line(
-            f"attention: {_plain(answers.attention)}",
+        line(
+            f"attention: {plain(answers.attention)}",
             "suite list attention; pretrained = the backbone's own",
         ),
-        _line(
-            f"methods: {_plain(answers.methods)}",
+        line(
+            f"methods: {plain(answers.methods)}",
             "suite list methods; or {name: lora, architecture: {rank: 8}}",
         ),
-        _line(
-            f"tasks: {_plain(answers.tasks)}",
+        line(
+            f"tasks: {plain(answers.tasks)}",
             "suite list tasks; or the name of a file in tasks/ of the working folder",
         ),
-        _line(
+        line(
             f"architectures: {preset.architectures}",
             "search = of a method's choices the best over all tasks; first, all",
         ),
@@ -118,34 +118,32 @@ def sweep_text(name: str, answers: Answers) -> str:
         *_search(preset, answers.trials),
         "",
         "confirm: # the best learning rate again, with fresh seeds; only these runs see test data",
-        _line(
-            f"  seeds: {_plain(list(range(1, answers.seeds + 1)))}",
+        line(
+            f"  seeds: {plain(list(range(1, answers.seeds + 1)))}",
             "one gives no rank; a dry run says what more would show",
         ),
         "",
         *_limit(preset),
         "training: # the same for every arm",
-        _line(f"  epochs: {preset.epochs}", "at most; the best one on validation counts"),
-        _line("  patience: 3", "epochs without improvement before a run ends; null = never"),
-        _line(
+        line(f"  epochs: {preset.epochs}", "at most; the best one on validation counts"),
+        line("  patience: 3", "epochs without improvement before a run ends; null = never"),
+        line(
             f"  batch_size: {preset.batch_size}",
             "examples per step over all workers; must divide by their number",
         ),
-        _line(
-            "  max_length: 128", "tokens kept of an input; suite task check shows what that cuts"
-        ),
-        _line(
+        line("  max_length: 128", "tokens kept of an input; suite task check shows what that cuts"),
+        line(
             "  zero_stage: 3",
             "DeepSpeed ZeRO: 3 partitions parameters too; less is faster where the model fits",
         ),
         "",
         "resources: # of one trial; as many trials run at a time as fit",
-        _line(
-            f"  workers: {_plain(workers)}",
+        line(
+            f"  workers: {plain(workers)}",
             "null = a worker for each GPU of the machine, else two on CPUs",
         ),
-        _line(
-            f"  gpus_per_worker: {_plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"
+        line(
+            f"  gpus_per_worker: {plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"
         ),
     ]
     return "\n".join(lines) + "\n"
@@ -159,31 +157,31 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
     return [
         "search: # learning rates tried, scored on validation data; "
         "the budget is equal for every arm",
-        _line(
+        line(
             "  sampler: gp", "a Gaussian process, one trial after the other; or tpe, random, grid"
         ),
         # The same number for every arm, or arms with more trials would look better.
-        _line(f"  trials: {budget}", "per task, and per:"),
-        _line(f"  per: {preset.per}", "method: its architectures share them; or architecture"),
-        _line(
+        line(f"  trials: {budget}", "per task, and per:"),
+        line(f"  per: {preset.per}", "method: its architectures share them; or architecture"),
+        line(
             f"  choose: {preset.choose}",
             "confirm where the model of the curve is highest; best = the best score tried",
         ),
-        _line(
-            f"  transfer: {_plain(preset.per == 'method')}",
+        line(
+            f"  transfer: {plain(preset.per == 'method')}",
             "begin where finished searches of other tasks were best",
         ),
-        _line(
+        line(
             # The loader refuses more start-up trials than trials.
             f"  startup_trials: {min(preset.startup_trials, budget)}",
             "of them evenly over the range, before the sampler has a model",
         ),
-        _line(
-            f"  edge_guard: {_plain(preset.edge_guard)}",
+        line(
+            f"  edge_guard: {plain(preset.edge_guard)}",
             "a curve that rises at an end of its range widens that by a decade, so often",
         ),
-        _line(
-            f"  stop: {_plain(preset.stop)}",
+        line(
+            f"  stop: {plain(preset.stop)}",
             "end a search that can gain no more points than this; null = never",
         ),
     ]
@@ -195,18 +193,18 @@ def _limit(preset: Preset) -> list[str]:
         return []
     limit = dict(zip(("train", "validation", "test"), preset.limit, strict=True))
     return [
-        _line(
-            f"limit: {_plain(limit)}", "rows at most, drawn by seed; leave it out for real results"
+        line(
+            f"limit: {plain(limit)}", "rows at most, drawn by seed; leave it out for real results"
         ),
         "",
     ]
 
 
-def _line(text: str, comment: str) -> str:
+def line(text: str, comment: str) -> str:
     return f"{text:<{WIDTH}} # {comment}"
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
     """A value as YAML on one line, in quotes where it needs them."""
     text = yaml.safe_dump(
         # The width keeps a long list on one line, where its comment can follow.

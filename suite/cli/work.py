@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from suite.config.task import GeneratedData, HubData, LanguageModelTask, TaskConfig
+from suite.config.task import FileData, GeneratedData, HubData, LanguageModelTask, TaskConfig
 from suite.config.training import TrainingConfig
 
 if TYPE_CHECKING:
@@ -112,9 +112,24 @@ def _rows(task: TaskConfig) -> int | None:
         from suite.data.generators import generators
 
         return int(generators.get(task.data.generator).configure(task.data.options).options.train)
+    if isinstance(task.data, FileData):
+        return _rows_of_files(task, task.data)
     from suite.cli.sizes import published_rows
 
     return published_rows(task.data)
+
+
+def _rows_of_files(task: TaskConfig, data: FileData) -> int:
+    """Training rows of files of one's own, less those that are held out."""
+    from suite.config.own_data import read_file
+
+    rows = read_file(data, "train").rows
+    if task.splits.rule != "held-out":
+        return rows
+    held_out = task.splits.held_out
+    if task.splits.test is None:
+        held_out *= 2
+    return rows - held_out
 
 
 def arm_work(plan: Plan, *, where: str) -> dict[str, Work]:

@@ -236,6 +236,11 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
             f"{place}: {key}: got the text {got!r}, expected a number; "
             f"YAML reads it as text, write {_with_point(got)}"
         )
+    if error["type"] == "string_type" and isinstance(got, bool | int | float):
+        return (
+            f"{place}: {key}: got {got!r}, expected text; YAML reads a bare yes, no, on, off, true "
+            'or false as a truth value and 1 as a number: quote them, as "no"'
+        )
     # pydantic puts this before what our own validators raise
     message = error["msg"].removeprefix("Value error, ")
     if key:

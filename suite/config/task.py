@@ -16,13 +16,17 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from suite.config.loader import validate
 from suite.config.numbers import Count
+from suite.config.own_data import with_own_files
 from suite.config.task_base import BaseTask
+from suite.config.task_base import FileData as FileData
 from suite.config.task_base import GeneratedData as GeneratedData
 from suite.config.task_base import HubData as HubData
 from suite.config.task_base import LabelConfig as LabelConfig
 from suite.config.task_base import SplitConfig as SplitConfig
 from suite.config.task_files import read_task_file, task_name, task_paths
 from suite.errors import ConfigError, UnknownNameError
+from suite.registry import shipped_folder, user_folders
+from suite.tables import form_of
 
 LabelMetric = Literal["accuracy", "f1", "macro_f1", "group_em", "matthews", "pearson", "spearman"]
 SpanMetric = Literal["em", "token_f1"]
@@ -411,8 +415,17 @@ def load_task(name: str, *, where: str = "") -> TaskConfig:
                 f"{start}task {name!r}: Python is taken from {beside.parent} "
                 "only with --tasks tasks"
             )
-        raise UnknownNameError("task", name, paths, where=where)
+        raise UnknownNameError("task", name, paths, where=where, advice=_task_advice(name))
     return load_task_file(paths[name])
+
+
+def _task_advice(name: str) -> str:
+    """Where tasks were looked for, and what to do with a file of rows."""
+    folders = [*user_folders("tasks"), shipped_folder("tasks")]
+    searched = f"looked in {', '.join(map(str, folders))}"
+    if form_of(Path(name)) is None:
+        return searched
+    return f"{searched}; for a task on the rows of a file: suite init --data {name}"
 
 
 def load_task_file(path: Path) -> TaskConfig:
@@ -420,8 +433,10 @@ def load_task_file(path: Path) -> TaskConfig:
 
     Raises:
         ConfigError: The file is not valid.
+        DataError: It names files of rows that are absent or cannot be read.
     """
     data, lines = read_task_file(path)
+    data = with_own_files(data, lines, path=path)
     return make_task({"name": task_name(path), **data}, where=str(path), lines=lines)
 
 

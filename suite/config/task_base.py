@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import string
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
+    Discriminator,
     Field,
+    Tag,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_serializer,
@@ -20,6 +24,7 @@ from suite.config.loader import Strict
 from suite.config.names import TASK
 from suite.config.numbers import Count
 from suite.config.task_files import CodeConfig
+from suite.tables import EXPECTED, form_of
 
 MOST_STEPS = 100_000
 """Steps of `label.range`, ours: far more than a model could tell apart."""
@@ -37,12 +42,110 @@ class HubData(Strict):
         "a dot reaches inside (translation.en)",
     )
 
+    @field_validator("hub")
+    @classmethod
+    def _no_file(cls, hub: str) -> str:
+        # a name that cannot be the hub's must not be looked up there
+        if form_of(Path(hub)) is not None or hub.startswith((".", "/", "~")) or hub.count("/") > 1:
+            raise ValueError(
+                f"{hub!r} is a path, and hub takes the id of a data set; "
+                "a file of your own stands in data: {files: FILE}"
+            )
+        return hub
+
+
+FILE_SPLITS = ("train", "validation", "test")
+FILE_KEYS = ("files", *FILE_SPLITS)
+
+
+class FileData(Strict):
+    """Rows in files of one's own, as they lie there.
+
+    `files` is one file, from which validation and test rows are drawn by a fixed seed; or `train`,
+    `validation` and `test` name a file each, where what is left out is drawn.
+    """
+
+    files: str | None = Field(None, description="one file with all rows")
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="the task's name of a column: the data's name, where they differ",
+    )
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
+        None, description="between the values of a CSV file; null = it is found"
+    )
+    encoding: str | None = Field(
+        None, description="of a text file; null = by its first bytes, else UTF-8"
+    )
+    folder: str | None = Field(
+        None, description="where the files were found; never typed, and no part of a trial's hash"
+    )
+    sha256: dict[str, str] | None = Field(
+        None, description="of each file, as it was when the task was read; never typed"
+    )
+
+    @model_validator(mode="after")
+    def _one_or_each(self) -> FileData:
+        if (self.files is None) == (self.train is None):
+            raise ValueError("give files (one file with all rows), or train and other splits")
+        if self.files is not None and (self.validation or self.test):
+            raise ValueError("files holds all rows; beside validation or test, call it train")
+        for path in self.paths.values():
+            if form_of(Path(path)) is None:
+                raise ValueError(f"{path}: expected a file that ends in {EXPECTED}")
+        return self
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, encoding: str | None) -> str | None:
+        try:
+            codecs.lookup(encoding or "utf-8")
+        except LookupError:
+            raise ValueError(
+                f"{encoding!r} is no encoding that Python knows; expected utf-8, utf-16, cp1252, "
+                "latin-1 or another"
+            ) from None
+        return encoding
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The file of each split that has one, as it was typed; `files` is the split train."""
+        named = {"train": self.files or self.train, "validation": self.validation}
+        named["test"] = self.test
+        return {split: path for split, path in named.items() if path is not None}
+
 
 class GeneratedData(Strict):
     """Rows made by a generator: one of `suite/data/generators`, or the user's own."""
 
     generator: str
     options: dict[str, Any] = Field(default_factory=dict)
+
+
+def _origin(given: Any) -> str:
+    """Which kind of data a mapping means, so that an error is about that kind alone.
+
+    Capitalised, as tags of a union are in errors, of which they are no keys.
+    """
+    if isinstance(given, FileData) or (
+        isinstance(given, Mapping) and any(key in given for key in FILE_KEYS)
+    ):
+        return "Files"
+    if isinstance(given, GeneratedData) or (isinstance(given, Mapping) and "generator" in given):
+        return "Generated"
+    return "Hub"
+
+
+Data: TypeAlias = Annotated[
+    Annotated[HubData, Tag("Hub")]
+    | Annotated[GeneratedData, Tag("Generated")]
+    | Annotated[FileData, Tag("Files")],
+    Discriminator(_origin),
+]
+PLACE = {"data": {"folder"}}
+"""What a dump of a task leaves out to compare it: files that were moved are the same data."""
 
 
 class LabelConfig(Strict):
@@ -53,11 +156,24 @@ class LabelConfig(Strict):
     range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     step: Annotated[float, Field(gt=0)] = 0.2
 
+    @field_validator("column", mode="before")
+    @classmethod
+    def _one_column(cls, column: Any) -> Any:
+        if isinstance(column, list):
+            raise ValueError(
+                f"got {len(column)} columns, {column}, and a task asks for one label; "
+                "write a task for each column, and list the tasks in one sweep"
+            )
+        return column
+
     @model_validator(mode="after")
     def _one_kind(self) -> LabelConfig:
         # exactly one of them says what kind of answer it is
         if (self.words is None) == (self.range is None):
-            raise ValueError("give either words (classification) or range (regression)")
+            raise ValueError(
+                "give either words (classification) or range (regression); "
+                "only files of your own are searched for their words"
+            )
         # a model that writes the word could not say which of two classes it means
         if self.words is not None and len(set(self.words)) < len(self.words):
             raise ValueError(f"words are not distinct: {self.words}")
@@ -153,7 +269,7 @@ class BaseTask(Strict):
         exclude_if=lambda code: code is None,
         description="the hash of a task's Python file; never typed",
     )
-    data: HubData | GeneratedData
+    data: Data
     id: str | None = Field(
         None,
         exclude_if=lambda id: id is None,

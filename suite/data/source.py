@@ -1,4 +1,4 @@
-"""Where rows come from: the hub, a local data root of the same layout, or a generator."""
+"""Where rows come from: the hub, a local data root of the same layout, files, or a generator."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from suite.config.hashing import canonical_json
-from suite.config.task import GeneratedData, HubData, TaskConfig
+from suite.config.own_data import as_number, label_texts, read_file
+from suite.config.task import FileData, GeneratedData, HubData, LabelTask, TaskConfig
 from suite.config.task_files import TaskCode, code_of
 from suite.data.generators import generators
 from suite.data.generators.base import SPLITS
 from suite.data.splits import source_splits
 from suite.errors import DataError, SuiteError
+from suite.tables import Table, ragged_row
 
 HUB_TIMEOUT_S = 10.0
 SHOWN_NAMES = 20
@@ -63,8 +65,10 @@ class Source(ABC):
         columns: list[str] = []
         missing: list[str] = []
         for name in wanted:
+            column = self.names.get(name, name)
             # "answers.text" is the field `text` inside of column `answers`
-            column = self.names.get(name, name).partition(".")[0]
+            if column not in found:
+                column = column.partition(".")[0]
             if column not in found:
                 missing.append(repr(column))
             elif column not in columns:
@@ -80,7 +84,11 @@ class Source(ABC):
         """The wanted columns by the task's names, also from inside structs."""
         arrays = []
         for column in wanted:
-            name, *inside = self.names.get(column, column).split(".")
+            name = self.names.get(column, column)
+            inside: list[str] = []
+            # a name with a dot may be that of a column, as in the heading of a CSV file
+            if name not in table.column_names:
+                name, *inside = name.split(".")
             # a chunked array, in which `struct_field` reaches through all levels at once
             array = table[name]
             try:
@@ -107,7 +115,10 @@ def open_source(task: TaskConfig, data_root: Path | None) -> Source:
     source: Source
     if isinstance(task.data, GeneratedData):
         source = GeneratedSource(task.data, task)
+    elif isinstance(task.data, FileData):
+        source = FileSource(task.data, task)
     elif data_root is None:
+        _refuse_folder(task.data, task)
         source = HubSource(task.data)
     else:
         source = LocalSource(task.data, task, data_root)
@@ -116,6 +127,21 @@ def open_source(task: TaskConfig, data_root: Path | None) -> Source:
     code = code_of(task)
     assert code is not None
     return CodeSource(source, code)
+
+
+def _refuse_folder(data: HubData, task: TaskConfig) -> None:
+    """Refuse an id that is also a folder here, since a look-up on the hub was hardly meant.
+
+    Raises:
+        DataError: There is such a folder.
+    """
+    folder = Path.cwd() / data.hub
+    if folder.is_dir():
+        raise DataError(
+            f"task {task.name}: data.hub {data.hub!r} is a folder here ({folder}), and without "
+            "--data-root the hub would be asked; give --data-root . to read the folder, or start "
+            "elsewhere to ask the hub"
+        )
 
 
 class CodeSource(Source):
@@ -187,6 +213,66 @@ class GeneratedSource(Source):
         return table.select(self._columns(split, table.column_names, columns))
 
 
+class FileSource(Source):
+    """Files of one's own, one for each split of the data."""
+
+    def __init__(self, data: FileData, task: TaskConfig) -> None:
+        self.where = f"{', '.join(data.paths.values())} in {data.folder}"
+        self.data = data
+        self.names = data.columns
+        self.task: LabelTask | None = None
+        # where code makes the rows, it also makes the labels
+        if isinstance(task, LabelTask) and (task.code is None or not task.code.rows):
+            self.task = task
+        for split in source_splits(task.splits):
+            if split not in data.paths:
+                raise DataError(
+                    f"task {task.name}: splits names {split!r}, but data has files for "
+                    f"{', '.join(data.paths)} alone"
+                )
+
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": self.data.sha256}
+
+    def read(self, split: str, columns: Sequence[str]) -> pa.Table:
+        file = read_file(self.data, split)
+        names = self._columns(split, list(file.columns), columns)
+        table = self._renamed(split, file.as_arrow(names), columns)
+        if self.task is None or self.task.label.column not in columns:
+            return table
+        column = self.task.label.column
+        labels = _labels(file, self.names.get(column, column), self.task)
+        return table.set_column(table.schema.get_field_index(column), column, labels)
+
+
+def _labels(file: Table, column: str, task: LabelTask) -> pa.Array:
+    """The labels of a file: numbers, words, or positions of words.
+
+    Raises:
+        DataError: A number is asked for and a text is there.
+    """
+    texts = label_texts(file, column)
+    if task.is_regression:
+        numbers = []
+        for row, text in enumerate(texts):
+            number = as_number(text)
+            if number is None:
+                raise DataError(
+                    f"{file.place(row)}: column {column!r} holds the text {text!r}, expected a "
+                    "number; correct it, or take the row out"
+                )
+            numbers.append(number)
+        return pa.array(numbers, pa.float64())
+    # words first: a star rating of 1 is the word "1", and not the second of the words
+    if set(texts) <= {*(task.label.words or ())}:
+        return pa.array(texts)
+    positions = {"false": "0", "true": "1"}
+    texts = [positions.get(text, text) for text in texts]
+    if all(text.isdecimal() for text in texts):
+        return pa.array([int(text) for text in texts], pa.int64())
+    return pa.array(texts)
+
+
 class LocalSource(Source):
     """`<root>/<hub id>/<config>/<split>.parquet` or `.csv`, with the hub's column names."""
 
@@ -230,6 +316,10 @@ class LocalSource(Source):
                     f"{path}: not all of it is UTF-8 text; save it as UTF-8 "
                     "(a spreadsheet: CSV UTF-8)"
                 ) from error
+            if path.suffix == ".csv":
+                ragged = ragged_row(path, path.read_text(encoding="utf-8"), ",")
+                if ragged is not None:
+                    raise DataError(ragged) from error
             kind = path.suffix.removeprefix(".")
             raise DataError(
                 f"{path}: not a readable {kind} file ({path.stat().st_size:,} bytes): {error}; "

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from suite.config.task import HubData
+from suite.config.task import FileData, HubData
 from suite.export.base import base_name
 from suite.export.description import Description
 from suite.export.snippets import loading_lines
@@ -208,6 +208,8 @@ def _making_lines(restored: Restored, description: Description) -> Iterator[str]
 
 def _data(restored: Restored) -> str:
     data = restored.spec.task.data
+    if isinstance(data, FileData):
+        return f"files {', '.join(data.paths.values())}"
     if not isinstance(data, HubData):
         return f"generated, {restored.spec.task.name}"
     name = f"{data.hub} {data.config or ''}".strip()

@@ -20,6 +20,7 @@ from suite.config.loader import Strict
 from suite.config.space import LearningRateRange
 from suite.config.sweep import SweepConfig
 from suite.config.task import TaskConfig
+from suite.config.task_base import PLACE
 from suite.errors import ConfigError, SweepConflictError
 from suite.files import write_json
 from suite.plan.cell_state import read_states
@@ -330,7 +331,9 @@ def _worker_changes(old: Plan, new: Plan) -> list[str]:
 
 
 def _model_changes(old: Strict, new: Strict) -> list[str]:
-    return _scalar_changes(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    before = old.model_dump(mode="json", exclude=PLACE)
+    after = new.model_dump(mode="json", exclude=PLACE)
+    return _scalar_changes(before, after)
 
 
 def _scalar_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

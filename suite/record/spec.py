@@ -15,6 +15,7 @@ from suite.config.loader import Strict
 from suite.config.numbers import Seed
 from suite.config.sweep import LimitConfig
 from suite.config.task import PretrainTask, TaskConfig
+from suite.config.task_base import PLACE
 from suite.config.training import TrainingConfig
 
 # 1: rows come in the order of a permutation, and a trial's seed draws what Fisher importances see.
@@ -66,10 +67,10 @@ class TrialSpec(Strict):
         """16 hexadecimal digits over the whole specification as given, and over the recipe."""
         # To rename, add or remove a field changes every hash, and existing homes lose their trials.
         # A new one is left out where it has its default (`exclude_if`).
-        given = self.model_dump(
-            mode="json",
-            exclude={"sweep", "world_size"} if self.phase is Phase.PRETRAIN else None,
-        )
+        left_out: dict[str, Any] = {"task": PLACE}
+        if self.phase is Phase.PRETRAIN:
+            left_out |= {"sweep": True, "world_size": True}
+        given = self.model_dump(mode="json", exclude=left_out)
         return short_hash(given | {"recipe": self.recipe})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

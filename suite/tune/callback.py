@@ -17,6 +17,7 @@ from suite.cluster.shared import note_epoch
 from suite.disk import os_error_in, said
 from suite.errors import StorageError
 from suite.plan.events import Listeners
+from suite.plan.preflight import MIN_FREE_BYTES
 from suite.record.attempts import APART, OUT_OF_MEMORY
 from suite.record.folder import PROPOSAL, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord
@@ -30,7 +31,6 @@ from suite.tune.pending import PendingTrials
 from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import DISK_MARK, STALE_MARK, STORAGE_MARK
 
-MIN_FREE_BYTES = 256 * 2**20
 CHECK_EVERY_S = 5.0
 MESSAGE_CHARS, TRACEBACK_CHARS = 2000, 20_000
 AGAIN = "and run the same command again"

@@ -30,7 +30,7 @@ from suite.cluster.session import (
 from suite.cluster.shared import check_home_is_shared, open_mirror, remove_on_all_nodes
 from suite.config.sweep import SweepConfig
 from suite.config.training import Partitioning
-from suite.errors import ConfigError, ResourceError, StorageError
+from suite.errors import StorageError
 from suite.plan.cell_state import CellState, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
@@ -42,7 +42,8 @@ from suite.plan.partitioning import (
     recorded,
     settle,
 )
-from suite.plan.plan import Plan, make_plan, objectives, pretrain_objective
+from suite.plan.plan import Plan, make_plan
+from suite.plan.preflight import check_data, check_home, check_records
 from suite.plan.pruning import Pruning
 from suite.plan.queue import TrialQueue
 from suite.plan.resources import Layout, Node, lay_out
@@ -50,11 +51,10 @@ from suite.plan.second_objective import check_measurable
 from suite.plan.status import CellReport, cell_status
 from suite.record.attempts import asked_again
 from suite.record.folder import Home
-from suite.record.result import MEND
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
-from suite.tune.callback import MIN_FREE_BYTES, HaltError, SweepCallback, why_paused
+from suite.tune.callback import HaltError, SweepCallback, why_paused
 from suite.tune.elastic import ElasticScheduler, WarmGroupScheduler, placement_request
 from suite.tune.group import TRAINER, RunSettings
 from suite.tune.measure import anything_left, check_lm_eval, measure_confirmed
@@ -105,7 +105,8 @@ def run_sweep(
         SuiteError: Something is wrong with the sweep, its data, the home or the resources; no
             worker has started.
     """
-    _check_owner(home)
+    check_home(home)
+    home.path.mkdir(parents=True, exist_ok=True)
     home = Home(home.path.resolve())
     if data_root is not None:
         data_root = data_root.resolve()
@@ -116,21 +117,20 @@ def run_sweep(
         known_workers = None if known is None else known.world_size
         plan = make_plan(config, where=where, world_size=config.resources.workers or known_workers)
         check_definition(plan, home)
-        _check_disk(home)
         if retry_given_up:
             _try_again(plan, mirror)
         listener = Listeners(listeners, muted=lambda: bool(lease.loss()))
         states: dict[str, CellState] = {}
         if known is not None:
             states = read_states(plan, home)
-        _check_records(states)
+        check_records(states)
         if known is not None and _is_over(plan, states):
             store_definition(plan, home)
             mirror.push_definition(config.name)
             return _nothing_left(plan, home, listener)
 
         # Everything that can be found wrong is found before Ray starts the first worker.
-        preflight(plan, home=home, data_root=data_root)
+        check_data(plan, cache=home.cache, data_root=data_root)
         mirror.push_tokenizers()
         check_lm_eval(plan, home=home, data_root=data_root)
         threads = config.training.threads_per_worker or int(config.resources.cpus_per_worker)
@@ -181,31 +181,6 @@ def run_sweep(
 # ---- before the first worker ---------------------------------------------------------------------
 
 
-def _check_owner(home: Home) -> None:
-    """Refuse a home that another user made where everybody may make folders.
-
-    That user could put trials of their own into it.
-    """
-    home.path.mkdir(parents=True, exist_ok=True)
-    owner = home.path.lstat().st_uid
-    anybody_may_write = home.path.parent.stat().st_mode & 0o002  # write permission for others
-    if anybody_may_write and owner not in (os.getuid(), 0):
-        raise ResourceError(
-            f"{home.path}: belongs to user {owner}, in a folder in which everybody may write;"
-            " choose another --home"
-        )
-
-
-def _check_disk(home: Home) -> None:
-    free = shutil.disk_usage(home.path).free
-    if free < MIN_FREE_BYTES:
-        raise ResourceError(
-            f"{home.path}: {free / 2**20:.0f} MiB free,"
-            f" expected at least {MIN_FREE_BYTES / 2**20:.0f};"
-            " free some space or choose another --home"
-        )
-
-
 def _try_again(plan: Plan, mirror: Mirror) -> None:
     """Begin the retries of every trial anew that was given up, pretrain runs included."""
     given_up = {}
@@ -223,20 +198,6 @@ def _pruning(config: SweepConfig) -> Pruning | None:
     if config.search.pruner is None:
         return None
     return Pruning(config.search.pruner, config.search.startup_trials)
-
-
-def _check_records(states: Mapping[str, CellState]) -> None:
-    """Refuse to go on from damaged records, on which what is proposed next would rest."""
-    found: dict[str, None] = {}  # cells share their pretrain runs
-    for state in states.values():
-        results = [trial.result for trial in (*state.search.values(), *state.confirm.values())]
-        if state.pretrain is not None:
-            results.append(state.pretrain.result)
-        for result in results:
-            if result is not None and result.damaged is not None:
-                found[result.damaged] = None
-    if found:
-        raise ConfigError("\n".join([*found, f"nothing was run; {MEND}"]))
 
 
 def _is_over(plan: Plan, states: Mapping[str, CellState]) -> bool:
@@ -260,40 +221,6 @@ def _incomplete(cells: Sequence[CellReport]) -> tuple[str, ...]:
     return tuple(cell.key for cell in cells if not cell.status.is_complete)
 
 
-def preflight(plan: Plan, *, home: Home, data_root: Path | None) -> None:
-    """Read, check and tokenise the data of every task for every backbone, into the home's cache.
-
-    Raises:
-        DataError: Data that is absent, unreadable, not what the task says, or too few for one
-            batch.
-        BackboneError: A backbone or tokenizer that cannot be read.
-    """
-    # Imports torch, which showing a status does not need.
-    from suite.data.prepare import check_batch_fits, prepare
-
-    config = plan.config
-    tasks = {cell.task.name: cell.task for cell in plan.cells}
-    prepared = objectives(
-        config, tasks.values(), where=config.name, cache=home.cache, data_root=data_root
-    )
-    for _, objective in prepared:
-        data = prepare(
-            objective.task, objective, limit=config.limit, data_root=data_root, cache=home.cache
-        )
-        where = f"{config.name}: task {objective.task.name}"
-        check_batch_fits(data.sizes["train"], config.training.batch_size, where=where)
-    for spec in plan.pretrains:
-        _, objective = pretrain_objective(spec, cache=home.cache, data_root=data_root)
-        data = prepare(
-            spec.task, objective, limit=spec.limit, data_root=data_root, cache=home.cache
-        )
-        blocks = f"in blocks of {spec.training.max_length} tokens"
-        where = f"{config.name}: corpus {spec.task.name}, {blocks}"
-        check_batch_fits(
-            data.sizes["train"], spec.training.batch_size, where=where, key="pretrain.batch_size"
-        )
-
-
 def decide(
     plan: Plan,
     layout: Layout,
@@ -313,7 +240,7 @@ def decide(
         data_root: Local data root that replaces the hub.
         where: The sweep's file, for errors.
     """
-    # Imports torch, as in `preflight`.
+    # Imports torch, as in `check_data`.
     from suite.profile.fit import first_that_fits, most_parameters
 
     training = plan.config.training
@@ -361,7 +288,7 @@ def _lanes(
     where: str,
 ) -> dict[str, int]:
     """By arm, how many search trials train side by side; the arguments are those of `decide`."""
-    # Imports torch, as in `preflight`.
+    # Imports torch, as in `check_data`.
     from suite.profile.fit import lanes_that_fit
 
     if all(plan.lanes(cell) == 1 for cell in plan.cells):

@@ -1,0 +1,143 @@
+"""What a sweep is checked for before its first worker, and in a dry run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from suite.config.task import FileData, HubData, TaskConfig
+from suite.errors import ConfigError, ResourceError
+from suite.plan.cell_state import CellState
+from suite.plan.plan import Plan, objectives, pretrain_objective
+from suite.record.folder import Home
+from suite.record.result import MEND
+
+MIN_FREE_BYTES = 256 * 2**20
+
+
+def check_home(home: Home) -> None:
+    """Check that a home can be written to, without writing; it need not exist yet.
+
+    Raises:
+        ResourceError: Another user may have prepared it, it cannot be written to, or its disk is
+            full.
+    """
+    there = home.path
+    while not there.exists():
+        there = there.parent
+    if there == home.path:
+        _check_owner(there)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ResourceError(
+            f"{there}: cannot be written to; choose another --home, or ask for its rights"
+        )
+    free = shutil.disk_usage(there).free
+    if free < MIN_FREE_BYTES:
+        raise ResourceError(
+            f"{there}: {free / 2**20:.0f} MiB free,"
+            f" expected at least {MIN_FREE_BYTES / 2**20:.0f};"
+            " free some space or choose another --home"
+        )
+
+
+def _check_owner(path: Path) -> None:
+    """Refuse a home that another user made where everybody may make folders.
+
+    That user could put trials of their own into it.
+    """
+    owner = path.lstat().st_uid
+    anybody_may_write = path.parent.stat().st_mode & 0o002  # write permission for others
+    if anybody_may_write and owner not in (os.getuid(), 0):
+        raise ResourceError(
+            f"{path}: belongs to user {owner}, in a folder in which everybody may write;"
+            " choose another --home"
+        )
+
+
+def check_records(states: Mapping[str, CellState]) -> None:
+    """Refuse to go on from damaged records, on which what is proposed next would rest.
+
+    Raises:
+        ConfigError: A record is damaged; the message names all that are.
+    """
+    found: dict[str, None] = {}  # cells share their pretrain runs
+    for state in states.values():
+        results = [trial.result for trial in (*state.search.values(), *state.confirm.values())]
+        if state.pretrain is not None:
+            results.append(state.pretrain.result)
+        for result in results:
+            if result is not None and result.damaged is not None:
+                found[result.damaged] = None
+    if found:
+        raise ConfigError("\n".join([*found, f"nothing was run; {MEND}"]))
+
+
+def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:
+    """Read, check and tokenise the data of every task for every backbone, into a cache.
+
+    Raises:
+        DataError: Data that is absent, unreadable, not what the task says, or too few for one
+            batch.
+        BackboneError: A backbone or tokenizer that cannot be read.
+    """
+    # Imports torch, which showing a status does not need.
+    from suite.data.prepare import check_batch_fits, prepare
+
+    config = plan.config
+    tasks = {cell.task.name: cell.task for cell in plan.cells}
+    prepared = objectives(
+        config, tasks.values(), where=config.name, cache=cache, data_root=data_root
+    )
+    for _, objective in prepared:
+        data = prepare(
+            objective.task, objective, limit=config.limit, data_root=data_root, cache=cache
+        )
+        where = f"{config.name}: task {objective.task.name}"
+        check_batch_fits(data.sizes["train"], config.training.batch_size, where=where)
+    for spec in plan.pretrains:
+        _, objective = pretrain_objective(spec, cache=cache, data_root=data_root)
+        data = prepare(spec.task, objective, limit=spec.limit, data_root=data_root, cache=cache)
+        blocks = f"in blocks of {spec.training.max_length} tokens"
+        where = f"{config.name}: corpus {spec.task.name}, {blocks}"
+        check_batch_fits(
+            data.sizes["train"], spec.training.batch_size, where=where, key="pretrain.batch_size"
+        )
+
+
+def check_local_data(plan: Plan, *, data_root: Path | None) -> None:
+    """Check the data that lie on this machine as `check_data` does, and leave nothing behind.
+
+    A tokenizer out of reach is stood in for by bytes, since a dry run needs no network.
+
+    Raises:
+        DataError: As `check_data`.
+    """
+    tasks = {}
+    for cell in plan.cells:
+        if _is_local(cell.task, data_root):
+            tasks[cell.task.name] = cell.task
+    if not tasks:
+        return
+    from suite.data.prepare import check_batch_fits, prepare
+
+    config = plan.config
+    with tempfile.TemporaryDirectory() as folder:
+        for _, objective in objectives(config, tasks.values(), where=config.name):
+            data = prepare(
+                objective.task,
+                objective,
+                limit=config.limit,
+                data_root=data_root,
+                cache=Path(folder),
+            )
+            where = f"{config.name}: task {objective.task.name}"
+            check_batch_fits(data.sizes["train"], config.training.batch_size, where=where)
+
+
+def _is_local(task: TaskConfig, data_root: Path | None) -> bool:
+    if isinstance(task.data, HubData):
+        return data_root is not None
+    return isinstance(task.data, FileData)

@@ -1,0 +1,346 @@
+"""Files of one's own as tasks: what is found in them, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from suite.config.sweep import LimitConfig
+from suite.config.task import FileData, LabelTask, TaskConfig, load_task, load_task_file
+from suite.data.inspection import TaskRows, inspect_rows
+from suite.data.prepare import read_splits, split_rows
+from suite.data.source import open_source
+from suite.errors import ConfigError, DataError
+from suite.record.spec import TrialSpec
+from suite.tables import read_table
+from tests.commands import Suite, suite
+from tests.trained import trained_spec
+
+__all__ = ["suite"]
+ROWS = [{"text": f"text {n}, so", "label": ("bad", "good")[n % 2]} for n in range(60)]
+TASK = {
+    "description": "d",
+    "source": "s",
+    "inputs": ["text"],
+    "text_to_text": "say: {text}",
+    "label": {"column": "label"},
+    "metrics": ["accuracy"],
+}
+Write = Callable[..., Path]
+
+
+def csv_text(rows: list[dict[str, Any]] = ROWS, delimiter: str = ",") -> str:
+    lines = [delimiter.join(rows[0])]
+    for row in rows:
+        lines.append(delimiter.join(f'"{value}"' for value in row.values()))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a task as JSON, which is YAML too, beside its data; the path of the task."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(data: dict[str, Any], **changes: Any) -> Path:
+        path = tmp_path / "mine.yaml"
+        path.write_text(json.dumps({**TASK, "data": data, **changes}))
+        return path
+
+    return call
+
+
+def labels_of(task: TaskConfig) -> list[Any]:
+    """The labels of the file of training rows, as a trial reads them."""
+    assert isinstance(task, LabelTask)
+    return read_splits(task, open_source(task, None))["train"][task.label.column].to_pylist()
+
+
+def pack(path: Path, content: bytes) -> None:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(path.stem, content)
+        return
+    packers = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    path.write_bytes(packers.get(path.suffix, lambda plain: plain)(content))
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".bz2", ".xz", ".zip"])
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "json", "parquet"])
+def test_rows_are_the_same_in_every_form(form: str, packed: str, write: Write) -> None:
+    path = Path(f"rows.{form}{packed}")
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), "plain.parquet")
+        content = Path("plain.parquet").read_bytes()
+    elif form == "json":
+        content = json.dumps(ROWS).encode()
+    elif form == "jsonl":
+        content = "\n".join(map(json.dumps, ROWS)).encode()
+    else:
+        content = csv_text(delimiter="," if form == "csv" else "\t").encode()
+    pack(path, content)
+    task = load_task_file(write({"files": str(path)}))
+    assert isinstance(task, LabelTask) and task.label.words == ["bad", "good"]
+    assert labels_of(task) == [0, 1] * 30
+    assert read_splits(task, open_source(task, None))["train"]["text"].to_pylist() == [
+        row["text"] for row in ROWS
+    ]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_delimiter_and_encoding_are_found(delimiter: str, encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [{"text": f"é, so; {n}\nmore | and\tmore", "label": n} for n in range(3)]
+    path.write_bytes(csv_text(rows, delimiter).encode(encoding))
+    table = read_table(path)
+    assert [*table.columns] == ["text", "label"]
+    assert table.columns["text"].to_pylist() == [row["text"] for row in rows]
+    assert table.columns["label"].to_pylist() == ["0", "1", "2"]
+    assert table.place(2) == f"{path}:6", "a row of two lines begins at its first"
+
+
+def test_another_encoding_is_named_by_its_line_and_can_be_given(write: Write) -> None:
+    rows = [*ROWS, {"text": "café", "label": "good"}]
+    Path("rows.csv").write_bytes(csv_text(rows).encode("cp1252"))
+    with pytest.raises(DataError, match=r"rows\.csv:62: not utf-8.*cp1252.*café"):
+        load_task_file(write({"files": "rows.csv"}))
+    task = load_task_file(write({"files": "rows.csv", "encoding": "cp1252"}))
+    assert len(labels_of(task)) == 61
+    with pytest.raises(ConfigError, match=r"mine\.yaml.*encoding: 'utf-9' is no encoding"):
+        load_task_file(write({"files": "rows.csv", "encoding": "utf-9"}))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("text,label\nfine,good\na, b,bad\nc,good\n", r"rows\.csv:3: 3 values, expected 2"),
+        ('text,label\n"two\nlines",good\nx\n', r"rows\.csv:4: 1 values, expected 2"),
+        ("text,text,label\na,b,good\n", r"rows\.csv:1: column 'text' is there 2 times"),
+        ("", r"rows\.csv: is empty; expected a first line with the names"),
+        ("text,label\na,good\nb,\n", r"rows\.csv:3: no label in column 'label'"),
+        ("text,klass\na,good\nb,bad\n", r"unknown column 'label'; known: klass, text"),
+    ],
+)
+def test_a_bad_row_is_named_by_its_line(content: str, said: str, write: Write) -> None:
+    Path("rows.csv").write_text(content)
+    with pytest.raises((DataError, ConfigError), match=said):
+        load_task_file(write({"files": "rows.csv"}))
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['{"text": "a", "label": "x"}', '{"text": "b"'], r"rows\.jsonl:2: not JSON: .*one object"),
+        (['{"text": "a", "label": "x"}', "7"], r"rows\.jsonl:2: got 7, expected an object"),
+        (['{"text": "a", "label": "x"}', '{"text": "b"}'], r"rows\.jsonl:2: no label"),
+        (['{"text": "a", "label": ["x", "y"]}'], r"rows\.jsonl:1: .*a task for each column"),
+    ],
+)
+def test_a_bad_line_of_json_is_named(lines: list[str], said: str, write: Write) -> None:
+    Path("rows.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=said):
+        load_task_file(write({"files": "rows.jsonl"}))
+
+
+@pytest.mark.parametrize(
+    ("values", "words", "numbers"),
+    [
+        (["5", "1", "10", "1"], ["1", "5", "10"], [1, 0, 2, 0]),
+        ([5, 1, 10, 1], ["1", "5", "10"], [1, 0, 2, 0]),
+        ([True, False, True, False], ["false", "true"], [1, 0, 1, 0]),
+        (["yes", "no", "no", "yes"], ["no", "yes"], [1, 0, 0, 1]),
+    ],
+)
+def test_labels_need_no_list_and_are_sorted(
+    values: list[Any], words: list[str], numbers: list[int], write: Write
+) -> None:
+    lines = [json.dumps({"text": "t", "label": value}) for value in values * 5]
+    Path("rows.jsonl").write_text("\n".join(lines))
+    task = load_task_file(write({"files": "rows.jsonl"}))
+    assert isinstance(task, LabelTask) and task.label.words == words
+    assert labels_of(task) == numbers * 5
+
+
+def test_words_that_are_given_may_be_meant_by_position(write: Write) -> None:
+    Path("rows.csv").write_text(csv_text([{"text": "t", "label": n % 2} for n in range(10)]))
+    task = load_task_file(write({"files": "rows.csv"}, label={"words": ["bad", "good"]}))
+    assert labels_of(task) == [0, 1] * 5
+
+
+def test_yes_and_no_without_quotes_are_explained(write: Write) -> None:
+    Path("rows.csv").write_text(csv_text())
+    path = write({"files": "rows.csv"}, label={"words": [False, True]})
+    with pytest.raises(ConfigError, match=r"label\.words\.0: got False.*bare yes, no.*quote them"):
+        load_task_file(path)
+
+
+def test_several_label_columns_are_refused(write: Write) -> None:
+    Path("rows.csv").write_text(csv_text())
+    with pytest.raises(ConfigError, match=r"label\.column: got 2 columns.*a task for each column"):
+        load_task_file(
+            write({"files": "rows.csv"}, label={"column": ["a", "b"], "words": ["x", "y"]})
+        )
+
+
+def test_numbers_are_learnt_as_numbers_and_a_text_among_them_is_named(write: Write) -> None:
+    rows = [{"text": f"t{n}", "label": n / 4} for n in range(40)]
+    Path("rows.csv").write_text(csv_text(rows))
+    with pytest.raises(ConfigError, match=r"40 different values .*write range: \[low, high\]"):
+        load_task_file(write({"files": "rows.csv"}))
+    label = {"range": [0.0, 10.0]}
+    given = {"label": label, "metrics": ["pearson"]}
+    assert labels_of(load_task_file(write({"files": "rows.csv"}, **given))) == [
+        row["label"] for row in rows
+    ]
+    Path("rows.csv").write_text(csv_text([*rows, {"text": "t", "label": "n/a"}]))
+    with pytest.raises(DataError, match=r"rows\.csv:42: .*the text 'n/a', expected a number"):
+        labels_of(load_task_file(write({"files": "rows.csv"}, **given)))
+    with pytest.raises(DataError, match=r"rows\.csv:42: .*'n/a', a text that is not a number"):
+        load_task_file(write({"files": "rows.csv"}))
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    [
+        (["files"], (36, 12, 12)),
+        (["train", "test"], (48, 12, 60)),
+        (["train", "validation"], (60, 30, 30)),
+        (["train", "validation", "test"], (60, 60, 60)),
+    ],
+)
+def test_splits_that_are_missing_are_drawn(
+    names: list[str], sizes: tuple[int, ...], write: Write
+) -> None:
+    for name in names:
+        Path(f"{name}.csv").write_text(csv_text())
+    task = load_task_file(write({name: f"{name}.csv" for name in names}))
+    parts = split_rows(task, read_splits(task, open_source(task, None)), LimitConfig(), where="")
+    assert tuple(len(part.rows) for part in parts.values()) == sizes
+
+
+def test_changed_data_are_another_trial_and_moved_data_are_not(
+    write: Write, tmp_path: Path
+) -> None:
+    Path("rows.csv").write_text(csv_text())
+
+    def spec(task: TaskConfig) -> TrialSpec:
+        return trained_spec("lora", "bert").model_copy(update={"task": task})
+
+    task = load_task_file(write({"files": "rows.csv"}))
+    first = spec(task).hash
+    again = TrialSpec.model_validate_json(spec(task).model_dump_json())
+    assert again.hash == first and isinstance(again.task.data, FileData)
+    assert again.task.data.folder == str(tmp_path)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    (moved / "rows.csv").write_text(csv_text())
+    (moved / "mine.yaml").write_text(Path("mine.yaml").read_text())
+    assert spec(load_task_file(moved / "mine.yaml")).hash == first
+    Path("rows.csv").write_text(csv_text([*ROWS, ROWS[0]]))
+    with pytest.raises(DataError, match=r"rows\.csv: has changed since the task was read"):
+        labels_of(task)
+    assert spec(load_task_file(tmp_path / "mine.yaml")).hash != first
+
+
+def test_an_absent_file_says_where_it_was_looked_for(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "others.csv").write_text("")
+    with pytest.raises(DataError, match=rf"no file rows\.csv; looked in {tmp_path}.*others\.csv"):
+        load_task_file(write({"files": "rows.csv"}))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "./rows", "a/b/c", "/data/rows", "rows.jsonl.gz"])
+def test_a_path_is_never_looked_up_on_the_hub(name: str, write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"data\.hub: .*is a path.*in data: \{files: FILE\}"):
+        load_task_file(write({"hub": name}, label={"words": ["a", "b"]}))
+
+
+def test_a_folder_is_never_looked_up_on_the_hub(write: Write) -> None:
+    Path("my/rows").mkdir(parents=True)
+    task = load_task_file(write({"hub": "my/rows"}, label={"words": ["a", "b"]}))
+    with pytest.raises(DataError, match=r"is a folder here .*give --data-root \."):
+        open_source(task, None)
+
+
+def test_an_unknown_task_says_which_folders_were_searched(tmp_path: Path, write: Write) -> None:
+    (tmp_path / "tasks").mkdir()
+    with pytest.raises(ConfigError, match=rf"looked in {tmp_path}/tasks.*init --data rows\.csv"):
+        load_task("rows.csv")
+
+
+# suite init --data
+
+
+def test_init_writes_a_task_and_a_sweep_that_can_be_run(suite: Suite, write: Write) -> None:
+    Path("my rows.csv").write_text(csv_text(delimiter=";"))
+    code, out, err = suite(
+        "init", "s.yaml", "--data", "my rows.csv", "--text", "text", "--label", "label"
+    )
+    assert (code, err) == (0, "") and "60 rows: 30 bad, 30 good" in out
+    task = load_task("my-rows")
+    assert isinstance(task, LabelTask) and task.label.words == ["bad", "good"]
+    facts, findings = inspect_rows(TaskRows.read(task, None))
+    assert [fact.rows for fact in facts] == [36, 12, 12]
+    assert all(finding.level != "fail" for finding in findings)
+    dry = ("run", "s.yaml", "--dry-run", "--set", "training.batch_size=16")
+    code, out, err = suite(*dry)
+    assert (code, err) == (0, "") and "steps      1" in out
+    code, _, err = suite(*dry, "--set", "limit.train=8")
+    assert code == 2 and "only 8 training rows; use a smaller batch_size" in err
+    Path("my rows.csv").write_text(csv_text([*ROWS, {"text": "", "label": "ugly"}], ";"))
+    code, _, err = suite(*dry)
+    assert code == 2 and "label 'ugly' in row 60, expected one of" in err
+    assert not Path("runs").exists(), "a dry run leaves no trace"
+
+
+def test_init_makes_a_task_of_numbers_and_of_odd_names(suite: Suite, write: Write) -> None:
+    rows = [{"the text": f"t{n}", "a.b": n / 8} for n in range(60)]
+    Path("train.csv").write_text(csv_text(rows))
+    Path("last.csv").write_text(csv_text(rows))
+    given = ("--data", "train=train.csv", "--data", "test=last.csv")
+    code, _, err = suite("init", *given, "--text", "the text", "--label", "a.b")
+    assert (code, err) == (0, "")
+    task = load_task("train")
+    assert isinstance(task, LabelTask) and task.label.range == [0.0, 7.375]
+    assert task.label.step == 0.1 and task.text_to_text == "a_b of the_text: {the_text}"
+    assert labels_of(task) == [row["a.b"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--text", "text"), "--label: expected one of the columns of rows.csv: text, label"),
+        (("--text", "txt", "--label", "label"), "unknown column 'txt'; did you mean text?"),
+        (("--text", "text", "--label", "label,text"), "a task asks for one label; make a task for"),
+        (("--text", "text", "--label", "text"), "the answer must not be read"),
+        (("--data", "more.csv", "--label", "label"), "expected one file with all rows, or train="),
+    ],
+)
+def test_init_says_what_it_needs_of_a_file(
+    options: tuple[str, ...], said: str, suite: Suite, write: Write
+) -> None:
+    Path("rows.csv").write_text(csv_text())
+    code, _, err = suite("init", "--data", "rows.csv", *options)
+    assert code == 2 and said in err
+    assert [path.name for path in Path.cwd().iterdir()] == ["rows.csv"]
+
+
+def test_init_never_hides_a_shipped_task_nor_overwrites_one(suite: Suite, write: Write) -> None:
+    Path("sst2.csv").write_text(csv_text())
+    command = ("init", "--data", "sst2.csv", "--text", "text", "--label", "label")
+    assert suite(*command)[0] == 0
+    assert Path("tasks/own-sst2.yaml").is_file()
+    Path("my-sweep.yaml").unlink()
+    code, _, err = suite(*command)
+    assert code == 2 and "tasks/own-sst2.yaml: is there already; --force" in err
+    code, _, err = suite("init", "--yes", "--label", "label")
+    assert code == 2 and "give --data FILE" in err
