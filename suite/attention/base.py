@@ -36,8 +36,8 @@ class Variant(ABC, Generic[C]):
         start: "converted" = it starts from a checkpoint's weights; "scratch" = its new weights mean
             nothing before they are pre-trained, so it needs random weights
             (`backbones: [{config: ...}]`) or a `pretrain` stage.
-        keeps_projections: Whether q, k, v and the cache stay the checkpoint's own; methods that
-            copy them need that.
+        keeps_projections: Whether the attention's projections and its cache stay the checkpoint's
+            own; methods that copy them need that.
         across_layers: Whether layers take from one another; two such variants do not go together.
         not_shared: Why layers cannot take from one another over this variant, as the end of a
             sentence in errors; "" where they can.

@@ -70,13 +70,14 @@ class OutputGate(nn.Module):
 class Gated(Variant[GatedOptions]):
     description = "a sigmoid gate on the attention's output, per feature or per head"
     source = "Gated Attention, arXiv 2505.06708, section 2.2, position G1; official code"
-    keeps_projections = True
+    is_plain_folded = False
     Config = GatedOptions
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
         names = site_names(self.config.sites, family)
+        widths = {stack.role: stack.width for stack in family.stacks(model)}
         for site in surgery.chosen_sites(model, family, names, variant=self.name):
-            self._add_gate(site)
+            self._add_gate(site, widths[site.role])
 
     def new_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
         return [gate.map.weight for gate in surgery.modules_in(model, OutputGate)]
@@ -84,12 +85,11 @@ class Gated(Variant[GatedOptions]):
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
         return self.new_parameters(model, family)
 
-    def _add_gate(self, site: AttentionSite) -> None:
-        query: Any = surgery.projections(site).q
+    def _add_gate(self, site: AttentionSite, width: int) -> None:
         output: Any = site.owner.get_submodule(site.o)
         per_head = site.head_dim if self.config.form == "element" else 1
         module: Any = site.module
-        module.output_gate = OutputGate(query.in_features, site.heads, per_head, query.weight)
+        module.output_gate = OutputGate(width, site.heads, per_head, output.weight)
         # the start's gates are 1/2, which a power of two undoes without rounding
         with torch.no_grad():
             output.weight.mul_(2)

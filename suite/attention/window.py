@@ -35,7 +35,7 @@ from suite.attention import _surgery as surgery
 from suite.attention._cache import own_cache, use_cache_layer
 from suite.attention._route import check_plain, route
 from suite.attention.base import Options, Variant
-from suite.backbones.base import AttentionSite, Family
+from suite.backbones.base import AttentionSite, Family, has_windows
 from suite.errors import IncompatibleError
 
 SelfSite = Literal["encoder-self", "decoder-self"]
@@ -244,7 +244,7 @@ class Window(Variant[WindowOptions]):
     Config = WindowOptions
 
     def convert(self, model: PreTrainedModel, family: Family) -> None:
-        self._check_positions(model)
+        self._check_text(model, family)
         names = self._site_names()
         for site in surgery.chosen_sites(model, family, names, variant=self.name):
             self._limit(site)
@@ -257,26 +257,29 @@ class Window(Variant[WindowOptions]):
     def _site_names(self) -> list[SelfSite]:
         return self.config.sites or ["encoder-self", "decoder-self"]
 
-    def _check_positions(self, model: PreTrainedModel) -> None:
-        config: Any = model.config
-        # T5 has relative positions, and its texts may be of any length
-        positions = getattr(config, "max_position_embeddings", None)
+    def _check_text(self, model: PreTrainedModel, family: Family) -> None:
+        """Check that the window is one, and the only one.
+
+        Raises:
+            IncompatibleError: It is as long as any text, or some layers have windows already.
+        """
+        positions = family.positions(model.config)
         if positions is not None and self.config.window > positions:
             raise IncompatibleError(
                 f"attention {self.name}: a window of {self.config.window} tokens is longer than the"
                 f" backbone's {positions} positions, so it would hide nothing; set options.window"
                 f" to at most {positions}"
             )
+        if has_windows(model.config):
+            raise IncompatibleError(
+                f"attention {self.name}: some layers of this {family.name} backbone see a window of"
+                " their own, which would hide the sinks; use a backbone whose layers see the whole"
+                " text"
+            )
 
     def _limit(self, site: AttentionSite) -> None:
         check_plain(site.module, variant=self.name)
         module: Any = site.module
-        own = getattr(module, "sliding_window", None)
-        if own is not None:
-            raise IncompatibleError(
-                f"attention {self.name}: layer {site.layer} of the {site.role} has a window"
-                f" of its own ({own} tokens), which would hide the sinks; use a backbone without"
-            )
         module.limit = Limit(self.config.window, self.config.sinks)
         route(module)
         if site.role == "decoder":
