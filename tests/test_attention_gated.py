@@ -20,7 +20,7 @@ every_form = pytest.mark.parametrize("form", ["element", "head"])
 
 
 @every_form
-@pytest.mark.parametrize("family", [*FAMILIES, "gemma2", "qwen3", "roberta"])
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3", "qwen3", "roberta"])
 def test_it_starts_as_the_checkpoint_bit_for_bit(family: str, form: str) -> None:
     model, found, _ = converted("gated", family, {"form": form})
     plain, _ = backbone(family)

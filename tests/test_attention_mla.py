@@ -25,7 +25,6 @@ EXACT: dict[str, dict[str, Any]] = {
     "llama": {"rank": 16, "rotary": 8},
     "qwen2": {"rank": 16, "rotary": 8},
     "qwen3": {"rank": 16},
-    "gemma2": {"rank": 16, "rotary": 8},
     "gemma3": {"rank": 16},
     "mistral": {"rank": 16, "rotary": 8},
     "roberta": {"rank": 32},
@@ -174,5 +173,7 @@ def check(name: str, options: dict[str, Any], family: str, message: str) -> None
 def test_keys_with_a_norm_are_compressed_only_whole() -> None:
     check("mla", {"rotary": 4}, "qwen3", r"layer 0 normalises .* options.rotary to 8")
     _, found, variant = converted("mla", "qwen3")
-    (floats,) = {variant.cached_floats(s, found) for s in found.attention_sites(backbone("qwen3")[0])}
+    (floats,) = {
+        variant.cached_floats(s, found) for s in found.attention_sites(backbone("qwen3")[0])
+    }
     assert floats == 8 + 2 * 8
