@@ -15,8 +15,12 @@ from suite.config.task import GeneratedData, load_task
 from suite.data.generators import generators
 from suite.registry import yaml_names
 
-NAMES = ["acceptability", "entailment"]
-CONTENT = {"acceptability": ("NOUNS", "ADJECTIVES", "VERBS"), "entailment": ("KINDS",)}
+NAMES = ["acceptability", "entailment", "sentiment"]
+CONTENT = {
+    "acceptability": ("NOUNS", "ADJECTIVES", "VERBS"),
+    "entailment": ("KINDS",),
+    "sentiment": ("PRAISE", "BLAME"),
+}
 
 
 def rows(name: str, split: str, **options: Any) -> list[dict[str, Any]]:
@@ -96,7 +100,7 @@ def _known(found: list[dict[str, Any]], content: set[str]) -> set[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_are_as_asked_and_no_row_is_twice(name: str) -> None:
     for split, size in (
-        ("train", {"acceptability": 576, "entailment": 768}[name]),
+        ("train", {"acceptability": 576, "entailment": 768, "sentiment": 768}[name]),
         ("validation", 200),
         ("test", 400),
     ):
@@ -115,7 +119,12 @@ def test_another_seed_gives_other_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "digest"), [("acceptability", "e187348ea6fdf5ab"), ("entailment", "0def87c18b60d71e")]
+    ("name", "digest"),
+    [
+        ("acceptability", "e187348ea6fdf5ab"),
+        ("entailment", "0def87c18b60d71e"),
+        ("sentiment", "2e88ba8d4cfa91fd"),
+    ],
 )
 def test_rows_do_not_change_between_releases(name: str, digest: str) -> None:
     """A changed generator is another task: raise `version` in its YAML with the new digest."""

@@ -23,8 +23,7 @@ Size = Annotated[int, Field(ge=4, multiple_of=4)]
 class Options(Strict):
     """Seed, and rows per split.
 
-    The numbers of rows are multiples of 4, because rows come in groups in which every word has both
-    labels.
+    The numbers of rows are multiples of 4, because rows come in groups with both labels.
     """
 
     seed: Annotated[int, Field(ge=0)] = 0
@@ -63,7 +62,9 @@ class Generator(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def group(self, split: str, rng: random.Random) -> Sequence[Row]:
-        """Two or four rows, in which every word occurs equally often with either label.
+        """Two or four rows, half of them with either label.
+
+        Whatever word tells the label must not occur in another split.
 
         Args:
             split: The split whose words to use.
