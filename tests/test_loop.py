@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,16 @@ def curve(result: TrialResult) -> list[tuple[float, float]]:
     return [(epoch.train_loss, epoch.validation_score) for epoch in result.epochs]
 
 
+def modes(folder: Path) -> list[str]:
+    """The rights that files below a folder have."""
+    return sorted({oct(p.stat().st_mode & 0o777) for p in folder.rglob("*") if p.is_file()})
+
+
 def everything(_number: int, folder: Path) -> str:
     """All runs in one process, as they share a process group; what they gave, as JSON."""
     home = Home(folder / "home")
+    # The usual one: files that are opened for a line more follow it.
+    os.umask(0o022)
     found: dict[str, Any] = {"home": str(home.path)}
     trainer = Trainer(Workspace(home), master_port=free_port())
     cold = run(trainer, make_spec())
@@ -101,11 +109,13 @@ def everything(_number: int, folder: Path) -> str:
         100.0 * sum(a == b for a, b in zip(table["gold"], table["prediction"], strict=True)) / 20,
     ]
     found["kept"] = sorted(p.name for p in home.trial(other).path.iterdir())
+    found["modes"] = modes(home.trial(other).path)
     found["best"] = sha256(home.trial(other).best)
 
     home.trial(other).path.rename(folder / "whole")
     trainer.start(other)
     trainer.epoch()
+    found["modes of a checkpoint"] = modes(home.trial(other).checkpoint)
     run(
         trainer, make_spec(4e-2, method="bitfit")
     )  # another arm takes the engine's place: only the committed epoch is left
@@ -281,6 +291,11 @@ def test_nothing_is_left_of_checkpoints_and_engines(found: dict[str, Any]) -> No
         "spec.json",
     ]
     assert found["engines left"] == []
+
+
+def test_whoever_may_enter_a_trials_folder_may_read_all_its_files(found: dict[str, Any]) -> None:
+    assert found["modes"] == ["0o644"]
+    assert found["modes of a checkpoint"] == ["0o644"]
 
 
 def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(found: dict[str, Any]) -> None:

@@ -167,6 +167,7 @@ def _waits_and_works(rank: int, folder: Path) -> list[object]:
     assert cost is not None
     found: list[object] = [left, again.made_by, cost.seconds > 0, (cost.energy_kwh or 0) > 0]
     found.append(load_file(folder / "killed" / PREPARED)["side"].tolist())
+    found.append(oct((folder / "killed" / PREPARED).stat().st_mode & 0o777))
 
     locked = Event()
 
@@ -196,4 +197,4 @@ def test_a_killed_preparation_is_done_anew_and_waiting_for_another_trial_is_load
     tmp_path: Path,
 ) -> None:
     (found,) = on_ranks(_waits_and_works, tmp_path, world_size=1)
-    assert found == [False, "second", True, True, [1.0] * 3, True, ["load"], True]
+    assert found == [False, "second", True, True, [1.0] * 3, "0o644", True, ["load"], True]

@@ -17,7 +17,7 @@ from suite.backbones.loading import ResolvedBackbone
 from suite.config.hashing import short_hash
 from suite.data.objective import Objective
 from suite.data.prepare import Prepared
-from suite.files import make_once, write_json
+from suite.files import make_once, replacing, write_json
 from suite.meters import LocalPhase, PhaseMeter, combine, hardware
 from suite.petl.arm import trained_state
 from suite.petl.base import Method
@@ -99,8 +99,9 @@ def _once(
     def make(temporary: Path) -> None:
         nonlocal made
         # A phase of its own inside `prepare`, because peaks are read where a phase ends.
-        with meter.phase(PHASE):
-            save_file(work(), temporary / PREPARED)
+        # `replacing` lets others read the file, which safetensors by itself does not.
+        with meter.phase(PHASE), replacing(temporary / PREPARED) as path:
+            save_file(work(), path)
         alone = _record(folder.name, trial, [{PHASE: meter.local()[PHASE]}])
         # Written before the folder has its name: whatever kills the trial from here on, nobody
         # finds weights without their cost.
