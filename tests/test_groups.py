@@ -32,6 +32,7 @@ from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
 from suite.tune.group import Group, RankLocation, RunSettings, rank_order
+from tests.cluster.processes import wait_until
 from tests.fake_trainer import FakeTrainer
 from tests.sweeps import make_roots, toy_sweep
 from tests.tiny import tiny_choice
@@ -366,7 +367,13 @@ def test_a_trial_goes_on_with_fewer_workers_when_its_node_is_lost_and_the_next_h
         def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
             super().on_epoch(spec, record)
             if self.retries and len(cluster.list_all_nodes()) == 1:  # on what is left
-                cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+                # Ray's own wait ends after 30 s, which a raylet may take on a busy machine.
+                cluster.add_node(wait=False, num_cpus=2, object_store_memory=STORE_BYTES)
+                wait_until(
+                    "the node has joined",
+                    lambda: ray.cluster_resources()["CPU"] == 3.0,
+                    timeout_s=200,
+                )
 
     mender = Mender(lose)
     resources = {"workers": 3, "min_workers": 1, "room_wait_s": 1.0}

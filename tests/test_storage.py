@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 
 from suite.cli.export import _check_new, _folder_for
 from suite.errors import ConfigError, StorageError
-from suite.storage.base import Storage, checked_key
+from suite.storage.base import PATIENCE_S, Storage, checked_key
 from suite.storage.urls import open_storage
 from tests.buckets import BUCKET, free_port, s3_server
 
@@ -167,7 +167,8 @@ def test_an_endpoint_where_nobody_listens_is_told_within_seconds(
     began = time.monotonic()
     with pytest.raises(StorageError, match="could not be reached"):
         open_storage(f"s3://{BUCKET}/x").check()
-    assert time.monotonic() - began < 10.0
+    # A check does not wait for it; half of that leaves a busy machine its time.
+    assert time.monotonic() - began < PATIENCE_S / 2
 
 
 def test_a_storage_that_is_away_for_a_while_is_waited_for(
