@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,34 @@ def test_a_study_begins_where_that_of_another_task_ended(home: Home) -> None:
     ran = run_all(TrialQueue(alone, off, slots=1), off, score=score)
     rates = {spec.learning_rate for spec in ran if spec.number == 0 and spec.phase is Phase.SEARCH}
     assert len(rates) == 1, "both begin in the middle of the range"
+
+
+@pytest.mark.parametrize("number", [0, 2, 5])
+def test_a_trial_whose_folder_was_removed_is_proposed_again_as_it_was(
+    home: Home, number: int
+) -> None:
+    plan = planned({"transfer": True}, methods=[FULL], tasks=["toy", "toy2"])
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    # The study that began where the other one had ended.
+    hinted = [spec for spec in ran if "hint" in home.trial(spec).proposal()]
+    (removed,) = [spec for spec in hinted if spec.number == number]
+    told = home.trial(removed).proposal()
+    shutil.rmtree(home.trial(removed).path)
+    again = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    assert [spec.hash for spec in again] == [removed.hash]
+    assert home.trial(removed).proposal() == told
+
+
+@pytest.mark.parametrize(
+    "hint", [7, {"log_rates": [-4.0]}, {"log_rates": [-4.0, "x"], "values": [0.0, 1.0]}]
+)
+def test_a_damaged_record_of_where_a_study_began_says_nothing(home: Home, hint: object) -> None:
+    plan = planned({"transfer": True}, methods=[FULL], tasks=["toy"])
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=score, at_most=2)
+    proposal = home.trial(ran[0]).path / "proposal.json"
+    proposal.write_text(json.dumps({"from": "hint", "hint": hint}))
+    (third,) = run_all(TrialQueue(plan, home, slots=1), home, score=score, at_most=1)
+    assert third.number == 2
 
 
 def test_a_study_may_begin_where_one_of_another_sweep_ended(home: Home) -> None:

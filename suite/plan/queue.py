@@ -157,7 +157,7 @@ class TrialQueue:
 
     def _hand_out(self, spec: TrialSpec, proposal: Mapping[str, Any]) -> None:
         folder = self.home.trial(spec)
-        # A study goes on from what its first trial was proposed from, so this comes first.
+        # A study goes on from what its trials say that it began from, so this comes first.
         if proposal:
             folder.write_proposal(proposal)
         # It is on disk before it runs, so the next driver finds it after a crash.

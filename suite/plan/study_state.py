@@ -7,6 +7,7 @@ in the same study.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -58,7 +59,7 @@ class StudyState:
     neighbours: Callable[[], Sequence[tuple[str, Hint]]] = field(default=list, repr=False)
     _study: Study | None = field(default=None, repr=False)
     _models: dict[Any, CurveModel | None] = field(default_factory=dict, repr=False)
-    _hint: tuple[str, Hint | None] = field(default=("", None), repr=False)
+    _begun: tuple[str, dict[str, Any]] = field(default_factory=lambda: ("", {}), repr=False)
 
     @property
     def key(self) -> str:
@@ -205,18 +206,24 @@ class StudyState:
 
     @property
     def hint(self) -> Hint | None:
-        """What the study began from, as its first trial recorded it."""
-        first = next(iter(self.in_order), None)
-        if first is None or first.spec.number > 0:
+        """What the study began from."""
+        told = self._began_from()
+        if not told:
             return None
+        return Hint(tuple(told["log_rates"]), tuple(told["values"]))
+
+    def _began_from(self) -> dict[str, Any]:
+        """What the study began from, as its trials recorded it; empty where it began by itself.
+
+        Every trial of the study has the same record, because somebody may remove the folder of one.
+        """
+        first = next(iter(self.in_order), None)
+        if first is None:
+            return {}
         # The record never changes, and it is asked for at every proposal.
-        if self._hint[0] != first.spec.hash:
-            told = first.folder.proposal().get("hint")
-            hint = None
-            if told:
-                hint = Hint(tuple(told["log_rates"]), tuple(told["values"]))
-            self._hint = (first.spec.hash, hint)
-        return self._hint[1]
+        if self._begun[0] != first.spec.hash:
+            self._begun = (first.spec.hash, _whole(first.folder.proposal().get("hint")))
+        return self._begun[1]
 
     # Levels: the places of an architecture and of a batch size, of those that have a choice.
 
@@ -311,12 +318,19 @@ class StudyState:
         number = self.open_number
         if number is None:
             return None
+        told = self._began_from()
         if number == 0 and not self.trials:
-            begun = self._begin_from_neighbours()
-            if begun is not None:
-                return begun
+            told = self._best_of_neighbours()
+        # Records of earlier versions have no rate; without it the trial is proposed as any other.
+        if number == 0 and "rate" in told:
+            rate = clip(told["rate"], self.study.searched)
+            first = Candidate(rate, self._all_levels()[0])
+            return self._spec(0, first), {"from": "hint", "hint": told}
         candidate, source = self._propose(number)
-        return self._spec(number, candidate), {"from": source}
+        proposal: dict[str, Any] = {"from": source}
+        if told:
+            proposal["hint"] = told
+        return self._spec(number, candidate), proposal
 
     def _spec(self, number: int, candidate: Candidate) -> TrialSpec:
         return self.plan.search_spec(
@@ -326,30 +340,26 @@ class StudyState:
             batch_size=self._batch_size(candidate.levels),
         )
 
-    def _begin_from_neighbours(self) -> tuple[TrialSpec, dict[str, Any]] | None:
-        """The first trial where finished studies say where the best is; None where there are none.
+    def _best_of_neighbours(self) -> dict[str, Any]:
+        """What finished studies say about the curve, and where they have the best; or nothing.
 
-        What they say is recorded with the trial, so that a later driver goes on from the same.
+        It is recorded with the trials, so that a later driver goes on from the same.
         """
         search = self.plan.config.search
         searched = self.study.searched
         if not search.transfer or search.sampler != "gp" or search.second or searched.fixed:
-            return None
+            return {}
         curves = self.neighbours()
         if not curves:
-            return None
+            return {}
         hint = _mean_curve(searched, [curve for _, curve in curves])
         best = int(np.argmax(hint.values))
-        rate = clip(10.0 ** hint.log_rates[best], searched)
-        record = {
-            "from": "hint",
-            "hint": {
-                "studies": [key for key, _ in curves],
-                "log_rates": [round(x, 6) for x in hint.log_rates],
-                "values": [round(y, 4) for y in hint.values],
-            },
+        return {
+            "studies": [key for key, _ in curves],
+            "rate": clip(10.0 ** hint.log_rates[best], searched),
+            "log_rates": [round(x, 6) for x in hint.log_rates],
+            "values": [round(y, 4) for y in hint.values],
         }
-        return self._spec(0, Candidate(rate, self._all_levels()[0])), record
 
     def _propose(self, number: int) -> tuple[Candidate, str]:
         """A candidate for a trial, and what it follows."""
@@ -360,6 +370,9 @@ class StudyState:
         done = []
         pending = []
         for trial in self.in_order:
+            # A gap is a folder that was removed: what came after it knew the trial that is missing.
+            if trial.spec.number > number:
+                continue
             # The trials of a round are proposed at once: that one of them has ended meanwhile must
             # not change what a later driver proposes for the rest.
             if trial.result is None or trial.spec.number in together:
@@ -449,6 +462,22 @@ class StudyState:
             opened=self.study.opened,
             costs=costs(same, search.second),
         )
+
+
+def _whole(told: object) -> dict[str, Any]:
+    """A record of what a study began from; empty where it is damaged, as where there is none."""
+    if not isinstance(told, dict):
+        return {}
+    rates = told.get("log_rates")
+    values = told.get("values")
+    if not isinstance(rates, list) or not isinstance(values, list):
+        return {}
+    if not rates or len(rates) != len(values):
+        return {}
+    for number in (*rates, *values, told.get("rate", 0.0)):
+        if not isinstance(number, float | int) or not math.isfinite(number):
+            return {}
+    return told
 
 
 def _mean_curve(searched: LearningRateRange, curves: Sequence[Hint]) -> Hint:
