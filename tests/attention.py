@@ -33,13 +33,13 @@ def resolved_backbone(family: str, **changes: Any) -> ResolvedBackbone:
 
 
 def backbone(
-    family: str, *, seed: int = 0, implementation: str = "sdpa", **changes: Any
+    family: str, *, seed: int = 0, implementation: str | None = None, **changes: Any
 ) -> tuple[Any, Family]:
     """A backbone whose weights depend on `seed` alone; `changes` go into its configuration."""
     torch.manual_seed(seed)
     resolved = resolved_backbone(family, **changes)
     model: Any = build(resolved, make_head(answer_of(family)))
-    model.set_attn_implementation(implementation)
+    model.set_attn_implementation(implementation or resolved.family.implementation)
     disturb(model, scale=0.2)
     return model.eval(), resolved.family
 

@@ -96,7 +96,9 @@ class Variant(ABC, Generic[C]):
 
     def cached_tokens(self, site: AttentionSite, family: Family) -> int | None:
         """Most tokens of which `generate` keeps anything at one site; None = all of them."""
-        return None
+        window: int | None = getattr(site.module, "sliding_window", None)
+        # the next token makes the backbone's own window full (Gemma)
+        return None if window is None else window - 1
 
     def new_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
         """Parameters of a converted model that the checkpoint lacks; every method trains them."""

@@ -33,7 +33,8 @@ class ModernBert(Family):
     description = "ModernBERT: encoder with a classification or regression head"
     rotates = True
     fixed_attention = (
-        "because one map (Wqkv) gives its queries, keys and values, equally many heads of each"
+        "because one map (Wqkv) gives its queries, keys and values, and most of its layers have"
+        " windows of their own, for which no variant is written"
     )
     refused_methods = {
         "lst": "because its feed-forward has gate and input in one map (Wi), whose halves LST's"

@@ -16,7 +16,13 @@ from suite.cli.render import Row, column, render
 from suite.registry import Registry
 
 ABOUT = ("description", "source", "families")
-ATTENTION = (*ABOUT, "families_why", "kinds", "keeps_projections", "start")
+ATTENTION = (
+    *ABOUT,
+    "families_why",
+    "kinds",
+    "keeps_projections",
+    "start",
+)
 FAMILY = ("kind", "fixed_attention", "refused_methods")
 KEYS = ("name", "description", "source", "families", "start")
 
