@@ -71,7 +71,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
     },
     "qwen2": _LLAMA,
     "qwen3": {**_LLAMA, "head_dim": 8},
-    "roberta": _BERT,
+    "roberta": {**_BERT, "max_position_embeddings": 130},
 }
 _DROPOUTS: dict[str, tuple[str, ...]] = {
     "t5": ("dropout_rate",),

@@ -211,6 +211,12 @@ class Mla(Variant[MlaOptions]):
         shape = self._shape(site, family)
         return shape.rank + shape.heads * shape.rotary
 
+    def cached_tokens(self, site: AttentionSite, family: Family) -> int | None:
+        if site.site not in site_names(self.config.sites, family):
+            return super().cached_tokens(site, family)
+        # the latents of all tokens stay, also where the layer sees a window (Gemma)
+        return None
+
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
         found: list[nn.Parameter] = []
         for heads in surgery.modules_in(model, FromLatent):
