@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import os
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
@@ -51,6 +52,20 @@ def user_folders(axis: str, *, code: bool = False) -> list[Path]:
 def plug_in_roots() -> list[Path]:
     """The folders in `SUITE_PATH`, from which the user takes code."""
     return _folders("SUITE_PATH")
+
+
+def check_plug_in_roots() -> None:
+    """Refuse a folder in `SUITE_PATH` that is not there: its plug-ins would be missing in silence.
+
+    Raises:
+        ConfigError: With the folder, and what to do.
+    """
+    for root in plug_in_roots():
+        if not root.is_dir():
+            raise ConfigError(
+                f"SUITE_PATH: {root}: no such folder (looked from {Path.cwd()}); expected folders "
+                f"with petl/, attention/, tasks/, ... in them and {os.pathsep!r} between them"
+            )
 
 
 def _folders(variable: str) -> list[Path]:
@@ -164,11 +179,14 @@ class Registry(Generic[T]):
     def _class_in(self, module: ModuleType) -> type[T] | None:
         """The one concrete subclass of `base` that this module defines; None for helper modules."""
         classes = []
+        unfinished = []
         for value in vars(module).values():
             # Classes that the module imports are not its own.
             if not inspect.isclass(value) or value.__module__ != module.__name__:
                 continue
-            if issubclass(value, self.base) and not inspect.isabstract(value):
+            if issubclass(value, self.base) and inspect.isabstract(value):
+                unfinished.append(value)
+            elif issubclass(value, self.base):
                 classes.append(value)
         if len(classes) > 1:
             names = ", ".join(cls.__name__ for cls in classes)
@@ -176,12 +194,26 @@ class Registry(Generic[T]):
                 f"{module.__file__}: defines {len(classes)} {self.kind} classes ({names}), "
                 "expected one"
             )
+        # A misspelt function leaves the class abstract, and its name would be unknown.
+        if unfinished and not classes:
+            raise ConfigError(f"{module.__file__}: {_what_is_missing(unfinished[0], self.kind)}")
         if not classes:
             return None
         cls = classes[0]
         if "name" not in vars(cls):
             cls.name = stem_to_name(module.__name__.rsplit(".", 1)[-1])  # type: ignore[attr-defined]
         return cls
+
+
+def _what_is_missing(cls: type, kind: str) -> str:
+    """Name the functions that a class must define and does not, and near names that it has."""
+    own = [name for name in vars(cls) if not name.startswith("__")]
+    said = []
+    # `inspect.isabstract` is true where this set is not empty.
+    for name in sorted(getattr(cls, "__abstractmethods__", ())):
+        near = get_close_matches(name, own, n=1)
+        said.append(f"{name} (it has {near[0]})" if near else name)
+    return f"class {cls.__name__} is no whole {kind}: it does not define {', '.join(said)}"
 
 
 def stem_to_name(stem: str) -> str:

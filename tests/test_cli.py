@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from suite.cli import main, render
-from suite.cli.app import COMMANDS
-from suite.cli.options import Format
+from suite.cli.app import COMMANDS, PANELS
+from suite.cli.options import SELDOM, Format
 from suite.cli.render import Column, column
 from tests.commands import Suite, suite
 
@@ -59,32 +59,14 @@ def test_a_full_disk_is_said_in_a_sentence() -> None:
     )
 
 
-def test_the_commands_are_these(suite: Suite) -> None:
-    assert list(COMMANDS) == [
-        *(
-            "init",
-            "run",
-            "trial",
-            "status",
-            "submit",
-            "stop",
-            "leaderboard",
-            "report",
-            "lm-eval",
-            "curves",
-        ),
-        *(
-            "export-results",
-            "import-results",
-            "export",
-            "compare",
-            "sync",
-            "params",
-            "profile",
-            "list",
-            "doctor",
-        ),
-    ]
+def test_the_help_has_every_command_in_a_group(suite: Suite) -> None:
+    grouped = [name for names in PANELS.values() for name in names]
+    assert sorted(grouped) == sorted(COMMANDS), "a command without a group has no place in --help"
+    out = suite("--help")[1]
+    places = [out.index(f"─ {panel} ─") for panel in PANELS]
+    assert places == sorted(places)
+    own = suite("run", "--help")[1]
+    assert own.index("--dry-run") < own.index(SELDOM) < own.index("--insecure")
     assert all(f" {name} " in suite("--help")[1] for name in COMMANDS)
 
 
@@ -156,6 +138,33 @@ def test_a_users_mistake_is_one_error_on_stderr_with_exit_code_2(
     assert err.startswith("error: ")
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_mistake_of_the_command_line_is_no_line_of_the_file(suite: Suite) -> None:
+    for item, said in (
+        ("search.trials=many", "search.trials: Input should be a valid integer, got 'many'"),
+        ("search.trails=3", "unknown key 'search.trails'; did you mean"),
+        ("tasks=[1]", "tasks.0: got 1, expected text"),
+    ):
+        code, _, err = suite("run", "quickstart", "--dry-run", "--set", item)
+        assert code == 2 and err.startswith(f"error: --set: {said}"), err
+
+
+def test_folders_of_ones_own_that_hold_nothing_to_use_are_told(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUITE_PATH", str(tmp_path / "nowhere"))
+    code, _, err = suite("list", "sweeps")
+    assert code == 2 and "SUITE_PATH" in err and "no such folder" in err
+    (tmp_path / "petl").mkdir()
+    text = (ROOT / "suite" / "petl" / "bitfit.py").read_text()
+    (tmp_path / "petl" / "mine.py").write_text(text.replace("def attach", "def atach"))
+    monkeypatch.setenv("SUITE_PATH", str(tmp_path))
+    code, _, err = suite("params", "--backbone", "bert-base", "--method", "mine")
+    assert code == 2 and "is no whole method: it does not define attach (it has atach)" in err
+    (tmp_path / "petl" / "mine.py").unlink()
+    code, _, err = suite("params", "--backbone", "bert-base", "--method", "dora")
+    assert code == 2 and "write peft:dora" in err
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +239,7 @@ def test_errors_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_narrow_terminal_loses_the_least_important_columns_first() -> None:
-    heads = [[c.head for c in render.fitting(ROWS, COLUMNS, width)] for width in (80, 15, 8, 1)]
+    heads = [[c.head for c in render.fitting(ROWS, COLUMNS, width)] for width in (80, 16, 8, 1)]
     assert heads == [["name", "size", "tags"], ["name", "size"], ["name"], ["name"]]
 
 
@@ -243,7 +252,9 @@ def test_a_narrow_terminal_loses_the_least_important_columns_first() -> None:
         (render.duration, 59.94, "59.9 s"),
         (render.duration, 200, "3 min 20 s"),
         (render.duration, 7500, "2 h 05 min"),
-        (render.energy, 0.00012, "0.12 Wh"),
+        (render.energy, 0.00012, "120 mWh"),
+        (render.energy, 0.0009997, "1,000 mWh"),
+        (render.energy, 2.5, "2.50 kWh"),
         (render.brief, 3.1e-6, "3.1e-06"),
         (render.count, 1972224, "1,972,224"),
         (render.score, None, "-"),

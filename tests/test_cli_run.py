@@ -340,7 +340,7 @@ def test_the_board_counts_trials_energy_and_time_left(tmp_path: Path, terminal: 
     out.truncate(0)
     shown.console.print(shown)
     picture = out.getvalue()
-    assert "sweep tiny: 2 of 4 trials done, 20.0 s so far, energy 2 Wh" in picture
+    assert "sweep tiny: 2 of 4 trials done, 20.0 s so far, energy 2.00 Wh" in picture
     assert "bitfit" in picture and "1/2" in picture and "75.0" in picture
 
 

@@ -99,10 +99,38 @@ def test_the_table_shows_them(finished: Home, capsys: pytest.CaptureFixture[str]
     show(finished.tracking_uri, fmt=Format.MD, task="agreement")
     lines = capsys.readouterr().out.splitlines()
     row = next(r for r in board(finished, task="agreement") if r["method"] == "read")
-    assert lines[2].startswith("| rank | method | task | test score | 95% interval |")
-    assert f"{row['ci_low']:.1f} - {row['ci_high']:.1f} |" in lines[-1] and lines[-1].startswith(
-        "| 3 | read |"
+    heads = "| method | task | test score | 95% interval | rank | energy (mWh) | memory (MiB) |"
+    assert lines[2].startswith(heads)
+    (line,) = [line for line in lines if line.startswith("| read |")]
+    assert f"| {row['ci_low']:.1f} - {row['ci_high']:.1f} | 3 |" in line
+
+
+def test_a_table_of_eighty_columns_has_what_a_choice_rests_on_and_breaks_no_word(
+    finished: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    suite: Suite,  # noqa: F811
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, err = suite("leaderboard", "--home", finished.path, "--task", "agreement")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80 and "seeds: 3" in lines[0]
+    head = " ".join(" ".join(lines[2:4]).split())
+    assert head == "95% energy memory method task test score interval rank mWh MiB"
+    assert "--wide shows them" in err and "energy: an estimate" in out
+    _, out, err = suite("leaderboard", "--home", finished.path, "--wide")
+    assert "samples/s" in out and "--wide" not in err
+    _, out, _ = suite("leaderboard", "--home", finished.path, "--columns", "train_s,seeds")
+    head = " ".join(" ".join(out.splitlines()[2:4]).split())
+    assert head == "train method task time seeds"
+    _, out, _ = suite(
+        *("leaderboard", "--home", finished.path, "--columns", "train_s", "--format", "csv")
     )
+    assert out.splitlines()[0].endswith(",method,architecture,task,train_s")
+    code, _, err = suite("leaderboard", "--home", finished.path, "--columns", "train_seconds")
+    assert code == 2 and "train_s" in err
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = suite("status", "--home", finished.path)
+    assert max(map(len, out.splitlines())) <= 60 and "agreement" in out and "failures" in out
 
 
 def test_a_row_that_is_not_shown_to_learn_has_the_constant_answer_beside_its_score(
@@ -117,7 +145,12 @@ def test_a_row_that_is_not_shown_to_learn_has_the_constant_answer_beside_its_sco
     define(home)
     sync(home, tracking_uri=home.tracking_uri)
     show(home.tracking_uri, fmt=Format.MD)
-    assert "| constant answer | shown to learn |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    lines = {line.split(" | ")[0].strip("| "): line for line in out.splitlines()}
+    place = lines["method"].split(" | ").index("constant answer")
+    assert lines["bitfit"].split(" | ")[place] == "50.0", "it is not significantly better"
+    assert lines["full"].split(" | ")[place] == "-"
+    assert "constant answer: the majority-class baseline" in out
     found = {row["method"]: row for row in board(home)}
     assert found["full"]["constant_score"] == found["bitfit"]["constant_score"] == 50.0
     assert found["full"]["constant_p"] < 0.01 and found["bitfit"]["constant_p"] > 0.05
@@ -271,7 +304,7 @@ def test_one_seed_gives_no_rank_no_p_and_no_better_anywhere(
         assert row["rank_missing"].startswith(reason)
         assert row["ci_low"] < row["score_mean"] < row["ci_high"] and row["ci_of"] == "items"
     code, out, err = suite("leaderboard", "--home", home.path)
-    assert code == 0 and reason in err and out.count("none: one seed") == len(board(home))
+    assert code == 0 and reason in err and out.count("  one seed  ") == len(board(home))
     for row in call(suite, home, "full", "read"):
         assert (row["p"], row["p_holm"], row["better"]) == (None, None, None)
         assert row["p_missing"].startswith("one seed: no p-value")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.core
 
 from suite.attention import variants
 from suite.backbones.presets import PRESETS
@@ -14,7 +15,9 @@ from suite.cli import complete
 from suite.config.space import peft_spaces
 from suite.config.task_files import task_paths
 from suite.petl import methods
+from suite.record.folder import Home
 from tests.commands import ROOT, shell
+from tests.records import write_definition
 
 
 def test_the_names_are_those_of_the_registries() -> None:
@@ -41,6 +44,16 @@ def test_a_method_of_the_users_own_is_offered(
 def test_the_last_name_of_a_list_is_completed() -> None:
     assert complete.listed(complete.methods)("lora,re") == ["lora,read"]
     assert "lora,lora" not in complete.listed(complete.methods)("lora,")
+
+
+def test_arms_and_cells_of_the_homes_sweeps_are_offered(tmp_path: Path) -> None:
+    write_definition(Home(tmp_path), ["full", "lora"], ["agreement"])
+    context = typer.Context(typer.core.TyperCommand("compare"))
+    context.params["home"] = tmp_path
+    assert complete.arms(context, "") == ["full", "lora"]
+    assert complete.cells(context, "l") == ["lora/agreement"]
+    (tmp_path / "sweeps" / "demo.json").write_text("{}")
+    assert complete.arms(context, "") == [], "a definition that cannot be read offers nothing"
 
 
 def completed(line: str, words: int, cwd: Path) -> list[str]:

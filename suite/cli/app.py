@@ -36,6 +36,7 @@ from suite.cli import (
 from suite.disk import said
 from suite.errors import SuiteError
 from suite.redact import printable, redact
+from suite.registry import check_plug_in_roots
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "init": (
@@ -102,6 +103,14 @@ TASKS: dict[str, tuple[Callable[..., None], str]] = {
 }
 """The commands under `suite task`."""
 
+PANELS = {
+    "Run": ("init", "run", "status", "trial"),
+    "Look": ("leaderboard", "report", "compare", "curves", "list", "params", "profile", "lm-eval"),
+    "Take away": ("export", "export-results", "import-results"),
+    "Cluster": ("doctor", "submit", "stop", "sync"),
+}
+"""The groups of `suite --help`, with the commands of each, the everyday ones first."""
+
 app = typer.Typer(
     name="suite",
     help="Benchmark attention variants and parameter-efficient fine-tuning methods: same budget, "
@@ -118,11 +127,15 @@ _analyses = typer.Typer(
     no_args_is_help=True,
 )
 # `epilog` stands last in --help, where people look for an example.
-for _group, _commands in ((app, COMMANDS), (_tasks, TASKS), (_analyses, ANALYSES)):
+for _panel, _names in PANELS.items():
+    for _name in _names:
+        _command, _example = COMMANDS[_name]
+        app.command(_name, epilog=f"Example: {_example}", rich_help_panel=_panel)(_command)
+for _group, _commands in ((_tasks, TASKS), (_analyses, ANALYSES)):
     for _name, (_command, _example) in _commands.items():
         _group.command(_name, epilog=f"Example: {_example}")(_command)
-app.add_typer(_tasks, name="task")
-app.add_typer(_analyses, name="analyze")
+app.add_typer(_tasks, name="task", rich_help_panel="Run")
+app.add_typer(_analyses, name="analyze", rich_help_panel="Look")
 
 
 @app.callback(invoke_without_command=True)
@@ -134,6 +147,7 @@ def _root(
 
         typer.echo(__version__)
         raise typer.Exit
+    check_plug_in_roots()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from suite.cli import render
+from suite.cli import complete, render
 from suite.cli.options import (
     DEFAULT_HOME,
     Format,
@@ -65,12 +65,17 @@ def compare(
         str | None,
         typer.Argument(
             metavar="[ARM_A",
+            autocompletion=complete.arms,
             help="[SWEEP:] a method, ATTENTION/METHOD, ... or the beginning of a key.",
         ),
     ] = None,
     second: Annotated[
         str | None,
-        typer.Argument(metavar="ARM_B]", help="The arm to compare it with, named the same way."),
+        typer.Argument(
+            metavar="ARM_B]",
+            autocompletion=complete.arms,
+            help="The arm to compare it with, named the same way.",
+        ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,
     sweep: OnlySweepOption = None,
@@ -315,7 +320,7 @@ def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
     for row in rows:
         if row["p"] is not None:
             said = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
-            typer.echo(f"{row['task']}: {said}", err=True)
+            render.say(f"{row['task']}: {said}", err=True)
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
@@ -326,12 +331,13 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         column("score_b", "B", render.score),
     ]
     if _several_pairs(rows):
+        names = _short_names({row["arm_a"] for row in rows} | {row["arm_b"] for row in rows})
         scores = [
-            column("arm_a", "A"),
-            column("arm_b", "B"),
+            Column("A", lambda row: names[row["arm_a"]]),
+            Column("B", lambda row: names[row["arm_b"]]),
             column("task"),
-            column("score_a", "score A", render.score),
-            column("score_b", "score B", render.score),
+            column("score_a", "score A", render.score, rank=3),
+            column("score_b", "score B", render.score, rank=3),
         ]
     power = []
     if _several_pairs(rows):
@@ -343,15 +349,33 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         *scores,
         Column("A - B", lambda row: _signed(row["difference"]), right=True),
         Column("95% interval", _interval, right=True),
-        column("p", show=_p),
+        column("p", show=_p, rank=1),
         column("p_holm", "p (Holm)", _p),
         column("effect", "effect g", render.brief, rank=2),
         column("seeds", show=render.count, rank=3),
         column("items", show=render.count, rank=3),
         *power,
         *looks,
-        Column("", _verdict),
+        Column("", _verdict, wraps=True),
     ]
+
+
+def _short_names(keys: set[str]) -> dict[str, str]:
+    """Keys of arms without the parts that all of them share, and without the digest."""
+    parts = {key: key.split(".") for key in keys}
+    shared = 0
+    # At each place the parts of all keys; where there is one part, all share it.
+    for at_place in zip(*parts.values(), strict=False):
+        if len(set(at_place)) > 1:
+            break
+        shared += 1
+    names = {}
+    for key, own in parts.items():
+        names[key] = ".".join(own[shared:-1])
+    # Arms that differ in their options have equal names, and only the digest tells them apart.
+    if len(set(names.values())) < len(names):
+        return dict(zip(keys, keys, strict=True))
+    return names
 
 
 def _several_pairs(rows: Sequence[Row]) -> bool:

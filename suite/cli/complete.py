@@ -7,7 +7,7 @@ answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import typer
@@ -49,6 +49,13 @@ def backbones(incomplete: str) -> list[str]:
     return _matching(PRESETS, incomplete)
 
 
+def fields(incomplete: str) -> list[str]:
+    """Names of the leaderboard's columns."""
+    from suite.leaderboard.fields import COLUMNS
+
+    return _matching(COLUMNS, incomplete)
+
+
 def sweeps(incomplete: str) -> list[str]:
     """Known sweeps; where none fits, the shell offers files."""
     return _matching(yaml_names("sweeps"), incomplete)
@@ -59,6 +66,38 @@ def sweeps_of_home(context: typer.Context, incomplete: str) -> list[str]:
     # Options behind the cursor are not parsed yet: then it is the usual home.
     home = Path(context.params.get("home") or "runs")
     return _matching([path.stem for path in (home / "sweeps").glob("*.json")], incomplete)
+
+
+def arms(context: typer.Context, incomplete: str) -> list[str]:
+    """Short names of the arms that the home's sweeps plan."""
+    return _matching([arm for arm, _ in _planned(context)], incomplete)
+
+
+def cells(context: typer.Context, incomplete: str) -> list[str]:
+    """The same with a task behind each: `lora/rte`."""
+    return _matching([f"{arm}/{task}" for arm, task in _planned(context)], incomplete)
+
+
+def _planned(context: typer.Context) -> Iterator[tuple[str, str]]:
+    """Arm and task of every cell that the home's sweeps plan."""
+    from suite.errors import SuiteError
+    from suite.plan.definition import read_plan
+    from suite.record.folder import Home
+
+    home = Path(context.params.get("home") or "runs")
+    for name in sweeps_of_home(context, ""):
+        try:
+            plan = read_plan(Home(home), name)
+        # A definition of another version: the command says so, the shell offers nothing.
+        except SuiteError:
+            continue
+        for cell in plan.cells:
+            arm = cell.arm
+            name_of_arm = arm.method
+            # `full` would be the name of several arms.
+            if arm.attention.name != "pretrained":
+                name_of_arm = f"{arm.attention.name}/{arm.method}"
+            yield name_of_arm, cell.task.name
 
 
 def listed(names: Completer) -> Completer:

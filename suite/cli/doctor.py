@@ -26,7 +26,13 @@ from suite.redact import redact
 if TYPE_CHECKING:
     from suite.doctor import Finding
 
-COLUMNS = [column("level", ""), column("check"), column("node"), column("found"), column("remedy")]
+COLUMNS = [
+    column("level", ""),
+    column("check"),
+    column("node", rank=1),
+    column("found", wraps=True),
+    column("remedy", wraps=True),
+]
 
 
 def doctor(

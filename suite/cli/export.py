@@ -26,7 +26,11 @@ PATIENCE_S = 5.0
 def export(
     cell: Annotated[
         str,
-        typer.Argument(metavar="CELL", help="ARM/TASK, as `lora/rte`; ARM where it has one task."),
+        typer.Argument(
+            metavar="CELL",
+            autocompletion=complete.cells,
+            help="ARM/TASK, as `lora/rte`; ARM where it has one task.",
+        ),
     ],
     out: Annotated[
         str, typer.Argument(metavar="DIR", help="A new folder, or a URL: s3://BUCKET/PREFIX.")

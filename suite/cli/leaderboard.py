@@ -19,11 +19,17 @@ from suite.cli.options import (
     OnlyTaskOption,
     TrackingOption,
     home_to_read,
+    split_names,
 )
 from suite.cli.render import Column, Row, column
 from suite.config.reference import MEAN
+from suite.errors import UnknownNameError
+from suite.report.values import Scale, is_estimate
 
 AXES = ("sweep", "backbone", "attention")
+DONE = "done"
+NAMES = ("sweep", "home", "backbone", "attention", "method", "architecture", "task")
+"""Fields that tell rows apart; `--columns` keeps them in CSV and JSON."""
 MOST_LINES = 12
 """Lines below the table on what the ranks rest on."""
 
@@ -64,6 +70,19 @@ def leaderboard(
     everything: Annotated[
         bool, typer.Option("--all", help="Show rejected rows too, with the reason.")
     ] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Show every column, however narrow the terminal is.")
+    ] = False,
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="NAME,...",
+            autocompletion=complete.listed(complete.fields),
+            help="Show these columns behind the names of the arm and task: rank,score_mean,train_s "
+            "(docs/metrics.md lists all).",
+        ),
+    ] = None,
     fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Show test scores with their cost: a row per cell, and a mean row per arm over its tasks."""
@@ -83,7 +102,26 @@ def leaderboard(
         task=task,
         method=method,
         attention=attention,
+        wide=wide,
+        fields=_known_fields(fields),
     )
+
+
+def _known_fields(given: str | None) -> list[str]:
+    """The names that `--columns` lists.
+
+    Raises:
+        ConfigError: A name is none of a field.
+    """
+    from suite.leaderboard.fields import COLUMNS
+
+    if given is None:
+        return []
+    names = split_names(given)
+    for name in names:
+        if name not in COLUMNS:
+            raise UnknownNameError("column", name, COLUMNS, where="--columns")
+    return names
 
 
 def show(
@@ -93,6 +131,8 @@ def show(
     fmt: Format,
     target: float = 0.95,
     rejected: bool = False,
+    wide: bool = False,
+    fields: Sequence[str] = (),
     sweep: str | None = None,
     task: str | None = None,
     method: str | None = None,
@@ -100,7 +140,18 @@ def show(
 ) -> None:
     """Print the leaderboard that the MLflow store at `uri` holds.
 
-    The other arguments are those of `suite.tracking.leaderboard`.
+    Args:
+        uri: The store.
+        sort: Order of the rows.
+        fmt: How they are printed.
+        target: Share of full's validation score, for the energy to it.
+        rejected: Show rejected rows too.
+        wide: Show every column, however narrow the terminal is.
+        fields: Names of the fields to show behind the names of the rows; none = the usual ones.
+        sweep: Only this sweep; the last three choose rows in the same way.
+        task: Only this task.
+        method: Only this method.
+        attention: Only this attention variant.
     """
     from suite.leaderboard.fields import COLUMNS
     from suite.leaderboard.table import plain
@@ -127,7 +178,21 @@ def show(
             name = f"{row['method']} on {row['task']}"
             typer.echo(f"warning: {name}: {row['looks_warning']}", err=True)
     title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
-    render.render(rows, columns(rows), fmt, keys=COLUMNS, title=title)
+    seeds = {row["seeds"] for row in rows}
+    # Every score needs its number of seeds; the column with them is often hidden.
+    if len(seeds) == 1:
+        title += f", seeds: {seeds.pop()}"
+    elif seeds:
+        title += f", seeds: {min(seeds)} to {max(seeds)}"
+    shown = columns(rows)
+    if fields:
+        shown = [*_name_columns(rows), *_chosen_columns(rows, fields)]
+    keys: Sequence[str] = COLUMNS
+    key = _key(rows)
+    if fields and fmt in (Format.CSV, Format.JSON):
+        keys = list(dict.fromkeys([*NAMES, *fields]))
+        rows = [{name: row[name] for name in keys} for row in rows]
+    render.render(rows, shown, fmt, keys=keys, title=title, wide=wide, key=key)
     # A program reads the same from the fields.
     if fmt in (Format.TABLE, Format.MD):
         _say_what_ranks_rest_on(rows)
@@ -146,7 +211,7 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
         elif _has_one_seed(row):
             said[f"{where}: {row['rank_missing']}"] = None
     for line in list(said)[:MOST_LINES]:
-        typer.echo(line, err=True)
+        render.say(line, err=True)
     if len(said) > MOST_LINES:
         typer.echo(f"and {len(said) - MOST_LINES} more places; --sweep shows fewer", err=True)
 
@@ -163,22 +228,53 @@ def constant(rows: Sequence[Row]) -> dict[str, str]:
 
 def columns(rows: Sequence[Row]) -> list[Column]:
     """Columns of the table, in the order of reading; one without any value is left out."""
-    shown = [*_rank_columns(rows), *_name_columns(rows), *_score_columns(rows)]
+    shown = [*_name_columns(rows), *_score_columns(rows)]
+    # What a choice rests on stands in front: it fits 80 columns.
     for name, rank in NUMBERS.items():
         # A column that few sweeps have needs a reason to be there, others always show.
         reason = ONLY_WITH.get(name)
         if reason is None or any(reason(row) for row in rows):
-            shown.append(_number(name, rank))
-    shown.append(Column("status", _status))
+            shown.append(_number(name, rank, rows))
+    if any(_status(row) != DONE for row in rows):
+        shown.append(Column("status", _status, rank=1))
     if any(row["rejected"] for row in rows):
-        shown.append(Column("rejected", lambda row: "; ".join(row["rejected"])))
+        shown.append(Column("rejected", lambda row: "; ".join(row["rejected"]), wraps=True))
     return shown
 
 
-def _rank_columns(rows: Sequence[Row]) -> list[Column]:
-    if any(row["rank"] or _has_one_seed(row) for row in rows):
-        return [Column("rank", _rank, rank=1)]
-    return []
+def _chosen_columns(rows: Sequence[Row], names: Sequence[str]) -> list[Column]:
+    """The columns of some fields, each as the usual table shows it."""
+    special = {
+        "rank": Column("rank", _rank),
+        "score_mean": Column(_title("score_mean"), _score, right=True),
+        "ci_low": Column(_title("ci_low"), _interval, right=True),
+        "status": Column("status", _status),
+        "shown_to_learn": Column(_title("shown_to_learn"), _shown_to_learn),
+        "difference": Column(_title("difference"), _difference, right=True),
+    }
+    return [special.get(name) or _number(name, 0, rows) for name in names]
+
+
+def _key(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What the marks of a table mean: the head of the column that has them, and a sentence."""
+    found = []
+    if any(row.get("ci_of") == "items" for row in rows):
+        found.append(
+            (_title("ci_low"), "*: the interval is over test items alone, as there is one seed")
+        )
+    if any(row.get("edge") for row in rows):
+        said = "edge: the chosen learning rate lies at an end of the range that was searched"
+        found.append((_title("learning_rate"), said))
+    constant_answer = _title("constant_score")
+    said = (
+        f"{constant_answer}: the majority-class baseline, or the best score of any other answer "
+        "that is the same for all items; shown where a row is not significantly better"
+    )
+    found.append((constant_answer, said))
+    if any(is_estimate(row) for row in rows if row.get("energy_source")):
+        said = "energy: an estimate from processor time, where no counter can be read"
+        found.append((_title("energy_kwh"), said))
+    return found
 
 
 def _has_one_seed(row: Row) -> bool:
@@ -191,7 +287,7 @@ def _has_one_seed(row: Row) -> bool:
 def _rank(row: Row) -> str:
     # An empty cell would read as if the rank were still to come.
     if _has_one_seed(row):
-        return "none: one seed"
+        return "one seed"
     return render.text(row["rank"])
 
 
@@ -216,25 +312,29 @@ def _name_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _score_columns(rows: Sequence[Row]) -> list[Column]:
-    """The test score, and the scores to compare it with."""
+    """The test score, its rank, and the scores to compare it with."""
     from suite.leaderboard.learning import shows_constant
 
     shown = [Column(_title("score_mean"), _score, right=True)]
     if any(row["ci_low"] is not None for row in rows):
-        shown.append(Column(_title("ci_low"), _interval, right=True, rank=2))
+        shown.append(Column(_title("ci_low"), _interval, right=True, rank=1))
+    if any(row["rank"] or _has_one_seed(row) for row in rows):
+        shown.append(Column("rank", _rank, rank=1))
     # The constant answer is worth a look only where a row fails to beat it.
     if any(shows_constant(row) for row in rows):
-        shown.append(_number("constant_score", 2))
-    if any(row["shown_to_learn"] is False for row in rows):
-        shown.append(Column(_title("shown_to_learn"), _shown_to_learn))
+        shown.append(Column(_title("constant_score"), _constant, right=True, rank=3))
     if any(row["reference_score"] is not None for row in rows):
-        shown.append(_number("reference_score", 0))
+        shown.append(_number("reference_score", 0, rows))
         shown.append(Column(_title("difference"), _difference, right=True))
     return shown
 
 
 def _has(name: str) -> Callable[[Row], bool]:
     return lambda row: row[name] is not None
+
+
+def _is_not_shown_to_learn(row: Row) -> bool:
+    return row["shown_to_learn"] is False
 
 
 def _was_looked_at_again(row: Row) -> bool:
@@ -250,38 +350,40 @@ def _was_chosen(row: Row) -> bool:
 
 
 NUMBERS = {
-    "seeds": 5,
-    "test_looks": 2,
-    "validation_score": 3,
-    "search_best": 7,
-    "learning_rate": 2,
-    "trainable_parameters": 1,
-    "total_parameters": 6,
-    "prr": 1,
-    "peop": 1,
-    "attention_parameters": 3,
-    "kv_bytes_per_token": 3,
-    "energy_kwh": 1,
-    "energy_source": 7,
-    "peak_memory_bytes": 1,
+    "energy_kwh": 2,
+    "peak_memory_bytes": 2,
     "train_s": 4,
-    "prepare_energy_kwh": 6,
-    "prepare_s": 6,
-    "prepare_memory_bytes": 7,
-    "train_memory_bytes": 7,
-    "samples_per_s": 4,
-    "search_trials": 5,
-    "search_energy_kwh": 7,
-    "selection_trials": 7,
-    "selection_energy_kwh": 7,
-    "energy_to_target_kwh": 5,
-    "lr_sensitivity_decades": 7,
-    "pretrain_steps": 6,
-    "pretrain_energy_kwh": 6,
-    "pretrain_s": 7,
+    "trainable_parameters": 3,
+    "shown_to_learn": 6,
+    "seeds": 5,
+    "test_looks": 3,
+    "prr": 3,
+    "peop": 3,
+    "learning_rate": 4,
+    "validation_score": 5,
+    "search_best": 8,
+    "total_parameters": 7,
+    "attention_parameters": 5,
+    "kv_bytes_per_token": 5,
+    "energy_source": 8,
+    "prepare_energy_kwh": 7,
+    "prepare_s": 7,
+    "prepare_memory_bytes": 8,
+    "train_memory_bytes": 8,
+    "samples_per_s": 5,
+    "search_trials": 6,
+    "search_energy_kwh": 6,
+    "selection_trials": 8,
+    "selection_energy_kwh": 8,
+    "energy_to_target_kwh": 6,
+    "lr_sensitivity_decades": 8,
+    "pretrain_steps": 7,
+    "pretrain_energy_kwh": 7,
+    "pretrain_s": 8,
 }
 """Columns by name, in the order of reading; a narrow terminal drops the highest rank first."""
 ONLY_WITH: dict[str, Callable[[Row], bool]] = {
+    "shown_to_learn": _is_not_shown_to_learn,
     "test_looks": _was_looked_at_again,
     # These measure a new attention against the pretrained one, which has none of them.
     "prr": _has_new_attention,
@@ -309,8 +411,6 @@ ONLY_WITH: dict[str, Callable[[Row], bool]] = {
 SHOW_UNIT: dict[str, Callable[[Any], str]] = {
     "count": render.count,
     "percent": render.score,
-    "kWh": render.energy,
-    "bytes": render.size,
     "s": render.duration,
 }
 
@@ -318,21 +418,41 @@ SHOW_UNIT: dict[str, Callable[[Any], str]] = {
 def _title(name: str) -> str:
     from suite.leaderboard.fields import BY_NAME
 
-    return BY_NAME[name].title
+    return BY_NAME[name].title or name
 
 
-def _number(name: str, rank: int) -> Column:
+def _number(name: str, rank: int, rows: Sequence[Row]) -> Column:
     """A column as the table of fields describes it."""
     from suite.leaderboard.fields import BY_NAME, Kind
 
     about = BY_NAME[name]
-    # The only number that needs a second field of its row, the edge.
+    head = _title(name)
+    # These two need a second field of their row.
     if name == "learning_rate":
-        return Column(about.title, render.learning_rate, right=True, rank=rank)
+        return Column(head, render.learning_rate, right=True, rank=rank)
+    if name == "shown_to_learn":
+        return Column(head, _shown_to_learn, rank=rank)
+    # One unit for a column, so that its numbers can be compared at a glance.
+    if about.unit in ("kWh", "bytes"):
+        scale = _scale(name, rows)
+        return column(name, head, scale.show, rank=rank, unit=scale.unit)
     # Text stands left, numbers right.
-    if about.kind is Kind.TEXT:
-        return column(name, about.title, rank=rank)
-    return column(name, about.title, SHOW_UNIT.get(about.unit, render.brief), rank=rank)
+    if about.kind in (Kind.INTEGER, Kind.NUMBER):
+        return column(name, head, SHOW_UNIT.get(about.unit, render.brief), rank=rank)
+    if about.kind is Kind.JSON:
+        return column(name, head, render.settings, rank=rank)
+    return column(name, head, rank=rank)
+
+
+def _scale(name: str, rows: Sequence[Row]) -> Scale:
+    """The unit of a column; all energies of a table have that of the runs' energy."""
+    from suite.leaderboard.fields import BY_NAME
+
+    unit = BY_NAME[name].unit
+    values = [row.get(name) for row in rows]
+    if unit == "kWh" and any(row.get("energy_kwh") for row in rows):
+        values = [row["energy_kwh"] for row in rows]
+    return render.scale_of(unit, values)
 
 
 def _axis(row: Row, key: str) -> str:
@@ -364,6 +484,15 @@ def _score(row: Row) -> str:
     if mean is not None and row["higher_is_better"] is False:
         shown += " ↓"
     return shown
+
+
+def _constant(row: Row) -> str:
+    """The constant answer's score, where a row is not shown to beat it."""
+    from suite.leaderboard.learning import shows_constant
+
+    if not shows_constant(row):
+        return render.MISSING
+    return render.score(row["constant_score"])
 
 
 def _shown_to_learn(row: Row) -> str:

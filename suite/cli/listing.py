@@ -25,6 +25,9 @@ ATTENTION = (
 )
 FAMILY = ("kind", "fixed_attention", "refused_methods")
 KEYS = ("name", "description", "source", "families", "start")
+SENTENCES = ("description", "source", "start")
+RANKS = {"name": 0, "description": 0, "start": 1, "families": 2, "source": 3}
+"""By key, which columns a narrow terminal drops first: those of the highest number."""
 
 
 class Kind(StrEnum):
@@ -59,7 +62,11 @@ def listing(
     rows = readers[kind]()
     # Kinds differ: only attention variants have a start, only some have families.
     keys = [key for key in KEYS if any(key in row for row in rows)]
-    render(rows, [column(key) for key in keys if any(row[key] for row in rows)], fmt, keys=keys)
+    columns = []
+    for key in keys:
+        if any(row[key] for row in rows):
+            columns.append(column(key, rank=RANKS[key], wraps=key in SENTENCES))
+    render(rows, columns, fmt, keys=keys)
 
 
 def _row(name: str, description: str, source: str = "", families: Any = ()) -> Row:

@@ -28,7 +28,7 @@ NUMBER_COLUMNS = [
     Column("best so far", str, right=True),
     Column("learning rate", str, right=True),
 ]
-COLUMNS = [*ARM_COLUMNS, *NUMBER_COLUMNS, Column("now", str)]
+COLUMNS = [*ARM_COLUMNS, *NUMBER_COLUMNS, Column("now", str, wraps=True)]
 MARGIN_LINES = 6
 """Lines of a terminal that show no cell: heading, table head, and messages above them."""
 
@@ -135,7 +135,7 @@ class Board(Listener):
             footing += f"; {hidden} more cells (suite status shows all)"
         return Group(
             Text(heading, style="bold"),
-            render.make_table([self._line(cell) for cell in cells], COLUMNS),
+            render.make_table([self._line(cell) for cell in cells], COLUMNS, self.console.width),
             Text(footing),
         )
 

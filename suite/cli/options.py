@@ -27,6 +27,8 @@ class Format(StrEnum):
     MD = "md"
 
 
+SELDOM = "Clusters, stores and trust"
+"""Panel of `--help` for options that most runs do without, below the everyday ones."""
 HomeOption: TypeAlias = Annotated[
     Path,
     typer.Option(
@@ -72,6 +74,7 @@ StorageOption: TypeAlias = Annotated[
         envvar="SUITE_STORAGE",
         callback=no_password,
         help="Where hosts that share no disk keep what they do: s3://BUCKET/PREFIX.",
+        rich_help_panel=SELDOM,
     ),
 ]
 
@@ -83,6 +86,7 @@ TrackingOption: TypeAlias = Annotated[
         metavar="URI",
         callback=no_password,
         help="MLflow store. (default: $MLFLOW_TRACKING_URI, else mlflow.db in --home)",
+        rich_help_panel=SELDOM,
     ),
 ]
 
@@ -96,6 +100,7 @@ OptunaOption: TypeAlias = Annotated[
         callback=no_password,
         help="Mirror the studies there, for optuna-dashboard: postgresql://..., sqlite:///PATH or "
         "journal:///PATH.",
+        rich_help_panel=SELDOM,
     ),
 ]
 
@@ -120,16 +125,21 @@ TrustOption: TypeAlias = Annotated[
         callback=use_trusted,
         help="Run the code that this backbone brings, at this commit. Read it first: it can do "
         "all that you can.",
+        rich_help_panel=SELDOM,
     ),
 ]
 InsecureOption: TypeAlias = Annotated[
-    bool, typer.Option("--insecure", help="Use a Ray cluster that asks nobody for a token.")
+    bool,
+    typer.Option(
+        "--insecure", help="Use a Ray cluster that asks nobody for a token.", rich_help_panel=SELDOM
+    ),
 ]
 RetryOption: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--retry-given-up",
         help="Try trials again that used up their retries (suite status names them).",
+        rich_help_panel=SELDOM,
     ),
 ]
 
@@ -203,6 +213,7 @@ AddressOption: TypeAlias = Annotated[
         "--address",
         metavar="ADDR",
         help="A running Ray cluster, or auto (default: this machine).",
+        rich_help_panel=SELDOM,
     ),
 ]
 FormatOption: TypeAlias = Annotated[

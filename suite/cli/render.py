@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from suite.report.values import (
     energy,
     learning_rate,
     number,
+    scale_of,
     score,
     settings,
     size,
@@ -46,6 +48,8 @@ __all__ = [
     "make_table",
     "number",
     "render",
+    "say",
+    "scale_of",
     "score",
     "settings",
     "size",
@@ -65,23 +69,33 @@ class Column:
         show: Text of a row's cell.
         right: Aligned right, as numbers are.
         rank: Columns of a higher rank go first where a terminal is too narrow; 0 always stays.
+        unit: Unit of all its cells, which stands in the head.
+        wraps: Whether its cells are sentences, which a narrow terminal shows on several lines.
     """
 
     head: str
     show: Callable[[Row], str]
     right: bool = False
     rank: int = 0
+    unit: str = ""
+    wraps: bool = False
 
 
 def column(
-    key: str, head: str | None = None, show: Callable[[Any], str] = text, *, rank: int = 0
+    key: str,
+    head: str | None = None,
+    show: Callable[[Any], str] = text,
+    *,
+    rank: int = 0,
+    unit: str = "",
+    wraps: bool = False,
 ) -> Column:
     """The column of one key of a row; its title is the key where `head` is None."""
     if head is None:
         head = key
     # Everything that is not shown as text is a number.
     is_number = show is not text
-    return Column(head, lambda row: show(row.get(key)), right=is_number, rank=rank)
+    return Column(head, lambda row: show(row.get(key)), is_number, rank, unit, wraps)
 
 
 def render(
@@ -91,6 +105,8 @@ def render(
     *,
     keys: Sequence[str] = (),
     title: str = "",
+    wide: bool | None = None,
+    key: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Print rows to stdout.
 
@@ -100,6 +116,8 @@ def render(
         fmt: The format.
         keys: CSV's columns, needed where there may be no row.
         title: Stands above a table or document.
+        wide: Show every column, however narrow the terminal is; None = the command cannot be asked.
+        key: What marks mean, below a table or document: the column's head and a sentence each.
     """
     # NaN is no JSON: `allow_nan=False` makes it an error here, not in the program that reads.
     if fmt is Format.JSON:
@@ -108,8 +126,9 @@ def render(
         _csv(rows, keys, sys.stdout)
     elif fmt is Format.MD:
         _markdown(rows, columns, title)
+        _explain(columns, key)
     else:
-        _table(rows, columns, title)
+        _table(rows, columns, title, wide=wide, key=key)
 
 
 def _csv(rows: Sequence[Row], keys: Sequence[str], out: TextIO) -> None:
@@ -133,7 +152,7 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> Non
     heads = []
     rules = []
     for c in columns:
-        heads.append(escaped(c.head))
+        heads.append(escaped(f"{c.head} ({c.unit})" if c.unit else c.head))
         rules.append("--:" if c.right else "---")
     lines = [heads, rules]
     for row in rows:
@@ -144,71 +163,149 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> Non
         print("| " + " | ".join(line) + " |")
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column], title: str) -> None:
+def _explain(shown: Sequence[Column], key: Sequence[tuple[str, str]]) -> None:
+    """Print the sentences of a key whose columns are there."""
+    heads = {c.head for c in shown}
+    said = [sentence for head, sentence in key if head in heads]
+    if said:
+        print()
+    for sentence in said:
+        say(sentence)
+
+
+def _table(
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    title: str,
+    *,
+    wide: bool | None,
+    key: Sequence[tuple[str, str]],
+) -> None:
     # rich takes a while to import, and JSON does not need it.
     from rich.console import Console
 
-    # A pipe has no width: whoever reads it wants whole lines.
-    width = None if sys.stdout.isatty() else 10_000
-    console = Console(width=width, highlight=False)
+    room = terminal_width()
     shown = list(columns)
-    if sys.stdout.isatty():
-        shown = fitting(rows, columns, console.width)
+    if room is not None and not wide:
+        shown = fitting(rows, columns, room)
     cells = []
     for row in rows:
         cells.append([c.show(row) for c in shown])
+    # A pipe has no width: whoever reads it wants whole lines.
+    width = room
+    if room is None or wide:
+        width = 10_000
+    console = Console(width=width, highlight=False)
     with console.capture() as captured:
-        console.print(make_table(cells, shown))
+        console.print(make_table(cells, shown, console.width))
     if title:
-        print(title + "\n")
+        say(title)
+        print()
     for line in captured.get().splitlines():
         # rich fills lines with spaces, which a diff or a copy would carry along.
         if line.strip():
             print(line.rstrip())
-    if len(shown) < len(columns):
+    _explain(shown, key)
+    hidden = [c for c in columns if c not in shown]
+    if hidden:
         # Said on stderr: nobody should take what fits for all there is.
-        hidden = ", ".join(c.head for c in columns if c not in shown)
-        print(
-            f"(the terminal is too narrow for: {hidden}; --format csv has everything)",
-            file=sys.stderr,
-        )
+        heads = ", ".join(c.head for c in hidden)
+        remedy = "--format csv has everything" if wide is None else "--wide shows them"
+        say(f"(no room here for: {heads}; {remedy})", err=True)
 
 
-def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> Any:
-    """A rich table without markup, so that names print as they are."""
+def terminal_width() -> int | None:
+    """Columns of the terminal; None for a pipe, unless `COLUMNS` asks for a width."""
+    from rich.console import Console
+
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+        return Console().width
+    return None
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print a sentence; on a terminal it is broken between words."""
+    out = sys.stderr if err else sys.stdout
+    width = terminal_width()
+    if width is not None:
+        # Names have hyphens, and a name that is broken cannot be copied.
+        lines = []
+        for part in line.splitlines():
+            lines += textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False)
+        line = "\n".join(lines)
+    print(line, file=out)
+
+
+def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column], width: int) -> Any:
+    """A rich table without markup, so that names print as they are; `width` in characters."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     # A rule under the head alone: this reads well in a terminal and in a log.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for c in columns:
-        table.add_column(c.head, justify="right" if c.right else "left", overflow="fold")
+    widths = []
+    for at, c in enumerate(columns):
+        widths.append(_width(c, [line[at] for line in cells]))
+    # Where not even the names fit, they are broken: nothing is cut off.
+    fits = _line_width(widths) <= width
+    for c, needed in zip(columns, widths, strict=True):
+        lines = textwrap.wrap(c.head, needed, break_on_hyphens=False)
+        if c.unit:
+            lines.append(c.unit)
+        table.add_column(
+            "\n".join(lines),
+            justify="right" if c.right else "left",
+            overflow="fold",
+            # rich would take room from every column alike, and break words in all of them.
+            no_wrap=fits and not c.wraps,
+        )
     for line in cells:
         # Names and messages come from others' files too.
         table.add_row(*[Text(printable(cell)) for cell in line])
     return table
 
 
+GAP = 3
+"""Characters between two columns."""
+LEAST_PROSE = 24
+"""Characters that a column of sentences needs."""
+
+
 def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that fit side by side.
+    """The columns that fit side by side without a broken word.
 
     Columns of the highest rank are dropped first, and of one rank the later before the earlier.
     """
     widths = {}
     for c in columns:
         # By identity: a column's function has no equality to go by.
-        texts = [c.head] + [c.show(row) for row in rows]
-        widths[id(c)] = 2 + max(len(text) for text in texts)  # 2: the gap between columns
+        widths[id(c)] = _width(c, [c.show(row) for row in rows])
     droppable = [c for c in columns if c.rank]
     # By place too, because columns are in the order in which people read them.
     droppable.sort(key=lambda c: (c.rank, columns.index(c)), reverse=True)
     shown = list(columns)
     for candidate in droppable:
-        if sum(widths[id(c)] for c in shown) <= width:
+        if _line_width([widths[id(c)] for c in shown]) <= width:
             break
         shown.remove(candidate)
     return shown
+
+
+def _width(c: Column, cells: Sequence[str]) -> int:
+    """Characters that a column needs where no word of its head and no cell is broken."""
+    needed = len(c.unit)
+    for word in c.head.split():
+        needed = max(needed, len(word))
+    widest = max(map(len, cells), default=0)
+    if c.wraps:
+        widest = min(widest, LEAST_PROSE)
+    return max(needed, widest, 1)
+
+
+def _line_width(widths: Sequence[int]) -> int:
+    # A line begins and ends with a space, and has no gap behind its last column.
+    return sum(widths) + GAP * (len(widths) - 1) + 2
 
 
 @contextmanager

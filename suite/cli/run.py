@@ -52,20 +52,20 @@ def run(
         ),
     ],
     home: HomeOption = DEFAULT_HOME,
+    overrides: SetOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print cells, resources and cost; start nothing.")
+    ] = False,
     data_root: DataRootOption = None,
     tasks: TasksOption = None,
+    fmt: FormatOption = Format.TABLE,
+    retry_given_up: RetryOption = False,
     address: AddressOption = None,
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
     optuna: OptunaOption = None,
-    overrides: SetOption = None,
     trust: TrustOption = None,
     insecure: InsecureOption = False,
-    retry_given_up: RetryOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print cells, resources and cost; start nothing.")
-    ] = False,
-    fmt: FormatOption = Format.TABLE,
 ) -> None:
     """Run a sweep or go on with it, and print the leaderboard. Finished trials never run again."""
     # Imported here: Ray and torch take seconds, and `--help` must not wait for them.

@@ -168,9 +168,15 @@ def _show_failures(rows: list[dict[str, Any]]) -> None:
 
 
 def _rows(home: Home, name: str) -> list[dict[str, Any]]:
-    from suite.plan.status import status
+    from suite.plan.status import driver, status
 
-    return [{"sweep": name, **_row(cell)} for cell in status(home, name)]
+    rows = [{"sweep": name, **_row(cell)} for cell in status(home, name)]
+    # Without a driver nothing runs: the next run takes up what was handed out.
+    if driver(home, name) is None:
+        for row in rows:
+            row["left"] += row["running"]
+            row["running"] = 0
+    return rows
 
 
 def _row(cell: CellReport) -> dict[str, Any]:
@@ -203,10 +209,10 @@ def _columns(rows: list[dict[str, Any]]) -> list[Column]:
         column("task"),
         column("progress"),
         Column("done", _done, right=True),
-        column("running", show=render.count),
-        column("left", show=render.count),
-        column("best_validation_score", "best validation", render.score),
-        column("best_learning_rate", "learning rate", render.brief, rank=1),
+        column("best_validation_score", "best score", render.score, rank=1),
+        column("running", show=render.count, rank=2),
+        column("left", show=render.count, rank=2),
+        column("best_learning_rate", "learning rate", render.brief, rank=3),
         Column("failures", _count_failures, right=True),
     ]
 

@@ -27,6 +27,8 @@ NUMBER_WITHOUT_POINT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 FILE = "valid YAML"
 Key = tuple[str | int, ...]
 Lines = dict[Key, int]
+"""The line of each key; 0 = `--set` gave it."""
+SET = 0
 
 
 class Strict(BaseModel):
@@ -224,6 +226,9 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
         # a key that is missing has no line; the nearest one around it has
         if loc[:length] in lines:
             place = f"{where}:{lines[loc[:length]]}"
+            # No line of the file has what was typed.
+            if lines[loc[:length]] == SET:
+                place = "--set"
             break
     got = error.get("input")
     # most likely a typing mistake, so the nearest known key is suggested
@@ -319,6 +324,24 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
                 raise ConfigError(f"--set {item!r}: {'.'.join(parents)} is not a group of keys")
         target[last] = parse_value(text, where=f"--set {item!r}")
     return result
+
+
+def with_overrides(lines: Lines, overrides: Sequence[str]) -> Lines:
+    """The lines of a file's keys, without those that `--set` replaces.
+
+    Args:
+        lines: The line of each key of the file.
+        overrides: The items that `apply_overrides` takes.
+    """
+    found = dict(lines)
+    for item in overrides:
+        given = tuple(item.partition("=")[0].split("."))
+        for key in lines:
+            # What stood below the key in the file is gone with it.
+            if key[: len(given)] == given:
+                found.pop(key, None)
+        found[given] = SET
+    return found
 
 
 def _sorted_copy(value: Any) -> Any:

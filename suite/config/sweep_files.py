@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from suite.config.loader import apply_overrides, load_yaml, validate
+from suite.config.loader import apply_overrides, load_yaml, validate, with_overrides
 from suite.config.sweep import SweepConfig
 from suite.config.trust import check_named, refuse_trust, with_trust
 
@@ -28,6 +28,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
         # before validation, because trust may stand in the file of whoever wrote the sweep
         for number, backbone in enumerate(given):
             refuse_trust(backbone, where=f"{path}: backbones[{number}]")
+    lines = with_overrides(lines, overrides)
     config = validate(SweepConfig, data, where=str(path), lines=lines)
     # a mistyped name on the command line would otherwise grant nothing, without a word
     check_named([backbone.name for backbone in config.backbones], where=str(path))

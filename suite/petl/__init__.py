@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from suite.config.space import peft_spaces
+from suite.errors import UnknownNameError
 from suite.petl.base import Method
 from suite.registry import Registry
 
@@ -28,4 +30,11 @@ def get_method(name: str, *, where: str = "") -> type[Method[Any]]:
         from suite.petl.peft_method import peft_method  # importing peft takes seconds
 
         return peft_method(name, where=where)
-    return methods.get(name, where=where)
+    try:
+        return methods.get(name, where=where)
+    except UnknownNameError:
+        if f"peft:{name}" not in peft_spaces():
+            raise
+    # Whoever knows a paper's name need not know which library has it.
+    advice = f"the peft library has it: write peft:{name}"
+    raise UnknownNameError("method", name, methods.names(), where=where, advice=advice)

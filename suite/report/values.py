@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 MISSING = "-"
 # The energy source that is no measurement (docs/metrics.md).
 ESTIMATE = "cpu-time-estimate"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A unit that suits some values.
+
+    Attributes:
+        unit: Its name.
+        size: One of it in the unit of the values, kWh or bytes.
+    """
+
+    unit: str
+    size: float
+
+    def show(self, value: float | None) -> str:
+        """A value in this unit, which stands elsewhere: `70.4`, `0.0286`, `1,230`."""
+        if value is None:
+            return MISSING
+        shown = value / self.size
+        # 999.7 would become 1.00e+03.
+        if abs(shown) >= 999.5:
+            return count(shown)
+        # `#` keeps the zeros, so that the digits of a column stand below each other.
+        return f"{shown:#.3g}".rstrip(".")
+
+
+SCALES = {
+    "kWh": (Scale("mWh", 1e-6), Scale("Wh", 1e-3), Scale("kWh", 1.0)),
+    "bytes": tuple(Scale(unit, 1024.0**power) for power, unit in enumerate(UNITS)),
+}
+
+
+def scale_of(unit: str, values: Iterable[float | None]) -> Scale:
+    """The largest unit of which the largest value holds at least one.
+
+    Args:
+        unit: `kWh` or `bytes`, the unit of the values.
+        values: None = not known.
+    """
+    known = [abs(value) for value in values if value is not None]
+    largest = max(known, default=0.0)
+    chosen = SCALES[unit][0]
+    for scale in SCALES[unit]:
+        if largest >= scale.size:
+            chosen = scale
+    return chosen
 
 
 def text(value: Any) -> str:
@@ -120,7 +167,8 @@ def duration(value: float | None) -> str:
 
 
 def energy(value: float | None) -> str:
-    """kWh as Wh: the unit in which runs of minutes can be read."""
+    """kWh in the unit that suits it: `66.0 mWh`, `1.23 Wh`, `250 kWh`."""
     if value is None:
         return MISSING
-    return f"{value * 1000:.3g} Wh"
+    scale = scale_of("kWh", [value])
+    return f"{scale.show(value)} {scale.unit}"
