@@ -1,4 +1,4 @@
-# make quickstart   set up, run a small real sweep, print its leaderboard
+# make quickstart   set up, run a small real sweep, print its leaderboard and write its report
 # make test         set up, then ruff, mypy, the import contracts, the documentation and pytest, without what takes minutes from end to end
 # make test-all     the same with all of pytest
 # make docs         build the documentation into site/; a link that leads nowhere is an error
@@ -29,7 +29,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 quickstart: setup
-	$(BIN)/suite run sweeps/quickstart.yaml --home $(HOME_DIR)
+	$(BIN)/suite run quickstart --home $(HOME_DIR)
+	$(BIN)/suite report --sweep quickstart --home $(HOME_DIR)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -158,11 +158,10 @@ def test_a_dry_run_of_the_quickstart_tells_its_size_and_starts_nothing(
         "lst",
         "read",
     }
-    assert len(told["cells"]) == told["cost"]["cells"] == 14
-    assert told["cost"]["trials_left"] == 14 * (config.search.trials + len(config.confirm.seeds))
+    assert len(told["cells"]) == told["cost"]["cells"] == 7
+    assert told["cost"]["trials_left"] == 7 * (config.search.trials + len(config.confirm.seeds))
     assert {(cell["task"], cell["steps_at_most"]) for cell in told["cells"]} == {
-        ("acceptability", 576 // 48),
-        ("entailment", 768 // 48),
+        ("sentiment", 768 // 16)
     }
     assert told["cost"]["mean_trial_s"] is None, "no trial ran here, so no time is guessed"
     laid_out = told["cost"]["partitioning"]
@@ -218,7 +217,7 @@ def test_ctrl_c_says_how_to_go_on(
             1,
             "less than 256 MiB left; nothing that finished is lost",
         ),
-        (Outcome(4, ()), 0, "suite leaderboard --home h --sweep quickstart --sort energy"),
+        (Outcome(4, ()), 0, "suite compare --all-pairs --home h --sweep quickstart"),
     ],
     ids=["failed", "ctrl-c", "disk", "done"],
 )

@@ -306,9 +306,9 @@ def _say_how_it_ended(
     if outcome.failed or not all_worked:
         raise typer.Exit(1)
     hints = {
-        f"suite leaderboard {here} --sort energy": "the same by cost; also memory, trainable",
-        "suite list tasks": "what else there is; also methods, backbones, sweeps",
-        "suite run my-sweep.yaml --dry-run": "a sweep of your own; docs/quickstart.md shows how",
+        f"suite report {here}": "one page with all of it, to send to others",
+        f"suite compare --all-pairs {here}": "which differences the seeds can show",
+        "suite init my-sweep.yaml": "a sweep of your own, also on your own data",
     }
     width = max(len(hint) for hint in hints)
     print("\nnext:", file=sys.stderr)
