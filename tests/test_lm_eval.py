@@ -386,6 +386,20 @@ def test_a_mistake_is_found_before_the_model_is_loaded(
         )
 
 
+def test_a_folder_that_cannot_be_written_is_found_before_the_model_is_loaded(
+    folder: Path, tmp_path: Path
+) -> None:
+    subject = untrained(arm("llama"), Home(tmp_path))
+    # Root may write everywhere, but not into a folder that is a file.
+    subject.folder.parent.write_text("")
+    with pytest.raises(NotADirectoryError, match=subject.folder.name):
+        measure(
+            [Subject(subject.folder, subject.names, subject.positions, refusing)],
+            config(folder, tasks=["first_choose"]),
+            device="cpu",
+        )
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -16,7 +16,7 @@ from suite.evaluation.harness import check_room, evaluate, settings_of
 from suite.evaluation.library import Library, Loaded
 from suite.evaluation.subjects import Subject
 from suite.meters import release_memory
-from suite.record.lm_eval import Settings, add_evaluation, read_record
+from suite.record.lm_eval import Settings, add_evaluation, check_folder, read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,13 @@ def measure(
     Raises:
         ConfigError: A task does not exist, or an option does not go with a model.
         DataError: The data of a task cannot be had.
+        OSError: A folder cannot be written.
     """
     library = Library(config.include_path)
     work, _ = plan(subjects, config, library, device=device, again=again)
+    # Hours of measuring are lost where the numbers cannot be stored.
+    for item in work:
+        check_folder(item.subject.folder)
     loaded = load_tasks(work, library)
     failed = {}
     for number, item in enumerate(work, 1):

@@ -6,6 +6,7 @@ An evaluation that stands in the file is not done again.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -139,6 +140,18 @@ def read_record(folder: Path) -> LmEvalRecord:
             f"{path}: not a record of lm-eval ({error.error_count()} errors); "
             "move it away to measure anew"
         ) from None
+
+
+def check_folder(folder: Path) -> None:
+    """Find out whether an evaluation can be stored in a folder, before one is made.
+
+    Raises:
+        OSError: It cannot, and says why.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Tried, because rights alone do not tell of a mount that is read-only.
+    with tempfile.TemporaryFile(dir=folder):
+        return
 
 
 def add_evaluation(folder: Path, evaluation: Evaluation) -> None:
