@@ -296,6 +296,14 @@ trainer.close()
 """
 
 
+def test_a_driver_lives_on_when_somebody_sets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = leases._own_claim(BEAT_S)
+    at_s = psutil.boot_time()
+    # Linux keeps the time since its start, and counts the day of the start back from the clock.
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: at_s + 3600.0)
+    assert not claim.is_gone
+
+
 def test_a_stale_driver_is_not_the_trial_s_fault() -> None:
     assert is_infrastructure(StaleDriverError("sweep 'toy': another driver took it over"))
     assert Workspace(Home(Path("home"))).fence is None, "a trial without a driver has nobody to ask"

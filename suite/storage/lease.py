@@ -49,7 +49,8 @@ class Claim(Strict):
         id: Random: tells two claims of one process apart.
         host, pid: For people, and for `suite stop`.
         machine: The running kernel and the table of processes in which `pid` counts; "" if unknown.
-        started_s: When the process started: the system uses a process id again.
+        started_s: Seconds from the machine's start to the process's: the system uses a process id
+            again.
         beat_s: Seconds between two beats.
         job: Ray's submission id where the driver is a submitted job.
     """
@@ -75,7 +76,7 @@ class Claim(Strict):
         try:
             process = psutil.Process(self.pid)
             # Another start time means another process with the same id.
-            is_other = abs(process.create_time() - self.started_s) > 1.0
+            is_other = abs(_started_s(process) - self.started_s) > 1.0
             return is_other or process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
@@ -320,10 +321,18 @@ def _own_claim(beat_s: float) -> Claim:
         host=socket.gethostname(),
         pid=os.getpid(),
         machine=_machine(),
-        started_s=psutil.Process().create_time(),
+        started_s=_started_s(psutil.Process()),
         beat_s=beat_s,
         job=_submission_id(),
     )
+
+
+def _started_s(process: psutil.Process) -> float:
+    """Seconds from the machine's start to a process's.
+
+    The time of the day would change for a process that lives when somebody sets the clock.
+    """
+    return float(process.create_time() - psutil.boot_time())
 
 
 def _submission_id() -> str:
