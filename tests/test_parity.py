@@ -48,6 +48,8 @@ ATTENTION: list[Case] = [
     ("full", "bert", 0.05, 0, "linear"),
     ("full", "t5", 0.05, 0, "cla"),
     ("full", "llama", 0.05, 0, "shared"),
+    ("full", "llama", 0.05, 0, "mla"),
+    ("lora", "t5", 0.05, 0, "gated"),
 ]
 CHECKPOINTED = ("shared",)
 """Attention variants whose ranks recompute their blocks in the backward pass; the plain process does not."""
