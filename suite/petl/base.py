@@ -99,8 +99,15 @@ class Method(ABC, Generic[C]):
     ) -> None:
         """Initialise from training data; called only if `needs_preparation`.
 
-        Every rank gets the same batches.
+        Every rank gets the same batches. Frozen weights may change, too: the task head's may not.
         """
+
+    def learning_rate_factors(self, model: nn.Module) -> Mapping[str, float]:
+        """By what the learning rate is multiplied for a parameter of what `attach` made.
+
+        Parameters that are left out take the rate as it is.
+        """
+        return {}
 
     def peft_config(self, model: nn.Module, family: Family) -> PeftConfig | None:
         """The peft configuration of what `attach` made, without task head.

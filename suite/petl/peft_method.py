@@ -10,8 +10,9 @@ Deviations:
     - Methods that lengthen the input (p-tuning, prompt-tuning) are refused for classification heads
       on GPT-2 and Llama: peft 0.21 then reads the last position, which is padding in a right-padded
       batch. `prompt` does not have this fault.
-    - Options of LoRA that need data, other adapters or a quantised backbone are refused: peft would
-      train plain LoRA.
+    - Options of LoRA that need other adapters or a quantised backbone are refused: peft would train
+      plain LoRA. Starts from data run before training, see `_lora_starts`.
+    - LoRA+ and LoRA-FA are peft's optimizers on the suite's AdamW, see `_lora_optimizers`.
     - The trained count is what peft reports; there is no formula of a paper behind it.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -43,7 +44,9 @@ from transformers.pytorch_utils import Conv1D
 from suite.backbones.base import Family
 from suite.backbones.heads import has_own_forward
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
-from suite.petl.base import Architecture, Method, freeze, head_parameters
+from suite.petl._lora_optimizers import MOST_RATIO, freeze_a, loraplus_factors
+from suite.petl._lora_starts import CONFIGS, MOVES_BASE, check_rank, prepare_start
+from suite.petl.base import Architecture, Batch, Method, freeze, head_parameters
 
 # fields of peft's configuration that the suite sets itself, or that say nothing about the method
 OURS = frozenset(
@@ -74,25 +77,29 @@ FORMS: dict[str, dict[str, Any]] = {
     "pissa": {"init_lora_weights": "pissa"},
     "olora": {"init_lora_weights": "olora"},
     "kasa": {"kasa_config": {}},
+    # rho 1 keeps every rank
+    "eva": {"init_lora_weights": "eva", "eva_config": {"rho": 1.0}},
+    "corda": {"init_lora_weights": "corda", "corda_config": {}},
+    "lora-ga": {"init_lora_weights": "lora_ga", "lora_ga_config": {}},
+    # 16: the LoRA+ paper's recommendation, arXiv 2402.12354, section 5
+    "lora-plus": {"loraplus_lr_ratio": 16.0},
+    "lora-fa": {"lora_fa": True},
 }
 """Forms of LoRA that have names of their own, with the options that make them."""
-FROM_DATA = "it starts from data, which peft reads before its layers are made"
+OPTIMIZERS = {"loraplus_lr_ratio": float, "lora_fa": bool}
+"""Options of LoRA that peft keeps in its optimizers, and their types; without them plain AdamW."""
+EXPECTED = {float: "a number with a point, as 16.0", bool: "true or false"}
 UNUSABLE_OPTIONS = {
     "alora_invocation_tokens": "it acts after tokens that no task's inputs hold",
     "arrow_config": "it routes between LoRA adapters that have been trained before",
-    "corda_config": FROM_DATA,
-    "eva_config": FROM_DATA,
     "layer_replication": "it makes another backbone",
     "loftq_config": "it starts from what quantisation loses, and no backbone here is quantised",
-    "lora_ga_config": FROM_DATA,
     "megatron_config": "it needs Megatron's layers",
     "runtime_config": "the suite says where everything is computed",
     "target_parameters": "it adapts mixtures of experts, which no family here has",
     "use_qalora": "it needs a quantised backbone, and is plain LoRA without one",
 }
 """Options with which peft would train something else than they say, often plain LoRA."""
-UNUSABLE_STARTS = {"corda": FROM_DATA, "eva": FROM_DATA, "lora_ga": FROM_DATA}
-"""The same of values of `init_lora_weights`."""
 REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError)
 """What peft raises when a choice does not fit a backbone; it has no exception of its own."""
 
@@ -153,11 +160,60 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
             complete = _complete_options(config_class, given, where=where)
             return cls(PeftArchitecture.model_validate(complete))
 
+        @property
+        def _start(self) -> str | None:
+            """The start that reads training data, if it has one."""
+            start = self.config.model_dump().get("init_lora_weights")
+            if start in CONFIGS:
+                return str(start)
+            return None
+
         def attach(self, model: PreTrainedModel, family: Family) -> nn.Module:
-            return _attach(model, family, config_class, self.config.model_dump(), name=method_name)
+            options = self.config.model_dump()
+            own = {key: options.pop(key) for key in OPTIMIZERS if key in options}
+            if self._start is not None:
+                # as plain LoRA until `prepare`
+                options |= {"init_lora_weights": True, f"{self._start}_config": None}
+            wrapped = _attach(model, family, config_class, options, name=method_name)
+            if self._start is not None:
+                check_rank(self._start, wrapped)
+            if own.get("lora_fa"):
+                freeze_a(wrapped)
+            return wrapped
+
+        @property
+        def needs_preparation(self) -> bool:
+            return self._start is not None
+
+        def prepare(
+            self,
+            model: nn.Module,
+            family: Family,
+            batches: Iterable[Batch],
+            loss: Callable[[nn.Module, Batch], torch.Tensor],
+        ) -> None:
+            start = self._start
+            assert start is not None
+            options = self.config.model_dump()[f"{start}_config"] or {}
+            try:
+                prepare_start(start, options, model, family, batches, loss)
+            except REFUSALS as error:
+                raise IncompatibleError(
+                    f"{method_name}: peft cannot start it on this {family.name} backbone:"
+                    f" {type(error).__name__}: {error}"
+                ) from error
+
+        def learning_rate_factors(self, model: nn.Module) -> Mapping[str, float]:
+            ratio = self.config.model_dump().get("loraplus_lr_ratio")
+            if ratio is None:
+                return {}
+            return loraplus_factors(model, float(ratio))
 
         def peft_config(self, model: nn.Module, family: Family) -> PeftConfig | None:
             assert isinstance(model, PeftModel)
+            if self._start in MOVES_BASE:
+                # peft would put the adapter on the checkpoint's own weights
+                return None
             return copy.deepcopy(model.peft_config["default"])
 
         def expected_trainable(self, model: PreTrainedModel, family: Family) -> int:
@@ -186,9 +242,14 @@ def _complete_options(
         ConfigError: The configuration class does not have a key, or refuses a value.
     """
     fields = {field.name for field in dataclasses.fields(config_class)} - OURS
+    own = _optimizer_options(config_class, architecture, where=where)
+    architecture = {key: value for key, value in architecture.items() if key not in own}
     for key in architecture:
         if key not in fields:
-            raise UnknownNameError("key", key, fields, where=where)
+            known = fields
+            if config_class is LoraConfig:
+                known = fields | set(OPTIMIZERS)
+            raise UnknownNameError("key", key, known, where=where)
     _check_usable(config_class, architecture, where=where)
     config = _peft_config(config_class, dict(architecture), where=where)
     for key in REQUIRED & fields:
@@ -203,7 +264,39 @@ def _complete_options(
         # defaults may be such objects too, and peft makes them itself
         if _is_plain(value):
             options[key] = value
-    return options
+    # not where they are absent, as in every stored arm that has none
+    return options | own
+
+
+def _optimizer_options(
+    config_class: type[PeftConfig], architecture: Mapping[str, Any], *, where: str
+) -> dict[str, Any]:
+    """The options of `OPTIMIZERS` among the given ones.
+
+    Raises:
+        ConfigError: A value is of another type or out of range, or LoRA-FA's fixed A would start
+            from data.
+    """
+    own: dict[str, Any] = {}
+    if config_class is not LoraConfig:
+        return own
+    for key, kind in OPTIMIZERS.items():
+        if key in architecture:
+            own[key] = architecture[key]
+            if not isinstance(own[key], kind):
+                raise ConfigError(f"{where}: {key}: got {own[key]!r}, expected {EXPECTED[kind]}")
+    if not 1 <= own.get("loraplus_lr_ratio", 1) <= MOST_RATIO:
+        raise ConfigError(
+            f"{where}: loraplus_lr_ratio: got {own['loraplus_lr_ratio']}, expected 1 to"
+            f" {MOST_RATIO}: how many times faster B learns than A"
+        )
+    if own.get("lora_fa") and architecture.get("init_lora_weights") in CONFIGS:
+        raise ConfigError(
+            f"{where}: lora_fa: true does not fit init_lora_weights:"
+            f" {architecture['init_lora_weights']}: it corrects gradients by A as it is drawn;"
+            " leave one of them out"
+        )
+    return own
 
 
 def _check_usable(
@@ -219,10 +312,37 @@ def _check_usable(
     default = LoraConfig()
     for key, value in architecture.items():
         reason = UNUSABLE_OPTIONS.get(key)
-        if key == "init_lora_weights":
-            reason = UNUSABLE_STARTS.get(str(value).lower())
         if reason is not None and value != getattr(default, key):
             raise ConfigError(f"{where}: {key}: {value} does not fit a sweep: {reason}")
+    _check_start_options(architecture, where=where)
+
+
+def _check_start_options(architecture: Mapping[str, Any], *, where: str) -> None:
+    """Check the options of starts that read training data.
+
+    Raises:
+        ConfigError: An option is of another start, or asks for what `prepare` does not do.
+    """
+    start = architecture.get("init_lora_weights")
+    for name in CONFIGS:
+        key = f"{name}_config"
+        options = architecture.get(key)
+        if options is not None and start != name:
+            raise ConfigError(
+                f"{where}: {key}: {options} does not fit init_lora_weights: {start}: it is read"
+                f" with init_lora_weights: {name} alone"
+            )
+    if start == "eva" and (architecture.get("eva_config") or {}).get("rho") != 1.0:
+        raise ConfigError(
+            f"{where}: init_lora_weights: eva: expected eva_config: {{rho: 1.0}}, because with a"
+            " larger rho (peft's default is 2.0) data decide the ranks and so how much trains"
+        )
+    for key in ("cache_file", "covariance_file"):
+        if (architecture.get("corda_config") or {}).get(key) is not None:
+            raise ConfigError(
+                f"{where}: corda_config.{key}: the home's cache keeps what is prepared; leave it"
+                " out"
+            )
 
 
 def _peft_config(

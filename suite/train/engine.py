@@ -53,6 +53,7 @@ class Engine:
         world_size: Ranks of the initialised process group.
         device: "cuda" or "cpu".
         lanes: Whether `beside` may be called: keeps a copy of what trains.
+        factors: By what the learning rate is multiplied for the parameters of these names.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Engine:
         world_size: int,
         device: str,
         lanes: bool = False,
+        factors: Mapping[str, float] | None = None,
         _kept_names: tuple[str, ...] = (),
     ) -> None:
         import deepspeed
@@ -72,9 +74,9 @@ class Engine:
         self.device = device
         self.config = engine_config(training, world_size=world_size, device=device)
         self.trained_names = [name for name, p in model.named_parameters() if p.requires_grad]
-        trained = [p for p in model.parameters() if p.requires_grad]
+        groups = _groups(model, factors or {})
         offloaded = device == "cuda" and training.offload != "none"
-        optimizer = _adamw(trained, training, offloaded=offloaded)
+        optimizer = _adamw(groups, training, offloaded=offloaded)
         # Before ZeRO copies the parameters: its flat buffers take their dtype from them.
         dtype = torch.float32
         if uses_bf16(training, device):
@@ -140,7 +142,7 @@ class Engine:
         assert self._engine.optimizer is not None
         # The loop owns the schedule; DeepSpeed has none that could go out of step.
         for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["factor"]
 
     def micro_step(
         self,
@@ -445,8 +447,17 @@ def _local_run(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
     return local.detach().reshape(-1)[: max(0, whole_numel(parameter) - start)], start
 
 
+def _groups(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The parameters that train, in one group for each factor of their learning rate."""
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            by_factor.setdefault(factors.get(name, 1.0), []).append(parameter)
+    return [{"params": parameters, "factor": factor} for factor, parameters in by_factor.items()]
+
+
 def _adamw(
-    parameters: list[nn.Parameter], training: TrainingConfig, *, offloaded: bool
+    groups: list[dict[str, Any]], training: TrainingConfig, *, offloaded: bool
 ) -> torch.optim.Optimizer:
     """Make AdamW: torch's fused one, or DeepSpeed's for the CPU.
 
@@ -463,8 +474,8 @@ def _adamw(
     if offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        return DeepSpeedCPUAdam(parameters, adamw_mode=True, **options)
-    return torch.optim.AdamW(parameters, fused=True, **options)
+        return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
+    return torch.optim.AdamW(groups, fused=True, **options)
 
 
 def _clear_caches(cls: type) -> None:

@@ -19,12 +19,11 @@ from suite.data.objective import Objective
 from suite.data.prepare import Prepared
 from suite.files import make_once, replacing, write_json
 from suite.meters import LocalPhase, PhaseMeter, combine, hardware
-from suite.petl.arm import trained_state
 from suite.petl.base import Method
 from suite.record.result import PreparationRecord
 from suite.record.spec import TrialSpec
 from suite.train.build import build_model
-from suite.train.fingerprint import frozen_fingerprint
+from suite.train.fingerprint import frozen_fingerprint, place_sum
 from suite.train.process_group import all_agree, gather_objects
 
 # 1: weights alone; 2: with what they cost; 3: LST walks through all blocks.
@@ -73,17 +72,29 @@ def initial_model(
         data.data_hash,
         objective.fingerprint(),
     ]
-    folder = cache / "prepared" / f"{spec.arm.method}-{short_hash(parts)}"
+    # a method of peft has a colon in its name
+    key = f"{spec.arm.method.replace(':', '-')}-{short_hash(parts)}"
+    folder = prepared_folder(cache, key)
 
     def work() -> dict[str, torch.Tensor]:
         rows = _single_rows(data, objective, spec, device)
         return _prepare(model, method, resolved, rows, device=device, meter=meter)
 
     record = _once(folder, work, trial=spec.hash, meter=meter)
+    take_prepared(model, folder)
+    return model, record
+
+
+def take_prepared(model: nn.Module, folder: Path) -> None:
+    """Put what was prepared into a freshly built arm, whole and on the CPU."""
     with torch.no_grad():
         for name, tensor in load_file(folder / PREPARED).items():
             model.get_parameter(name).copy_(tensor)
-    return model, record
+
+
+def prepared_folder(cache: Path, key: str) -> Path:
+    """Where the cache of a home keeps what was prepared under a key."""
+    return cache / "prepared" / key
 
 
 def _once(
@@ -160,17 +171,26 @@ def _prepare(
     meter: PhaseMeter,
 ) -> dict[str, torch.Tensor]:
     """Let the method prepare the model; return the weights that it changed, by name."""
-    before = {name: tensor.clone() for name, tensor in trained_state(model).items()}
+    before = _sums(model)
     model.to(device)
     with ExitStack() as watching:
         method.prepare(model, resolved.family, _watched(rows, meter, watching), _loss)
     model.to("cpu")
+    after = _sums(model)
     changed = {}
-    for name, tensor in trained_state(model).items():
+    for name, parameter in model.named_parameters():
         # All other weights are drawn by the trial's seed, and must not come from another's.
-        if not torch.equal(tensor, before[name]):
-            changed[name] = tensor.contiguous()
+        if after[name] != before[name]:
+            changed[name] = parameter.detach().contiguous()
     return changed
+
+
+def _sums(model: nn.Module) -> dict[str, int]:
+    """A fingerprint of every weight, frozen ones too: a copy of them would take their memory again.
+
+    A start that reads data may move a part of the frozen weights into the adapters.
+    """
+    return {name: place_sum(p.detach().reshape(-1), 0) for name, p in model.named_parameters()}
 
 
 def _watched(

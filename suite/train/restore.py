@@ -1,9 +1,9 @@
 """Restore a trained model from its trial's folder.
 
 `suite export`, `suite lm-eval` and `suite analyze` start from here. No data are read: whatever a
-method prepared on them is part of what it trained. A hash tells whether the frozen weights are
-those of the trial, because they may come from random draws, or from a name whose files were
-changed.
+method prepared on them is part of what it trained, or lies in the home's cache. A hash tells
+whether the frozen weights are those of the trial, because they may come from random draws, or from
+a name whose files were changed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from suite.record.spec import Phase, TrialSpec
 from suite.train.build import build_model
 from suite.train.engine_config import uses_bf16
 from suite.train.fingerprint import frozen_fingerprint
+from suite.train.initial import prepared_folder, take_prepared
 from suite.train.warm import read_pretrain
 
 
@@ -85,6 +86,11 @@ def restore(folder: TrialFolder, home: Home, *, start_of: str | None = None) -> 
     )
     pretrained = pretrained_weights(spec, home)
     model, method = build_model(spec, resolved, objective.head, weights=pretrained)
+    if result.preparation is not None:
+        prepared = prepared_folder(home.cache, result.preparation.key)
+        # Without it the trained tensors are enough, unless frozen weights changed: the hash tells.
+        if prepared.exists():
+            take_prepared(model, prepared)
     if uses_bf16(spec.training, result.provenance.get("device", "cpu")):
         # Before the hash is taken: the trial hashed the weights that it computed with.
         model.to(torch.bfloat16)
@@ -196,6 +202,7 @@ def _check_frozen(
     then = result.provenance.get("versions", {}).get("torch")
     raise CheckpointError(
         f"{folder.path}: the frozen weights of {spec.arm.backbone.name} are not those that the "
-        "trial had: its files were changed, or its random weights were drawn by another version "
-        f"(torch then {then}, now {torch.__version__}); train the cell again"
+        "trial had: its files were changed, its random weights were drawn by another version "
+        f"(torch then {then}, now {torch.__version__}), or what {spec.arm.method} prepared from "
+        "data is no longer in the home's cache; train the cell again"
     )

@@ -224,12 +224,14 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
         )
     if precision == "bf16-autocast":
         autocast_forwards(model, device)
+    method = get_method(spec.arm.method).configure(spec.arm.architecture)
     engine = Engine(
         model,
         workspace.partitioning.applied_to(spec.training),
         world_size=dist.get_world_size(),
         device=device,
-        lanes=not get_method(spec.arm.method).backward_through_backbone,
+        lanes=not method.backward_through_backbone,
+        factors=method.learning_rate_factors(model),
     )
     # Rank 0 draws a name that no other group has, and all ranks take it.
     initial = workspace.engines / gather_objects(uuid.uuid4().hex)[0] / "step-0"

@@ -15,13 +15,13 @@ from suite.config.space import load_space, peft_spaces
 from suite.config.sweep import BackboneChoice
 from suite.errors import ConfigError, IncompatibleError, SuiteError
 from suite.petl import get_method
+from suite.petl._lora_starts import CONFIGS
 from suite.petl.arm import count_arm
 from suite.petl.peft_method import (
     FORMS,
     OURS,
     UNUSABLE,
     UNUSABLE_OPTIONS,
-    UNUSABLE_STARTS,
     peft_types,
 )
 from tests.toy import logits_of, make_arm, train
@@ -36,6 +36,8 @@ SAME_FUNCTION = {
 """Options of LoRA that say how large it is, where it sits and how it starts."""
 WITH_OTHERS = {"megatron_core", "qalora_group_size"}
 """Options that only say more of one that is refused."""
+OF_STARTS = {f"{start}_config" for start in CONFIGS}
+"""Options of starts that read training data (`tests/test_lora_starts.py`)."""
 OTHERS: dict[str, Any] = {
     "use_dora": True,
     "use_rslora": True,
@@ -78,7 +80,7 @@ def test_the_choices_of_its_search_space_train(name: str) -> None:
 
 def test_every_option_of_lora_is_known_and_none_is_plain_lora_under_another_name() -> None:
     fields = {field.name for field in dataclasses.fields(LoraConfig)} - OURS
-    assert fields == SAME_FUNCTION | WITH_OTHERS | set(OTHERS) | set(UNUSABLE_OPTIONS)
+    assert fields == SAME_FUNCTION | WITH_OTHERS | OF_STARTS | set(OTHERS) | set(UNUSABLE_OPTIONS)
     plain = trained({})
     for key, value in OTHERS.items():
         assert not torch.equal(trained({key: value}), plain), key
@@ -97,16 +99,10 @@ def trained(architecture: dict[str, Any]) -> torch.Tensor:
         return logits_of(toy.model, toy.batch(seed=9))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *((key, {"x": 1}) for key in UNUSABLE_OPTIONS),
-        *(("init_lora_weights", start) for start in UNUSABLE_STARTS),
-    ],
-)
-def test_what_peft_would_not_do_is_refused(key: str, value: Any) -> None:
+@pytest.mark.parametrize("key", UNUSABLE_OPTIONS)
+def test_what_peft_would_not_do_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key}: .* does not fit a sweep: it|the suite"):
-        get_method("peft:lora").configure({key: value})
+        get_method("peft:lora").configure({key: {"x": 1}})
 
 
 @pytest.mark.parametrize("form", FORMS)
