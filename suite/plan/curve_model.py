@@ -13,7 +13,7 @@ Two beliefs are built in, both weak enough for eight trials to overrule:
   theirs, at most a decade further left or right, and the other half knows nothing of them. Trials
   that disagree move the weight to the other half.
 
-`benchmarks/protocol/search.py` simulates what the model finds; docs/protocol.md has its figures.
+`benchmarks/protocol/search.py` simulates what the model finds; docs/search.md has its figures.
 """
 
 from __future__ import annotations
