@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from torch import nn
+from transformers import AutoModelForSequenceClassification
 
 from suite.attention import variants
 from suite.attention._cache import cache_bytes
@@ -22,8 +24,10 @@ from suite.errors import BackboneError, IncompatibleError
 from suite.petl import get_method, methods
 from suite.petl._frozen import FrozenPass
 from suite.petl.arm import build_arm, check_arm, count, task_head, trained_state
+from suite.record.folder import Home
 from tests.attention import answer_of, batch_of, converted
 from tests.decoding import both_ways
+from tests.test_export import exported, same_answers
 from tests.tiny import OTHERS
 from tests.toy import (
     SMALL,
@@ -35,6 +39,7 @@ from tests.toy import (
     resolved_tiny,
     train,
 )
+from tests.trained import trained_spec
 
 ENCODERS = ("deberta", "modernbert", "roberta")
 DECODERS = tuple(name for name in OTHERS if name not in ENCODERS)
@@ -228,6 +233,28 @@ def test_a_family_finds_the_parts_of_its_models(family: str) -> None:
     base = {id(p) for p in model.base_model.parameters()}
     heads = {name.split(".")[0] for name, p in model.named_parameters() if id(p) not in base}
     assert heads == set(found.head_names(model))
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_folded_attention_and_lora_are_exported_for_the_libraries(
+    family: str, tmp_path: Path
+) -> None:
+    """A folded model is plain weights with few heads where the configuration can say so; LoRA is peft's adapter."""
+    cut = variant_refusal(variants.get("wgqa"), families.get(family)()) is None
+    choice = AttentionChoice(name="wgqa" if cut else "pretrained")
+    home = Home(tmp_path / "home")
+    restored, written = exported(
+        home, trained_spec("full", family, attention=choice), tmp_path / "a"
+    )
+    assert written.description.format == "transformers"
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "a")
+    same_answers(restored.model, theirs, restored, atol=TOLERANCE)
+    if family in DECODERS:
+        assert theirs.config.num_key_value_heads == 1
+    restored, written = exported(home, trained_spec("lora", family), tmp_path / "b")
+    assert written.description.format == "peft"
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "b" / "base")
+    same_answers(restored.model, PeftModel.from_pretrained(base, str(tmp_path / "b")), restored)
 
 
 def test_positions_leave_out_robertas_first_rows() -> None:
