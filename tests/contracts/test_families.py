@@ -27,6 +27,7 @@ from suite.petl.arm import build_arm, check_arm, count, task_head, trained_state
 from suite.record.folder import Home
 from tests.attention import answer_of, batch_of, converted
 from tests.decoding import both_ways
+from tests.test_adding import blocks
 from tests.test_export import exported, same_answers
 from tests.tiny import OTHERS
 from tests.toy import (
@@ -284,21 +285,6 @@ def test_a_decoder_without_padding_token_pads_with_its_end(name: str) -> None:
     assert config.pad_token_id == config.eos_token_id == 151_643
 
 
-GEMMA = '''
-"""The first Gemma, as somebody else's family."""
-
-from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-
-from suite.backbones._rotary import RotaryDecoder
-
-
-class Gemma(RotaryDecoder):
-    model_types = ("gemma",)
-    description = "Gemma 1"
-    norm_class = GemmaRMSNorm
-'''
-
-
 @pytest.fixture
 def gemma_folder(tmp_path: Path) -> Path:
     from transformers import GemmaConfig, GemmaForCausalLM
@@ -311,7 +297,7 @@ def gemma_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_new_model_type_names_the_nearest_and_a_file_of_the_users_serves_it(
+def test_a_new_model_type_names_the_nearest_and_the_file_of_the_docs_serves_it(
     gemma_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choice = BackboneChoice(name=str(gemma_folder / "model"), tokenizer="bytes")
@@ -321,7 +307,9 @@ def test_a_new_model_type_names_the_nearest_and_a_file_of_the_users_serves_it(
         resolve(choice)
     assert "backbones/ of SUITE_PATH" in str(said.value)
     (gemma_folder / "backbones").mkdir()
-    (gemma_folder / "backbones" / "gemma.py").write_text(GEMMA)
+    (gemma_folder / "backbones" / "gemma.py").write_text(
+        next(block for block in blocks("python") if "RotaryDecoder" in block)
+    )
     monkeypatch.setenv("SUITE_PATH", str(gemma_folder))
     resolved = resolve(choice)
     arm = Arm(backbone=choice, method="bitfit", attention=AttentionChoice(name="gqa"))
