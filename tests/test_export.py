@@ -474,7 +474,7 @@ ASKED = [
     ("sst2", "lora", "t5"),
     ("sst2", "lora", "gpt2"),
     ("sst2", "lora", "llama"),
-    ("stsb", "read", "bert"),
+    ("stsb", "read", "modernbert"),
     ("stsb", "full", "t5"),
     ("copa", "adapter", "bert"),
     ("copa", "lora", "gpt2"),

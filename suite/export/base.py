@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    ByT5Tokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from suite.backbones.loading import ResolvedBackbone, build, identity, resolve, resolve_folder
 from suite.backbones.presets import PRESETS
@@ -103,7 +109,12 @@ def open_base(description: Description, folder: Path) -> ResolvedBackbone:
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of an exported folder."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+    kind: Any = AutoTokenizer
+    described = json.loads((folder / "tokenizer_config.json").read_bytes())
+    # For some models (ModernBERT, ...) transformers takes another class than the file names.
+    if described.get("tokenizer_class") == ByT5Tokenizer.__name__:
+        kind = ByT5Tokenizer
+    tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False
     )
     return tokenizer
