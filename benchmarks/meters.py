@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from suite.meters import WATTS_PER_CORE, Meter
-from suite.profile.arms import choose
-from suite.profile.batches import training_batch
-from suite.profile.estimate import vocabulary_of
+from suite.profiling.arms import choose
+from suite.profiling.batches import training_batch
+from suite.profiling.estimate import vocabulary_of
 
 BLOCK = 10
 JOULES_PER_KWH = 3.6e6

@@ -57,11 +57,11 @@ from benchmarks.odd_changes import (
     words,
 )
 from suite.cli import app as command_line
-from suite.cli.trial import build_spec
 from suite.errors import SuiteError
 from suite.record.folder import Home
 from suite.record.result import FailureRecord
 from suite.tracking import sync
+from suite.train.by_hand import build_spec
 from tests.answers import some_right, write_confirmed
 from tests.records import make_spec, make_store, write_definition, write_trial
 

@@ -1,20 +1,28 @@
-"""A benchmark suite for attention variants and parameter-efficient transfer learning, on Ray."""
+"""A benchmark suite for attention variants and parameter-efficient transfer learning, on Ray.
+
+The functions and classes of `suite.api` are attributes of this package. They are imported on first
+use, so that `import suite` costs nothing.
+"""
+
+from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+# For type checkers and editors, which cannot follow `__getattr__`.
+if TYPE_CHECKING:
+    from suite.api import Outcome, Sweep, load, params, profile, results, run, trial
 
 __version__ = "0.1.0"
+__all__ = ["Outcome", "Sweep", "load", "params", "profile", "results", "run", "trial"]
 
 
-def load(folder: Any) -> Any:
-    """Load a model from a folder that `suite export` wrote.
+# Python calls this for names that the module lacks, so the import waits until the first use.
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("suite.api"), name)
 
-    Args:
-        folder: Path of the folder.
 
-    Returns:
-        A `suite.export.load.Loaded`: `predict(texts)`, and `model` (a torch module in evaluation
-        mode on the CPU) and `tokenizer` (of transformers), which it also unpacks to.
-    """
-    # imported here, because it imports torch: `import suite` must stay quick
-    return import_module("suite.export").load(folder)
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -93,6 +93,24 @@ def yaml_names(axis: str) -> dict[str, Path]:
     return found
 
 
+def find_sweep(given: str) -> Path:
+    """The file of a path, or of a name that `suite list sweeps` knows.
+
+    Raises:
+        UnknownNameError: It is neither.
+    """
+    known = yaml_names("sweeps")
+    path = Path(given)
+    if path.is_file():
+        return path
+    if given in known:
+        return known[given]
+    # A typing error in a path is likely, so files beside it are suggested too
+    files = [str(file) for file in path.parent.glob("*.yaml")]
+    where = "SWEEP (a file or a known name)"
+    raise UnknownNameError("sweep", given, [*known, *files], where=where)
+
+
 def plug_in_files(folder: Path) -> list[Path]:
     """The files of a folder that may define a plug-in; names with `_` in front are helpers."""
     found = []

@@ -3,7 +3,7 @@
 import deepspeed
 import torch
 
-import suite.profile.worker
+import suite.profiling.worker
 import suite.train.loop
 from tests.test_parity import model_of
 

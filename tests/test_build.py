@@ -10,7 +10,7 @@ import torch
 from suite.backbones.heads import Head
 from suite.meters import TensorPeak, release_memory
 from suite.petl._frozen import hidden_of
-from suite.profile.batches import forward_options, training_batch
+from suite.profiling.batches import forward_options, training_batch
 from suite.train.build import build_model
 from tests.tiny import FAMILIES
 from tests.toy import resolved_tiny

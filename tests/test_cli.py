@@ -171,7 +171,7 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("suite.cli.arms.make_arm", broken)
+    monkeypatch.setattr("suite.train.arms.make_arm", broken)
     with pytest.raises(KeyError, match="a bug"):
         main(["params", "--backbone", "t5-base", "--method", "lora"])
 

@@ -15,8 +15,6 @@ from rich.console import Console
 
 from suite.cli import run
 from suite.cli.estimate import estimate
-from suite.cli.live import Board
-from suite.cli.trial import build_spec
 from suite.cli.work import arm_work
 from suite.config.sweep import SweepConfig
 from suite.config.sweep_files import load_sweep
@@ -25,9 +23,11 @@ from suite.meters.record import PhaseRecord
 from suite.plan.cell_state import read_states
 from suite.plan.events import Outcome
 from suite.plan.plan import make_plan
+from suite.progress import Board
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
+from suite.train.by_hand import build_spec
 from tests.cluster.processes import wait_until
 from tests.commands import Suite, shell, suite
 from tests.records import make_home

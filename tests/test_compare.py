@@ -15,12 +15,12 @@ import pytest
 from suite.cli.foreseen import verdict_lines, verdict_rows
 from suite.cli.leaderboard import show
 from suite.cli.options import Format
-from suite.cli.select import choose_arm, find_cell, read_arms
 from suite.config.sweep import AttentionChoice, ConfirmConfig
 from suite.errors import ConfigError, UnknownNameError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.ranks import is_ranked
+from suite.leaderboard.select import choose_arm, find_cell, read_arms
 from suite.leaderboard.table import leaderboard_of, to_rows
 from suite.plan.definition import read_plan, store_definition
 from suite.record.cells import Cell

@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from suite.cli.trial import build_spec
 from suite.config.task import load_task
 from suite.metrics.items import Items, statistic_of
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
+from suite.train.by_hand import build_spec
 from suite.train.loop import Trainer
 from suite.train.process_group import free_port
 from tests.ranks import in_processes

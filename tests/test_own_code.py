@@ -14,7 +14,6 @@ from pydantic import ValidationError
 import suite as package
 from suite.backbones.code import code_digest
 from suite.backbones.loading import build, identity, load_tokenizer, resolve
-from suite.cli.arms import make_arm
 from suite.config.arm import Arm
 from suite.config.space import LearningRateRange
 from suite.config.sweep import BackboneChoice
@@ -35,6 +34,7 @@ from suite.export.description import (
 from suite.plan.definition import read_plan, store_definition
 from suite.plan.plan import PlannedCell
 from suite.record.folder import Home, TrialFolder
+from suite.train.arms import make_arm
 from suite.train.restore import restore
 from tests.commands import Suite, suite
 from tests.records import cell_rows, make_spec, write_definition, write_trial

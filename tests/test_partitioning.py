@@ -22,7 +22,7 @@ from suite.plan.partitioning import (
 )
 from suite.plan.plan import Plan, make_plan
 from suite.plan.resources import lay_out
-from suite.profile import fit
+from suite.profiling import fit
 from suite.record.folder import Home
 from suite.record.result import Status, TrialResult
 from suite.record.spec import TrialSpec

@@ -11,7 +11,7 @@ import torch
 
 from suite.backbones.heads import Head
 from suite.config.training import TrainingConfig
-from suite.profile.batches import training_batch
+from suite.profiling.batches import training_batch
 from suite.record.folder import Home
 from suite.storage.workspace import Workspace
 from suite.train import precision

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 from suite.backbones.loading import Head, resolve
 from suite.cli.estimate import show_plan
-from suite.cli.live import Board
 from suite.cli.options import Format
 from suite.cli.status import status as cli_status
 from suite.clock import CLOCK, Clock
@@ -39,6 +38,7 @@ from suite.plan.definition import check_definition, read_plan, store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
 from suite.plan.status import status
+from suite.progress import Board
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from suite.errors import ConfigError, ResourceError
-from suite.profile import ArmProfile, Setting, choose, estimate_only, measure, peak, ratios
-from suite.profile import run as profile_run
-from suite.profile.estimate import estimate
-from suite.profile.figures import ATTENTION_WEIGHTS, draw
-from suite.profile.record import Estimate, Memory
-from suite.profile.training import Training
-from suite.profile.worker import Visit
+from suite.profiling import ArmProfile, Setting, choose, estimate_only, measure, peak, ratios
+from suite.profiling import run as profile_run
+from suite.profiling.estimate import estimate
+from suite.profiling.figures import ATTENTION_WEIGHTS, draw
+from suite.profiling.record import Estimate, Memory
+from suite.profiling.training import Training
+from suite.profiling.worker import Visit
 from suite.train.process_group import close_process_group, free_port, init_process_group
 from tests.commands import Suite, suite
 from tests.ranks import forkserver_context, on_ranks

@@ -194,10 +194,10 @@ def measure(
 def _chosen(
     backbone: str, task: str, variant: str, overrides: Sequence[str]
 ) -> tuple[Arm, TaskConfig, TrainingConfig]:
-    from suite.cli.arms import make_arm, read_overrides
     from suite.config.loader import validate
     from suite.config.task import load_task
     from suite.config.training import TrainingConfig
+    from suite.train.arms import make_arm, read_overrides
 
     given = read_overrides({}, overrides, method="full", groups=GROUPS)
     training = validate(TrainingConfig, given.pop("training", {}), where="--set training")

@@ -19,9 +19,9 @@ from suite.cli.options import (
     home_to_read,
 )
 from suite.cli.render import Column, column
-from suite.cli.select import short_names
 from suite.errors import ConfigError, UnknownNameError
 from suite.leaderboard.curves import confirmed_point
+from suite.leaderboard.select import short_names
 
 if TYPE_CHECKING:
     from suite.leaderboard.fields import Row

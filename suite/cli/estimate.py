@@ -246,7 +246,7 @@ def partitioning(
     if decision is not None:
         return decision
     # Only now: it imports torch, which a dry run of a small sweep does without.
-    from suite.profile.fit import first_that_fits
+    from suite.profiling.fit import first_that_fits
 
     assert worker_bytes is not None  # unknown memory settles it
     return first_that_fits(plan, device=device, worker_bytes=worker_bytes, where=where)

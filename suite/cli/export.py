@@ -73,7 +73,7 @@ def export(
     and compared before it gets its name.
     """
     # Imported here: torch takes seconds, and `--help` must not wait for it.
-    from suite.cli.select import find_cell
+    from suite.leaderboard.select import find_cell
     from suite.record.folder import Home
 
     _check_new(out)  # before a model is loaded

@@ -217,8 +217,8 @@ def _measured(
 def _untrained(
     home: Home, backbone: str, attention: str, overrides: Sequence[str], data_root: Path | None
 ) -> Subject:
-    from suite.cli.arms import make_arm, read_overrides
     from suite.evaluation.subjects import untrained
+    from suite.train.arms import make_arm, read_overrides
 
     changes = read_overrides({}, overrides, method="full", groups=("backbone", "attention"))
     return untrained(make_arm(backbone, "full", attention, changes), home, data_root=data_root)
@@ -252,8 +252,8 @@ def _of_home(
     home: Home, what: str | None, sweep: str | None, *, before: bool, data_root: Path | None
 ) -> list[Subject]:
     """The confirmed runs of a cell, or of every cell of a sweep whose model writes."""
-    from suite.cli.select import find_cell, read_arms
     from suite.evaluation.subjects import confirmed_run, confirmed_trials, start_of
+    from suite.leaderboard.select import find_cell, read_arms
 
     cells: list[Cell] = []
     if what is not None:

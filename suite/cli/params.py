@@ -82,42 +82,17 @@ def params(
     the decoder (cross-attention: of the source). --set takes the method's settings by their bare
     names (rank=8), backbone.config.*, attention.options.*.
     """
-    # These import torch, which takes seconds: `suite params --help` must not wait for it.
-    from suite.attention.counts import count_attention
-    from suite.cli.arms import GROUPS, head_for, make_arm, read_overrides, resolve_backbone
-    from suite.config.task import load_task
-    from suite.petl.arm import count_arm
+    from suite import api
 
-    changes = read_overrides({}, overrides or (), method=method, groups=GROUPS)
-    arm = make_arm(backbone, method, attention, changes)
-    resolved = resolve_backbone(arm, only_shape=True)
-    config = None
-    if task is not None:
-        config = load_task(task, where="--task")
-    head = head_for(resolved, config, num_labels=num_labels)
-    counted = count_arm(resolved, head, arm, pretrained=True)
-    inside = count_attention(resolved, head, arm.attention, dtype=dtype.value)
-    row = {
-        "backbone": backbone,
-        "attention": attention,
-        "method": method,
-        "architecture": arm.architecture,
-        "total": counted.total,
-        "trainable": counted.trainable,
-        "method_trainable": counted.method,
-        "head_trainable": counted.head,
-        "trainable_percent": 100 * counted.trainable / counted.total,
-        "attention.with_output_projection": inside.with_output_projection,
-        "attention.without_output_projection": inside.without_output_projection,
-        "attention.extra_over_base": inside.extra_over_base,
-        # The decoder's own keys and values grow with the text that it writes, those of
-        # cross-attention with the source: their sum would have no unit.
-        "kv_bytes_per_token": inside.kv_bytes_per_token,
-        # Null where the cache keeps every token.
-        "kv_tokens": inside.kv_tokens,
-        "cross_kv_bytes_per_token": inside.cross_kv_bytes_per_token,
-        "kv_fraction": inside.kv_fraction,
-    }
+    row = api.params(
+        backbone,
+        method,
+        attention=attention,
+        task=task,
+        num_labels=num_labels,
+        dtype=dtype.value,
+        changes=overrides or (),
+    )
     if fmt is Format.JSON:
         print(json.dumps(row, indent=2))
         return

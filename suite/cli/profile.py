@@ -18,7 +18,7 @@ from suite.cli.options import Format, FormatOption
 from suite.cli.render import Column, column
 
 if TYPE_CHECKING:
-    from suite.profile import ArmProfile, Profile, Setting
+    from suite.profiling import ArmProfile, Profile
 
 ESTIMATED = ("cpu-time-estimate",)
 SHAPE = "backbone"
@@ -146,7 +146,8 @@ def profile(
     """
     # torch and DeepSpeed take seconds to import, and `--help` must not wait for them.
     from suite.cli.options import split_names
-    from suite.profile import choose, estimate_only, measure
+    from suite.profiling import choose, estimate_only, measure
+    from suite.profiling.setting import make_setting
 
     # Everything is checked before the first arm runs: a profile takes minutes.
     setting = make_setting(
@@ -159,12 +160,12 @@ def profile(
             "zero": zero,
             "frozen_weights": frozen_weights.value,
             "rounds": rounds,
-        },
-        dtype=dtype,
-        device=device,
-        seconds=seconds,
-        inference_batches=numbers(infer_batch, "--infer-batch"),
-        contexts=numbers(context, "--context"),
+            "dtype": dtype.value,
+            "device": device.value,
+            "seconds": seconds,
+            "inference_batches": numbers(infer_batch, "--infer-batch"),
+            "contexts": numbers(context, "--context"),
+        }
     )
     names = method_names(methods)
     changes = read_changes(overrides or (), names)
@@ -189,7 +190,7 @@ def profile(
         write_json(found, out)
     show(found, pair, fmt)
     if figures is not None:
-        from suite.profile.figures import draw
+        from suite.profiling.figures import draw
 
         # Paths go to stderr: stdout may be piped as JSON.
         for path in draw(found, figures):
@@ -226,34 +227,6 @@ def check_targets(out: Path | None, figures: Path | None) -> None:
             raise ConfigError(f"{option}: {folder} cannot be written")
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out}: got a folder, expected a file")
-
-
-def make_setting(
-    shapes: dict[str, Any], *, dtype: Precision, device: Device, **rest: Any
-) -> Setting:
-    """The setting, with what was left open filled in for this machine.
-
-    Raises:
-        ConfigError: The numbers do not go together.
-    """
-    # To see whether there is a GPU.
-    import torch
-
-    from suite.config.loader import validate
-    from suite.profile import Setting
-
-    where = device.value
-    if device is Device.AUTO:
-        where = "cuda" if torch.cuda.is_available() else "cpu"
-    on_gpu = where == "cuda"
-    precision = dtype.value
-    if dtype is Precision.AUTO:
-        precision = "bf16" if on_gpu else "fp32"
-    batch = shapes["batch"]
-    if batch is None:
-        batch = 96 if on_gpu else 8  # 96: READ's batch (arXiv 2305.15348)
-    found = {**shapes, "batch": batch, "dtype": precision, "device": where, **rest}
-    return validate(Setting, found, where="suite profile")
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
@@ -504,7 +477,7 @@ def parts_text(row: Mapping[str, Any]) -> str:
 
 def notes(found: Profile) -> list[str]:
     """Lines below the tables: how the numbers were taken, and why an arm has none."""
-    from suite.profile.record import NO_DECODING
+    from suite.profiling.record import NO_DECODING
 
     setting = found.setting
     how = "estimates, nothing was run"
@@ -581,7 +554,7 @@ def couples(
 
 
 def ratio_rows(first: ArmProfile, second: ArmProfile) -> list[dict[str, Any]]:
-    from suite.profile import ratios
+    from suite.profiling import ratios
 
     return [asdict(each) for each in ratios(first, second)]
 

@@ -7,14 +7,13 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from suite.cli.options import Format
-from suite.redact import printable
 from suite.report.table import csv_cell, escaped
+from suite.report.text_table import Column, Row, fitting, make_table
 from suite.report.values import (
     MISSING,
     attention,
@@ -56,29 +55,6 @@ __all__ = [
     "stdout_for_result",
     "text",
 ]
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table.
-
-    Attributes:
-        head: Its title.
-        show: Text of a row's cell.
-        right: Aligned right, as numbers are.
-        rank: Columns of a higher rank go first where a terminal is too narrow; 0 always stays.
-        unit: Unit of all its cells, which stands in the head.
-        wraps: Whether its cells are sentences, which a narrow terminal shows on several lines.
-    """
-
-    head: str
-    show: Callable[[Row], str]
-    right: bool = False
-    rank: int = 0
-    unit: str = ""
-    wraps: bool = False
 
 
 def column(
@@ -234,78 +210,6 @@ def say(line: str, *, err: bool = False) -> None:
             lines += textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False)
         line = "\n".join(lines)
     print(line, file=out)
-
-
-def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column], width: int) -> Any:
-    """A rich table without markup, so that names print as they are; `width` in characters."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    # A rule under the head alone: this reads well in a terminal and in a log.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    widths = []
-    for at, c in enumerate(columns):
-        widths.append(_width(c, [line[at] for line in cells]))
-    # Where not even the names fit, they are broken: nothing is cut off.
-    fits = _line_width(widths) <= width
-    for c, needed in zip(columns, widths, strict=True):
-        lines = textwrap.wrap(c.head, needed, break_on_hyphens=False)
-        if c.unit:
-            lines.append(c.unit)
-        table.add_column(
-            "\n".join(lines),
-            justify="right" if c.right else "left",
-            overflow="fold",
-            # rich would take room from every column alike, and break words in all of them.
-            no_wrap=fits and not c.wraps,
-        )
-    for line in cells:
-        # Names and messages come from others' files too.
-        table.add_row(*[Text(printable(cell)) for cell in line])
-    return table
-
-
-GAP = 3
-"""Characters between two columns."""
-LEAST_PROSE = 24
-"""Characters that a column of sentences needs."""
-
-
-def fitting(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that fit side by side without a broken word.
-
-    Columns of the highest rank are dropped first, and of one rank the later before the earlier.
-    """
-    widths = {}
-    for c in columns:
-        # By identity: a column's function has no equality to go by.
-        widths[id(c)] = _width(c, [c.show(row) for row in rows])
-    droppable = [c for c in columns if c.rank]
-    # By place too, because columns are in the order in which people read them.
-    droppable.sort(key=lambda c: (c.rank, columns.index(c)), reverse=True)
-    shown = list(columns)
-    for candidate in droppable:
-        if _line_width([widths[id(c)] for c in shown]) <= width:
-            break
-        shown.remove(candidate)
-    return shown
-
-
-def _width(c: Column, cells: Sequence[str]) -> int:
-    """Characters that a column needs where no word of its head and no cell is broken."""
-    needed = len(c.unit)
-    for word in c.head.split():
-        needed = max(needed, len(word))
-    widest = max(map(len, cells), default=0)
-    if c.wraps:
-        widest = min(widest, LEAST_PROSE)
-    return max(needed, widest, 1)
-
-
-def _line_width(widths: Sequence[int]) -> int:
-    # A line begins and ends with a space, and has no gap behind its last column.
-    return sum(widths) + GAP * (len(widths) - 1) + 2
 
 
 @contextmanager

@@ -30,9 +30,11 @@ from suite.cli.options import (
     TrackingOption,
     TrustOption,
 )
-from suite.errors import SuiteError, UnknownNameError
+from suite.errors import SuiteError
+from suite.registry import find_sweep
 
 if TYPE_CHECKING:
+    from suite.api import Outcome as Results
     from suite.config.sweep import SweepConfig
     from suite.plan.events import Outcome
     from suite.tracking.follower import Follower
@@ -99,8 +101,9 @@ def run(
         insecure=insecure,
         optuna=optuna,
     )
-    followers = _followers(config, asked)
-    outcome = _run(config, asked, followers, retry_given_up=retry_given_up)
+    found = _run(config, asked, retry_given_up=retry_given_up)
+    outcome = found.ending
+    assert outcome is not None
     # An interrupted sweep has a leaderboard too, of the cells that are done.
     if any(cell.done for cell in outcome.cells):
         _show_leaderboard(config, asked, fmt)
@@ -108,7 +111,7 @@ def run(
             # Only of a whole sweep: the report of an interrupted one is out of date soon.
             _attach_report(config, asked)
     # Last, because it decides the exit code, and the last lines are the ones that are read.
-    _say_how_it_ended(config, outcome, asked, followers)
+    _say_how_it_ended(config, outcome, asked, found.followers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,64 +178,21 @@ class Asked:
         return ["--home", str(self.home)]
 
 
-def find_sweep(given: str) -> Path:
-    """The file of a path, or of a name that `suite list sweeps` knows.
-
-    Raises:
-        UnknownNameError: It is neither.
-    """
-    from suite.registry import yaml_names
-
-    known = yaml_names("sweeps")
-    path = Path(given)
-    if path.is_file():
-        return path
-    if given in known:
-        return known[given]
-    # A typing error in a path is likely, so files beside it are suggested too.
-    files = [str(file) for file in path.parent.glob("*.yaml")]
-    where = "SWEEP (a file or a known name)"
-    raise UnknownNameError("sweep", given, [*known, *files], where=where)
-
-
-def _followers(config: SweepConfig, asked: Asked) -> list[Follower]:
-    """What brings MLflow up to date while the sweep runs, and Optuna's storage where asked to."""
-    from suite.record.folder import Home
-    from suite.tracking.listener import TrackingListener
-    from suite.tracking.store import resolve_uri
-
-    home = Home(asked.home)
-    uri = resolve_uri(home, asked.tracking_uri, write=True)
-    followers: list[Follower] = [TrackingListener(home, uri, sweep=config.name)]
-    if asked.optuna is not None:
-        from suite.tracking.optuna_mirror import OptunaFollower
-
-        followers.append(OptunaFollower(home, asked.optuna, sweep=config.name))
-    return followers
-
-
-def _run(
-    config: SweepConfig, asked: Asked, followers: Sequence[Follower], *, retry_given_up: bool
-) -> Outcome:
+def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Results:
     """Run the sweep while the live table and MLflow listen."""
-    from suite.cli.live import board
-    from suite.cluster.access import require_token
-    from suite.record.folder import Home
-    from suite.tune.driver import run_sweep
+    from suite import api
 
-    # A cluster without a token runs anybody's code: ask before Ray connects.
-    if asked.address is not None and not asked.insecure:
-        require_token(asked.address)
     try:
-        with render.stdout_for_result(), board() as shown:
-            return run_sweep(
-                config,
-                home=Home(asked.home),
-                listeners=[shown, *followers],
+        with render.stdout_for_result():
+            return api.run(
+                api.Sweep.of(config, where=str(asked.path)),
+                home=asked.home,
                 data_root=asked.data_root,
                 address=asked.address,
                 storage=asked.storage,
-                where=str(asked.path),
+                tracking_uri=asked.tracking_uri,
+                optuna=asked.optuna,
+                insecure=asked.insecure,
                 retry_given_up=retry_given_up,
             )
     except KeyboardInterrupt:

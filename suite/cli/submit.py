@@ -30,10 +30,10 @@ from suite.cli.options import (
     search_first,
 )
 from suite.cli.render import Column, column
-from suite.cli.run import STOPPED, Asked, find_sweep
+from suite.cli.run import STOPPED, Asked
 from suite.errors import ConfigError
 from suite.redact import refuse_password
-from suite.registry import TASK_FOLDERS
+from suite.registry import TASK_FOLDERS, find_sweep
 
 if TYPE_CHECKING:
     from suite.cluster.jobs import Job, JobClient

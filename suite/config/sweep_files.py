@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from suite.config.loader import apply_overrides, load_yaml, validate, with_overrides
+from suite.config.loader import Lines, apply_overrides, load_yaml, validate, with_overrides
 from suite.config.sweep import SweepConfig
 from suite.config.trust import check_named, refuse_trust, with_trust
 
@@ -23,16 +24,31 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     data, lines = load_yaml(path)
     # before the check of trust, so that `--set` cannot grant it either
     data = apply_overrides(data, overrides)
+    return checked_sweep(data, where=str(path), lines=with_overrides(lines, overrides))
+
+
+def checked_sweep(
+    data: Mapping[str, Any], *, where: str, lines: Lines | None = None
+) -> SweepConfig:
+    """The sweep that plain keys and values describe.
+
+    Args:
+        data: The keys of a sweep's file.
+        where: What errors call it.
+        lines: The line of each key; None = there are none.
+
+    Raises:
+        ConfigError: A key or value cannot be used.
+    """
     given = data.get("backbones")
     if isinstance(given, list):
         # before validation, because trust may stand in the file of whoever wrote the sweep
         for number, backbone in enumerate(given):
-            refuse_trust(backbone, where=f"{path}: backbones[{number}]")
-    lines = with_overrides(lines, overrides)
-    config = validate(SweepConfig, data, where=str(path), lines=lines)
+            refuse_trust(backbone, where=f"{where}: backbones[{number}]")
+    config = validate(SweepConfig, data, where=where, lines=lines)
     # a mistyped name on the command line would otherwise grant nothing, without a word
-    check_named([backbone.name for backbone in config.backbones], where=str(path))
+    check_named([backbone.name for backbone in config.backbones], where=where)
     backbones = []
     for backbone in config.backbones:
-        backbones.append(with_trust(backbone, where=f"{path}: backbones"))
+        backbones.append(with_trust(backbone, where=f"{where}: backbones"))
     return config.model_copy(update={"backbones": backbones})

@@ -3,7 +3,7 @@
 The driver decides it once, before the first worker starts, and for all arms alike: a comparison of
 memory and time is one of methods only if all arms are laid out in the same way. The least
 partitioned layout at which the largest arm fits is the fastest one. What is decided here follows
-from numbers alone; `suite.profile.fit` estimates the largest arm where they do not settle it.
+from numbers alone; `suite.profiling.fit` estimates the largest arm where they do not settle it.
 """
 
 from __future__ import annotations

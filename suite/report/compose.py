@@ -73,6 +73,28 @@ def write(report: Report, out: Path, form: Form) -> list[Path]:
         ) from error
 
 
+def write_page(report: Report, path: Path | None, *, home: Path) -> Path:
+    """Write the page of a report into a file or a folder.
+
+    Args:
+        report: What it shows.
+        path: A file that ends in .html, or a folder; None = `HOME/report`.
+        home: The home.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    if path is None or path.suffix != ".html":
+        return write(report, path or home / FOLDER, Form.HTML)[0]
+    from suite.report.page import page
+
+    try:
+        write_atomic(path, page(report).encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return path
+
+
 # The writers import what they need: a table needs no plotly, a page no matplotlib.
 
 

@@ -280,6 +280,21 @@ def sweeps(home: Path | str, tracking_uri: str | None = None) -> list[str]:
     return found
 
 
+def only_sweep(home: Path | str, sweep: str | None, tracking_uri: str | None = None) -> str:
+    """The sweep with this name; None = the only one of the home.
+
+    Raises:
+        TrackingError: The store cannot be read or has none.
+        ConfigError: It has several and none is named, or not this one.
+    """
+    found = sweeps(home, tracking_uri)
+    if sweep is None:
+        return _only(found)
+    if sweep not in found:
+        raise UnknownNameError("sweep", sweep, found, where=str(home))
+    return sweep
+
+
 def _only(names: Sequence[str]) -> str:
     if not names:
         raise ConfigError("sweep: the store holds no results yet; start with: suite run")

@@ -241,7 +241,7 @@ def decide(
         where: The sweep's file, for errors.
     """
     # Imports torch, as in `check_data`.
-    from suite.profile.fit import first_that_fits, most_parameters
+    from suite.profiling.fit import first_that_fits, most_parameters
 
     training = plan.config.training
     device = layout.device
@@ -289,7 +289,7 @@ def _lanes(
 ) -> dict[str, int]:
     """By arm, how many search trials train side by side; the arguments are those of `decide`."""
     # Imports torch, as in `check_data`.
-    from suite.profile.fit import lanes_that_fit
+    from suite.profiling.fit import lanes_that_fit
 
     if all(plan.lanes(cell) == 1 for cell in plan.cells):
         return {}

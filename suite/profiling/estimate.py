@@ -44,10 +44,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from suite.backbones.base import Family
 from suite.backbones.loading import Head
 from suite.meters import TensorPeak
-from suite.profile.arms import ArmChoice
-from suite.profile.batches import forward_options, head_of, training_batch
-from suite.profile.record import Estimate, Memory
-from suite.profile.setting import Setting
+from suite.profiling.arms import ArmChoice
+from suite.profiling.batches import forward_options, head_of, training_batch
+from suite.profiling.record import Estimate, Memory
+from suite.profiling.setting import Setting
 from suite.train.engine_config import LIVE_ELEMENTS
 from suite.train.frozen_weights import keep_whole, kept_weights
 from suite.train.linear import PartitionedLinear

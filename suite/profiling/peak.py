@@ -15,9 +15,9 @@ import torch
 
 from suite.errors import ResourceError
 from suite.meters import Unavailable, hardware, idle_watts
-from suite.profile.clock import repeated
-from suite.profile.estimate import DTYPES
-from suite.profile.setting import Setting
+from suite.profiling.clock import repeated
+from suite.profiling.estimate import DTYPES
+from suite.profiling.setting import Setting
 
 # NVIDIA's data sheets: dense tensor-core BF16, without sparsity. The first name that is a word of
 # the board's own name counts, so longer names stand before shorter ones.

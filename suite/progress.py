@@ -1,36 +1,43 @@
-"""What a person sees while a sweep runs, on stderr.
+"""What a person sees while a sweep runs, on stderr or below the cell of a notebook.
 
-On a terminal that is a live table, elsewhere one line per finished trial.
+On a terminal and in a notebook that is a live table, elsewhere one line per finished trial.
 """
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from suite.cli import render
-from suite.cli.render import Column
 from suite.plan.cell_state import CellState
-from suite.plan.events import Listener
+from suite.plan.events import Listener, Outcome
 from suite.plan.plan import Plan
 from suite.plan.status import CellReport, cell_status
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
+from suite.report import values
+from suite.report.text_table import Column, make_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-ARM_COLUMNS = [Column("arm", str), Column("task", str)]
-NUMBER_COLUMNS = [
+COLUMNS = (
+    Column("arm", str),
+    Column("task", str),
     Column("done", str, right=True),
     Column("best so far", str, right=True),
     Column("learning rate", str, right=True),
-]
-COLUMNS = [*ARM_COLUMNS, *NUMBER_COLUMNS, Column("now", str, wraps=True)]
+    Column("now", str, wraps=True),
+)
 MARGIN_LINES = 6
 """Lines of a terminal that show no cell: heading, table head, and messages above them."""
+NOTEBOOK_EVERY_S = 0.5
+NOTEBOOK_COLUMNS = 120
+NOTEBOOK_LINES = 40
+"""Size in characters of what a notebook shows; a table that is higher leaves cells out."""
 
 
 class Board(Listener):
@@ -41,10 +48,15 @@ class Board(Listener):
     Args:
         console: Where lines are printed; on a terminal rich draws `self` there.
         clock: Seconds, monotonic.
+        live: Whether the table is drawn; None = on a terminal.
     """
 
-    def __init__(self, console: Console, clock: Any = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, clock: Any = time.monotonic, *, live: bool | None = None
+    ) -> None:
         self.console = console
+        # Where the table is drawn, only what went wrong gets a line.
+        self._live = console.is_terminal if live is None else live
         self._clock = clock
         self._name = ""
         self._states: Mapping[str, CellState] = {}
@@ -64,7 +76,7 @@ class Board(Listener):
                 self._add_energy(trial.result)
         self._take()
         # The terminal's table shows the count anyway.
-        if not self.console.is_terminal and self.done:
+        if not self._live and self.done:
             self._say(f"taking up sweep {self._name}: {self.done} of {self.total} trials are done")
 
     def on_trial_start(self, spec: TrialSpec) -> None:
@@ -94,7 +106,7 @@ class Board(Listener):
         self._add_energy(result)
         self._take(spec)
         # On a terminal only what went wrong gets a line, which stays above the table.
-        if not self.console.is_terminal or result is None or not result.status.has_score:
+        if not self._live or result is None or not result.status.has_score:
             ending = _ending(spec, result)
             self._say(f"[{self.done}/{self.total}] {_where(spec)}: {ending}; {self._left()}")
 
@@ -122,10 +134,10 @@ class Board(Listener):
         from rich.console import Group
         from rich.text import Text
 
-        elapsed = render.duration(self._clock() - self._started_s)
+        elapsed = values.duration(self._clock() - self._started_s)
         heading = (
             f"sweep {self._name}: {self.done} of {self.total} trials done, {elapsed} so far, "
-            f"energy {render.energy(self._energy_kwh)}"
+            f"energy {values.energy(self._energy_kwh)}"
         )
         # rich would cut a table that is too high, and hide its last lines.
         cells = self._in_view(max(1, self.console.height - MARGIN_LINES))
@@ -135,7 +147,7 @@ class Board(Listener):
             footing += f"; {hidden} more cells (suite status shows all)"
         return Group(
             Text(heading, style="bold"),
-            render.make_table([self._line(cell) for cell in cells], COLUMNS, self.console.width),
+            make_table([self._line(cell) for cell in cells], COLUMNS, self.console.width),
             Text(footing),
         )
 
@@ -166,8 +178,8 @@ class Board(Listener):
             now = "; ".join([cell.status.value, *cell.notes])
         numbers = [
             f"{cell.done}/{cell.total}",
-            render.score(cell.best_validation_score),
-            render.brief(cell.best_learning_rate),
+            values.score(cell.best_validation_score),
+            values.brief(cell.best_learning_rate),
         ]
         return [_arm(cell.attention, cell.attention_options, cell.method), cell.task, *numbers, now]
 
@@ -175,7 +187,7 @@ class Board(Listener):
         eta = self.eta_s()
         if eta is None or not self.left:
             return f"{self.left} left"
-        return f"{self.left} left, about {render.duration(eta)}"
+        return f"{self.left} left, about {values.duration(eta)}"
 
     @property
     def _cells(self) -> list[CellReport]:
@@ -221,8 +233,8 @@ def _key(spec: TrialSpec) -> str:
 
 def _score(spec: TrialSpec, value: float | None) -> str:
     if spec.phase is Phase.PRETRAIN:
-        return f"loss {render.brief(value)}"
-    return render.score(value)
+        return f"loss {values.brief(value)}"
+    return values.score(value)
 
 
 def _trial_name(spec: TrialSpec) -> str:
@@ -236,7 +248,7 @@ def _trial_name(spec: TrialSpec) -> str:
 
 def _arm(attention: str, options: dict[str, Any], method: str) -> str:
     """`lora`; with an attention other than the checkpoint's, `gqa kv_heads=2, lora`."""
-    shown = render.attention({"attention": attention, "attention_options": options})
+    shown = values.attention({"attention": attention, "attention_options": options})
     # The usual case gets the short name.
     if attention == "pretrained":
         return method
@@ -257,11 +269,11 @@ def _where(spec: TrialSpec) -> str:
 def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
     if result is None:
         return f"given up, its retries are used up (trial {spec.hash})"
-    took = render.duration(result.finished_at - result.started_at)
+    took = values.duration(result.finished_at - result.started_at)
     if result.lanes > 1:
         took += f" as one of {result.lanes} side by side"
     if result.status is Status.PRUNED:
-        return f"pruned at validation score {render.score(result.validation_score)}, {took}"
+        return f"pruned at validation score {values.score(result.validation_score)}, {took}"
     if not result.status.has_score:
         cause = ""
         if result.failure is not None:
@@ -274,15 +286,63 @@ def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
         kind = "test"
     else:
         kind = "validation"
-    return f"{kind} score {render.score(result.score)}, {took}"
+    return f"{kind} score {values.score(result.score)}, {took}"
+
+
+class NotebookBoard(Board):
+    """The board below a notebook's cell: one output, which is replaced while the sweep runs."""
+
+    def __init__(self, show: Any, clock: Any = time.monotonic) -> None:
+        from rich.console import Console
+
+        # Nothing is printed to it: it has the size in which the table is drawn.
+        console = Console(
+            file=io.StringIO(), width=NOTEBOOK_COLUMNS, height=NOTEBOOK_LINES, force_jupyter=False
+        )
+        super().__init__(console, clock, live=True)
+        self._show = show
+        self._shown_s = -NOTEBOOK_EVERY_S
+        self._said: list[str] = []
+
+    def on_end(self, outcome: Outcome) -> None:
+        self.draw()
+
+    def draw(self) -> None:
+        """Replace what the notebook shows."""
+        with self.console.capture() as captured:
+            self.console.print(self)
+        self._shown_s = self._clock()
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        self._show("\n".join([*lines, *self._said]))
+
+    def _take(self, spec: TrialSpec | None = None) -> None:
+        super()._take(spec)
+        self._draw_in_time()
+
+    def on_epoch(self, spec: TrialSpec, record: EpochRecord) -> None:
+        super().on_epoch(spec, record)
+        self._draw_in_time()
+
+    def _draw_in_time(self) -> None:
+        # An output that changes faster than one can read only fills the notebook's queue.
+        if self._clock() - self._shown_s >= NOTEBOOK_EVERY_S:
+            self.draw()
+
+    def _say(self, line: str) -> None:
+        self._said.append(line)
+        self.draw()
 
 
 @contextmanager
 def board() -> Iterator[Board]:
-    """The listener for `run_sweep`, drawn on stderr while the block runs."""
+    """The listener for `run_sweep`, drawn while the block runs."""
     from rich.console import Console
     from rich.live import Live
 
+    output = _notebook_output()
+    if output is not None:
+        yield NotebookBoard(output)
+        return
     # On stderr, because stdout is for the leaderboard at the end.
     console = Console(stderr=True)
     listener = Board(console)
@@ -292,3 +352,21 @@ def board() -> Iterator[Board]:
     # Twice a second is smooth enough, and costs the driver little.
     with Live(listener, console=console, refresh_per_second=2, vertical_overflow="crop"):
         yield listener
+
+
+def _notebook_output() -> Any:
+    """Shows a text below the running cell, in place of the one before; None = no notebook."""
+    # A notebook's kernel has imported it; a program without one must not wait for it.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    # IPython in a terminal has no kernel, and prints as other programs do.
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    handle = display({"text/plain": "the sweep starts"}, raw=True, display_id=True)
+
+    def show(text: str) -> None:
+        handle.update({"text/plain": text}, raw=True)
+
+    return show

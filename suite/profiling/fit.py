@@ -14,8 +14,8 @@ from suite.data.objective import Objective
 from suite.petl.arm import ArmCount, build_arm, count_arm
 from suite.plan.partitioning import Decision, candidates, gib
 from suite.plan.plan import Plan, objectives, pretrain_objective
-from suite.profile.estimate import estimate_model
-from suite.profile.setting import Setting
+from suite.profiling.estimate import estimate_model
+from suite.profiling.setting import Setting
 from suite.train.engine_config import uses_bf16
 
 USABLE_FRAC = 0.8

@@ -8,7 +8,7 @@ from statistics import fmean, median, stdev
 
 from scipy.special import stdtrit
 
-from suite.profile.record import ArmProfile
+from suite.profiling.record import ArmProfile
 
 CONFIDENCE = 0.95
 

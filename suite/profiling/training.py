@@ -10,12 +10,12 @@ import torch
 
 from suite.backbones.base import Family
 from suite.meters import PhaseMeter, combine, synchronise
-from suite.profile.arms import ArmChoice
-from suite.profile.batches import forward_options, training_batch
-from suite.profile.clock import LiveBytes
-from suite.profile.estimate import vocabulary_of
-from suite.profile.record import Memory, Spread, TrainingTime
-from suite.profile.setting import Setting
+from suite.profiling.arms import ArmChoice
+from suite.profiling.batches import forward_options, training_batch
+from suite.profiling.clock import LiveBytes
+from suite.profiling.estimate import vocabulary_of
+from suite.profiling.record import Memory, Spread, TrainingTime
+from suite.profiling.setting import Setting
 from suite.train.engine import Engine
 from suite.train.process_group import gather_objects
 

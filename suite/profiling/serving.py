@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from suite.attention import variants
 from suite.attention._cache import cache_bytes
 from suite.backbones.base import Family
-from suite.profile.arms import ArmChoice
-from suite.profile.batches import forward_options, random_ids, training_batch
-from suite.profile.clock import LiveBytes, repeated
-from suite.profile.estimate import DTYPES, vocabulary_of
-from suite.profile.record import NO_DECODING, Decoding, Inference, Spread
-from suite.profile.setting import Setting
+from suite.profiling.arms import ArmChoice
+from suite.profiling.batches import forward_options, random_ids, training_batch
+from suite.profiling.clock import LiveBytes, repeated
+from suite.profiling.estimate import DTYPES, vocabulary_of
+from suite.profiling.record import NO_DECODING, Decoding, Inference, Spread
+from suite.profiling.setting import Setting
 
 
 class Serving:

@@ -15,8 +15,8 @@ from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import IncompatibleError
 from suite.petl import get_method
 from suite.petl.arm import build_arm, count_arm, full_architecture
-from suite.profile.batches import head_of
-from suite.profile.record import ArmProfile
+from suite.profiling.batches import head_of
+from suite.profiling.record import ArmProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ import torch
 from suite.clock import CLOCK
 from suite.errors import ResourceError, SuiteError
 from suite.meters import hardware
-from suite.profile import peak
-from suite.profile.arms import ArmChoice, replace_record
-from suite.profile.estimate import estimate
-from suite.profile.record import (
+from suite.profiling import peak
+from suite.profiling.arms import ArmChoice, replace_record
+from suite.profiling.estimate import estimate
+from suite.profiling.record import (
     ArmProfile,
     Decoding,
     Inference,
@@ -33,8 +33,8 @@ from suite.profile.record import (
     Spread,
     TrainingTime,
 )
-from suite.profile.setting import Setting
-from suite.profile.worker import TIMEOUT_S, Message, Visit, one_line, rank_main
+from suite.profiling.setting import Setting
+from suite.profiling.worker import TIMEOUT_S, Message, Visit, one_line, rank_main
 from suite.train.process_group import free_port
 
 OnProgress = Callable[[str], None]
@@ -55,7 +55,7 @@ class Findings:
 
     Attributes:
         record: Its names, counts, estimate and status.
-        rounds: What each round measured, as `suite.profile.worker` sends it; `served` holds what
+        rounds: What each round measured, as `suite.profiling.worker` sends it; `served` holds what
             was measured in use.
     """
 
@@ -374,7 +374,7 @@ def _over_rounds(rounds: Sequence[dict[str, Any]], setting: Setting) -> Training
 
 
 def _medians(measured: dict[str, Any], source: str | None) -> dict[str, float]:
-    """Flatten one round to numbers, by the names that `suite.profile.compare` knows."""
+    """Flatten one round to numbers, by the names that `suite.profiling.compare` knows."""
     found = {name: measured["time"][name]["median"] for name in TIMES}
     if source is not None:
         found["energy_kwh_per_1000"] = measured["energy_kwh_per_1000"]

@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from suite.profile.arms import choose
-from suite.profile.compare import ratios
-from suite.profile.record import ArmProfile, Profile
-from suite.profile.run import estimate_only, measure
-from suite.profile.setting import Setting
+from suite.profiling.arms import choose
+from suite.profiling.compare import ratios
+from suite.profiling.record import ArmProfile, Profile
+from suite.profiling.run import estimate_only, measure
+from suite.profiling.setting import Setting
 
 __all__ = ["ArmProfile", "Profile", "Setting", "choose", "estimate_only", "measure", "ratios"]

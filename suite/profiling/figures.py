@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.files import replacing
-from suite.profile.record import ArmProfile, Profile
+from suite.profiling.record import ArmProfile, Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

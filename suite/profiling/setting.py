@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from suite.config.loader import Strict
+from suite.config.loader import Strict, validate
 from suite.config.numbers import Count, Seconds
 from suite.config.training import TrainingConfig
 
@@ -93,3 +94,26 @@ class Setting(Strict):
             zero_stage=self.zero,
             frozen_weights=self.frozen_weights,
         )
+
+
+def make_setting(given: Mapping[str, Any]) -> Setting:
+    """The setting, with what is left open filled in for this machine.
+
+    Args:
+        given: Keys of `Setting`. A batch of None, and `auto` for device and dtype, which are the
+            defaults, are left open.
+
+    Raises:
+        ConfigError: The values do not go together.
+    """
+    import torch
+
+    found = {"batch": None, "device": "auto", "dtype": "auto", **given}
+    if found["device"] == "auto":
+        found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    on_gpu = found["device"] == "cuda"
+    if found["dtype"] == "auto":
+        found["dtype"] = "bf16" if on_gpu else "fp32"
+    if found["batch"] is None:
+        found["batch"] = 96 if on_gpu else 8  # 96: READ's batch (arXiv 2305.15348)
+    return validate(Setting, found, where="suite profile")

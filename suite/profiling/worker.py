@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from suite.errors import SuiteError
-from suite.profile.arms import ArmChoice
-from suite.profile.serving import Serving
-from suite.profile.setting import Setting
-from suite.profile.training import Training
+from suite.profiling.arms import ArmChoice
+from suite.profiling.serving import Serving
+from suite.profiling.setting import Setting
+from suite.profiling.training import Training
 from suite.train.failure import status_of
 from suite.train.process_group import close_process_group, gather_objects, init_process_group
 
