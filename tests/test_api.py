@@ -1,0 +1,120 @@
+"""The suite from Python: what it imports, what it refuses, and that its results are those of the commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import suite as package
+from suite.config.sweep_files import load_sweep
+from suite.errors import ConfigError, UnknownNameError
+from suite.plan.cell_state import read_states
+from suite.plan.definition import read_plan
+from suite.plan.events import Outcome
+from suite.progress import NotebookBoard, _notebook_output
+from suite.record.folder import Home
+from suite.tracking import sync
+from tests.commands import ROOT, Suite, suite
+from tests.records import make_home
+
+__all__ = ["suite"]
+KEYS: dict[str, Any] = {"backbones": ["minilm"], "methods": ["full", "lora"], "tasks": ["sst2"]}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A synced home of a sweep that has ended; read only."""
+    home = make_home(tmp_path_factory.mktemp("ended"))
+    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
+    return home
+
+
+def test_import_suite_imports_nothing_heavy_before_it_is_needed() -> None:
+    program = (
+        "import sys, suite\n"
+        "assert 'pydantic' not in sys.modules\n"
+        "assert set(suite.__all__) <= set(dir(suite))\n"
+        "suite.Sweep(name='s', backbones=['minilm'], methods=['full'], tasks=['sst2'])\n"
+        "heavy = {'torch', 'ray', 'pandas', 'transformers', 'mlflow', 'datasets', 'typer'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="no attribute 'swep'"):
+        _ = package.swep  # type: ignore[attr-defined]
+
+
+def test_a_sweep_of_arguments_is_the_sweep_of_a_file(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"training": {"epochs": 3}, "confirm": {"seeds": [1, 2]}}
+    path = tmp_path / "s.yaml"
+    path.write_text(json.dumps({"name": "s", **KEYS, **more}))
+    made = package.Sweep(name="s", **KEYS, **more)
+    assert made.config == load_sweep(path) == package.Sweep.from_yaml(path).config
+    changed = package.Sweep.from_yaml(path, {"training.epochs": 7, "methods": ["read"]})
+    assert changed.config.training.epochs == 7 and changed.config.methods[0].name == "read"
+    with pytest.raises(ConfigError, match=r"^Sweep 's': .*did you mean training"):
+        package.Sweep(name="s", **KEYS, trainin={})
+    remote = {"name": "x/y", "revision": "0" * 40, "trust_remote_code": True}
+    with pytest.raises(ConfigError, match="trust_remote_code cannot be set there"):
+        package.Sweep(name="s", **{**KEYS, "backbones": [remote]})
+
+
+def test_results_are_those_of_the_commands(home: Home, suite: Suite, tmp_path: Path) -> None:
+    found = package.results(home.path)
+    assert found.sweep == "demo" and found.ok
+    told = json.loads(suite("leaderboard", "--home", home.path, "--format", "json")[1])
+    table = found.leaderboard()
+    assert list(table["arm"]) == [row["arm"] for row in told]
+    assert set(found.leaderboard(method="lora")["method"]) == {"lora"}
+    page = found.report(tmp_path / "out.html")
+    assert page == tmp_path / "out.html" and "demo" in page.read_text()
+    assert found.report(tmp_path / "pages") == tmp_path / "pages" / "demo.html"
+    assert "score_mean" in found._repr_html_()
+    with pytest.raises(ConfigError, match="give two arms, or none"):
+        found.compare("lora")
+    with pytest.raises(UnknownNameError, match="unknown sweep 'dem'; did you mean demo"):
+        package.results(home.path, "dem")
+
+
+def test_counts_are_those_of_the_command(suite: Suite) -> None:
+    printed = suite(
+        *("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=4"),
+        *("--format", "json"),
+    )[1]
+    assert package.params("t5-base", "lora", changes=["rank=4"]) == json.loads(printed)
+
+
+def test_a_trial_by_hand_takes_its_settings_as_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="learning_rate"):
+        package.trial(
+            backbone="minilm",
+            method="lora",
+            task="acceptability",
+            learning_rate=-1.0,
+            architecture={"rank": 4},
+            home=tmp_path,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_notebook_shows_one_output_that_is_replaced(home: Home) -> None:
+    plan = read_plan(home, "demo")
+    states = read_states(plan, home)
+    shown: list[str] = []
+    now = [0.0]
+    board = NotebookBoard(shown.append, clock=lambda: now[0])
+    board.on_start(plan, states)
+    assert "sweep demo: " in shown[-1] and "best so far" in shown[-1]
+    spec = next(iter(states.values())).trials[0].spec
+    board.on_trial_start(spec)
+    assert len(shown) == 1, "not more often than can be read"
+    now[0] = 1.0
+    board.on_trial_end(spec, None)
+    assert "given up, its retries are used up" in shown[-1]
+    board.on_end(Outcome(0, ()))
+    assert "retries are used up" in shown[-1], "what went wrong stays"
+    assert _notebook_output() is None, "pytest is no notebook"
