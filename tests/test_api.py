@@ -108,7 +108,7 @@ def test_a_notebook_shows_one_output_that_is_replaced(home: Home) -> None:
     now = [0.0]
     board = NotebookBoard(shown.append, clock=lambda: now[0])
     board.on_start(plan, states)
-    assert "sweep demo: " in shown[-1] and "best so far" in shown[-1]
+    assert "sweep demo: " in shown[-1] and "entailment" in shown[-1]
     spec = next(iter(states.values())).trials[0].spec
     board.on_trial_start(spec)
     assert len(shown) == 1, "not more often than can be read"
