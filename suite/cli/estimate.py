@@ -18,6 +18,7 @@ from suite.config.sweep import SweepConfig
 from suite.config.task import PretrainTask
 from suite.errors import ResourceError
 from suite.record.folder import Home
+from suite.report.names import architecture_of
 
 if TYPE_CHECKING:
     from suite.plan.cell_state import CellState
@@ -82,7 +83,7 @@ def show_plan(
         column("backbone"),
         Column("attention", render.attention),
         column("method"),
-        column("architecture", show=render.settings),
+        Column("architecture", architecture_of(cells)),
         column("task"),
         Column("learning rate", _rates_text, right=True),
         column("steps_at_most", "steps a trial", render.count),

@@ -24,6 +24,7 @@ from suite.cli.options import (
 from suite.cli.render import Column, Row, column
 from suite.config.reference import MEAN
 from suite.errors import UnknownNameError
+from suite.report.names import architecture_of
 from suite.report.values import Scale, is_estimate
 
 AXES = ("sweep", "backbone", "attention")
@@ -306,7 +307,7 @@ def _name_columns(rows: Sequence[Row]) -> list[Column]:
     # An architecture has a column only where a method comes with several.
     arms = {(row["method"], str(row["architecture"])) for row in rows}
     if len(arms) > len(methods):
-        shown.append(column("architecture", show=render.settings))
+        shown.append(Column("architecture", architecture_of(rows)))
     shown.append(column("task"))
     return shown
 

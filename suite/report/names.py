@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -148,6 +148,23 @@ def differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> li
                 shown.append(f"{key}={value}")
         found.append(shown)
     return found
+
+
+def architecture_of(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
+    """A function that shows the settings of a row's architecture that other rows lack.
+
+    A method of `peft` has dozens of settings, and two architectures differ in one or two of them.
+    """
+    methods = [row["method"] for row in rows]
+    settings = [row["architecture"] or {} for row in rows]
+    shown = {}
+    for row, own in zip(rows, differing(methods, settings), strict=True):
+        shown[row["method"], str(row["architecture"])] = " ".join(own) or values.MISSING
+
+    def show(row: Mapping[str, Any]) -> str:
+        return shown[row["method"], str(row["architecture"])]
+
+    return show
 
 
 def listed(items: Iterable[str], *, most: int = 8) -> str:
