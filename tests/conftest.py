@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from suite.record.folder import Home
 from tests.records import make_store
 
+# pytest-xdist sets it in its processes; commands would then fit what they print to a terminal.
+os.environ.pop("COLUMNS", None)
 collect_ignore = ["cluster"]  # needs root and minutes; `make test-cluster` names it
 LONGEST = (
     "test_tune",

@@ -253,4 +253,4 @@ def test_list_attention_says_how_each_variant_starts(capsys: pytest.CaptureFixtu
     )
     scratch = {name for name, row in rows.items() if row["start"] == "scratch"}
     assert scratch == {"mha", "sha", "el", "skv", "mhe-add", "mhe-mul", "fnet", "linear"}
-    assert rows["fnet"]["families"] == ["bert"]
+    assert rows["fnet"]["families"] == ["bert", "roberta"]

@@ -442,7 +442,9 @@ MISTAKES = [
     ),
     pytest.param("shared", {"over": "skv"}, "whose values are its keys", id="values-are-keys"),
     pytest.param("shared", {"over": "el"}, "whose values are its keys", id="values-are-states"),
-    pytest.param("shared", {"over": "fnet"}, "works on bert, not on llama", id="inner-family"),
+    pytest.param(
+        "shared", {"over": "fnet"}, "works on bert, roberta, not on llama", id="inner-family"
+    ),
     pytest.param("cla", {"factor": 0}, "greater than or equal to 1", id="factor"),
 ]
 

@@ -390,7 +390,7 @@ def test_one_command_runs_a_sweep_and_the_others_read_it(
         1,
         "done",
     )
-    assert "suite leaderboard --sweep tiny --sort energy" in first.stderr
+    assert "suite compare --all-pairs --sweep tiny" in first.stderr
     assert "[2/2] bitfit on acceptability, seed 1" in first.stderr
     results = {
         p: p.stat().st_mtime_ns for p in (tmp_path / "runs" / "trials").glob("*/result.json")

@@ -35,7 +35,7 @@ KNOWN = {
     "metrics/text.py": [
         "sacrebleu.metrics:BLEU._extract_corpus_statistics",
     ],
-    "profile/estimate.py": ["torch._subclasses.fake_tensor.FakeTensorMode"],
+    "profiling/estimate.py": ["torch._subclasses.fake_tensor.FakeTensorMode"],
     "train/engine.py": [
         "torch.nn:Module._forward_hooks",
         "torch.nn:Module._forward_pre_hooks",

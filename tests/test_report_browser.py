@@ -167,8 +167,12 @@ def test_rows_are_filtered_by_task_by_text_and_by_number(browser: Any, address: 
             page.get_by_label("Filter memory", exact=True).fill(bound)
             assert visit.column("memory") == kept, f"{bound}: all take 9.5 MiB"
         page.get_by_label("Filter memory", exact=True).fill("")
-        page.get_by_label("Filter energy, estimate", exact=True).fill("> 0.02")
-        assert len(visit.column("arm")) == len(every), "0.022 Wh, stored in kWh"
+        page.get_by_label("Filter energy, estimate", exact=True).fill("> 20")
+        assert len(visit.column("arm")) == len(every), "22.0 mWh, stored in kWh"
+        page.get_by_label("Filter energy, estimate", exact=True).fill("> 0.1 Wh")
+        assert visit.column("arm") == []
+        page.get_by_label("Filter energy, estimate", exact=True).fill("> 0.02 Wh")
+        assert len(visit.column("arm")) == len(every)
         page.get_by_label("Filter arm", exact=True).fill("lora")
         assert set(visit.column("arm")) == {"lora"}
         page.get_by_label("Filter arm", exact=True).fill("nobody")

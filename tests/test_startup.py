@@ -112,8 +112,9 @@ def test_a_dry_run_checks_once_and_then_reads_what_it_kept(
     # The first one builds every arm, with torch, transformers and peft, and with nothing else.
     assert imported([command], NOT_TO_BUILD) == {}
     first = shell(*command, cwd=tmp_path).stdout
-    assert "cells      14" in first
-    assert imported([command]) == {}
+    assert "cells      7" in first
+    # What several seeds can show is a quantile, which scipy knows.
+    assert imported([command], tuple(name for name in HEAVY if name != "scipy")) == {}
     assert not (tmp_path / "home").exists()
 
 

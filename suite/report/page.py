@@ -60,6 +60,7 @@ def page(report: Report, *, live: str = "") -> str:
         version=__version__,
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         live=live,
+        units=values.sizes_of_units(),
         answer=answer(report),
         facts=facts(report),
         board=_table(columns, rows[:MOST_ROWS], report),

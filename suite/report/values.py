@@ -42,6 +42,14 @@ SCALES = {
 }
 
 
+def sizes_of_units() -> dict[str, float]:
+    """Units that a filter of the page may name, in those of rows: kWh, bytes and seconds."""
+    sizes = {"s": 1.0, "min": 60.0, "h": 3600.0}
+    for scales in SCALES.values():
+        sizes |= {scale.unit: scale.size for scale in scales}
+    return sizes
+
+
 def scale_of(unit: str, values: Iterable[float | None]) -> Scale:
     """The largest unit of which the largest value holds at least one.
 

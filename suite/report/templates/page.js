@@ -42,8 +42,9 @@
     all("thead th", table).forEach((head, n) => (n === at ? head.setAttribute("aria-sort", direction) : head.removeAttribute("aria-sort")));
   };
   // a number without a unit is in that of the column's first cell: `< 300` of memory shown in MiB is 300 MiB
-  const units = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, Wh: 1e-3, kWh: 1, s: 1, min: 60, h: 3600 };
-  const unitOf = (text) => (/[\d.]\s(B|KiB|MiB|GiB|TiB|Wh|kWh|s|min|h)(?:\s|$)/.exec(text) || [])[1];
+  const units = {{ units | tojson }};
+  const shownUnit = new RegExp(`[\\d.]\\s(${Object.keys(units).join("|")})(?:\\s|$)`);
+  const unitOf = (text) => (shownUnit.exec(text) || [])[1];
   const columnUnit = (cell) => {
     const first = [...cell.closest("tbody").rows].map((row) => unitOf(row.cells[cell.cellIndex].textContent)).find(Boolean);
     return units[first] || 1;
