@@ -37,7 +37,10 @@ SURROGATE = "\ud800"
 """Half of a pair: Python holds it, no encoding does, and so neither a database nor parquet."""
 # A NUL, what commands a terminal, half of a surrogate pair, what turns the direction of writing
 TEXTS = ("", " ", "x" * 5000, "\0", "\x1b[31m", "\x07", SURROGATE, "\u202e", *WORDS)
-TREES = ([], {}, [[]], [None], [{}], {"": None}, {"a": {"b": [1]}}, [1, 1], ["x", "x"], [7] * 200)
+TREES = (
+    *json.loads('[[], {}, [[]], [null], [{}], {"": null}, {"a": {"b": [1]}}, [1, 1], ["x", "x"]]'),
+    [7] * 200,
+)
 VALUES: tuple[Any, ...] = (None, True, False, *NUMBERS, *FLOATS, *TEXTS, *TREES)
 LIKELY = json.loads("""
     [1, 2, 3, 4, 5, 8, 12, 16, 0.0, 0.01, 0.1, 0.5, 1.0, true, false, null,

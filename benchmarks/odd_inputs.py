@@ -502,6 +502,8 @@ def feeder(seed: int) -> Iterator[Feeder]:
             os.environ.update(before)
 
 
+FEEDER: Feeder
+"""Of a process of a pool."""
 OPEN = contextlib.ExitStack()
 """What a process of a pool keeps until it ends."""
 
