@@ -23,7 +23,7 @@ from transformers import (
 
 import suite as package
 from suite.config.sweep import AttentionChoice, BackboneChoice
-from suite.config.task import LabelTask, load_task
+from suite.config.task import LabelTask, load_task, load_task_file
 from suite.config.training import TrainingConfig
 from suite.errors import BackboneError, CheckpointError, ConfigError, DataError, IncompatibleError
 from suite.export import Exported, export
@@ -37,6 +37,7 @@ from suite.train.restore import Restored, restore
 from tests.commands import suite  # noqa: F401
 from tests.records import make_result, make_spec, write_trial
 from tests.test_loading import SHA, hub_cache, save
+from tests.test_own_data import TASK
 from tests.test_restore import PRETRAIN, pretrained_arm
 from tests.tiny import FAMILIES
 from tests.toy import logits_of, make_batch
@@ -79,6 +80,18 @@ def exported(
     folder, _ = write_trained(home, spec, weights=weights)
     restored = restore(folder, home)
     return restored, export(restored, target, Facts())
+
+
+def test_an_export_names_files_of_rows_and_no_folder_of_this_machine(
+    home: Home, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "fine,good\nawful,bad\n" * 20)
+    (tmp_path / "mine.yaml").write_text(json.dumps({**TASK, "data": {"files": str(rows)}}))
+    task = load_task_file(tmp_path / "mine.yaml")
+    exported(home, trained_spec("lora", "bert", task=task), tmp_path / "out")
+    assert str(tmp_path) not in (tmp_path / "out" / "suite.json").read_text()
+    assert package.load(tmp_path / "out").predict(["fine"])[0] in ("good", "bad")
 
 
 def same_answers(one: Any, other: Any, restored: Restored, *, atol: float = ROUNDING) -> None:

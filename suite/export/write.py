@@ -20,6 +20,8 @@ import transformers.utils.logging as hf_logging
 
 from suite.backbones.loading import Origin, identity
 from suite.config.arm import Arm
+from suite.config.task import FileData, TaskConfig
+from suite.config.task_base import FILE_KEYS
 from suite.errors import CheckpointError, ConfigError, IncompatibleError
 from suite.export.adapter import (
     Adapter,
@@ -185,7 +187,9 @@ def _describe(restored: Restored, form: Format, base: BasePlace, *, note: str = 
         dtype=dtype,
         task=spec.task.name,
         reading=Reading(
-            task=spec.task, training=spec.training, decoder_objective=spec.decoder_objective
+            task=_without_folders(spec.task),
+            training=spec.training,
+            decoder_objective=spec.decoder_objective,
         ),
         trial=restored.folder.hash,
         seed=spec.seed,
@@ -202,6 +206,20 @@ def _without_paths(arm: Arm, origin: Origin) -> Arm:
     if backbone.tokenizer is not None and Path(backbone.tokenizer).is_dir():
         changes["tokenizer"] = Path(backbone.tokenizer).name
     return arm.model_copy(update={"backbone": backbone.model_copy(update=changes)})
+
+
+def _without_folders(task: TaskConfig) -> TaskConfig:
+    """The task with the names of its data files, without the folders that they lie in."""
+    data = task.data
+    if not isinstance(data, FileData):
+        return task
+    # Of these keys a file has one or three; None stays None.
+    names: dict[str, str | None] = {"folder": None}
+    for key in FILE_KEYS:
+        path = getattr(data, key)
+        if path is not None:
+            names[key] = Path(path).name
+    return task.model_copy(update={"data": data.model_copy(update=names)})
 
 
 def _check(restored: Restored, description: Description, folder: Path) -> None:
