@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -100,6 +102,16 @@ UNUSABLE_OPTIONS = {
     "use_qalora": "it needs a quantised backbone, and is plain LoRA without one",
 }
 """Options with which peft would train something else than they say, often plain LoRA."""
+NOISE = (
+    # peft's own default for it
+    "`loftq_config` specified but will be ignored",
+    # peft asks by transformers' old name
+    "`is_gradient_checkpointing` is deprecated",
+    # BOFT without CUDA's compiler computes the same, more slowly
+    "Failed to load the CUDA extension",
+    "Setting boft_n_butterfly_factor to 1",
+)
+"""How warnings begin that say nothing about a sweep."""
 REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError)
 """What peft raises when a choice does not fit a backbone; it has no exception of its own."""
 
@@ -356,7 +368,8 @@ def _peft_config(
             if isinstance(value, Mapping) and key in groups:
                 value = groups[key](**value)
             made[key] = value
-        return config_class(**made)
+        with _without_noise():
+            return config_class(**made)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: peft's {config_class.__name__} refuses it: {error}") from error
 
@@ -407,7 +420,7 @@ def _attach(
     except REFUSALS as error:
         raise IncompatibleError(
             f"{name}: peft cannot attach it to this {family.name} backbone:"
-            f" {type(error).__name__}: {error}"
+            f" {type(error).__name__}: {error}{_remedy(model, error, name=name)}"
         ) from error
     for place, module in list(wrapped.named_modules()):
         # peft's trained copy of the head; the suite trains the head itself
@@ -497,8 +510,40 @@ def _keeps_width(layer: Any) -> bool:
     return bool(width == base.out_features)
 
 
+def _remedy(model: PreTrainedModel, error: Exception, *, name: str) -> str:
+    """What to type where peft does not know which modules of a backbone to adapt."""
+    if "target_modules" not in str(error).lower().replace(" ", "_"):
+        return ""
+    parts = set()
+    for place, module in model.base_model.named_modules():
+        # Norms have a class of their own in each family, and all of them hold vectors alone.
+        is_norm = any(p.ndim == 1 for p in module.parameters(recurse=False)) and not isinstance(
+            module, (nn.Linear, Conv1D)
+        )
+        if isinstance(module, (nn.Linear, Conv1D)) or is_norm:
+            parts.add(place.rpartition(".")[2])
+    return (
+        f"; name them in the sweep: {{name: {name}, architecture: {{target_modules: [...]}}}},"
+        f" with some of {', '.join(sorted(parts))}"
+    )
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Hide what peft warns of and nobody who runs a sweep can act on."""
+    with warnings.catch_warnings():
+        for message in NOISE:
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
 def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     """peft's model around `model`; on the meta device it is a copy of it."""
+    with _without_noise():
+        return _wrapped(model, config)
+
+
+def _wrapped(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     if next(model.parameters()).device.type != "meta":
         return get_peft_model(model, config)
     try:

@@ -267,7 +267,12 @@ def test_unknown_names_offer_near_ones() -> None:
         ),
         ("peft:lora", {"r": 0}, r"refuses it|positive"),
         ("lora", {"sites": ["decoder-cross"]}, "do not exist in a bert backbone"),
-        ("peft:ia3", {"target_modules": ["nothing_like_it"]}, "cannot attach"),
+        (
+            "peft:ia3",
+            {"target_modules": ["nothing_like_it"]},
+            r"cannot attach.*target_modules: \[...\].*LayerNorm, .*query",
+        ),
+        ("peft:ln-tuning", {}, "with some of LayerNorm, "),
     ],
 )
 def test_wrong_architectures_are_refused_before_weights_are_read(
