@@ -27,9 +27,6 @@ from tests.forked import fork_group, kill_at
 from tests.ranks import in_processes, on_ranks
 from tests.test_parity import batch_of, model_of
 
-# A first test waits for its fixture, which kills a rank at every write of a checkpoint: half a
-# minute, many on a busy machine.
-pytestmark = pytest.mark.timeout(900)
 EPOCHS = (1, 2, 3)
 Case = tuple[str, str, int, int]
 """Method, precision, ZeRO stage, persistence threshold in elements."""

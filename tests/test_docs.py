@@ -133,7 +133,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # six small trials and the report; a minute on idle cores
 def test_the_tutorial_is_run_as_it_is_written(
     suite: Suite, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

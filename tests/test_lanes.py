@@ -24,8 +24,6 @@ from tests.ranks import asked_for, in_processes
 from tests.test_loop import TRAINING, make_spec
 from tests.tiny import tiny_choice
 
-# The first test waits for the fixture, which trains every case: a minute, many on a busy machine.
-pytestmark = pytest.mark.timeout(900)
 RATES = (3e-3, 3e-2)
 DIVERGES = 1e30
 Case = tuple[str, str]

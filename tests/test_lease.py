@@ -338,7 +338,6 @@ except SweepConflictError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a head and three drivers start, one after another
 def test_of_two_drivers_of_one_home_the_second_is_refused_and_takes_over_where_the_first_is_frozen(
     tmp_path: Path, empty_db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,10 +28,7 @@ CHROMIUM = next(
     ),
     None,
 )
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

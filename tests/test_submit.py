@@ -117,7 +117,6 @@ def command(place: Place, *arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a head and two drivers start, and five commands
 def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(
     place: Place,
     suite: Suite,  # noqa: F811
@@ -174,7 +173,6 @@ def test_a_submitted_sweep_is_followed_attached_to_stopped_and_taken_up_again(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # three drivers start
 def test_ray_s_own_job_command_runs_the_script_suite_stop_ends_it_and_a_failure_keeps_its_exit_code(
     place: Place,
     suite: Suite,  # noqa: F811
