@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,9 @@ from suite.cli.options import (
 )
 from suite.errors import ConfigError, SuiteError, TrackingError
 from suite.report.compose import FOLDER, Form
+
+if TYPE_CHECKING:
+    from suite.report.data import Report
 
 
 def report(
@@ -34,6 +38,13 @@ def report(
             "figures; csv = the tables behind them.",
         ),
     ] = Form.HTML,
+    site: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write DIR/index.html over all sweeps, with filters, and their pages beside it.",
+        ),
+    ] = None,
     sort: Annotated[
         Sort, typer.Option(help="Order of the leaderboard, the best first.")
     ] = Sort.SCORE,
@@ -54,7 +65,13 @@ def report(
         raise ConfigError(
             "--port: got it without --live; only --live serves a page, so give both or neither"
         )
-    if not live:
+    if site is not None and (live or out is not None or form is not Form.HTML):
+        raise ConfigError(
+            "--site: writes pages into its own folder; leave out --out, --format and --live"
+        )
+    if site is not None:
+        _write_site(place, tracking_uri, site, sweep, sort)
+    elif not live:
         _write(place, tracking_uri, out or place / FOLDER, sweep, form, sort)
     elif out is not None or form is not Form.HTML:
         raise ConfigError("--live: serves a page and writes no file; leave out --out and --format")
@@ -70,11 +87,47 @@ def _write(
     Raises:
         TrackingError: A sweep cannot be read; the reports of the others are written before.
     """
-    # The report draws with plotly and reads MLflow: both take seconds to import.
+    # The report draws with plotly, which takes seconds to import.
     from suite.report.compose import write
+
+    failed: list[str] = []
+    for found in _reports(home, tracking_uri, sweep, sort, failed):
+        for path in write(found, out, form):
+            typer.echo(path)
+    _refuse(failed)
+
+
+def _write_site(
+    home: Path, tracking_uri: str | None, out: Path, sweep: str | None, sort: Sort
+) -> None:
+    """Write the site and print its files, the index first.
+
+    Raises:
+        TrackingError: A sweep cannot be read; the site of the others is written before.
+    """
+    from suite.report.site import write_site
+
+    failed: list[str] = []
+    for path in write_site(_reports(home, tracking_uri, sweep, sort, failed), out):
+        typer.echo(path)
+    _refuse(failed)
+
+
+def _reports(
+    home: Path, tracking_uri: str | None, sweep: str | None, sort: Sort, failed: list[str]
+) -> Iterator[Report]:
+    """Read one sweep after the other.
+
+    Args:
+        home: The home.
+        tracking_uri: Its MLflow store.
+        sweep: The only one to read, whose error is raised; None = all.
+        sort: Order of the rows.
+        failed: Gets a line for every sweep that cannot be read.
+    """
+    # MLflow takes seconds to import.
     from suite.report.data import read, sweeps
 
-    failed = []
     names = [sweep] if sweep is not None else sweeps(home, tracking_uri)
     for name in names:
         try:
@@ -85,8 +138,10 @@ def _write(
             # One sweep that cannot be read must not keep the reports of the others back.
             failed.append(f"{name}: {error}")
             continue
-        for path in write(found, out, form):
-            typer.echo(path)
+        yield found
+
+
+def _refuse(failed: Sequence[str]) -> None:
     if failed:
         raise TrackingError("no report of " + "\n  ".join(failed))
 

@@ -47,13 +47,13 @@ def page(report: Report, *, live: str = "") -> str:
     tasks = values_of(rows, "task")
 
     def rows_of(arm: Arm) -> dict[str, Any]:
-        return _table(arm_columns, rows_where(report.rows, "arm", arm.key), report)
+        return prepared(arm_columns, rows_where(report.rows, "arm", arm.key), report)
 
     def trials_of(arm: Arm) -> dict[str, Any]:
         own = rows_where(report.trials, "arm", arm.key)
-        return _table(tables.trial_columns(report), own, report)
+        return prepared(tables.trial_columns(report), own, report)
 
-    template = _environment().get_template("page.html")
+    template = environment().get_template("page.html")
     return template.render(
         made=made,
         report=report,
@@ -63,22 +63,22 @@ def page(report: Report, *, live: str = "") -> str:
         units=values.sizes_of_units(),
         answer=answer(report),
         facts=facts(report),
-        board=_table(columns, rows[:MOST_ROWS], report),
+        board=prepared(columns, rows[:MOST_ROWS], report),
         intervals=_intervals(report, rows),
         board_csv=tables.leaderboard(report),
         first_place=next((place for place in report.places if report.scored(place)), ""),
         places=[place for place in (MEAN, *report.tasks) if place in tasks],
         trials_of=trials_of,
         rows_of=rows_of,
-        failures=_table(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
-        rejected=_table(tables.rejected_columns(report), tables.rejected_rows(report), report),
+        failures=prepared(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
+        rejected=prepared(tables.rejected_columns(report), tables.rejected_rows(report), report),
         plotly=Markup(interactive.library()),  # noqa: S704 - plotly's own file
         figures=[(chart, _inside_script(interactive.as_json(chart))) for chart in made.figures],
     )
 
 
 @functools.cache
-def _environment() -> Environment:
+def environment() -> Environment:
     made = Environment(
         loader=PackageLoader("suite.report"),
         autoescape=True,
@@ -111,7 +111,7 @@ def data_link(table: Table) -> str:
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(table.csv().encode()).decode()
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> dict[str, Any]:
+def prepared(columns: Sequence[Column], rows: Sequence[Row], report: Report) -> dict[str, Any]:
     """Prepare what the template's table needs.
 
     This is the columns, and for every row its arm and its cells: each as text, and as the value
@@ -176,4 +176,4 @@ def _intervals(
 
 def waiting_page(reason: str) -> str:
     """The page while there is nothing to report yet."""
-    return _environment().get_template("waiting.html").render(reason=redact(reason))
+    return environment().get_template("waiting.html").render(reason=redact(reason))

@@ -50,6 +50,8 @@
     return units[first] || 1;
   };
   const passes = (cell, wanted) => {
+    // of texts, `= bert` is bert alone, and not roberta
+    if (cell.dataset.v === undefined && /^\s*=/.test(wanted)) return cell.textContent.trim().toLowerCase() === wanted.trim().slice(1).trim().toLowerCase();
     const compared = /^\s*(<=|>=|<|>|=)\s*(-?[\d.,]+(?:e[+-]?\d+)?)\s*([A-Za-z]*)\s*$/.exec(wanted);
     if (!compared || cell.dataset.v === undefined) return cell.textContent.toLowerCase().includes(wanted.trim().toLowerCase());
     if (cell.dataset.v === "") return false;
