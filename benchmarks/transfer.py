@@ -1,0 +1,166 @@
+"""The same arms in several sweeps side by side: does the winner of a cheap sweep win in an expensive one, and at the same learning rate?
+
+    python -m benchmarks.transfer runs:small runs:middle other-home:large
+
+Each sweep is HOME:SWEEP, the cheapest first. A rank is the range of places that paired tests leave open (docs/statistics.md), a score
+has its 95% interval, and the learning rate is the chosen one. Below the table stands, for every task, where the leader of the cheapest
+sweep ends up in each other one, and what became of the pairs that were told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.config.reference import MEAN
+from suite.errors import StatisticsError
+from suite.leaderboard.pairs import compare_arms
+from suite.record.folder import Home
+from suite.report import values
+from suite.report.data import read
+from suite.report.values import MISSING
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep of the table.
+
+    Attributes:
+        rows: By task and arm, the row of its leaderboard.
+        apart: By task, the pairs (better, worse) that a paired test tells apart; a task is absent
+            where the home has no answers to test.
+    """
+
+    name: str
+    rows: dict[str, dict[str, Row]]
+    apart: dict[str, set[tuple[str, str]]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sweeps", nargs="+", metavar="HOME:SWEEP", help="the cheapest first")
+    found = [read_sweep(given) for given in parser.parse_args().sweeps]
+    print("\n".join([*table(found), "", *verdicts(found)]))
+
+
+def read_sweep(given: str) -> Sweep:
+    """Read the rows and the pairs of one sweep.
+
+    Args:
+        given: `HOME:SWEEP`.
+    """
+    folder, _, name = given.rpartition(":")
+    home = Home(Path(folder))
+    rows: dict[str, dict[str, Row]] = {}
+    names: dict[str, str] = {}
+    for row in read(home.path, name).shown:
+        arm = name_of(row)
+        # Two architectures of one method could not be told from each other in another sweep.
+        if arm in rows.setdefault(row["task"], {}):
+            raise SystemExit(f"{given}: has several arms {arm} on {row['task']}, expected one")
+        rows[row["task"]][arm] = row
+        names[row["arm"]] = arm
+    apart = {}
+    for task in rows:
+        pairs = pairs_of(home, name, task, names)
+        if pairs is not None:
+            apart[task] = pairs
+    return Sweep(name, rows, apart)
+
+
+def name_of(row: Row) -> str:
+    """An arm without its architecture, since each budget may choose another one."""
+    return " ".join([values.backbone(row), values.attention(row), row["method"]])
+
+
+def pairs_of(
+    home: Home, sweep: str, task: str, names: dict[str, str]
+) -> set[tuple[str, str]] | None:
+    """The pairs (better, worse) of a task; None where nothing can be tested."""
+    # One task at a time, so that Holm's correction covers the pairs that the ranks of the task cover.
+    only = None if task == MEAN else task
+    try:
+        compared = compare_arms(home, [], sweep=sweep, task=only)
+    except StatisticsError:
+        return None
+    pairs = set()
+    for row in compared:
+        if row["task"] == task and row["better"] is not None:
+            pair = names[row["arm_a"]], names[row["arm_b"]]
+            if row["better"] == "b":
+                pair = pair[1], pair[0]
+            pairs.add(pair)
+    return pairs
+
+
+def table(sweeps: Sequence[Sweep]) -> list[str]:
+    """A row per task and arm, in the order of the first sweep; three columns per sweep."""
+    heads = ["task", "arm"]
+    for sweep in sweeps:
+        heads += [f"rank, {sweep.name}", f"score, {sweep.name}", f"rate, {sweep.name}"]
+    lines = [heads, ["---"] * len(heads)]
+    for task, arms in sweeps[0].rows.items():
+        for arm in arms:
+            line = [task, arm]
+            for sweep in sweeps:
+                line += cells(sweep.rows.get(task, {}).get(arm))
+            lines.append(line)
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def cells(row: Row | None) -> list[str]:
+    if row is None:
+        return [MISSING] * 3
+    score = values.score(row["score_mean"])
+    if row["ci_low"] is not None:
+        score += f" ({values.score(row['ci_low'])} to {values.score(row['ci_high'])})"
+    return [row["rank"] or MISSING, score, values.learning_rate(row)]
+
+
+def verdicts(sweeps: Sequence[Sweep]) -> list[str]:
+    """What the first sweep said of each other one."""
+    lines = []
+    cheap = sweeps[0]
+    for task in cheap.rows:
+        for other in sweeps[1:]:
+            common = cheap.rows[task].keys() & other.rows.get(task, {}).keys()
+            said = [f"- {task}, {cheap.name} to {other.name}:"]
+            said.append(leader(cheap.rows[task], other.rows.get(task, {}), common))
+            if task in cheap.apart and task in other.apart:
+                said.append(kept(cheap.apart[task], other.apart[task], common))
+            lines.append(" ".join(said))
+    return lines
+
+
+def leader(rows: dict[str, Row], others: dict[str, Row], common: set[str]) -> str:
+    """Where the best score of the first sweep ends up in the other one."""
+    scored = [arm for arm in common if rows[arm]["score_mean"] is not None]
+    if not scored:
+        return "no arm has a score in both."
+    less_is_better = rows[scored[0]]["higher_is_better"] is False
+    scored.sort(key=lambda arm: rows[arm]["score_mean"], reverse=not less_is_better)
+    rank = others[scored[0]]["rank"] or "none"
+    return f"the leader, {scored[0]}, has rank {rank} there (of {len(others)} arms)."
+
+
+def kept(apart: set[tuple[str, str]], others: set[tuple[str, str]], common: set[str]) -> str:
+    """How many pairs that the first sweep tells apart stand the same way in the other one."""
+    pairs = {pair for pair in apart if common.issuperset(pair)}
+    reversed_pairs = {(worse, better) for better, worse in pairs}
+    same = len(pairs & others)
+    turned = len(reversed_pairs & others)
+    return (
+        f"Of {len(pairs)} pairs told apart, {same} stand the same way there, {turned} the other"
+        f" way, and {len(pairs) - same - turned} are not told apart."
+    )
+
+
+if __name__ == "__main__":
+    main()
