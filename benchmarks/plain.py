@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from sklearn.metrics import accuracy_score, f1_score
 from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForSequenceClassification,
@@ -21,11 +22,12 @@ from transformers import (
 
 WARMUP_FRAC = 0.06
 UNTIMED_STEPS = 3
+METRICS = {"accuracy": accuracy_score, "f1": f1_score}
 
 
 @dataclass(frozen=True)
 class PlainRun:
-    """Accuracy in percent per epoch and on test, and the speed of the timed steps."""
+    """The score in percent per epoch and on test, and the speed of the timed steps."""
 
     validation: list[float]
     test: float | None
@@ -60,19 +62,18 @@ def train(
     seed: int,
     orders: Sequence[Sequence[int]],
     clip: float = 1.0,
+    metrics: Sequence[str] = ("accuracy",),
 ) -> PlainRun:
     """Train on tokenised splits with columns `input_ids` and `gold`; evaluate each epoch, test with the best epoch's weights.
 
     Args:
         orders: Per epoch, the training rows in the order in which they are seen.
+        metrics: Of `METRICS`; their mean is the score.
     """
     torch.manual_seed(seed)
     model = make_model(folder, method, num_labels=len(set(splits["train"]["gold"])), lora=lora)
     collate = DataCollatorWithPadding(AutoTokenizer.from_pretrained(folder), pad_to_multiple_of=8)
-    rows = [
-        {"input_ids": ids, "labels": gold}
-        for ids, gold in zip(splits["train"]["input_ids"], splits["train"]["gold"], strict=True)
-    ]
+    rows = rows_of(splits["train"])
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
     total = len(rows) // batch_size * len(orders)
@@ -93,26 +94,33 @@ def train(
             schedule.step()
             if step >= UNTIMED_STEPS:
                 seconds, samples = seconds + time.perf_counter() - began, samples + batch_size
-        validation.append(accuracy(model, splits["validation"], collate))
+        validation.append(score(model, splits["validation"], collate, metrics))
         if validation[-1] == max(validation):
             best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     test = None
     if "test" in splits:
         model.load_state_dict(best)
-        test = accuracy(model, splits["test"], collate)
+        test = score(model, splits["test"], collate, metrics)
     return PlainRun(validation, test, samples / seconds)
 
 
+def rows_of(split: Dataset) -> list[dict[str, Any]]:
+    """The rows of a split as a collator takes them; pairs of texts say which text a token is of."""
+    columns = {"input_ids": split["input_ids"], "labels": split["gold"]}
+    if "token_type_ids" in split.column_names:
+        columns["token_type_ids"] = split["token_type_ids"]
+    rows = []
+    for values in zip(*columns.values(), strict=True):
+        rows.append(dict(zip(columns, values, strict=True)))
+    return rows
+
+
 @torch.no_grad()
-def accuracy(model: torch.nn.Module, split: Dataset, collate: Any) -> float:
-    """Percent of rows whose arg-max is the gold class."""
+def score(model: torch.nn.Module, split: Dataset, collate: Any, metrics: Sequence[str]) -> float:
+    """Mean of the metrics in percent, of the arg-max of the logits."""
     model.eval()
-    rows = [
-        {"input_ids": ids, "labels": gold}
-        for ids, gold in zip(split["input_ids"], split["gold"], strict=True)
-    ]
-    hits = [
-        (model(**batch).logits.argmax(-1) == batch["labels"]).float()
-        for batch in DataLoader(rows, batch_size=96, collate_fn=collate)
-    ]
-    return 100.0 * float(torch.cat(hits).mean())
+    predicted: list[int] = []
+    for batch in DataLoader(rows_of(split), batch_size=96, collate_fn=collate):
+        predicted += model(**batch).logits.argmax(-1).tolist()
+    found = [METRICS[name](list(split["gold"]), predicted) for name in metrics]
+    return 100.0 * float(sum(found)) / len(found)

@@ -118,6 +118,7 @@ def plain_of(spec: TrialSpec, workspace: Workspace) -> float:
         seed=spec.seed,
         orders=orders,
         clip=spec.training.gradient_clipping,
+        metrics=spec.task.metrics,
     )
     assert run.test is not None
     return run.test

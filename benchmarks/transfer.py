@@ -59,6 +59,7 @@ def read_sweep(given: str) -> Sweep:
     folder, _, name = given.rpartition(":")
     home = Home(Path(folder))
     rows: dict[str, dict[str, Row]] = {}
+    # Pairs come by key, and a key holds the architecture, which differs between sweeps.
     names: dict[str, str] = {}
     for row in read(home.path, name).shown:
         arm = name_of(row)
@@ -89,9 +90,11 @@ def pairs_of(
     try:
         compared = compare_arms(home, [], sweep=sweep, task=only)
     except StatisticsError:
+        # Imported results have ranks, but not the answers behind them.
         return None
     pairs = set()
     for row in compared:
+        # Without a correction's verdict a pair counts as not told apart.
         if row["task"] == task and row["better"] is not None:
             pair = names[row["arm_a"]], names[row["arm_b"]]
             if row["better"] == "b":
@@ -130,6 +133,7 @@ def verdicts(sweeps: Sequence[Sweep]) -> list[str]:
     cheap = sweeps[0]
     for task in cheap.rows:
         for other in sweeps[1:]:
+            # An arm that one sweep lacks says nothing about the other.
             common = cheap.rows[task].keys() & other.rows.get(task, {}).keys()
             said = [f"- {task}, {cheap.name} to {other.name}:"]
             said.append(leader(cheap.rows[task], other.rows.get(task, {}), common))
@@ -144,6 +148,7 @@ def leader(rows: dict[str, Row], others: dict[str, Row], common: set[str]) -> st
     scored = [arm for arm in common if rows[arm]["score_mean"] is not None]
     if not scored:
         return "no arm has a score in both."
+    # A row that does not say counts as one where more is better.
     less_is_better = rows[scored[0]]["higher_is_better"] is False
     scored.sort(key=lambda arm: rows[arm]["score_mean"], reverse=not less_is_better)
     rank = others[scored[0]]["rank"] or "none"

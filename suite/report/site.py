@@ -73,6 +73,7 @@ def write_site(reports: Iterable[Report], out: Path) -> list[Path]:
         entries.append(_entry(report, link))
         for row in report.shown:
             arm = report.arms[row["arm"]]
+            # Pages name the part of an arm by its key, which is the same everywhere.
             links = {"sweep": link, "arm": f"{link}#{arm.anchor}"}
             rows.append(row | {"family": _family(row), "links": links})
     path = out / INDEX
@@ -103,6 +104,7 @@ def _index(entries: Sequence[Entry], rows: Sequence[Row]) -> str:
     # As one report, so that the index has the columns, names and units of a sweep's page.
     every = Report("all-sweeps", [dict(row) for row in rows], {})
     shown = every.rows[:MOST_ROWS]
+    # Of all rows and not of those that are shown, so that no column comes and goes with the cut.
     columns = _columns(every)
     board = prepared(columns, shown, every)
     for line in board["rows"]:
@@ -154,5 +156,6 @@ def _bounds(every: Report, columns: Sequence[Column]) -> list[str]:
 
 def _csv(every: Report) -> Table:
     table = tables.leaderboard(every)
+    # In front: without them a line of the file cannot be placed.
     first = {"sweep": BY_NAME["sweep"].meaning, "family": FAMILY}
     return replace(table, title="All rows of all sweeps", columns={**first, **table.columns})
