@@ -15,10 +15,10 @@ import pytest
 from suite.leaderboard.costs import with_energy_to_target, with_selection_cost
 from suite.leaderboard.curves import epochs_at_best, learning_rate_curve, sensitivity_decades
 from suite.leaderboard.fields import Row
+from suite.leaderboard.names import Names, distinct
 from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status
-from suite.report.names import Names, distinct
 from suite.tracking import leaderboard, sync, to_rows
 from tests.commands import Suite, suite
 from tests.records import (

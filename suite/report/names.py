@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from suite.config.reference import MEAN
+from suite.leaderboard.names import Names, differing, distinct
 from suite.report import values
 
 # Characters of a key that are shown; a key ends in a hash.
@@ -40,15 +41,6 @@ class Arm:
         """The arm's id on the page."""
         # A key's dots would begin the names of classes in a selector.
         return "arm-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.key)
-
-
-class Names(NamedTuple):
-    """The parts of an arm's name."""
-
-    backbone: str
-    attention: str
-    method: str
-    architecture: Mapping[str, Any]
 
 
 def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
@@ -106,48 +98,6 @@ def _names_of(row: Mapping[str, Any]) -> Names:
         str(row["method"]),
         row["architecture"] or {},
     )
-
-
-def distinct(arms: Sequence[Names], *, among: Sequence[Names] = ()) -> list[str]:
-    """Give each arm a name.
-
-    The method is always there. The backbone and the attention are left out where all arms share
-    them (all of `among`, if given). The settings are those that differ between arms that would
-    have the same name otherwise.
-    """
-    everyone = among or arms
-    several_backbones = len({arm.backbone for arm in everyone}) > 1
-    several_attentions = len({arm.attention for arm in everyone}) > 1
-    names = []
-    architectures = []
-    for arm in arms:
-        architectures.append(arm.architecture)
-        parts = [arm.method]
-        if several_attentions:
-            parts.insert(0, arm.attention)
-        if several_backbones:
-            parts.insert(0, arm.backbone)
-        names.append(" ".join(parts))
-    labels = []
-    for name, own in zip(names, differing(names, architectures), strict=True):
-        labels.append(" ".join([name, *own]))
-    return labels
-
-
-def differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """For each arm, `key=value` of the settings that tell it from others of the same name."""
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for name, own in zip(names, settings, strict=True):
-        by_name.setdefault(name, []).append(own)
-    found = []
-    for name, own in zip(names, settings, strict=True):
-        shown = []
-        for key, value in own.items():
-            # `get`: another arm may not have this setting at all.
-            if any(other.get(key) != value for other in by_name[name]):
-                shown.append(f"{key}={value}")
-        found.append(shown)
-    return found
 
 
 def architecture_of(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
