@@ -133,24 +133,24 @@ def test_a_table_of_eighty_columns_has_what_a_choice_rests_on_and_breaks_no_word
     assert max(map(len, out.splitlines())) <= 60 and "agreement" in out and "failures" in out
 
 
-def test_a_row_that_is_not_shown_to_learn_has_the_constant_answer_beside_its_score(
+def test_a_row_that_is_not_shown_to_learn_has_the_baseline_beside_its_score(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_confirmed(home, "full", some_right(np.random.default_rng(0), 0.9))
     define(home)
     sync(home, tracking_uri=home.tracking_uri)
     show(home.tracking_uri, fmt=Format.MD)
-    assert "constant answer" not in capsys.readouterr().out
+    assert "baseline" not in capsys.readouterr().out
     write_confirmed(home, "bitfit", some_right(np.random.default_rng(1), 0.5))
     define(home)
     sync(home, tracking_uri=home.tracking_uri)
     show(home.tracking_uri, fmt=Format.MD)
     out = capsys.readouterr().out
     lines = {line.split(" | ")[0].strip("| "): line for line in out.splitlines()}
-    place = lines["method"].split(" | ").index("constant answer")
+    place = lines["method"].split(" | ").index("majority-class baseline")
     assert lines["bitfit"].split(" | ")[place] == "50.0", "it is not significantly better"
     assert lines["full"].split(" | ")[place] == "-"
-    assert "constant answer: the majority-class baseline" in out
+    assert "majority-class baseline: the best score of an answer that is the same" in out
     found = {row["method"]: row for row in board(home)}
     assert found["full"]["constant_score"] == found["bitfit"]["constant_score"] == 50.0
     assert found["full"]["constant_p"] < 0.01 and found["bitfit"]["constant_p"] > 0.05

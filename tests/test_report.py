@@ -39,7 +39,7 @@ from suite.report import (
     static,
     tables,
 )
-from suite.report.answer import answer, facts
+from suite.report.answer import answer, facts, verdicts
 from suite.report.chart import COLOURS, DASHES, SHAPES, Points
 from suite.report.compose import Form, build, write
 from suite.report.data import Report, read
@@ -98,14 +98,17 @@ def ranked(report: Report, **ranks: str | None) -> Report:
 
 def test_the_answer_names_the_leader_its_rivals_and_what_they_save(report: Report) -> None:
     first, *_, last = answer(report)
-    assert (
-        first.head == "full leads on the mean over 2 tasks:"
-        or first.head == "lora leads on the mean over 2 tasks:"
+    leader = "full" if first.head.startswith("full") else "lora"
+    rival = "lora" if leader == "full" else "full"
+    assert re.fullmatch(
+        rf"{leader} leads on the mean over 2 tasks with [\d.]+ \(3 seeds\): {rival} cannot be told"
+        rf" apart from it; read is significantly worse than {leader}\.",
+        first.head,
     )
-    rival = "lora" if first.head.startswith("full") else "full"
-    assert f"Cannot be told apart from it: {rival} (" in first.rest
+    assert verdicts(report) == [first.head]
+    assert re.search(rf"Cannot be told apart from it: {rival} \(.*, 3 seeds;", first.rest)
     assert "the same energy" in first.rest, "both spent the same"
-    assert "Shown to be worse than some arm: read (" in first.rest
+    assert f"Significantly worse than {leader}: read (" in first.rest
     assert (
         last.head == "2 rows are rejected and not ranked:"
         and "bitfit on agreement and entailment" in last.rest
@@ -115,21 +118,24 @@ def test_the_answer_names_the_leader_its_rivals_and_what_they_save(report: Repor
 def test_the_answer_follows_the_ranks_and_not_the_scores_alone(report: Report) -> None:
     alike = said(ranked(report, full="1-3", lora="1-3", read="1-3"))
     assert (
-        "Nothing separates the 3 ranked arms on the mean over 2 tasks:" in alike
+        "No test tells the 3 ranked arms apart on the mean over 2 tasks (3 seeds)." in alike
         and "leads" not in alike
     )
     alone = answer(ranked(report, full="1", lora="2-3", read="2-3"))[0]
     assert (
         "Cannot be told apart" not in alone.rest
-        and "lora (" in alone.rest.partition("Shown to be worse")[2]
+        and "lora (" in alone.rest.partition("Significantly worse than full:")[2]
     )
+    # Two arms are worse than some other, and one of them than the leader: ranks do not say which.
+    unclear = answer(ranked(report, full="1-2", lora="2-3", read="2-3"))[0]
+    assert unclear.head.endswith("are significantly worse than at least one arm.")
 
 
 def test_where_no_row_of_rank_one_is_left_the_best_rank_leads(report: Report) -> None:
     first = answer(ranked(report, full="2", lora="3-4", read="3-4"))[0]
     assert (
-        first.head == "full leads on the mean over 2 tasks:"
-        and "lora (" in first.rest.partition("Shown to be worse")[2]
+        first.head.startswith("full leads on the mean over 2 tasks with ")
+        and "lora (" in first.rest.partition("Significantly worse than at least one arm:")[2]
     )
 
 
@@ -137,7 +143,7 @@ def test_arms_without_a_rank_are_named_beside_the_ranked_ones_and_one_ranked_arm
     report: Report,
 ) -> None:
     assert re.search(
-        r"Not ranked yet: read \(\d+\.\d\)\.$", answer(ranked(report, read=None))[0].rest
+        r"Not ranked yet: read \(\d+\.\d, 3 seeds\)\.$", answer(ranked(report, read=None))[0].rest
     )
     alone = answer(ranked(report, lora=None, read=None))[0]
     assert (
@@ -155,7 +161,7 @@ def test_without_ranks_the_answer_says_that_nothing_was_tested(report: Report) -
     )
 
 
-def test_arms_that_are_not_shown_to_learn_are_named_beside_the_constant_answer(
+def test_arms_that_are_not_shown_to_learn_are_named_beside_the_majority_class_baseline(
     report: Report,
 ) -> None:
     def learning(*methods: str) -> Report:
@@ -168,12 +174,18 @@ def test_arms_that_are_not_shown_to_learn_are_named_beside_the_constant_answer(
         return replace(report, rows=rows)
 
     every, some, none = learning("full", "lora", "read"), learning("full"), learning()
-    assert "shown to learn" not in said(every)
-    where = r"On agreement not shown to learn, that is to beat the constant answer's 5\.0: "
-    assert re.search(where + r"\w+ \([\d.]+\) and \w+ \([\d.]+\)\.", said(some))
-    assert "On entailment no arm is shown to learn, that is to beat" in said(none)
+    assert "majority-class baseline" not in said(every)
+    better = "significantly better than the majority-class baseline (5.0):"
+    where = f"On agreement these arms are not {better} "
+    assert re.search(
+        re.escape(where) + r"\w+ \([\d.]+, 3 seeds\) and \w+ \([\d.]+, 3 seeds\)\.", said(some)
+    )
+    assert f"On entailment no arm is {better}" in said(none)
     shown = tables.leaderboard_columns(some)
-    assert {"constant answer", "shown to learn"} <= {column.head for column in shown}
+    assert {"majority-class baseline", "shown to learn"} <= {column.head for column in shown}
+    (column,) = [column for column in shown if column.head == "majority-class baseline"]
+    assert {column.show(row) for row in some.rows if row["method"] == "full"} == {"-"}
+    assert {column.show(row) for row in some.rows if row["method"] == "lora"} == {"5.0", "-"}
     (column,) = [column for column in shown if column.head == "shown to learn"]
     assert {column.show(row) for row in some.rows} == {"yes", "no", "-"}
 
@@ -185,7 +197,7 @@ def test_of_a_perplexity_the_lowest_leads(other: Home) -> None:
     sync(other, tracking_uri=other.tracking_uri)
     report = read(other.path)
     best = min(report.scored(PERPLEXITY), key=lambda row: row["score_mean"])
-    assert answer(report)[0].head == f"{best['method']} scores lowest on {PERPLEXITY}:"
+    assert answer(report)[0].head.startswith(f"{best['method']} scores lowest on {PERPLEXITY} with")
     chart = charts.score_against_energy(report, PERPLEXITY)
     assert chart is not None and chart.y.title.endswith("(less is better)")
 
@@ -225,7 +237,10 @@ def test_rejected_arms_are_hollow_and_on_no_front(report: Report) -> None:
     points = {mark.name: mark for mark in chart.marks if isinstance(mark, Points)}
     assert points["bitfit (rejected)"].hollow and not points["full"].hollow
     assert {r["label"]: r["on_front"] for r in chart.table.rows}["bitfit"] is False
-    assert "Hollow: 1 rejected" in chart.text and chart.x.title == "Wh per training run, estimate"
+    assert "Hollow: 1 rejected" in chart.text and "a mean over 3 seeds" in chart.text
+    assert chart.x.title == "energy of a training run, estimate, mWh"
+    assert chart.table.rows[0]["energy_wh"] == pytest.approx(0.022)
+    assert points["full"].x == [pytest.approx(22.0)], "the axis has the unit of the table"
 
 
 @pytest.mark.parametrize("backend", ["plotly", "matplotlib"])
@@ -261,8 +276,44 @@ def test_a_learning_rate_curve_rings_the_chosen_rate_and_crosses_failures(report
     assert marks["chosen"].ring and list(marks["chosen"].x) == [1e-4]
     assert marks["no score"].shape == "x" and list(marks["no score"].x) == [3e-4]
     assert "1 of them without a score (crosses)" in chart.text
+    axis = interactive.single(chart).layout.xaxis
+    assert list(axis.ticktext) == ["1e-6", "1e-5", "1e-4", "1e-3"]
     scales = {c.y.limits for c in curves.learning_rate_curves(report, "agreement")}
     assert len(scales) == 1, "one scale for all cells of a task"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (1e-6, 3e-3, [1e-6, 1e-5, 1e-4, 1e-3]),
+        (2e-4, 8e-4, [2e-4, 4e-4, 6e-4, 8e-4]),
+        (9e-5, 4e-3, [1e-4, 3e-4, 1e-3, 3e-3]),
+        (1e-12, 1e3, [1e-12, 1e-8, 1e-4, 1.0]),
+        (1.02e-4, 1.04e-4, [1.02e-4, 1.04e-4]),
+    ],
+)
+def test_a_logarithmic_axis_has_labels_however_narrow_or_wide_its_range_is(
+    low: float, high: float, labels: list[float]
+) -> None:
+    assert interactive.log_ticks(low, high) == labels
+
+
+def test_the_foot_of_the_page_has_the_command_that_writes_it_again(home: Home, html: str) -> None:
+    assert f"suite report --home {home.path} --sweep demo" in "".join(Outline(html).text)
+    sorted_ = read(home.path, tracking_uri=home.tracking_uri, sort="energy")
+    assert sorted_.command.endswith(f"--tracking-uri {home.tracking_uri} --sort energy")
+    assert "docs/metrics.md" in html and "docs/statistics.md" in html
+
+
+def test_the_first_screen_is_a_sentence_a_picture_and_the_table(html: str, report: Report) -> None:
+    first = html.index('class="verdict"')
+    picture = html.index('class="plot"')
+    assert first < picture < html.index('id="board"') < html.index('id="findings"')
+    assert html.index('class="answer"') > html.index('<details id="findings">')
+    shown = [column.head for column in tables.leaderboard_columns(report) if not column.extra]
+    assert shown[:4] == ["arm", "rank", "task", "score"]
+    assert {"energy, estimate", "memory", "seeds"} <= {*shown}
+    assert not {"learning rate", "trials", "status"} & {*shown}
 
 
 def test_three_hundred_arms_look_different_from_each_other() -> None:
@@ -561,8 +612,11 @@ def test_every_figure_has_its_text_and_its_data(html: str, report: Report) -> No
     assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 60 for plot in plots)
     data = [a["href"] for tag, a in outline.found if tag == "a" and "download" in a]
     assert len(data) == len(plots) + 1, "one each, and the leaderboard"
-    first = base64.b64decode((data[0] or "").partition("base64,")[2]).decode()
-    assert next(csv.reader(io.StringIO(first)))[:2] == ["rank", "arm"]
+    heads = []
+    for link in data:
+        text = base64.b64decode((link or "").partition("base64,")[2]).decode()
+        heads.append(next(csv.reader(io.StringIO(text)))[:2])
+    assert heads.count(["rank", "arm"]) == 1, "that of the leaderboard"
 
 
 def test_ids_are_unique_and_every_link_inside_the_page_leads_somewhere(html: str) -> None:
@@ -739,7 +793,7 @@ def test_a_half_finished_sweep_says_what_is_missing_and_draws_the_rest(other: Ho
     assert (
         "Not finished." in shown
         and 'id="rates"' in shown
-        and "full is the only arm on agreement so far:" in shown
+        and "full is the only arm on agreement so far, with " in shown
     )
 
 

@@ -207,11 +207,60 @@ def test_on_a_phone_tables_scroll_inside_their_boxes_and_the_page_does_not(
         page.wait_for_function(
             "() => [...document.querySelectorAll('.plot')].every((p) => p.dataset.drawn)"
         )
-        wide = page.evaluate(
+        wide = (
             "[document.documentElement.scrollWidth, document.querySelector('.scroll').scrollWidth]"
         )
-        assert wide[0] <= width < wide[1]
+        whole, table = page.evaluate(wide)
+        assert whole <= width
+        assert table <= max(width, 390), "the everyday columns fit on most phones"
+        page.get_by_role("button", name="All columns").click()
+        whole, table = page.evaluate(wide)
+        assert whole <= width < table
         assert visit.problems == []
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_names_of_points_and_labels_of_ticks_cover_nothing_and_are_not_cut_off(
+    browser: Any, address: str, width: int
+) -> None:
+    boxes = """(what) => [...document.querySelectorAll(what)].map((e) => {
+        const [own, plot] = [e.getBoundingClientRect(), e.closest('.plot').getBoundingClientRect()];
+        return [own.left, own.top, own.right, own.bottom, plot.left, plot.top, plot.right, plot.bottom]; })"""
+    with Visit(browser, address, viewport={"width": width, "height": 900}) as visit:
+        page = visit.page
+        page.wait_for_selector("#plot-score-energy-mean[data-drawn] .annotation-text-g")
+        names = page.evaluate(boxes, "#plot-score-energy-mean .annotation-text-g")
+        assert len(names) == len(SHARES)
+        page.locator("#rates .plot").first.scroll_into_view_if_needed()
+        page.wait_for_selector("#rates .plot[data-drawn]")
+        ticks = page.evaluate(boxes, "#rates .plot[data-drawn]:first-of-type .xtick text")
+        assert len(ticks) >= 2
+        for left, top, right, bottom, *plot in (*names, *ticks):
+            assert plot[0] <= left and plot[1] <= top and right <= plot[2] and bottom <= plot[3]
+        for n, one in enumerate(names):
+            for other in names[:n]:
+                apart = one[0] >= other[2] or other[0] >= one[2]
+                assert apart or one[1] >= other[3] or other[1] >= one[3], (one, other)
+
+
+def test_the_best_arm_within_a_readers_limits_is_named_or_that_there_is_none(
+    browser: Any, address: str
+) -> None:
+    with Visit(browser, address) as visit:
+        page = visit.page
+        said = page.locator("#best output")
+        assert said.text_content() == "Give one limit or both."
+        page.get_by_label("At most this memory, MiB").fill("300")
+        assert "scores best on the mean over 2 tasks: " in said.text_content()
+        assert said.text_content().startswith(visit.column("arm")[0])
+        assert "3 seeds" in said.text_content() and "3 of 3 arms" in said.text_content()
+        page.locator("select[data-task=board]").select_option("entailment")
+        assert said.text_content().startswith("lora scores best on entailment: ")
+        page.get_by_label("At most this energy, mWh").fill("20")
+        assert said.text_content().startswith(
+            "No arm is within these limits on entailment. The least: "
+        )
+        assert "takes 22.0 mWh" in said.text_content()
 
 
 def test_in_the_dark_text_and_figures_are_light(browser: Any, address: str) -> None:

@@ -266,12 +266,12 @@ def _key(rows: Sequence[Row]) -> list[tuple[str, str]]:
     if any(row.get("edge") for row in rows):
         said = "edge: the chosen learning rate lies at an end of the range that was searched"
         found.append((_title("learning_rate"), said))
-    constant_answer = _title("constant_score")
+    baseline = _title("constant_score")
     said = (
-        f"{constant_answer}: the majority-class baseline, or the best score of any other answer "
-        "that is the same for all items; shown where a row is not significantly better"
+        f"{baseline}: the best score of an answer that is the same for all items, as the most "
+        "common class is; shown where a row is not significantly better"
     )
-    found.append((constant_answer, said))
+    found.append((baseline, said))
     if any(is_estimate(row) for row in rows if row.get("energy_source")):
         said = "energy: an estimate from processor time, where no counter can be read"
         found.append((_title("energy_kwh"), said))
@@ -321,7 +321,7 @@ def _score_columns(rows: Sequence[Row]) -> list[Column]:
         shown.append(Column(_title("ci_low"), _interval, right=True, rank=1))
     if any(row["rank"] or _has_one_seed(row) for row in rows):
         shown.append(Column("rank", _rank, rank=1))
-    # The constant answer is worth a look only where a row fails to beat it.
+    # The baseline is worth a look only where a row fails to beat it.
     if any(shows_constant(row) for row in rows):
         shown.append(Column(_title("constant_score"), _constant, right=True, rank=3))
     if any(row["reference_score"] is not None for row in rows):
@@ -488,7 +488,7 @@ def _score(row: Row) -> str:
 
 
 def _constant(row: Row) -> str:
-    """The constant answer's score, where a row is not shown to beat it."""
+    """The majority-class baseline, where a row is not significantly better."""
     from suite.leaderboard.learning import shows_constant
 
     if not shows_constant(row):

@@ -518,7 +518,7 @@ class Row:
         meaning="commit of the code that the backbone's checkpoint brought; null = it brought none",
     )
     constant_score: float | None = number(
-        "constant answer",
+        "majority-class baseline",
         unit="percent",
         average=Average.SCORE,
         report=True,

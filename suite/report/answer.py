@@ -21,6 +21,8 @@ from suite.stats.power import sentence
 
 # The costs that are compared, by key: the word for them.
 COSTS = {"energy_kwh": "energy", "peak_memory_bytes": "memory"}
+# Arms that a head names; its sentence names more.
+MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +37,9 @@ def answer(report: Report) -> list[Sentence]:
     """Say what the sweep shows so far, the most general finding first."""
     found: list[Sentence] = []
     for task in report.places:
-        # Arms of different backbones are not ranked against each other.
-        backbones = sorted(set(values_of(report.scored(task), "backbone")))
-        for backbone in backbones:
-            rows = rows_where(report.admitted(task), "backbone", backbone)
-            where = place(report, task)
-            if len(backbones) > 1:
-                where += f" with {backbone}"
-            if rows:
-                found.append(_ranking(report, rows, where, task))
+        found += _rankings(report, task)
     if not found:
-        reason = "no arm has a test score that was admitted."
-        if not report.rows:
-            reason = "no trial has ended."
-        found.append(Sentence("Nothing can be said yet:", reason))
+        found.append(_nothing(report))
     return [
         *found,
         *_power(report),
@@ -56,6 +47,45 @@ def answer(report: Report) -> list[Sentence]:
         *_looked_at_again(report),
         *_rejected(report),
     ]
+
+
+def verdicts(report: Report) -> list[str]:
+    """Say in one sentence for each backbone what the sweep shows in its first place."""
+    for task in report.places:
+        found = _rankings(report, task)
+        if found:
+            return _heads(found)
+    nothing = _nothing(report)
+    return [f"{nothing.head} {nothing.rest}"]
+
+
+def _heads(sentences: Sequence[Sentence]) -> list[str]:
+    heads = []
+    for said in sentences:
+        heads.append(said.head)
+    return heads
+
+
+def _nothing(report: Report) -> Sentence:
+    reason = "no arm has a test score that was admitted."
+    if not report.rows:
+        reason = "no trial has ended."
+    return Sentence("Nothing can be said yet:", reason)
+
+
+def _rankings(report: Report, task: str) -> list[Sentence]:
+    """Say who leads on a task or on the mean, for each backbone with an admitted score."""
+    found = []
+    # Arms of different backbones are not ranked against each other.
+    backbones = sorted(set(values_of(report.scored(task), "backbone")))
+    for backbone in backbones:
+        rows = rows_where(report.admitted(task), "backbone", backbone)
+        where = place(report, task)
+        if len(backbones) > 1:
+            where += f" with {backbone}"
+        if rows:
+            found.append(_ranking(report, rows, where, task))
+    return found
 
 
 def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sentence:
@@ -81,41 +111,70 @@ def _ranking(report: Report, rows: Sequence[Row], where: str, task: str) -> Sent
     for row in ranked:
         by_place[values.rank_bounds(row["rank"])[0]].append(row)
     first = by_place.pop(min(by_place))
-    worse = []
-    for row in ranked:
-        if row not in first:
-            worse.append(_with_score(report, row))
+    worse = [row for row in ranked if row not in first]
     later = ""
     if unranked:
         later = f" Not ranked yet: {listed(unranked)}."
     if not worse:
-        head = f"Nothing separates the {len(ranked)} ranked arms {where}:"
+        head = (
+            f"No test tells the {len(ranked)} ranked arms apart {where} ({values.seeds(ranked)})."
+        )
         return Sentence(head, _all_alike(report, ranked) + later)
     # Several arms may share rank 1; the best score of them comes first.
     leader = first[0]
-    rest = f"{_score(leader)}; {cost(leader)}."
     rivals = []
     for row in first[1:]:
         rivals.append(f"{report.label(row)} ({_score(row)}{_saving(row, leader)})")
+    than = "at least one arm"
+    if _all_lose_to(leader, worse, ranked):
+        than = report.label(leader)
+    rest = f"{report.label(leader)}: {described(leader)}."
     if rivals:
         rest += f" Cannot be told apart from it: {listed(rivals)}."
-    rest += f" Shown to be worse than some arm: {listed(worse)}.{later}"
-    return Sentence(f"{report.label(leader)} leads {where}:", rest)
+    losers = listed(_with_score(report, row) for row in worse)
+    rest += f" Significantly worse than {than}: {losers}.{later}"
+    head = f"{report.label(leader)} leads {where} with {_brief(leader)}: "
+    if rivals:
+        head += f"{_names(report, first[1:])} cannot be told apart from it; "
+    verb = "is"
+    if len(worse) > 1:
+        verb = "are"
+    head += f"{_names(report, worse)} {verb} significantly worse than {than}."
+    return Sentence(head, rest)
+
+
+def _names(report: Report, rows: Sequence[Row]) -> str:
+    """The names of some arms, for a head."""
+    return listed((report.label(row) for row in rows), most=MOST_NAMES)
+
+
+def _all_lose_to(leader: Row, worse: Sequence[Row], ranked: Sequence[Row]) -> bool:
+    """Whether a test shows the leader to be better than each of the worse rows.
+
+    Rows hold no test of a pair, but a rank counts them: of A arms, `1-3` is better than A - 3.
+    """
+    arms = max(values.rank_bounds(row["rank"])[1] for row in ranked)
+    # A row that has left since would be among those that the leader's rank counts.
+    is_whole = arms == len(ranked)
+    beaten = arms - values.rank_bounds(leader["rank"])[1]
+    return is_whole and beaten == len(worse)
 
 
 def _unranked(report: Report, rows: Sequence[Row], where: str, end: str) -> Sentence:
     """Name the first of some rows that no test has compared."""
     leader = rows[0]
-    scored = f"{_score(leader)}; {cost(leader)}."
+    scored = f"{described(leader)}."
     if len(rows) == 1:
-        return Sentence(f"{report.label(leader)} is the only arm {where} so far:", scored)
+        head = f"{report.label(leader)} is the only arm {where} so far, with {_brief(leader)}."
+        return Sentence(head, scored)
     reason = leader["rank_missing"]
     if not reason:
         reason = "there are no ranks"
         if leader["rank"]:
             reason = "no other arm is ranked yet"
     return Sentence(
-        f"{report.label(leader)} scores {end} {where}:",
+        f"{report.label(leader)} scores {end} {where} with {_brief(leader)};"
+        " no test has compared it with the others.",
         f"{scored} No test says whether that is more than luck: {reason}.",
     )
 
@@ -125,9 +184,9 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     scores = values_of(rows, "score_mean")
     low = values.score(min(scores))
     high = values.score(max(scores))
-    said = f"scores from {low} to {high}"
+    said = f"Scores run from {low} to {high}"
     if low == high:  # as shown, to a tenth
-        said = f"all score {low}"
+        said = f"All score {low}"
     said += f" ({listed(report.label(row) for row in rows)})."
     cheapest: dict[str, list[str]] = defaultdict(list)
     for key, word in COSTS.items():
@@ -153,12 +212,17 @@ def _amount(row: Row, key: str) -> str:
 
 
 def _with_score(report: Report, row: Row) -> str:
-    """An arm with its score: `read (61.2)`."""
-    return f"{report.label(row)} ({values.score(row['score_mean'])})"
+    """An arm with its score: `read (61.2, 3 seeds)`."""
+    return f"{report.label(row)} ({values.score(row['score_mean'])}, {values.seeds([row])})"
+
+
+def _brief(row: Row) -> str:
+    """A score with its seeds, for a sentence: `78.2 (3 seeds)`."""
+    return f"{values.score(row['score_mean'])} ({values.seeds([row])})"
 
 
 def _score(row: Row) -> str:
-    """A score with its interval: `78.2, 95% interval 74.7 to 81.4`."""
+    """A score with its interval: `78.2, 95% interval 74.7 to 81.4, 3 seeds`."""
     shown = values.score(row["score_mean"])
     if row["ci_low"] is not None:
         low = values.score(row["ci_low"])
@@ -166,7 +230,12 @@ def _score(row: Row) -> str:
         shown += f", 95% interval {low} to {high}"
         if row["ci_of"] == "items":
             shown += " over items only"
-    return shown
+    return f"{shown}, {values.seeds([row])}"
+
+
+def described(row: Row) -> str:
+    """A row's score and what a training run of its arm takes."""
+    return f"{_score(row)}; {cost(row)}"
 
 
 def cost(row: Row) -> str:
@@ -215,7 +284,7 @@ def _power(report: Report) -> list[Sentence]:
 
 
 def _not_shown_to_learn(report: Report) -> list[Sentence]:
-    """Name by task the arms that are not shown to beat the constant answer."""
+    """Name by task the arms that are not significantly better than the baseline."""
     found = []
     for task in report.tasks:
         rows = report.admitted(task)
@@ -223,11 +292,13 @@ def _not_shown_to_learn(report: Report) -> list[Sentence]:
         alike = [row for row in rows if row["shown_to_learn"] is False]
         if not alike:
             continue
-        who = "not"
+        who = "these arms are not"
         if len(alike) == len(rows):
             who = "no arm is"
-        constant = values.score(alike[0]["constant_score"])
-        head = f"On {task} {who} shown to learn, that is to beat the constant answer's {constant}:"
+        baseline = values.score(alike[0]["constant_score"])
+        head = (
+            f"On {task} {who} significantly better than the majority-class baseline ({baseline}):"
+        )
         found.append(Sentence(head, f"{listed(_with_score(report, row) for row in alike)}."))
     return found
 

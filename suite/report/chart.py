@@ -44,7 +44,7 @@ class Axis:
         log: Whether it is logarithmic; then all values are above 0.
         categories: Names instead of numbers, in order; the first is at the top of a y axis.
         whole: Whether ticks are at whole numbers only.
-        limits: The least range that is shown, so that figures can be compared with each other.
+        limits: The range that is shown, so that figures can be compared with each other.
     """
 
     title: str

@@ -44,26 +44,24 @@ class Cost:
     Attributes:
         word: Its name in a sentence.
         key: Its key in a row.
-        factor: From the row's unit to the drawn one.
-        title: The axis' title, with the unit.
+        unit: The row's unit, of which `suite.report.values` knows larger and smaller ones.
+        title: The axis' title without its unit.
         column: Its key in the table.
+        factor: From the row's unit to that of the table's column.
         meaning: What the table's column means.
     """
 
     word: str
     key: str
-    factor: float
+    unit: str
     title: str
     column: str
+    factor: float
     meaning: str
 
-    def of(self, row: Row) -> float:
-        """The row's cost in the drawn unit."""
-        cost: float = row[self.key] * self.factor
-        return cost
-
-    def of_all(self, rows: Sequence[Row]) -> list[float]:
-        return [self.of(row) for row in rows]
+    def of_all(self, rows: Sequence[Row], scale: values.Scale) -> list[float]:
+        """The costs of some rows in the drawn unit."""
+        return [row[self.key] / scale.size for row in rows]
 
 
 def score_against_energy(report: Report, task: str) -> Chart | None:
@@ -71,9 +69,10 @@ def score_against_energy(report: Report, task: str) -> Chart | None:
     energy_wh = Cost(
         word="energy",
         key="energy_kwh",
-        factor=1000.0,
-        title=f"Wh per training run{report.energy_note}",
+        unit="kWh",
+        title=f"energy of a training run{report.energy_note}",
         column="energy_wh",
+        factor=1000.0,
         meaning="energy of training and of what the method prepares first, one run, Wh",
     )
     return _score_against(report, task, energy_wh)
@@ -84,9 +83,10 @@ def score_against_memory(report: Report, task: str) -> Chart | None:
     memory_mib = Cost(
         word="memory",
         key="peak_memory_bytes",
-        factor=2.0**-20,
-        title="peak memory in training, MiB",
+        unit="bytes",
+        title="peak memory in training",
         column="peak_memory_mib",
+        factor=2.0**-20,
         meaning="peak allocated memory of training and preparation, largest rank, MiB",
     )
     return _score_against(report, task, memory_mib)
@@ -103,20 +103,21 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     named = rows
     if len(rows) > MOST_LABELS:
         named = front[:MOST_LABELS]
+    scale = values.scale_of(cost.unit, values_of(rows, cost.key))
     # The first mark is drawn first, so the line lies behind the points.
     line = Points(
         "Pareto front",
-        cost.of_all(front),
+        cost.of_all(front, scale),
         values_of(front, "score_mean"),
         line=True,
         marker=False,
     )
     marks: list[Mark] = [line]
     for row in rows:
-        marks.append(_point(report, row, cost.of(row), named=row in named))
-    bars = "Bars are 95% intervals."
+        marks.append(_point(report, row, row[cost.key] / scale.size, named=row in named))
+    bars = f"Each score is a mean over {values.seeds(rows)}; bars are 95% intervals."
     if "items" in values_of(rows, "ci_of"):
-        bars = "Bars are 95% intervals; those of a single seed are over items only."
+        bars += " Those of a single seed are over items only."
     text = (
         f"Test score {place(report, task)} against {cost.word} for {len(rows)} arms. On the Pareto"
         " front (dotted), where no arm scores more at less cost:"
@@ -125,6 +126,9 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     if len(named) < len(rows):
         # The other points say their names when a reader points at them.
         text += " Only arms of the front are named."
+    absent = [report.label(row) for row in report.scored(task) if row not in rows]
+    if absent:
+        text += f" Not drawn, as their {cost.word} is not known: {listed(absent)}."
     rejected = len(rows) - len(admitted)
     if rejected:
         text += f" Hollow: {rejected} rejected by a check of validity, on no front."
@@ -132,7 +136,7 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     # Rejected rows stay in the table: `admitted` and `on_front` say what they are.
     table_rows = []
     for row in report.labelled(rows):
-        table_rows.append(row | {cost.column: cost.of(row)})
+        table_rows.append(row | {cost.column: row[cost.key] * cost.factor})
     for table_row, row in zip(table_rows, rows, strict=True):
         table_row["on_front"] = row in front
     columns = ARM_COLUMNS | SCORE_COLUMNS
@@ -146,11 +150,11 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
         key=f"score-{cost.word}-{task}",
         title=f"Score and {cost.word}, {over}",
         text=text,
-        x=_axis_with_margins(cost.title, cost.of_all(rows)),
+        x=_axis_with_margins(f"{cost.title}, {scale.unit}", cost.of_all(rows, scale)),
         y=score_axis(report, task),
         marks=marks,
         table=Table(f"score-{cost.word}", f"Test score and {cost.word}", columns, table_rows),
-        height=400,
+        height=320,
         legend=False,
     )
 
@@ -173,8 +177,8 @@ def _point(report: Report, row: Row, x: float, *, named: bool) -> Points:
     arm = report.arms[row["arm"]]
     name = arm.label
     details = (
-        f"{arm.label}: score {values.score(row['score_mean'])}, {energy(row)},"
-        f" {values.size(row['peak_memory_bytes'])}"
+        f"{arm.label}: score {values.score(row['score_mean'])} ({values.seeds([row])}),"
+        f" {energy(row)}, {values.size(row['peak_memory_bytes'])}"
     )
     rejected = row["admitted"] is False
     if rejected:
@@ -366,7 +370,7 @@ def energy_by_phase(report: Report) -> Chart | None:
             f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)}"
             f" arms. Over all of them: {', '.join(shares)}."
         ),
-        x=Axis(f"Wh per confirm run{report.energy_note}"),
+        x=Axis(f"Wh{report.energy_note}"),
         y=Axis("", categories=labels),
         marks=marks,
         table=Table("energy-by-phase", "Energy of a confirm run by phase", columns, rows),
@@ -437,9 +441,9 @@ def search_cost(report: Report) -> Chart | None:
     columns["trials"] = "search trials in all"
     return Chart(
         key="search-cost",
-        title="Cost of the search",
+        title="Energy to tune and confirm, all tasks",
         text=_describe_costs(report, rows),
-        x=Axis(f"Wh over all tasks{report.energy_note}"),
+        x=Axis(f"Wh{report.energy_note}"),
         y=Axis("", categories=tuple(labels)),
         marks=marks,
         table=Table("search-cost", "Energy to tune and confirm", columns, rows),

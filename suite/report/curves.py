@@ -12,11 +12,12 @@ from typing import Any
 
 from suite.leaderboard.curves import confirmed_point
 from suite.leaderboard.fields import Row
+from suite.leaderboard.names import Names, distinct
 from suite.report import values
 from suite.report.chart import Axis, Chart, Mark, Points, Span
 from suite.report.charts import ARM_COLUMNS, score_axis
 from suite.report.data import Report
-from suite.report.names import Arm, Names, distinct
+from suite.report.names import Arm
 from suite.report.table import Table, values_of
 
 # A legend of more names would take more room than the lines. A reader points at a line instead.
@@ -101,13 +102,30 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
         key=f"learning-rate-{cell.arm}-{cell.task}",
         title=title,
         text=_describe(cell, len(scored), len(failed), chosen),
-        x=Axis("learning rate", log=True),
+        x=Axis(
+            "learning rate", log=True, limits=_rate_limits(cell, values_of(rows, "learning_rate"))
+        ),
         y=Axis(score_title, limits=limits),
         marks=marks,
         table=Table("learning-rates", "Learning rates tried", ARM_COLUMNS | RATE_COLUMNS, rows),
         height=230,
         legend=False,
     )
+
+
+def _rate_limits(cell: Row, tried: Sequence[float]) -> Limits | None:
+    """Span the searched range and every rate that was tried, with a margin."""
+    rates = [*tried]
+    for end in (cell.learning_rate_low, cell.learning_rate_high):
+        if end is not None:
+            rates.append(end)
+    if not rates:
+        return None
+    low = min(rates)
+    high = max(rates)
+    # A single rate still gets an axis with a length.
+    margin = max((high / low) ** 0.06, 1.1)
+    return low / margin, high * margin
 
 
 def _rate_points(

@@ -6,6 +6,7 @@ This is rows of the leaderboard, learning-rate curves, every trial and what is m
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class Report:
         provenance: Hardware, versions and the like of every result, as recorded.
         failures: Attempts that their machine ended, and trials without a score. Trials that the
             search ended early are no failures.
+        command: The command that writes its page, as a shell takes it; it holds no password.
     """
 
     sweep: str
@@ -69,6 +71,7 @@ class Report:
     unread_trials: int = 0
     provenance: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
+    command: str = ""
 
     @cached_property
     def arms(self) -> dict[str, Arm]:
@@ -259,7 +262,20 @@ def read(
         unread_trials=unread,
         provenance=provenance,
         failures=failures,
+        command=_command(home, sweep, tracking_uri, sort),
     )
+
+
+def _command(home: Path | str, sweep: str, tracking_uri: str | None, sort: str) -> str:
+    """The command that writes the page of what these arguments of `read` give."""
+    from suite.tracking.store import without_password
+
+    words = ["suite", "report", "--home", str(home), "--sweep", sweep]
+    if tracking_uri is not None:
+        words += ["--tracking-uri", without_password(tracking_uri)]
+    if sort != "score":
+        words += ["--sort", sort]
+    return shlex.join(words)
 
 
 def sweeps(home: Path | str, tracking_uri: str | None = None) -> list[str]:

@@ -14,6 +14,7 @@ from functools import singledispatch
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
@@ -24,6 +25,9 @@ from suite.report.table import clean
 
 GREY = "#8a8a8a"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+# Labels of a logarithmic axis: more would run into each other in a panel of 240 pixels.
+LEAST_TICKS = 3
+MOST_TICKS = 5
 # One hue from light to dark: the order survives grey printing.
 SHADES = [[0.0, "#eef4fa"], [0.5, "#6baed6"], [1.0, "#08306b"]]
 
@@ -267,6 +271,38 @@ def _add_spans(figure: go.Figure, chart: Chart, **panel: int) -> None:
             )
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Two to `MOST_TICKS` round numbers between the ends of a logarithmic axis.
+
+    plotly labels powers of ten alone or every digit: of a range within a decade it labels nothing,
+    and of a wide one more than fits in a small panel.
+    """
+    first = math.floor(math.log10(low))
+    last = math.ceil(math.log10(high))
+    found: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        found = []
+        for power in range(first, last + 1):
+            for digit in digits:
+                # Through text: 3 * 10.0**-4 is 0.00030000000000000003.
+                tick = float(f"{digit}e{power}")
+                if low <= tick <= high:
+                    found.append(tick)
+        if len(found) >= LEAST_TICKS:
+            break
+    step = -(-len(found) // MOST_TICKS)  # rounded up
+    if len(found) < 2:
+        return [low, high]
+    return found[::step]
+
+
+def _tick_texts(ticks: Sequence[float]) -> list[str]:
+    """Labels in one notation: `0.1`, `1`, `10`, or `1e-5`, `1e-4`, `1e-3`."""
+    if min(ticks) >= 0.01 and max(ticks) < 10_000:
+        return [f"{tick:g}" for tick in ticks]
+    return [np.format_float_scientific(tick, trim="-", exp_digits=1) for tick in ticks]
+
+
 def _axis(axis: Axis, *, vertical: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {
         "title": {"text": plain(axis.title), "standoff": 8},
@@ -275,9 +311,11 @@ def _axis(axis: Axis, *, vertical: bool = False) -> dict[str, Any]:
     }
     if axis.log:
         found["type"] = "log"
-        found["dtick"] = 1  # one label per power of ten
-        found["exponentformat"] = "power"
-        found["minor"] = {"ticks": "outside"}
+        found["minor"] = {"ticks": "outside", "dtick": "D1"}
+        if axis.limits is not None:
+            ticks = log_ticks(*axis.limits)
+            found["tickvals"] = ticks
+            found["ticktext"] = _tick_texts(ticks)
     if axis.whole:
         found["tickformat"] = "d"
         found["nticks"] = 10

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -19,13 +20,26 @@ from suite import __version__
 from suite.config.reference import MEAN
 from suite.redact import redact
 from suite.report import interactive, tables, values
-from suite.report.answer import answer, facts
+from suite.report.answer import answer, described, facts, verdicts
 from suite.report.chart import COLOURS, colour_of
+from suite.report.charts import place
 from suite.report.content import MOST_ROWS, content
 from suite.report.data import Report
 from suite.report.names import Arm
-from suite.report.table import Column, Row, Table, clean, rows_where, values_of, without
+from suite.report.table import (
+    Column,
+    Row,
+    Table,
+    clean,
+    rows_where,
+    rows_with,
+    values_of,
+    without,
+)
 
+# The costs that a reader can limit: key in a row, its unit and a word for it.
+CHOICE_COSTS = (("peak_memory_bytes", "bytes", "memory"), ("energy_kwh", "kWh", "energy"))
+CHOICE_SHOWN = {"bytes": values.size, "kWh": values.energy}
 # Pixels of the small picture of a score and its interval, and of the margin at its ends.
 PLOT_WIDTH = 132.0
 PLOT_MARGIN = 5
@@ -40,6 +54,15 @@ def page(report: Report, *, live: str = "") -> str:
             asks for the newest version, and reloads for another.
     """
     made = content(report)
+    picture = None
+    tradeoffs = {}
+    for where, charts in made.tradeoffs.items():
+        others = list(charts)
+        if picture is None:
+            # The first screen shows this one; the others have a section of their own.
+            picture = others.pop(0)
+        if others:
+            tradeoffs[where] = others
     rows = report.shown
     columns = tables.leaderboard_columns(report)
     # An arm's own part says both in its heading.
@@ -62,12 +85,17 @@ def page(report: Report, *, live: str = "") -> str:
         live=live,
         units=values.sizes_of_units(),
         answer=answer(report),
+        verdicts=verdicts(report),
+        picture=picture,
+        tradeoffs=tradeoffs,
+        choices=_inside_script(json.dumps(_choices(report))),
+        limits=_limits(report),
         facts=facts(report),
         board=prepared(columns, rows[:MOST_ROWS], report),
         intervals=_intervals(report, rows),
         board_csv=tables.leaderboard(report),
-        first_place=next((place for place in report.places if report.scored(place)), ""),
-        places=[place for place in (MEAN, *report.tasks) if place in tasks],
+        first_place=next((task for task in report.places if report.scored(task)), ""),
+        places=[task for task in (MEAN, *report.tasks) if task in tasks],
         trials_of=trials_of,
         rows_of=rows_of,
         failures=prepared(tables.failure_columns(report), report.failures[:MOST_ROWS], report),
@@ -138,6 +166,41 @@ def _sort_key(value: float | str | None) -> str:
     if isinstance(value, str):
         return clean(value)
     return repr(float(value))  # all digits, so that equal texts can still be sorted
+
+
+def _limits(report: Report) -> list[dict[str, Any]]:
+    """The limits that a reader can set for a choice: key of the cost, word, unit and its size."""
+    rows = []
+    for task in report.places:
+        rows += report.admitted(task)
+    found = []
+    for key, unit, word in CHOICE_COSTS:
+        known = values_of(rows_with(rows, key), key)
+        if known:
+            scale = values.scale_of(unit, known)
+            found.append({"key": key, "word": word, "unit": scale.unit, "size": scale.size})
+    return found
+
+
+def _choices(report: Report) -> list[dict[str, Any]]:
+    """The rows among which the page's script looks for the best within a reader's limits."""
+    found = []
+    for task in report.places:
+        # What a check of validity rejects is nobody's choice.
+        for row in report.admitted(task):
+            choice = {
+                "task": task,
+                "where": clean(place(report, task)),
+                "arm": clean(report.label(row)),
+                "said": described(row),
+                "score": row["score_mean"],
+                "higher": row["higher_is_better"] is not False,
+            }
+            for key, unit, _ in CHOICE_COSTS:
+                choice[key] = row[key]
+                choice[f"{key}_shown"] = CHOICE_SHOWN[unit](row[key])
+            found.append(choice)
+    return found
 
 
 def _intervals(

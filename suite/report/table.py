@@ -114,6 +114,7 @@ class Column:
         value: Gives what a cell is sorted by: a number or a text; None = not known.
         hint: What it means, in a line.
         number: Whether it holds numbers.
+        extra: Whether the page's leaderboard shows it only when a reader asks for all columns.
     """
 
     head: str
@@ -121,6 +122,7 @@ class Column:
     value: Callable[[Row], float | str | None]
     hint: str = ""
     number: bool = True
+    extra: bool = False
 
 
 def number(key: str, head: str, show: Callable[[Any], str], hint: str = "") -> Column:

@@ -19,6 +19,7 @@ from suite.report.table import (
     number,
     plain_words,
     rows_where,
+    rows_with,
     rows_without,
     values_of,
     words,
@@ -129,15 +130,15 @@ def everything(report: Report, charts: Sequence[Chart]) -> list[Table]:
 
 
 def leaderboard_columns(report: Report) -> list[Column]:
-    """The columns of the leaderboard; what is the same or unknown in every row is left out."""
-    rows = report.shown
+    """The columns of the leaderboard, the everyday ones first.
 
-    def known(name: str) -> bool:
-        return any(value is not None for value in values_of(rows, name))
+    What is the same or unknown in every row is left out.
+    """
+    rows = report.shown
 
     note = report.energy_note
     columns = [words("arm", report.label)]
-    if known("rank") or any(row["rank_missing"] == NO_RANK for row in rows):
+    if rows_with(rows, "rank") or any(row["rank_missing"] == NO_RANK for row in rows):
         hint = (
             "arms that no test tells apart share ranks; Holm's correction over all pairs of the"
             " arms of one backbone and task"
@@ -152,7 +153,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
             "test score, mean over seeds ± standard deviation; ↓ = less is better",
         )
     )
-    if known("ci_low"):
+    if rows_with(rows, "ci_low"):
         columns.append(
             Column(
                 BY_NAME["ci_low"].title,
@@ -162,16 +163,16 @@ def leaderboard_columns(report: Report) -> list[Column]:
             )
         )
     if any(shows_constant(row) for row in rows):
-        columns.append(_field("constant_score"))
-    if False in values_of(rows, "shown_to_learn"):
         columns.append(
-            words(
-                BY_NAME["shown_to_learn"].title,
-                _shown_to_learn,
-                "better than the constant answer by a paired test, corrected over the task's arms",
+            Column(
+                BY_NAME["constant_score"].title,
+                _baseline,
+                lambda row: row["constant_score"],
+                "best score of an answer that is the same for all items; shown where a row is not"
+                " significantly better",
             )
         )
-    if known("reference_score"):
+    if rows_with(rows, "reference_score"):
         # Only a sweep that carries a paper's numbers has these two.
         columns.append(_field("reference_score"))
         columns.append(number("difference", "ours - paper", _signed))
@@ -185,19 +186,36 @@ def leaderboard_columns(report: Report) -> list[Column]:
         )
     )
     columns.append(_field("peak_memory_bytes"))
+    columns.append(_field("seeds"))
+    return [*columns, *[replace(column, extra=True) for column in _extra_columns(report)]]
+
+
+def _extra_columns(report: Report) -> list[Column]:
+    """The columns of the leaderboard behind the everyday ones."""
+    rows = report.shown
+    note = report.energy_note
+    columns = []
+    if False in values_of(rows, "shown_to_learn"):
+        columns.append(
+            words(
+                BY_NAME["shown_to_learn"].title,
+                _shown_to_learn,
+                "significantly better than the majority-class baseline by a paired test, corrected"
+                " over the task's arms",
+            )
+        )
     columns.append(_field("trainable_parameters"))
     # Both compare attention variants: with one variant they say nothing.
     if len(set(values_of(rows, "attention"))) > 1:
         columns.append(_field("prr"))
         columns.append(_field("peop"))
-    if known("kv_bytes_per_token"):
+    if rows_with(rows, "kv_bytes_per_token"):
         columns.append(_field("kv_bytes_per_token"))
     columns.append(_field("train_s"))
-    if known("prepare_s"):
+    if rows_with(rows, "prepare_s"):
         columns.append(_field("prepare_energy_kwh", note=note))
         columns.append(_field("prepare_s"))
         columns.append(_field("train_memory_bytes"))
-    columns.append(_field("seeds"))
     if any(row["test_looks"] > 1 for row in rows):
         columns.append(_field("test_looks"))
     if any(arm.settings for arm in report.arms.values()):
@@ -256,6 +274,12 @@ def _score(row: Row) -> str:
         # Not in the head of the column: one table may hold tasks of both kinds.
         shown += " ↓"
     return shown
+
+
+def _baseline(row: Row) -> str:
+    if not shows_constant(row):
+        return values.MISSING
+    return values.score(row["constant_score"])
 
 
 def _shown_to_learn(row: Row) -> str:

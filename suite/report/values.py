@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +136,18 @@ def number(value: float | None, form: str) -> str:
 def count(value: float | None) -> str:
     """A whole number: `12,345`."""
     return number(value, ",.0f")
+
+
+def seeds(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The seeds behind the scores of some rows: `1 seed`, `3 seeds`, `2 to 5 seeds`."""
+    counts = [row["seeds"] for row in rows]
+    least = min(counts)
+    most = max(counts)
+    if least < most:
+        return f"{least} to {most} seeds"
+    if most == 1:
+        return "1 seed"
+    return f"{most} seeds"
 
 
 def score(value: float | None) -> str:

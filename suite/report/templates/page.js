@@ -15,10 +15,72 @@
   };
   const draw = (box) => {
     const { data, layout } = JSON.parse(document.getElementById("data-" + box.dataset.key).textContent);
+    for (const trace of data) if (trace.text && /text/.test(trace.mode)) trace.mode = "markers"; // names are placed below
     const options = { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset", scrollZoom: false };
     const narrow = matchMedia("(max-width: 600px)").matches;
-    return Plotly.react(box, data, { ...theme(layout), dragmode: narrow ? false : "zoom" }, options).then(() => (box.dataset.drawn = "yes"));
+    return Plotly.react(box, data, { ...theme(layout), dragmode: narrow ? false : "zoom" }, options).then(() => name(box)).then(() => (box.dataset.drawn = "yes"));
   };
+  // ---- names of points: each where it covers no point, interval or other name, with a line to a point that is far ----
+  const pen = document.createElement("canvas").getContext("2d");
+  const overlap = (a, b) => Math.max(0, Math.min(a.right, b.right) - Math.max(a.left, b.left)) * Math.max(0, Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top));
+  const around = (x, y, width, height) => ({ left: x - width / 2, right: x + width / 2, top: y - height / 2, bottom: y + height / 2 });
+  const name = (box) => {
+    const { xaxis, yaxis, width: whole, _size: room } = box._fullLayout;
+    const taken = [], names = [];
+    for (const trace of box.data) {
+      if (!trace.x) continue;
+      if (trace.mode === "lines") {
+        // a name may lie on a line where there is no other room, so the line counts in steps of a few pixels
+        trace.x.slice(1).forEach((_, n) => {
+          const [from, to] = [n, n + 1].map((at) => [xaxis.l2p(xaxis.d2l(trace.x[at])), yaxis.l2p(yaxis.d2l(trace.y[at]))]);
+          const steps = Math.ceil(Math.hypot(to[0] - from[0], to[1] - from[1]) / 4);
+          for (let step = 0; step <= steps; step++) taken.push(around(from[0] + ((to[0] - from[0]) * step) / steps, from[1] + ((to[1] - from[1]) * step) / steps, 3, 3));
+        });
+      }
+      if (!/markers/.test(trace.mode || "")) continue;
+      trace.x.forEach((value, n) => {
+        const x = xaxis.l2p(xaxis.d2l(value)), y = yaxis.l2p(yaxis.d2l(trace.y[n]));
+        taken.push(around(x, y, 13, 13));
+        const bars = trace.error_y;
+        if (bars && bars.array) {
+          const high = yaxis.l2p(yaxis.d2l(trace.y[n] + bars.array[n])), low = yaxis.l2p(yaxis.d2l(trace.y[n] - bars.arrayminus[n]));
+          taken.push(around(x, (high + low) / 2, 8, low - high));
+        }
+        if (trace.text && trace.text[n]) names.push({ x, y, text: trace.text[n], at: [xaxis.d2l(value), yaxis.d2l(trace.y[n])] });
+      });
+    }
+    if (!names.length) return undefined;
+    pen.font = `11px ${box._fullLayout.font.family}`;
+    const turns = [0, 180, 90, 270, 45, 315, 135, 225, 20, 340, 160, 200].map((degrees) => (degrees * Math.PI) / 180);
+    const inside = { left: 2, right: whole - room.l - 4, top: -room.t + 2, bottom: room.h };
+    const annotations = names.sort((a, b) => a.y - b.y || a.x - b.x).map(({ x, y, text, at }) => {
+      const width = pen.measureText(text).width + 6, height = 15;
+      let best = null;
+      for (const far of [9, 16, 26, 40, 58, 80, 110, 150]) for (const turn of turns) {
+        const [ax, ay] = [Math.cos(turn) * (far + width / 2), Math.sin(turn) * (far + height / 2)];
+        const place = around(x + ax, y + ay, width, height);
+        if (place.left < inside.left || place.right > inside.right || place.top < inside.top || place.bottom > inside.bottom) continue;
+        const cost = taken.reduce((sum, other) => sum + overlap(place, other), 0);
+        if (best === null || cost < best.cost) best = { cost, place, ax, ay, far };
+        if (cost === 0) break;
+      }
+      if (best === null) return null;
+      taken.push(best.place);
+      return { x: at[0], y: at[1], ax: best.ax, ay: best.ay, text, showarrow: true, arrowhead: 0, arrowwidth: 1, standoff: 6, font: { size: 11 }, borderpad: 0,
+        arrowcolor: best.far > 20 ? "#8a8a8a" : "rgba(0,0,0,0)" };
+    });
+    return Plotly.relayout(box, { annotations: annotations.filter(Boolean) });
+  };
+  // a phone that is turned has other room for names
+  const widths = new Map();
+  const turned = new ResizeObserver((boxes) => {
+    for (const { target, contentRect } of boxes) {
+      const known = widths.get(target);
+      widths.set(target, contentRect.width);
+      if (known && known !== contentRect.width && contentRect.width && target.dataset.drawn) Plotly.Plots.resize(target).then(() => name(target));
+    }
+  });
+  all(".plot").forEach((box) => turned.observe(box));
   const near = new IntersectionObserver((seen) => {
     for (const { target, isIntersecting } of seen) if (isIntersecting) { near.unobserve(target); draw(target); }
   }, { rootMargin: "400px" });
@@ -70,6 +132,16 @@
         && wanted.every(([n, text]) => passes(row.cells[n], text));
       row.hidden = !there;
     }
+    if (task) {
+      // a column that says nothing about these rows only takes room
+      const shown = rows.filter((row) => !row.hidden);
+      const heads = [...table.tHead.rows[0].cells];
+      heads.forEach((head, at) => {
+        const empty = shown.length > 0 && shown.every((row) => row.cells[at].textContent === "-");
+        const gone = empty || (head.textContent === "task" && task.value !== "");
+        for (const row of [...table.tHead.rows, ...rows]) row.cells[at].classList.toggle("gone", gone);
+      });
+    }
     if (count) count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
   };
   // a perplexity, whose best is its least, has an arrow behind it
@@ -89,14 +161,43 @@
   const find = document.querySelector('[data-find="board"]');
   const filters = document.querySelector('[data-filters="board"]');
   tools.hidden = false;
-  task.addEventListener("change", () => filter(board));
+  task.addEventListener("change", () => { filter(board); choose(); });
   find.addEventListener("input", () => filter(board));
   filters.addEventListener("click", () => {
     const row = board.querySelector(".filters");
     row.hidden = !row.hidden;
     filters.setAttribute("aria-expanded", String(!row.hidden));
   });
+  const everything = document.querySelector('[data-all="board"]');
+  everything.addEventListener("click", () => everything.setAttribute("aria-pressed", String(board.classList.toggle("all"))));
+
+  // ---- the best arm within a reader's limits ----
+  const form = document.getElementById("best");
+  const limits = form ? all("[data-limit]", form) : [];
+  const choices = JSON.parse(document.getElementById("choices").textContent);
+  const choose = () => {
+    if (!form || !choices.length) return;
+    const wanted = choices.some((choice) => choice.task === task.value) ? task.value : choices[0].task;
+    const rows = choices.filter((choice) => choice.task === wanted);
+    const set = limits.filter((input) => input.value.trim() !== "");
+    const fits = rows.filter((row) => set.every((input) => row[input.dataset.limit] !== null && row[input.dataset.limit] <= Number(input.value) * Number(input.dataset.size)));
+    const least = limits.map((input) => {
+      const known = rows.filter((row) => row[input.dataset.limit] !== null).sort((a, b) => a[input.dataset.limit] - b[input.dataset.limit]);
+      return known.length ? known[0].arm + " takes " + known[0][input.dataset.limit + "_shown"] : "";
+    }).filter(Boolean);
+    const [first] = fits.sort((a, b) => (a.higher ? b.score - a.score : a.score - b.score));
+    const said = first
+      ? `${first.arm} scores best ${first.where}: ${first.said}. ${fits.length} of ${rows.length} arms are within these limits.`
+      : `No arm is within these limits ${rows[0].where}. The least: ${least.join(", ")}.`;
+    form.querySelector("output").textContent = set.length ? said : "Give one limit or both.";
+  };
+  if (form) {
+    form.hidden = !choices.length;
+    form.addEventListener("input", choose);
+    form.addEventListener("submit", (event) => event.preventDefault());
+  }
   filter(board);
+  choose();
 
   // ---- an arm's part opens when something points at it ----
   const open = () => {
@@ -113,7 +214,7 @@
   // ---- what a reader has set, for a page that reloads itself ----
   window.report = {
     state: () => ({
-      scroll: scrollY, task: task.value, find: find.value, filters: all(".filters input", board).map((i) => i.value),
+      scroll: scrollY, task: task.value, find: find.value, limits: limits.map((input) => input.value), all: board.classList.contains("all"), filters: all(".filters input", board).map((i) => i.value),
       filtering: filters.getAttribute("aria-expanded") === "true", open: all("details[open]").map((d) => d.id || d.querySelector("summary").textContent),
       sorted: all("table").map((t) => [t.id, all("thead th", t).findIndex((h) => h.ariaSort)]).filter(([, n]) => n >= 0)
         .map(([id, n]) => [id, n, document.getElementById(id).tHead.rows[0].cells[n].ariaSort]),
@@ -123,9 +224,12 @@
       find.value = kept.find;
       all(".filters input", board).forEach((input, n) => (input.value = kept.filters[n] || ""));
       if (kept.filtering) filters.click();
+      if (kept.all) everything.click();
+      limits.forEach((input, n) => (input.value = kept.limits[n] || ""));
       for (const [id, at, direction] of kept.sorted) { const t = document.getElementById(id); if (t && t.tHead.rows[0].cells[at]) sort(t, at, direction); }
       all("details").forEach((d) => { if (kept.open.includes(d.id || d.querySelector("summary").textContent)) d.open = true; });
       filter(board);
+      choose();
       scrollTo({ top: kept.scroll, behavior: "instant" });
     },
   };
