@@ -299,7 +299,7 @@ def test_small_files_of_trials_are_uploaded_where_the_sweep_asks_for_it(
     (folder / "predictions-validation.parquet").write_bytes(bytes(11 * 2**20))
     (folder / "best.safetensors").write_bytes(b"weights")
     sync(home, tracking_uri=uri)
-    assert artifacts(uri, name, spec.hash) == []
+    assert artifacts(uri, name, spec.hash) == ["result.json", "spec.json"]
     path = home.sweep_definition(name)
     write_json(path, {**json.loads(path.read_bytes()), "tracking": {"artifacts": True}})
     report = sync(home, tracking_uri=uri)

@@ -31,6 +31,7 @@ from suite.tracking.writer import Syncer
 from tests.clocks import FakeClock
 from tests.records import (
     START_S,
+    define,
     make_home,
     make_result,
     make_spec,
@@ -91,7 +92,13 @@ def test_a_trial_is_written_with_its_names_choices_and_numbers(home: Home) -> No
         "architecture": '{"rank":8}',
     }
     assert expected.items() <= stored.data.tags.items()
+    assert stored.info.run_name == "lora / agreement / search 1 / lr 3e-4"
     assert {
+        "backbone": "tiny-bert",
+        "attention": "pretrained",
+        "method": "lora",
+        "task": "agreement",
+        "phase": "search",
         "learning_rate": "0.0003",
         "architecture.rank": "8",
         "training.batch_size": "8",
@@ -108,6 +115,58 @@ def test_a_trial_is_written_with_its_names_choices_and_numbers(home: Home) -> No
         "FINISHED",
         int(result.finished_at * 1000),
     )
+
+
+def test_every_run_of_a_sweep_has_a_name_of_its_own_that_says_what_it_is(
+    tmp_path: Path, empty_db: Path
+) -> None:
+    shutil.copy(empty_db, tmp_path / "mlflow.db")
+    home = Home(tmp_path)
+    for rank in (4, 8):
+        for task in ("agreement", "entailment"):
+            spec = make_spec("lora", task, learning_rate=2.1e-3)
+            arm = spec.arm.model_copy(update={"architecture": {"rank": rank, "alpha": 8}})
+            write_trial(
+                home, own := spec.model_copy(update={"arm": arm}), make_result(own, score=0.5)
+            )
+    spec = make_spec("full", seed=2, learning_rate=1e-5)
+    write_trial(home, spec, make_result(spec))
+    define(home)
+    sync(home, tracking_uri=home.tracking_uri)
+    names = [run.tags["mlflow.runName"] for run in runs(home.tracking_uri, "trial")]
+    assert sorted(names) == [
+        "full / agreement / confirm seed 2 / lr 1e-5",
+        "lora rank=4 / agreement / search 0 / lr 2.1e-3",
+        "lora rank=4 / entailment / search 0 / lr 2.1e-3",
+        "lora rank=8 / agreement / search 0 / lr 2.1e-3",
+        "lora rank=8 / entailment / search 0 / lr 2.1e-3",
+    ]
+
+
+def test_a_confirm_run_has_its_log_and_its_record_as_files_and_a_search_trial_has_none(
+    home: Home,
+) -> None:
+    spec = write_cell(home, "lora", trials=3, seeds=[1])[-1]
+    (home.trial(spec).log(0)).write_text("epoch 1: loss 0.7")
+    sync(home, tracking_uri=home.tracking_uri)
+    client = open_store(home.tracking_uri).client
+    for run in runs(home.tracking_uri, "trial"):
+        files = sorted(file.path for file in client.list_artifacts(run.id))
+        if run.tags["suite.trial"] == spec.hash:
+            assert files == ["rank0.log", "result.json", "spec.json"]
+        elif run.tags["phase"] == "confirm":
+            assert files == ["result.json", "spec.json"], "its log was removed"
+        else:
+            assert files == []
+
+
+def test_runs_that_were_written_in_an_older_way_are_replaced(home: Home) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    store = open_store(home.tracking_uri)
+    older = runs(home.tracking_uri, "trial")[0]
+    store.log(older.id, tags={"suite.result": older.tags["suite.result"].partition(".")[0]})
+    assert sync(home, tracking_uri=home.tracking_uri, verify=True).written == 1
+    assert_each_once(home.tracking_uri, home)
 
 
 def test_the_training_curve_has_the_times_of_the_record(home: Home) -> None:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from suite.config.hashing import canonical_json, short_hash
 from suite.leaderboard.fields import Row
+from suite.leaderboard.names import Names, distinct
 from suite.record.result import Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.tracking.notes import NOTE, trial_note
 from suite.tracking.store import Point, RunRecord
 
+RUN_FORMAT = 1
+"""A number to raise when a trial's run is written in another way; the next sync of its cell then
+replaces the run. `sweep_runs.FORMAT` must be raised with it, for cells that are up to date are not
+looked at."""
 NO_METRICS: dict[str, Any] = {
     "schema_version": True,
     "epochs": True,  # a curve: its numbers have the epoch as their step
@@ -34,8 +40,40 @@ A measured number that joins the record is thus among MLflow's metrics without a
 """
 
 
+def arm_names(rows: Iterable[Row]) -> dict[str, str]:
+    """By key, the shortest name of each arm that no other arm of the rows has."""
+    arms: dict[str, Names] = {}
+    for row in rows:
+        attention = row.attention
+        if row.attention_options:
+            attention += f" {canonical_json(row.attention_options)}"
+        arms[row.arm] = Names(row.backbone, attention, row.method, row.architecture)
+    names = dict(zip(arms, distinct(list(arms.values())), strict=True))
+    counts = Counter(names.values())
+    for key, name in names.items():
+        if counts[name] > 1:
+            # They differ in something that has no name, and their keys end in a hash.
+            names[key] = f"{name} {key[-8:]}"
+    return names
+
+
+def trial_name(spec: TrialSpec, arm: str) -> str:
+    """The name of a trial's run: `lora / sst2 / search 3 / lr 2.1e-3`.
+
+    Args:
+        spec: The trial.
+        arm: The name of its arm, as `arm_names` gives it.
+    """
+    which = f"confirm seed {spec.seed}"
+    if spec.phase is Phase.SEARCH:
+        which = f"search {spec.number}"
+    digits, _, power = f"{spec.learning_rate:.2e}".partition("e")
+    rate = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+    return f"{arm} / {spec.task.name} / {which} / lr {rate}"
+
+
 def trial_record(
-    spec: TrialSpec, result: TrialResult, folder: Path, *, home: str, parent: str
+    spec: TrialSpec, result: TrialResult, folder: Path, *, home: str, parent: str, arm: str
 ) -> RunRecord:
     """The run of an ended trial.
 
@@ -45,22 +83,20 @@ def trial_record(
         folder: The folder that holds both.
         home: The id of the home.
         parent: The id of the run of the trial's cell.
+        arm: The name of its arm, as `arm_names` gives it.
     """
-    name = f"confirm seed {spec.seed}"
-    if spec.phase is Phase.SEARCH:
-        name = f"search {spec.number}"
     tags = trial_tags(spec, result, folder)
     tags |= {
         "suite.kind": "trial",
         "suite.home": home,
         # By this tag a later sync notices that the trial was run again.
-        "suite.result": result_digest(result),
+        "suite.result": run_digest(result),
         # MLflow's own tag: its pages show runs that have it below their parent.
         "mlflow.parentRunId": parent,
         NOTE: trial_note(spec),
     }
     return RunRecord(
-        name=name,
+        name=trial_name(spec, arm),
         start_s=result.started_at,
         end_s=result.finished_at,
         status=run_status(result.status),
@@ -90,14 +126,21 @@ def trial_metrics(result: TrialResult) -> list[Point]:
 
 
 def trial_params(spec: TrialSpec) -> dict[str, str]:
-    """The choices of a trial: learning rate, seed, architecture, training settings, limits."""
+    """What a trial is, and its choices: learning rate, seed, architecture, training, limits."""
     chosen = spec.model_dump(
         mode="json", include={"learning_rate", "seed", "number", "world_size", "training", "limit"}
     )
     chosen["architecture"] = spec.arm.architecture
     if spec.arm.attention.options:
         chosen["attention"] = spec.arm.attention.options
-    params: dict[str, str] = {}
+    # MLflow compares runs by parameters, and groups its charts by them.
+    params = {
+        "backbone": spec.arm.backbone.name,
+        "attention": spec.arm.attention.name,
+        "method": spec.arm.method,
+        "task": spec.task.name,
+        "phase": spec.phase.value,
+    }
     for key, value in flatten(chosen):
         if value is not None:
             # MLflow keeps parameters as text; JSON keeps `true` and lists readable in any language.
@@ -146,6 +189,11 @@ def run_status(status: Status) -> str:
 def result_digest(result: TrialResult) -> str:
     """A hash that changes when a trial is run again, while the hash of the trial stays."""
     return short_hash(result.model_dump(mode="json"))
+
+
+def run_digest(result: TrialResult) -> str:
+    """`result_digest`, for a run that is to be written again in another `RUN_FORMAT` too."""
+    return f"{result_digest(result)}.{RUN_FORMAT}"
 
 
 def cell_tags(row: Row) -> dict[str, str]:

@@ -22,7 +22,7 @@ def sweep_note(sweep: str) -> str:
         "one task: its metrics sum up its trials. The run `leaderboard` has the rows of all cells "
         "as a file, the run `report` has the report.\n\n"
         "- Only cells: `tags.suite.kind = 'cell'`; only test scores: `tags.phase = 'confirm'`; "
-        "one method: `tags.method = 'lora'`.\n"
+        "one method: `params.method = 'lora'`.\n"
         "- The table with intervals, ranks and costs: "
         f"`suite leaderboard --sweep {sweep}`.\n\n{FORMULAS}"
     )
@@ -50,8 +50,8 @@ def cell_note(row: Row, description: str = "") -> str:
     arm = _arm(row.method, row.backbone, row.attention)
     return redact(
         f"{arm} on the task {task}.\n\n"
-        "The runs under this one are its trials. `search N` tried a learning rate, scored on "
-        "validation data; the best one was trained again with fresh seeds, `confirm seed N`, and "
+        "The runs under this one are its trials. `search N` tried a learning rate, `lr`, scored "
+        "on validation data; the best was trained again with fresh seeds, `confirm seed N`, and "
         f"only these were tested.\n\n{FORMULAS}"
     )
 

@@ -479,16 +479,24 @@ class Store:
         return _stored(run)
 
     def write_run(
-        self, experiment: str, record: RunRecord, begun: StoredRun | None = None
+        self,
+        experiment: str,
+        record: RunRecord,
+        begun: StoredRun | None = None,
+        *,
+        files: Sequence[Path] = (),
     ) -> StoredRun:
-        """Write a run in three requests.
+        """Write a run in three requests, and one for each of its files.
 
-        Of a `begun` run, which an interrupted writer left, only the last two are sent.
+        Of a `begun` run, which an interrupted writer left, all but the first are sent.
         """
         run = begun or self.create_run(
             experiment, name=record.name, start_s=record.start_s, tags=record.tags
         )
+        for path in files:
+            self.add_file(run, path)
         self.log(run.id, metrics=record.metrics, params=record.params)
+        # Last: a run that has ended has its files and its numbers.
         self.finish(run.id, record.status, record.end_s)
         return replace(run, status=record.status, tags={**run.tags, **record.tags})
 

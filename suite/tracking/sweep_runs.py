@@ -20,12 +20,13 @@ from suite.record.cells import Trial
 from suite.record.folder import TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.lm_eval import as_metrics, over_seeds, read_record
+from suite.record.spec import Phase
 from suite.tracking import rows as files_of_rows
-from suite.tracking.encode import cell_key, cell_tags, result_digest, trial_record
+from suite.tracking.encode import arm_names, cell_key, cell_tags, run_digest, trial_record
 from suite.tracking.notes import NOTE, cell_note
 from suite.tracking.store import Point, Store, StoredRun
 
-FORMAT = 5
+FORMAT = 6
 """A number to raise when what is written changes; the next sync then writes every cell again."""
 DIGEST = "suite.digest"
 """The tag of a cell's run that says what was written into it and its trials' runs; set last."""
@@ -33,6 +34,8 @@ REVISION = "suite.revision"
 MAX_REVISION_DIGITS = 15
 """MLflow's steps have 64 bits."""
 ARTIFACTS = ("spec.json", "result.json", "predictions-*.parquet", LM_EVAL)
+CONFIRM_ARTIFACTS = ("spec.json", "result.json", "rank0.log")
+"""What every confirm run brings: the leaderboard rests on it. Search trials are too many."""
 MAX_ARTIFACT_BYTES = 10 * 2**20
 HAVING = {"cell": "suite.arm", "trial": "suite.trial", files_of_rows.KIND: files_of_rows.TAG}
 """A tag that only the runs of a kind have, by which they are found quickly."""
@@ -59,6 +62,7 @@ class SweepRuns:
         self._rows = self._one_each(files_of_rows.KIND, "sweep").get(sweep)
         # None until a cell has to be written: a sync that has nothing to do never asks for them.
         self._trials: dict[str, dict[str, StoredRun]] | None = None
+        self._names: dict[str, str] = {}
 
     def _one_each(self, kind: str, key: str) -> dict[str, StoredRun]:
         """The runs of a kind by the value of a tag; of duplicates the oldest is kept.
@@ -77,7 +81,11 @@ class SweepRuns:
         return [] if self._rows is None else files_of_rows.published(self.store, self._rows)
 
     def publish(self, rows: Sequence[Row]) -> None:
-        """Make these the rows of the sweep, for whoever reads the leaderboard."""
+        """Make these the rows of the sweep, for whoever reads the leaderboard.
+
+        The runs of trials take the names of their arms from them.
+        """
+        self._names = arm_names(rows)
         run = self._rows
         if run is None:
             run = files_of_rows.create_run(
@@ -95,7 +103,7 @@ class SweepRuns:
         return run is not None and run.tags.get(DIGEST) == _digest(row, artifacts=artifacts)
 
     def write_cell(self, row: Row, trials: Sequence[Trial] = (), *, artifacts: bool = False) -> int:
-        """Bring a cell's run and the runs of its trials up to date.
+        """Bring a cell's run and the runs of its trials up to date, after `publish`.
 
         Args:
             row: The row of the cell.
@@ -163,7 +171,7 @@ class SweepRuns:
         """Write a trial's run unless it is there; returns whether there was something to write."""
         assert trial.result is not None
         known = children.get(trial.folder.hash)
-        if known is not None and known.tags.get("suite.result") != result_digest(trial.result):
+        if known is not None and known.tags.get("suite.result") != run_digest(trial.result):
             # The trial was run again, and metrics of a run cannot be replaced.
             self.store.delete_run(known.id)
             known = None
@@ -171,9 +179,19 @@ class SweepRuns:
         if known is not None and known.ended:
             return False
         record = trial_record(
-            trial.spec, trial.result, trial.folder.path, home=self.home, parent=cell.id
+            trial.spec,
+            trial.result,
+            trial.folder.path,
+            home=self.home,
+            parent=cell.id,
+            arm=self._names[trial.spec.arm.key],
         )
-        children[trial.folder.hash] = self.store.write_run(self.experiment, record, known)
+        files: list[Path] = []
+        if trial.spec.phase is Phase.CONFIRM:
+            files = small_files(trial.folder, CONFIRM_ARTIFACTS)
+        children[trial.folder.hash] = self.store.write_run(
+            self.experiment, record, known, files=files
+        )
         return True
 
     def _add_lm_eval(self, run: StoredRun, folder: TrialFolder) -> StoredRun:
@@ -193,7 +211,7 @@ class SweepRuns:
         return replace(run, tags={**run.tags, **tags})
 
     def _add_artifacts(self, run: StoredRun, folder: TrialFolder) -> StoredRun:
-        files = small_files(folder)
+        files = small_files(folder, ARTIFACTS)
         tags = {"suite.artifacts": _files_digest(files)}
         if tags.items() <= run.tags.items():
             return run
@@ -234,13 +252,10 @@ def _digest(row: Row, *, artifacts: bool) -> str:
     return short_hash([FORMAT, row.digest, artifacts])
 
 
-def small_files(folder: TrialFolder) -> list[Path]:
-    """The files worth a look beside a trial's numbers, and not too large for a tracking server.
-
-    Weights and logs are neither.
-    """
+def small_files(folder: TrialFolder, patterns: Sequence[str]) -> list[Path]:
+    """The files of a trial by these names that are not too large for a tracking server."""
     found = []
-    for pattern in ARTIFACTS:
+    for pattern in patterns:
         for path in sorted(folder.path.glob(pattern)):
             # A link could point at any file of this machine, which must not be sent to a server.
             if path.is_symlink() or not path.is_file():
