@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from suite.cli.foreseen import verdict_lines, verdict_rows
-from suite.cli.leaderboard import show
+from suite.cli.leaderboard import _say_what_ranks_rest_on, show
 from suite.cli.options import Format
 from suite.config.sweep import AttentionChoice, ConfirmConfig
 from suite.errors import ConfigError, UnknownNameError
@@ -157,6 +157,17 @@ def test_a_row_that_is_not_shown_to_learn_has_the_baseline_beside_its_score(
     assert found["full"]["constant_p_holm"] == 2 * found["full"]["constant_p"]
     assert found["full"]["shown_to_learn"] is True and found["bitfit"]["shown_to_learn"] is False
     assert found["bitfit"]["rank"] == "2", "it keeps its rank"
+
+
+def test_ranks_that_do_not_say_what_they_could_show_are_not_taken_for_those_of_one_seed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"sweep": "s", "backbone": "b", "task": "t", "rank": "1-2", "rank_missing": None}
+    row |= {"seeds": 3, "shown_difference": None, "seeds_for_point": None}
+    _say_what_ranks_rest_on([row])
+    assert capsys.readouterr().err == ""
+    _say_what_ranks_rest_on([row | {"shown_difference": 4.0, "seeds_for_point": 9}])
+    assert "3 seeds can show a difference of 4.0 points" in capsys.readouterr().err
 
 
 def test_ranks_that_hold_read_no_answers_and_a_changed_cell_is_ranked_anew(

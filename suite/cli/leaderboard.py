@@ -206,7 +206,8 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
     said: dict[str, None] = {}
     for row in rows:
         where = f"{row['sweep']}, {row['backbone']}, {row['task']}"
-        if row["rank"] is not None:
+        # Rows of an older file have ranks, and not what these could show.
+        if row["rank"] is not None and row["shown_difference"] is not None:
             words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
             said[f"ranks of {where}: {words} (Holm over all pairs of its arms)"] = None
         elif _has_one_seed(row):
