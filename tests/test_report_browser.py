@@ -248,7 +248,7 @@ def test_the_best_arm_within_a_readers_limits_is_named_or_that_there_is_none(
 ) -> None:
     with Visit(browser, address) as visit:
         page = visit.page
-        said = page.locator("#best output")
+        said = page.locator("#limits output")
         assert said.text_content() == "Give one limit or both."
         page.get_by_label("At most this memory, MiB").fill("300")
         assert "scores best on the mean over 2 tasks: " in said.text_content()

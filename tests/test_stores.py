@@ -252,7 +252,9 @@ def test_texts_that_no_database_holds_do_not_stop_a_sync(
     )
     store = open_store(uri)
     result = make_result(spec, status=Status.FAILED, failure=failure)
-    record = trial_record(spec, result, home.trial(spec).path, home="home", parent="parent")
+    record = trial_record(
+        spec, result, home.trial(spec).path, home="home", parent="parent", arm="lora"
+    )
     run = store.write_run(store.experiment(name), record)
     message = store.client.get_run(run.id).data.tags["failure.message"]
     assert (message[:5], message[-4:], len(message)) == (

@@ -172,11 +172,11 @@
   everything.addEventListener("click", () => everything.setAttribute("aria-pressed", String(board.classList.toggle("all"))));
 
   // ---- the best arm within a reader's limits ----
-  const form = document.getElementById("best");
+  const form = document.getElementById("limits"); // not on the index of a site
   const limits = form ? all("[data-limit]", form) : [];
-  const choices = JSON.parse(document.getElementById("choices").textContent);
+  const choices = form ? JSON.parse(document.getElementById("choices").textContent) : [];
   const choose = () => {
-    if (!form || !choices.length) return;
+    if (!choices.length) return;
     const wanted = choices.some((choice) => choice.task === task.value) ? task.value : choices[0].task;
     const rows = choices.filter((choice) => choice.task === wanted);
     const set = limits.filter((input) => input.value.trim() !== "");
