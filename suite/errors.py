@@ -65,6 +65,16 @@ class ResourceError(SuiteError):
     """A demand for more workers, memory or disk than the machine or cluster can ever give."""
 
 
+def no_room_for_states(needed: int, most: int, *, where: str = "") -> ResourceError:
+    """The error of states of frozen stacks, of `needed` bytes, where `most` may be kept."""
+    place = f"{where}: " if where else ""
+    return ResourceError(
+        f"{place}training.frozen_dropout: off keeps {needed / 2**30:.3g} GiB of states, and"
+        f" resources.frozen_states_gib allows {most / 2**30:.3g}; raise it, limit the rows, or"
+        " leave frozen_dropout on"
+    )
+
+
 class ClusterError(SuiteError):
     """A Ray cluster that does not answer, does not let us in, or does not do what it is asked."""
 

@@ -47,12 +47,12 @@ def drawn(of: TrainBatches, number: int = 1, **begin: int) -> list[list[int]]:
     """The rows of every step of an epoch, by their first token."""
     return [
         [int(token) for inputs, _ in parts for token in inputs["input_ids"][:, 0]]
-        for parts, _ in of.epoch(number, SEEDS.__getitem__, **begin)
+        for parts, _, _ in of.epoch(number, SEEDS.__getitem__, **begin)
     ]
 
 
 def test_windows_of_sorted_rows_save_padding_and_their_batches_are_shuffled() -> None:
-    tokens = [int(lengths.max()) for _, lengths in batches().epoch(1, SEEDS.__getitem__)]
+    tokens = [int(lengths.max()) for _, lengths, _ in batches().epoch(1, SEEDS.__getitem__)]
     order = np.random.default_rng(SEEDS[1]).permutation(ROWS)[: len(tokens) * BATCH]
     unsorted = np.asarray(DATA["length"])[order].reshape(-1, BATCH).max(1)
     assert sum(tokens) < 0.75 * unsorted.sum()

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from suite.backbones.loading import resolve
 from suite.petl import methods
-from suite.petl._frozen import FrozenPass
+from suite.petl._frozen import FrozenPass, GivenPass, frozen_states, without_dropout
 from suite.train.frozen_weights import copy_beside, keep_whole
 from tests.test_parity import batch_of, model_of
-from tests.tiny import FAMILIES, served
+from tests.tiny import FAMILIES, served, tiny_choice
 
 PAIRS = [
     (name, family)
@@ -66,6 +67,32 @@ def test_a_replayed_pass_gives_what_an_own_one_gives(method: str, family: str) -
             together = result_of(second, batch)
         assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
         assert not torch.equal(alone[0], result_of(first, batch)[0])
+
+
+@pytest.mark.parametrize(("method", "family"), PAIRS)
+def test_states_that_are_kept_give_what_a_pass_without_dropout_gives(
+    method: str, family: str
+) -> None:
+    first, second = two_models(method, family)
+    found = resolve(tiny_choice(family)).family
+    stacks = found.stacks(first)  # type: ignore[arg-type]
+    for step in range(2):
+        batch = batch_of(family, step)
+        torch.manual_seed(SEED)
+        with_dropout = result_of(first.train(), batch)
+        without_dropout(stack.module for stack in stacks)
+        torch.manual_seed(SEED)
+        alone = result_of(first, batch)
+        kept = frozen_states(second.eval(), batch, len(stacks))
+        torch.manual_seed(SEED)
+        with GivenPass(kept).replaying():
+            replayed = result_of(first, batch)
+        assert all(torch.equal(a, b) for a, b in zip(alone, replayed, strict=True))
+        # Llama has no dropout to switch off
+        assert torch.equal(alone[0], with_dropout[0]) == (family == "llama")
+    other = {name: values[:1] for name, values in batch.items()}
+    with pytest.raises(AssertionError, match="of another batch"), GivenPass(kept).replaying():
+        first(**other)
 
 
 def test_trials_that_draw_differently_are_refused() -> None:

@@ -132,7 +132,7 @@ def test_later_columns_come_after_those_that_were_there_before(finished: Home) -
         *["shown_difference", "seeds_for_point", "test_looks", "looks_warning"],
         *["search_best", "prepare_energy_kwh", "prepare_s"],
         *["prepare_memory_bytes", "train_memory_bytes", "prepare_missing", "unverified"],
-        "batch_size",
+        *["batch_size", "frozen_dropout"],
     ]
 
 

@@ -79,6 +79,35 @@ def test_a_search_pays_once_and_a_run_from_scratch_in_full(tmp_path: Path) -> No
     assert [point[1] for point in row.progress[:2]] == pytest.approx([5.1e-4, 5.2e-4])
 
 
+def test_kept_states_are_paid_for_like_what_a_method_prepares_and_beside_it(tmp_path: Path) -> None:
+    first, second = (spec.hash for spec in specs()[:2])
+    states = PhaseRecord(
+        seconds=30.0,
+        energy_kwh=2e-4,
+        energy_source=ESTIMATE,
+        memory=MemoryPeak(allocated_max_bytes=50_000_000),
+    )
+
+    def with_states(spec: TrialSpec) -> TrialResult:
+        result = prepared(spec, first)
+        reused = spec.hash != second
+        kept = PreparationRecord(key="toy-0", made_by=second, reused=reused, cost=states)
+        phases = dict(result.phases)
+        if not reused:
+            phases["states"] = states
+        return result.model_copy(update={"frozen_states": kept, "phases": phases})
+
+    without = row_of(Home(tmp_path / "a"), make_result)
+    row = row_of(Home(tmp_path / "b"), with_states)
+    assert without.search_energy_kwh is not None and without.search_s is not None
+    assert row.search_energy_kwh == pytest.approx(without.search_energy_kwh + 7e-4, abs=1e-12)
+    assert row.search_s == pytest.approx(without.search_s + 100.0)
+    assert row.energy_kwh == pytest.approx(sum(TRAIN_KWH) / 2 + 7e-4, abs=1e-12)
+    assert (row.train_s, row.prepare_s) == (21.5 + 100.0, 100.0)
+    assert (row.peak_memory_bytes, row.prepare_memory_bytes) == (90_000_000, 90_000_000)
+    assert [point[1] for point in row.progress[:2]] == pytest.approx([7.1e-4, 7.2e-4])
+
+
 def test_a_search_pays_for_what_a_trial_without_a_record_did(tmp_path: Path) -> None:
     elsewhere = make_spec("lst", number=9).hash
     row = row_of(Home(tmp_path), lambda spec: prepared(spec, elsewhere))

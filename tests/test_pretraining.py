@@ -237,7 +237,7 @@ def test_two_ranks_and_a_resumed_run_see_the_batches_of_one(family: str) -> None
         return [
             part["input_ids"]
             for n in epochs
-            for parts, _ in of.epoch(n, lambda turn: 100 + turn)
+            for parts, _, _ in of.epoch(n, lambda turn: 100 + turn)
             for part, _ in parts
         ]
 

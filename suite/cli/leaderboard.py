@@ -368,6 +368,7 @@ NUMBERS = {
     "attention_parameters": 5,
     "kv_bytes_per_token": 5,
     "energy_source": 8,
+    "frozen_dropout": 4,
     "prepare_energy_kwh": 7,
     "prepare_s": 7,
     "prepare_memory_bytes": 8,
@@ -396,6 +397,7 @@ ONLY_WITH: dict[str, Callable[[Row], bool]] = {
     "selection_trials": _was_chosen,
     "selection_energy_kwh": _was_chosen,
     "search_best": _has("search_best"),
+    "frozen_dropout": _has("frozen_dropout"),
     # Few methods prepare anything before they train.
     "prepare_energy_kwh": _has("prepare_s"),
     "prepare_s": _has("prepare_s"),

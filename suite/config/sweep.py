@@ -312,6 +312,11 @@ class ResourceConfig(Strict):
     room_wait_s: Seconds = Field(
         60.0, description="how long a trial waits for all of its workers, with min_workers"
     )
+    frozen_states_gib: Annotated[float, Field(gt=0)] = Field(
+        16.0,
+        description="most GiB of the home's cache for states that training.frozen_dropout: off "
+        "keeps; those used longest ago go first",
+    )
 
     @model_validator(mode="after")
     def _no_fewer_than_the_fewest(self) -> ResourceConfig:

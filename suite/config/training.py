@@ -103,6 +103,13 @@ class TrainingConfig(Strict):
         "none",
         description="what moves to CPU memory: nothing, optimizer states, or also parameters",
     )
+    frozen_dropout: bool = Field(
+        True,
+        exclude_if=lambda value: value is True,
+        description="off = no dropout in the stacks of methods without gradients in the backbone "
+        "(READ, LST), whose states are then computed once per example and kept; all other methods "
+        "train as with on",
+    )
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass"
     )

@@ -30,6 +30,7 @@ class HeadObjective(LabelObjective):
     """
 
     task: ClassificationTask
+    kept_splits = ("train", "validation")
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class ChoiceHeadObjective(LabelObjective):
     """
 
     task: MultipleChoiceTask
+    kept_splits = ()  # a row is a sequence per choice
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED, collate_padded, pad
 from suite.data.splits import SPLIT_NAMES, SplitName
 from suite.data.tokenizer import tokenizer_fingerprint
+from suite.errors import IncompatibleError
 
 if TYPE_CHECKING:
     from datasets import Dataset  # at run time it would cost a second, and pandas
@@ -78,11 +79,15 @@ class Objective(ABC):
     Attributes:
         head: What the model must end in.
         splits: The splits that are encoded.
+        kept_splits: The splits whose rows are one sequence each, the same every time and read in
+            one forward pass, so that what frozen stacks give for a row can be kept.
         item_columns: Names of gold and answer in the file of predictions.
     """
 
     head: Head
     splits: ClassVar[tuple[SplitName, ...]] = SPLIT_NAMES
+    # validation may score several sequences for a row, or write text
+    kept_splits: ClassVar[tuple[SplitName, ...]] = ("train",)
     item_columns: ClassVar[tuple[str, str]] = ("gold", "prediction")
 
     def __init__(
@@ -182,6 +187,19 @@ class Objective(ABC):
         if own is not None:
             return own(predictions, golds)
         return self.score(predictions, golds, groups)
+
+    def check_can_keep(self) -> None:
+        """Check that what frozen stacks give for the training rows can be kept.
+
+        Raises:
+            IncompatibleError: It cannot.
+        """
+        if "train" not in self.kept_splits:
+            raise IncompatibleError(
+                f"training.frozen_dropout: off keeps what frozen stacks give for a row, and a row"
+                f" of task {self.task.name} is not one sequence that reads the same every time;"
+                " leave it on"
+            )
 
     @property
     def positions(self) -> int:

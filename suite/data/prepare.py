@@ -146,6 +146,17 @@ def check_batch_fits(
         )
 
 
+def token_lengths(rows: Dataset, stacks: int) -> np.ndarray[Any, Any]:
+    """Tokens of each row that each stack of a backbone reads in training, (rows, stacks).
+
+    The first stack reads the input, a second one (a decoder with an encoder) the labels.
+    """
+    lengths = np.empty((len(rows), stacks), dtype=np.int64)
+    for stack, column in enumerate(("input_ids", "labels")[:stacks]):
+        lengths[:, stack] = pc.list_value_length(rows.data.column(column)).to_numpy()
+    return lengths
+
+
 def read_splits(task: TaskConfig, source: Source) -> dict[str, pa.Table]:
     """Every source split that the task uses, checked, with its labels as numbers.
 

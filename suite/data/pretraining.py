@@ -65,6 +65,7 @@ class PretrainingObjective(Objective):
 
     head = Head("text")
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "validation")
+    kept_splits: ClassVar[tuple[SplitName, ...]] = ()  # every pass corrupts a block anew
     item_columns: ClassVar[tuple[str, str]] = ("tokens", "nll")
     task: PretrainTask
     block_tokens: int

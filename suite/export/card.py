@@ -159,8 +159,9 @@ def _cost_lines(restored: Restored) -> Iterator[str]:
             f"- Energy of training: {energy_wh:.4g} Wh ({train.energy_source}),"
             f" {train.seconds:.1f} s"
         )
-    made = restored.result.preparation
-    if made is not None and made.cost is not None:
+    for made in restored.result.made_before:
+        if made.cost is None:
+            continue
         spent = UNKNOWN
         if made.cost.energy_kwh is not None:
             spent = f"{1000 * made.cost.energy_kwh:.4g} Wh ({made.cost.energy_source})"

@@ -119,7 +119,7 @@ def epochs_at_best(runs: Sequence[Trial], *, higher_is_better: bool) -> Curve:
         if run.result is None:
             continue
         spent: float | None = 0.0
-        if run.result.preparation is not None:
+        if run.result.made_before:
             spent = None
             if why_no_preparation_energy(run.result) is None:
                 spent = of_preparation("energy_kwh")(run.result)

@@ -21,6 +21,7 @@ from suite.leaderboard.measures import (
     Measure,
     energy_source,
     from_scratch,
+    frozen_dropout,
     last_end_s,
     loss_fall,
     loss_fall_p,
@@ -605,8 +606,9 @@ class Row:
         average=Average.MEAN,
         report=True,
         measure=mean_of_runs(of_preparation("energy_kwh")),
-        meaning="part of energy_kwh that the method prepares from training data before the first "
-        "step, in full although runs share it; null where it prepares nothing",
+        meaning="part of energy_kwh before the first step, in full although runs share it: what "
+        "the method prepares from training data, and the pass of frozen stacks whose states are "
+        "kept; null where there is neither",
     )
     prepare_s: float | None = number(
         "time to prepare",
@@ -621,7 +623,7 @@ class Row:
         unit="bytes",
         average=Average.MEAN,
         measure=prepare_memory_bytes,
-        meaning="peak of allocated memory while the method prepares, largest rank",
+        meaning="peak of allocated memory before the first step, largest rank",
     )
     train_memory_bytes: int | None = integer(
         "memory to train",
@@ -640,6 +642,14 @@ class Row:
     )
     batch_size: int | None = integer(
         "batch size", unit="examples", meaning="batch size that validation chose, or the sweep's"
+    )
+    frozen_dropout: str | None = text(
+        "frozen dropout",
+        average=Average.OWN,
+        report=True,
+        measure=frozen_dropout,
+        meaning="off = its frozen stacks ran without dropout; no effect = that was asked for, but "
+        "its method has gradients in the backbone; null = it was not asked for",
     )
 
     # What follows is kept with the row and shown nowhere as a column.

@@ -12,6 +12,9 @@ from suite.meters.record import PhaseRecord
 from suite.record.result import TrialResult
 from suite.stats.significance import two_sided
 
+MADE_BEFORE = ("prepare", "states")
+"""Phases of a trial that others have use of: a search pays for them once."""
+
 
 @dataclass(frozen=True, slots=True)
 class CellResults:
@@ -28,17 +31,16 @@ class CellResults:
     def of_search(self, name: str) -> float | None:
         """Sum of a number over all phases of all search trials; None where one has none.
 
-        What a method prepared counts once, whichever trial did it, and also where that trial has no
-        result, or belongs to another sweep of the home.
+        What was computed from the data before the first step counts once, whichever trial did it,
+        and also where that trial has no result, or belongs to another sweep of the home.
         """
         values: list[float | None] = []
         prepared: dict[tuple[str, str], PhaseRecord | None] = {}
         for result in self.searched:
             for phase, record in result.phases.items():
-                if phase != "prepare":
+                if phase not in MADE_BEFORE:
                     values.append(getattr(record, name))
-            made = result.preparation
-            if made is not None:
+            for made in result.made_before:
                 prepared[made.key, made.made_by] = made.cost
         for cost in prepared.values():
             values.append(getattr(cost, name, None))
@@ -59,16 +61,13 @@ def mean_of_runs(read: Callable[[TrialResult], float | None]) -> Measure:
 
 
 def of_preparation(name: str) -> Callable[[TrialResult], float | None]:
-    """A function that reads a number of what a trial's method prepared, whoever did the work.
+    """A function that reads a number of what came before a trial's first step, whoever did it.
 
-    It is None where the method prepares nothing.
+    It is None where nothing did.
     """
 
     def read(run: TrialResult) -> float | None:
-        if run.preparation is None:
-            return None
-        value: float | None = getattr(run.preparation.cost, name, None)
-        return value
+        return total(getattr(made.cost, name, None) for made in run.made_before)
 
     return read
 
@@ -82,7 +81,7 @@ def from_scratch(name: str) -> Callable[[TrialResult], float | None]:
         if train is None:
             return None
         values = [getattr(train, name)]
-        if run.preparation is not None:
+        if run.made_before:
             values.append(prepared(run))
         # Measured and estimated energy are not added.
         if name == "energy_kwh" and why_no_preparation_energy(run) is not None:
@@ -93,17 +92,15 @@ def from_scratch(name: str) -> Callable[[TrialResult], float | None]:
 
 
 def why_no_preparation_energy(run: TrialResult) -> str | None:
-    """Why the energy of what a method prepared cannot be added to that of the train phase."""
-    made = run.preparation
-    if made is None:
-        return None
-    if made.cost is None:
-        return made.missing.get("cost", "not measured")
-    if made.cost.energy_kwh is None:
-        return made.missing.get("energy_kwh", "not measured")
+    """Why the energy of what came before the first step cannot be added to that of training."""
     train = run.phases.get("train")
-    if train is not None and train.energy_source != made.cost.energy_source:
-        return f"measured by {made.cost.energy_source}, and training by {train.energy_source}"
+    for made in run.made_before:
+        if made.cost is None:
+            return made.missing.get("cost", "not measured")
+        if made.cost.energy_kwh is None:
+            return made.missing.get("energy_kwh", "not measured")
+        if train is not None and train.energy_source != made.cost.energy_source:
+            return f"measured by {made.cost.energy_source}, and training by {train.energy_source}"
     return None
 
 
@@ -170,6 +167,11 @@ def precision(results: CellResults) -> str | None:
     return join(run.precision for run in results.confirmed or results.searched)
 
 
+def frozen_dropout(results: CellResults) -> str | None:
+    """What `training.frozen_dropout: off` did to the cell's runs; None where it was on."""
+    return join(run.frozen_dropout for run in (*results.confirmed, *results.searched))
+
+
 def peak_memory_bytes(results: CellResults) -> int | None:
     """The largest rank of the largest confirm run; None where one run has no number."""
     return _largest([*_train_bytes(results), *_prepare_bytes(results)])
@@ -192,8 +194,8 @@ def _train_bytes(results: CellResults) -> list[int | None]:
 def _prepare_bytes(results: CellResults) -> list[int | None]:
     peaks = []
     for run in results.confirmed:
-        if run.preparation is not None:
-            peaks.append(_allocated_bytes(run.preparation.cost))
+        for made in run.made_before:
+            peaks.append(_allocated_bytes(made.cost))
     return peaks
 
 

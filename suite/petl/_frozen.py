@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -50,6 +50,28 @@ class _Recorded:
     after: list[Tensor] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class StackStates:
+    """What the blocks of one frozen stack give for a batch.
+
+    Attributes:
+        states, scores: As in `Trace`.
+        beside: How many values a block returns beside its state (T5: two position biases), which
+            nothing reads once all blocks have run; None = it returns the state alone.
+    """
+
+    states: list[Tensor]
+    scores: list[Tensor]
+    beside: int | None
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What the blocks return, without position biases."""
+        if self.beside is None:
+            return list(self.states)
+        return [(state, *[None] * self.beside) for state in self.states]
+
+
 class FrozenPass:
     """What the frozen stacks gave for one batch, so that they run once for several side networks.
 
@@ -75,7 +97,7 @@ class FrozenPass:
         """Record the frozen stacks of one forward pass; what was recorded before is forgotten."""
         self._stacks = []
         self._replays = False
-        with self._active():
+        with _taking_part(self):
             yield
 
     @contextmanager
@@ -87,16 +109,8 @@ class FrozenPass:
         """
         self._next = 0
         self._replays = True
-        with self._active():
+        with _taking_part(self):
             yield
-
-    @contextmanager
-    def _active(self) -> Iterator[None]:
-        token = _active.set(self)
-        try:
-            yield
-        finally:
-            _active.reset(token)
 
     @contextmanager
     def trace(self, blocks: nn.ModuleList, attentions: Sequence[nn.Module]) -> Iterator[Trace]:
@@ -117,7 +131,115 @@ class FrozenPass:
             yield recorded.trace
 
 
-_active: ContextVar[FrozenPass | None] = ContextVar("frozen_pass", default=None)
+class GivenPass:
+    """What frozen stacks without dropout give for one batch, read from where it is kept.
+
+    The stacks' forward runs with blocks that return what is given. They draw no numbers, so the
+    random streams stay where they are.
+
+    Args:
+        stacks: In the order in which the model runs them.
+    """
+
+    def __init__(self, stacks: Sequence[StackStates]) -> None:
+        self._stacks = stacks
+        self._next = 0
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Let the frozen stacks of one forward pass give what is kept.
+
+        Raises:
+            AssertionError: The pass runs other stacks, or another batch.
+        """
+        self._next = 0
+        with _taking_part(self):
+            yield
+
+    @contextmanager
+    def trace(self, blocks: nn.ModuleList, _attentions: Sequence[nn.Module]) -> Iterator[Trace]:
+        """Give a stack's states."""
+        assert self._next < len(self._stacks), "no states are kept of a stack that runs"
+        given = self._stacks[self._next]
+        self._next += 1
+        outputs = given.outputs
+        assert len(outputs) == len(blocks), "states are kept of another number of blocks"
+        with _hooked(blocks, ()) as trace:
+            trace.scores.extend(given.scores)
+            with _forwards(blocks, [functools.partial(_give, output) for output in outputs]):
+                yield trace
+
+
+class _EnoughError(Exception):
+    """The last block of the last stack has run: nobody wants what comes behind it."""
+
+
+class _Recorder:
+    """Keeps the states of a model's stacks, and ends its forward behind the last one's blocks."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.stacks: list[StackStates] = []
+
+    @contextmanager
+    def trace(self, blocks: nn.ModuleList, attentions: Sequence[nn.Module]) -> Iterator[Trace]:
+        with _hooked(blocks, attentions) as trace:
+
+            def end(_block: nn.Module, _args: Any, output: Any) -> None:
+                beside = len(output) - 1 if isinstance(output, tuple) else None
+                self.stacks.append(StackStates(trace.states, trace.scores, beside))
+                if len(self.stacks) == self.count:
+                    raise _EnoughError
+
+            # behind the hook that puts the state into the trace
+            handle = blocks[-1].register_forward_hook(end)
+            try:
+                yield trace
+            finally:
+                handle.remove()
+
+
+def frozen_states(model: nn.Module, batch: Mapping[str, Tensor], count: int) -> list[StackStates]:
+    """Run a model's frozen stacks alone, and return what their blocks give.
+
+    Args:
+        model: In evaluation mode, of a method whose stacks are `traced`. It is not under ZeRO,
+            whose hooks would miss the end of the forward pass.
+        batch: The model's inputs.
+        count: Stacks of the model.
+    """
+    recorder = _Recorder(count)
+    with torch.no_grad(), _taking_part(recorder):
+        try:
+            model(**batch)
+        except _EnoughError:
+            return recorder.stacks
+    raise AssertionError(f"the forward pass ran {len(recorder.stacks)} of {count} frozen stacks")
+
+
+def without_dropout(stacks: Iterable[nn.Module]) -> None:
+    """Put into evaluation mode what is frozen of the modules of some stacks.
+
+    A side network beside a stack's own parts stays as it is.
+    """
+    for stack in stacks:
+        for part in stack.children():
+            if not any(parameter.requires_grad for parameter in part.parameters()):
+                part.eval()
+
+
+_active: ContextVar[FrozenPass | GivenPass | _Recorder | None] = ContextVar(
+    "frozen_pass", default=None
+)
+
+
+@contextmanager
+def _taking_part(frozen: FrozenPass | GivenPass | _Recorder) -> Iterator[None]:
+    token = _active.set(frozen)
+    try:
+        yield
+    finally:
+        _active.reset(token)
 
 
 @contextmanager
@@ -149,9 +271,11 @@ def uses_cache(kwargs: Mapping[str, Any]) -> bool:
 @contextmanager
 def _hooked(blocks: nn.ModuleList, attentions: Sequence[nn.Module]) -> Iterator[Trace]:
     trace = Trace()
+    # its own, because a pass that replays puts another in its place
+    forward = blocks[0].forward
 
-    def record_arguments(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        trace.arguments.update(named_arguments(block.forward, args, kwargs))
+    def record_arguments(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        trace.arguments.update(named_arguments(forward, args, kwargs))
 
     def record_state(_block: nn.Module, _args: Any, output: Any) -> None:
         trace.states.append(hidden_of(output))
@@ -198,25 +322,43 @@ def _outputs_kept(blocks: nn.ModuleList, recorded: _Recorded) -> Iterator[None]:
 @contextmanager
 def _replaced(blocks: nn.ModuleList, recorded: _Recorded) -> Iterator[None]:
     """Let the blocks return what was recorded."""
-    # a variant may have put a forward of its own on a block
-    own = [vars(block).get("forward") for block in blocks]
     last = len(blocks) - 1
 
     def check(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _check_same(recorded, named_arguments(real, args, kwargs))
 
     real = blocks[0].forward
-    for i, block in enumerate(blocks):
-        block.forward = functools.partial(_give_recorded, recorded, i, is_last=i == last)
+    forwards = []
+    for i in range(len(blocks)):
+        forwards.append(functools.partial(_give_recorded, recorded, i, is_last=i == last))
     handle = blocks[0].register_forward_pre_hook(check, with_kwargs=True)
+    try:
+        with _forwards(blocks, forwards):
+            yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _forwards(blocks: nn.ModuleList, forwards: Sequence[Callable[..., Any]]) -> Iterator[None]:
+    """Give each block another forward."""
+    # a variant may have put a forward of its own on a block
+    own = [vars(block).get("forward") for block in blocks]
+    for block, forward in zip(blocks, forwards, strict=True):
+        block.forward = forward
     try:
         yield
     finally:
-        handle.remove()
-        for block, forward in zip(blocks, own, strict=True):
+        for block, before in zip(blocks, own, strict=True):
             del block.forward
-            if forward is not None:
-                block.forward = forward
+            if before is not None:
+                block.forward = before
+
+
+def _give(output: Any, *args: Any, **kwargs: Any) -> Any:
+    hidden = args[0] if args else kwargs["hidden_states"]
+    assert hidden.shape == hidden_of(output).shape, "the states that are kept are of another batch"
+    return output
 
 
 def _check_same(recorded: _Recorded, arguments: Mapping[str, Any]) -> None:

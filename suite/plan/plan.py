@@ -447,6 +447,7 @@ def objectives(
 def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str) -> None:
     """Build every arm without weights, to find what does not go together."""
     # This loads torch, as in `_pretrains`.
+    from suite.petl import get_method
     from suite.petl.arm import check_arm
 
     tasks = {cell.task.name: cell.task for cell in cells}
@@ -456,7 +457,13 @@ def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str
     for resolved, objective in objectives(config, tasks.values(), where=where):
         for key, arm in arms.items():
             check = (key, objective.head, objective.positions)
-            if arm.backbone != resolved.choice or check in seen:
+            if arm.backbone != resolved.choice:
+                continue
+            through_backbone = get_method(arm.method).backward_through_backbone
+            if not (config.training.frozen_dropout or through_backbone):
+                with _placed(where):
+                    objective.check_can_keep()
+            if check in seen:
                 continue
             seen.add(check)
             with _placed(f"{where}: {arm.method} on {arm.backbone.name}"):

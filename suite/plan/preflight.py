@@ -7,14 +7,22 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from suite.config.sweep import BackboneChoice, SweepConfig
 from suite.config.task import FileData, HubData, TaskConfig
-from suite.errors import ConfigError, ResourceError
+from suite.errors import ConfigError, ResourceError, no_room_for_states
 from suite.plan.cell_state import CellState
 from suite.plan.plan import Plan, objectives, pretrain_objective
 from suite.record.folder import Home
 from suite.record.result import MEND
 
+if TYPE_CHECKING:
+    from suite.backbones.loading import ResolvedBackbone
+    from suite.data.objective import Objective
+    from suite.data.prepare import Prepared
+
+GIB = 2**30
 MIN_FREE_BYTES = 256 * 2**20
 
 
@@ -82,6 +90,7 @@ def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:
         DataError: Data that is absent, unreadable, not what the task says, or too few for one
             batch.
         BackboneError: A backbone or tokenizer that cannot be read.
+        ResourceError: States of frozen stacks that are to be kept, and for which there is no room.
     """
     # Imports torch, which showing a status does not need.
     from suite.data.prepare import check_batch_fits, prepare
@@ -91,12 +100,15 @@ def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:
     prepared = objectives(
         config, tasks.values(), where=config.name, cache=cache, data_root=data_root
     )
-    for _, objective in prepared:
+    for resolved, objective in prepared:
         data = prepare(
             objective.task, objective, limit=config.limit, data_root=data_root, cache=cache
         )
         where = f"{config.name}: task {objective.task.name}"
         check_batch_fits(data.sizes["train"], config.training.batch_size, where=where)
+        if _keeps_states(plan, resolved.choice):
+            with_backbone = f"{where} on {resolved.choice.name}"
+            check_states_fit(config, resolved, objective, data, where=with_backbone)
     for spec in plan.pretrains:
         _, objective = pretrain_objective(spec, cache=cache, data_root=data_root)
         data = prepare(spec.task, objective, limit=spec.limit, data_root=data_root, cache=cache)
@@ -105,6 +117,49 @@ def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:
         check_batch_fits(
             data.sizes["train"], spec.training.batch_size, where=where, key="pretrain.batch_size"
         )
+
+
+def _keeps_states(plan: Plan, backbone: BackboneChoice) -> bool:
+    """Whether some arm of a backbone keeps what its frozen stacks give."""
+    from suite.petl import get_method
+
+    if plan.config.training.frozen_dropout:
+        return False
+    methods = {cell.arm.method for cell in plan.cells if cell.arm.backbone == backbone}
+    return any(not get_method(name).backward_through_backbone for name in methods)
+
+
+def check_states_fit(
+    config: SweepConfig,
+    resolved: ResolvedBackbone,
+    objective: Objective,
+    data: Prepared,
+    *,
+    where: str,
+) -> None:
+    """Check that the states of a task's rows are not more than the home may keep at all.
+
+    The sum leaves out what a worker alone knows: attention probabilities that a method reads, and
+    where `auto` may be bf16, the second half of each number.
+
+    Raises:
+        ResourceError: They are.
+    """
+    from suite.backbones.loading import build
+    from suite.data.prepare import token_lengths
+
+    stacks = resolved.family.stacks(build(resolved, objective.head, meta=True))
+    width_bytes = 4
+    if config.training.precision in ("auto", "bf16"):
+        width_bytes = 2
+    needed = 0
+    for split in objective.kept_splits:
+        tokens = token_lengths(data.split(split, confirm=False), len(stacks)).sum(axis=0)
+        for stack, of_stack in zip(stacks, tokens.tolist(), strict=True):
+            needed += of_stack * len(stack.blocks) * stack.width * width_bytes
+    most = int(config.resources.frozen_states_gib * GIB)
+    if needed > most:
+        raise no_room_for_states(needed, most, where=where)
 
 
 def check_local_data(plan: Plan, *, data_root: Path | None) -> None:

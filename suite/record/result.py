@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -117,7 +117,9 @@ class PretrainRecord(Record):
 
 
 class PreparationRecord(Record):
-    """What a method prepared from training data before step 0, and what that cost.
+    """What was computed from the data before step 0, and what that cost.
+
+    That is what a method prepares from training data, or what frozen stacks without dropout give.
 
     One trial does this for an arm, its frozen weights and the data. The home's cache keeps what
     came of it, with this record, and later trials take it from there. A run from scratch would pay
@@ -128,7 +130,8 @@ class PreparationRecord(Record):
     made_by: str = Field(description="hash of the trial that did the work")
     reused: bool = Field(False, description="another trial did the work, and this one paid nothing")
     cost: PhaseRecord | None = Field(
-        description="phase `prepare` of the trial that did it, over all of its ranks"
+        description="phase `prepare` (of frozen stacks: `states`) of the trial that did it, over "
+        "all of its ranks"
     )
     world_size: int = 1
     hardware: dict[str, Any] = Field({}, description="of the machine that did it")
@@ -211,6 +214,16 @@ class TrialResult(Record):
     preparation: PreparationRecord | None = Field(
         None, description="null where the method prepares nothing, and in records of version 1"
     )
+    frozen_dropout: Literal["off", "no effect"] | None = Field(
+        None,
+        description="off = the frozen stacks ran without dropout, and their states were kept; no "
+        "effect = that was asked for, but the method has gradients in the backbone; null = it was "
+        "not asked for",
+    )
+    frozen_states: PreparationRecord | None = Field(
+        None,
+        description="the pass over the data whose states the trial read, with frozen_dropout off",
+    )
     weights_sha256: str | None = Field(
         None,
         description="of a pretrain run's model.safetensors, or a confirm run's best.safetensors; "
@@ -248,6 +261,11 @@ class TrialResult(Record):
         description="found when the file is read, never written: why its content is not what was "
         "written",
     )
+
+    @property
+    def made_before(self) -> list[PreparationRecord]:
+        """What was computed from the data before the first step, perhaps by another trial."""
+        return [made for made in (self.preparation, self.frozen_states) if made is not None]
 
     def as_bytes(self) -> bytes:
         """The content of `result.json`, with its checksum."""

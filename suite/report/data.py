@@ -18,6 +18,7 @@ from typing import Any
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
 from suite.leaderboard.fields import Row as Cell
+from suite.leaderboard.measures import of_preparation
 from suite.leaderboard.table import SORTS, to_rows
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import known_plan
@@ -407,10 +408,9 @@ def trial_row(trial: Trial) -> Row:
         row["phases"][name] = (phase.seconds, phase.energy_kwh)
     for epoch in result.epochs:
         row["epochs"].append((epoch.epoch, epoch.train_loss, epoch.validation_score))
-    made = result.preparation
-    if made is not None and made.cost is not None:
-        row["prepare_s"] = made.cost.seconds
-        row["prepare_energy_kwh"] = made.cost.energy_kwh
+    if result.made_before:
+        row["prepare_s"] = of_preparation("seconds")(result)
+        row["prepare_energy_kwh"] = of_preparation("energy_kwh")(result)
     train = result.phases.get("train")
     if train is not None:
         row["train_s"] = train.seconds

@@ -25,6 +25,7 @@ class Workspace:
         fence: The claim of the driver that this process works for; None = no other driver can take
             the sweep over.
         partitioning: How trials lay out their weights where their specification says `auto`.
+        frozen_states_bytes: Most bytes of the home's cache for states of frozen stacks.
     """
 
     home: Home
@@ -34,6 +35,7 @@ class Workspace:
     storage: str | None = None
     fence: Fence | None = None
     partitioning: Partitioning = field(default_factory=Partitioning)
+    frozen_states_bytes: int = 16 * 2**30
 
     @property
     def engines(self) -> Path:

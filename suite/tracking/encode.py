@@ -30,6 +30,7 @@ NO_METRICS: dict[str, Any] = {
     "validity": True,
     "failure": True,
     "preparation": {"hardware", "world_size"},
+    "frozen_states": {"hardware", "world_size"},
     "provenance": True,
     "started_at": True,
     "finished_at": True,

@@ -15,6 +15,8 @@ from datasets import Dataset
 from suite.config.hashing import derive_seed
 from suite.data.prepare import check_batch_fits
 
+Part = tuple[dict[str, torch.Tensor], float]
+Rows = np.ndarray[Any, Any]
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, torch.Tensor]]
 
 # Ours. SST-2 (23 tokens a row, batches of 16 to 96) is padded to 48-57 tokens a row without
@@ -72,7 +74,7 @@ class TrainBatches:
 
     def epoch(
         self, number: int, seed: Callable[[int], int], *, first: int = 0
-    ) -> Iterator[tuple[list[tuple[dict[str, torch.Tensor], float]], np.ndarray[Any, Any]]]:
+    ) -> Iterator[tuple[list[Part], Rows, list[Rows]]]:
         """The steps of an epoch.
 
         Args:
@@ -82,8 +84,8 @@ class TrainBatches:
             first: Steps of the epoch that are done already.
 
         Yields:
-            This rank's (inputs, weight) micro-batches, and the input lengths in tokens of the whole
-            batch.
+            This rank's (inputs, weight) micro-batches; the input lengths in tokens of the whole
+            batch; and the numbers of the rows of each micro-batch.
         """
         order = np.empty(0, dtype=np.int64)
         pass_seed = 0
@@ -95,24 +97,23 @@ class TrainBatches:
                 pass_seed = seed(passes_done + 1)
                 order = pass_order(self.lengths, self.batch_size, pass_seed)
             batch = order[place * self.batch_size : (place + 1) * self.batch_size]
-            yield self._parts(batch, pass_seed), self.lengths[batch]
+            parts, rows = self._parts(batch, pass_seed)
+            yield parts, self.lengths[batch], rows
 
-    def _parts(
-        self, batch: np.ndarray[Any, Any], pass_seed: int
-    ) -> list[tuple[dict[str, torch.Tensor], float]]:
+    def _parts(self, batch: Rows, pass_seed: int) -> tuple[list[Part], list[Rows]]:
         mine = batch[self.rank :: self.world_size]
         size = self.micro_batch_size
         # All ranks have the same number of parts: `micro_batching` refuses what leaves a rest.
-        parts = [mine[i : i + size] for i in range(0, len(mine), size)]
-        mean_units = self.units[batch].sum() / (len(parts) * self.world_size)
+        rows = [mine[i : i + size] for i in range(0, len(mine), size)]
+        mean_units = self.units[batch].sum() / (len(rows) * self.world_size)
         found = []
-        for part in parts:
+        for part in rows:
             weight = float(self.units[part].sum() / mean_units)
             found.append((self.collate(self._drawn(part, pass_seed)), weight))
-        return found
+        return found, rows
 
-    def _drawn(self, part: np.ndarray[Any, Any], pass_seed: int) -> list[dict[str, Any]]:
-        rows = _rows(self.data, part)
+    def _drawn(self, part: Rows, pass_seed: int) -> list[dict[str, Any]]:
+        rows = read_rows(self.data, part)
         for i, row in zip(part, rows, strict=True):
             row["draw"] = derive_seed(pass_seed, int(i))
         return rows
@@ -165,10 +166,11 @@ def eval_batches(
         filled = []
         for row in rows:
             filled.append(order[0] if row is None else row)
-        yield collate(_rows(data, filled)), rows
+        yield collate(read_rows(data, filled)), rows
 
 
-def _rows(data: Dataset, indices: Sequence[int] | np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+def read_rows(data: Dataset, indices: Sequence[int] | Rows) -> list[dict[str, Any]]:
+    """Some rows of a split, by their numbers."""
     # One read of all rows: reading them one by one costs far more.
     columns = data[[int(i) for i in indices]]
     rows = []

@@ -12,6 +12,7 @@ from suite.config.loader import validate
 from suite.config.task import load_task
 from suite.data.make_objective import make_objective
 from suite.errors import UnknownNameError
+from suite.petl import get_method
 from suite.petl.arm import check_arm
 from suite.record.folder import Home
 from suite.record.result import TrialResult
@@ -100,6 +101,8 @@ def build_spec(
         decoder_objective=spec.decoder_objective,
     )
     check_arm(resolved, objective.head, spec.arm, max_length=objective.positions)
+    if not (spec.training.frozen_dropout or get_method(method).backward_through_backbone):
+        objective.check_can_keep()
     return spec
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from suite.petl._frozen import GivenPass
 from suite.record.attempts import PreemptedError
+from suite.train.batches import Part, Rows
 from suite.train.engine import Engine, LocalBatch
 from suite.train.lanes import LanesMeter, side_by_side
 from suite.train.midway import Midway, Pace
@@ -151,7 +153,8 @@ def train_epoch(
     seed = partial(run.spec.stream, "order")
     alive = lanes
     timed = max(lane.run.progress.lanes for lane in lanes) == 1
-    for i, (parts, lengths) in enumerate(batches.epoch(number, seed, first=first), first):
+    steps = batches.epoch(number, seed, first=first)
+    for i, (parts, lengths, rows) in enumerate(steps, first):
         # All ranks leave at the same step: those that stay would wait for one that left.
         if pace.is_due(i):
             finite, stay = pace.vote(
@@ -165,10 +168,11 @@ def train_epoch(
                 run.progress.step_s += clock.seconds()
                 _leave(alive, number, i, new=i > first)
         inputs = [(_on(device, part), weight) for part, weight in parts]
+        given = _given(run, parts, rows)
         for lane in alive:
             lane.engine.set_learning_rate(lane.run.learning_rate(done_before + i))
         with meter.probe(int(lengths.max())) as watched:
-            _step(alive, inputs)
+            _step(alive, inputs, given)
         if i + 1 == half_steps:
             for lane in alive:
                 lane.half = lane.total.clone()
@@ -191,7 +195,7 @@ def _lane(start: EpochStart) -> _Lane:
     engine = start.run.warm.engine
     engine.check_mask()
     # The evaluation before left the model in evaluation mode.
-    engine.module.train()
+    start.run.warm.training_mode()
     total = 0.0
     half = 0.0
     if start.midway is not None:
@@ -204,10 +208,25 @@ def _lane(start: EpochStart) -> _Lane:
     )
 
 
-def _step(lanes: list[_Lane], inputs: Sequence[LocalBatch]) -> None:
+def _given(
+    run: RunningTrial, parts: Sequence[Part], rows: Sequence[Rows]
+) -> list[GivenPass | None]:
+    """What the frozen stacks give for each micro-batch; None where they must run."""
+    states = run.warm.states
+    if states is None:
+        return [None] * len(parts)
+    given: list[GivenPass | None] = []
+    for (inputs, _), numbers in zip(parts, rows, strict=True):
+        given.append(states.given("train", numbers.tolist(), inputs))
+    return given
+
+
+def _step(
+    lanes: list[_Lane], inputs: Sequence[LocalBatch], given: Sequence[GivenPass | None]
+) -> None:
     """Take one optimizer step of every lane, and add its loss to the lane's sum. Collective."""
     losses = [torch.zeros((), device=lanes[0].engine.device) for _ in lanes]
-    for batch, weight in inputs:
+    for (batch, weight), frozen in zip(inputs, given, strict=True):
 
         def micro_step(
             lane: _Lane, batch: Mapping[str, torch.Tensor] = batch, weight: float = weight
@@ -215,7 +234,7 @@ def _step(lanes: list[_Lane], inputs: Sequence[LocalBatch]) -> None:
             return lane.engine.micro_step(batch, weight)
 
         # The lanes share the frozen pass of this micro-batch, which is forgotten after it.
-        for k, loss in enumerate(side_by_side(lanes, micro_step)):
+        for k, loss in enumerate(side_by_side(lanes, micro_step, frozen)):
             losses[k] += loss
     for lane, loss in zip(lanes, losses, strict=True):
         # DeepSpeed divides the gradients by the number of micro-batches as well.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 from datasets import Dataset
 
 import suite.metrics.quality  # noqa: F401  (scikit-learn: before any clock of a trial starts)
-from suite.data.objective import Objective
+from suite.data.objective import Batch, Objective
 from suite.meters import PhaseMeter
+from suite.petl._frozen import GivenPass
 from suite.train.batches import eval_batches
 from suite.train.engine import Engine
 from suite.train.lanes import LanesMeter, side_by_side
@@ -73,10 +74,14 @@ def evaluate(
     rank: int,
     world_size: int,
     batch_size: int,
+    given: Callable[[Sequence[int], Batch], GivenPass] | None = None,
 ) -> list[Evaluation]:
     """Predict every row of `data` once with the engine of each lane.
 
     Collective: every rank runs the same number of batches.
+
+    Args:
+        given: What the frozen stacks give for some rows and their batch; None = the stacks run.
     """
     models = [engine.module.eval() for engine in engines]
     device = engines[0].device
@@ -84,6 +89,10 @@ def evaluate(
     mine: list[dict[int, Any]] = [{} for _ in models]
     # Under ZeRO-3 generation must go on until the last rank is done: parameters are gathered.
     synced = world_size > 1 and engines[0].training.zero_stage == 3
+    shortest = 0
+    if given is not None:
+        # What fills up a batch.
+        shortest = min(range(len(data)), key=data["length"].__getitem__)
     with torch.no_grad():
         for batch, rows in eval_batches(
             data, objective.collate_eval, batch_size=batch_size, rank=rank, world_size=world_size
@@ -91,7 +100,11 @@ def evaluate(
             inputs = {name: tensor.to(device) for name, tensor in batch.items()}
             predict = partial(objective.predict, batch=inputs, synced=synced)
             with meter.probe(inputs["input_ids"].numel()):
-                predictions = side_by_side(models, predict)
+                frozen: GivenPass | None = None
+                if given is not None:
+                    numbers = [shortest if row is None else row for row in rows]
+                    frozen = given(numbers, batch)
+                predictions = side_by_side(models, predict, frozen)
             for found, of_lane in zip(mine, predictions, strict=True):
                 for row, prediction in zip(rows, of_lane, strict=True):
                     # Row None only fills up a batch.

@@ -100,60 +100,86 @@ def prepared_folder(cache: Path, key: str) -> Path:
 def _once(
     folder: Path, work: Callable[[], dict[str, torch.Tensor]], *, trial: str, meter: PhaseMeter
 ) -> PreparationRecord:
-    """Do the work unless it is in the cache, and say what it cost. Collective.
+    """Do the work unless it is in the cache, as `once` does, and keep the weights. Collective."""
+
+    def write(temporary: Path) -> None:
+        # `replacing` lets others read the file, which safetensors by itself does not.
+        with replacing(temporary / PREPARED) as path:
+            save_file(work(), path)
+
+    return once(folder, write, phase=PHASE, trial=trial, meter=meter)
+
+
+def once(
+    folder: Path,
+    write: Callable[[Path], None],
+    *,
+    phase: str,
+    trial: str,
+    meter: PhaseMeter,
+) -> PreparationRecord:
+    """Do some work unless it is in the cache, and say what it cost. Collective.
 
     Of the ranks that see one cache, one works, and the others wait for it in the same phase,
     because the trial holds their boards all the time.
+
+    Args:
+        folder: Where the cache keeps what came of it.
+        write: Does the work, and writes what came of it into an empty folder.
+        phase: Phase of the meter that it is charged to.
+        trial: Hash of the trial that asks.
+        meter: The trial's meter, in its phase `load`.
     """
     made = False
 
     def make(temporary: Path) -> None:
         nonlocal made
-        # A phase of its own inside `prepare`, because peaks are read where a phase ends.
-        # `replacing` lets others read the file, which safetensors by itself does not.
-        with meter.phase(PHASE), replacing(temporary / PREPARED) as path:
-            save_file(work(), path)
-        alone = _record(folder.name, trial, [{PHASE: meter.local()[PHASE]}])
+        # A phase of its own inside the outer one, because peaks are read where a phase ends.
+        with meter.phase(phase):
+            write(temporary)
+        alone = _record(folder.name, trial, [{phase: meter.local()[phase]}], phase)
         # Written before the folder has its name: whatever kills the trial from here on, nobody
-        # finds weights without their cost.
+        # finds what was made without its cost.
         write_json(temporary / COST, alone.model_dump(mode="json"))
         made = True
 
     if all_agree(folder.exists()):
-        return _kept(folder)
-    with meter.phase(PHASE):
+        return kept_record(folder)
+    with meter.phase(phase):
         make_once(folder, make)
         # On a CPU nothing else tells what the ranks hold that have only waited.
         with meter.probe():
             makers = gather_objects(made)
     # Out of the meter: a trial that is killed now and taken up finds its cost in the cache.
-    account = meter.hand_over(PHASE, late_to="load")
+    account = meter.hand_over(phase, late_to="load")
     if not any(makers):
         # Another trial did the work; this one has only waited for it.
         meter.load_state({"load": asdict(account)})
-        return _kept(folder)
-    record = _record(folder.name, trial, gather_objects({PHASE: account}))
+        return kept_record(folder)
+    record = _record(folder.name, trial, gather_objects({phase: account}), phase)
     if made:
         write_json(folder / COST, record.model_dump(mode="json"))
     return record
 
 
-def _record(key: str, trial: str, accounts: list[dict[str, LocalPhase]]) -> PreparationRecord:
+def _record(
+    key: str, trial: str, accounts: list[dict[str, LocalPhase]], phase: str
+) -> PreparationRecord:
     costs, reasons = combine(accounts)
     missing = {}
     for name, why in reasons.items():
-        missing[name.removeprefix(f"phases.{PHASE}.")] = why
+        missing[name.removeprefix(f"phases.{phase}.")] = why
     return PreparationRecord(
         key=key,
         made_by=trial,
-        cost=costs[PHASE],
+        cost=costs[phase],
         world_size=dist.get_world_size(),
         hardware=hardware(),
         missing=missing,
     )
 
 
-def _kept(folder: Path) -> PreparationRecord:
+def kept_record(folder: Path) -> PreparationRecord:
     """Rank 0's record of what was prepared, on every rank. Collective."""
     own = PreparationRecord.model_validate_json((folder / COST).read_bytes())
     # Hosts without a common disk may have prepared it each for itself.

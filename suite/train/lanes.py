@@ -16,24 +16,28 @@ from typing import TypeVar
 import torch
 
 from suite.meters import PhaseMeter
-from suite.petl._frozen import FrozenPass, random_states, set_random_states
+from suite.petl._frozen import FrozenPass, GivenPass, random_states, set_random_states
 from suite.train.running_trial import RunningTrial
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def side_by_side(lanes: Sequence[T], work: Callable[[T], R]) -> list[R]:
+def side_by_side(
+    lanes: Sequence[T], work: Callable[[T], R], given: GivenPass | None = None
+) -> list[R]:
     """Call `work` for each lane on the same random streams; frozen stacks run for the first alone.
 
     Args:
         lanes: At least one; a single one does its work as if there were no lanes.
-        work: One or more forward passes, with or without their backward passes.
+        work: One or more forward passes, with or without their backward passes; with `given` a
+            single forward pass.
+        given: What the frozen stacks give, which then run for no lane.
 
     Raises:
         AssertionError: The lanes drew different numbers, or ran other frozen stacks.
     """
-    if len(lanes) == 1:
+    if len(lanes) == 1 and given is None:
         return [work(lanes[0])]
     shared = FrozenPass()
     before = random_states()
@@ -44,6 +48,8 @@ def side_by_side(lanes: Sequence[T], work: Callable[[T], R]) -> list[R]:
         if found:
             set_random_states(before)
             context = shared.replaying()
+        if given is not None:
+            context = given.replaying()
         with context:
             found.append(work(lane))
         if not after:

@@ -18,9 +18,10 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from suite.data.objective import Batch
 from suite.data.splits import SplitName
 from suite.errors import CheckpointError
 from suite.files import sha256, write_atomic
 from suite.meters import PhaseMeter, baseline_bytes, name_devices_by_attempt
+from suite.petl._frozen import GivenPass
 from suite.record.attempts import LanesApartError, LanesUnevenError
 from suite.record.folder import TrialFolder
 from suite.record.result import EpochRecord, Status, TrialResult, ValidityRecord
@@ -416,6 +419,10 @@ class Trainer:
     ) -> list[Evaluation]:
         warm = runs[0].warm
         meter = LanesMeter(runs, self._common)
+        given: Callable[[Sequence[int], Batch], GivenPass] | None = None
+        # Test rows are read once in a trial, so nothing is kept of them.
+        if warm.states is not None and split in warm.states.places:
+            given = partial(warm.states.given, split)
         with meter.phase(phase):
             return evaluate(
                 [run.warm.engine for run in runs],
@@ -425,6 +432,7 @@ class Trainer:
                 rank=self.rank,
                 world_size=self.world_size,
                 batch_size=runs[0].spec.training.eval_batch_size,
+                given=given,
             )
 
     def _keep(self, run: RunningTrial, record: EpochRecord, evaluation: Evaluation) -> None:

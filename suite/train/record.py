@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from suite.record.result import (
     ValidityRecord,
 )
 from suite.train.evaluate import Evaluation
-from suite.train.initial import PHASE
+from suite.train.frozen_states import PHASE as STATES
+from suite.train.initial import PHASE as PREPARE
 from suite.train.running_trial import UNSCORED_STEPS, RunningTrial
 from suite.train.warm import Warm
 
@@ -43,15 +44,18 @@ def build_result(
     if frozen != warm.engine.frozen_fingerprint:
         raise AssertionError("frozen weights changed during training")
     phases, missing = run.accounts()
-    preparation = warm.preparation
-    if preparation is not None:
-        reused = preparation.made_by != run.folder.hash
-        preparation = preparation.model_copy(update={"reused": reused})
+    made = {}
+    for phase, record in ((PREPARE, warm.preparation), (STATES, warm.kept)):
+        made[phase] = record
+        if record is None:
+            continue
+        reused = record.made_by != run.folder.hash
+        made[phase] = record.model_copy(update={"reused": reused})
         # The trial that did the work pays, also where an earlier attempt of it did.
-        if not reused and preparation.cost is not None:
-            phases[PHASE] = preparation.cost
-            for name, why in preparation.missing.items():
-                missing[f"phases.{PHASE}.{name}"] = why
+        if not reused and record.cost is not None:
+            phases[phase] = record.cost
+            for name, why in record.missing.items():
+                missing[f"phases.{phase}.{name}"] = why
     timing = _timing(run)
     if timing.p50_s is None:
         missing["timing"] = _why_no_timing(run)
@@ -71,7 +75,9 @@ def build_result(
         parameters=_parameters(warm),
         checkpoint_bytes=progress.checkpoint_bytes,
         pretrain=warm.pretrain,
-        preparation=preparation,
+        preparation=made[PREPARE],
+        frozen_dropout=_frozen_dropout(run),
+        frozen_states=made[STATES],
         # a pretrain run's last weights, or the best ones of a confirm run
         weights_sha256=run.weights_sha256 or progress.best_sha256,
         splits=warm.data.sizes,
@@ -91,6 +97,14 @@ def why_no_score(status: Status, epochs: int) -> str:
     if status is Status.PRUNED:
         return f"pruned after epoch {epochs}; validation_score is that of its best epoch"
     return "the loss, or the score itself, became NaN or infinite"
+
+
+def _frozen_dropout(run: RunningTrial) -> Literal["off", "no effect"] | None:
+    if run.spec.training.frozen_dropout:
+        return None
+    if run.warm.states is None:
+        return "no effect"
+    return "off"
 
 
 def _scores(run: RunningTrial, test: Evaluation | None) -> dict[str, Any]:

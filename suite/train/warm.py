@@ -6,10 +6,12 @@ import shutil
 import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from transformers import PreTrainedModel
 
 from suite.attention.counts import AttentionCount, count_attention
 from suite.backbones.loading import ResolvedBackbone, identity, load_tokenizer
@@ -22,6 +24,7 @@ from suite.errors import CheckpointError, IncompatibleError
 from suite.files import sha256
 from suite.meters import PhaseMeter, release_memory
 from suite.petl import get_method
+from suite.petl._frozen import without_dropout
 from suite.petl.arm import task_head
 from suite.record.folder import TrialFolder
 from suite.record.result import PreparationRecord, PretrainRecord
@@ -30,6 +33,7 @@ from suite.storage.workspace import Workspace
 from suite.train.engine import Engine
 from suite.train.engine_config import uses_bf16
 from suite.train.fingerprint import frozen_fingerprint
+from suite.train.frozen_states import KeptStates, is_off, keep_states
 from suite.train.initial import initial_model
 from suite.train.precision import autocast_forwards, precision_of
 from suite.train.probe import Probe, probe, strays
@@ -50,6 +54,8 @@ class Warm:
         attention: Parameters and cache of the converted backbone's attention, before the method.
         pretrain: Where the backbone's weights come from; None = its own checkpoint, or chance.
         preparation: What the method prepared from training data; None = it prepares nothing.
+        states: What frozen stacks without dropout give; None = the stacks run in every step.
+        kept: What it cost to compute `states`; None = there are none.
         initial: Folder of step 0, in which each rank reads what it wrote.
         initial_digest: Fingerprint of the trained weights at step 0; a reset must reproduce it.
         start_output: What the model answers at step 0; training must change it.
@@ -75,6 +81,8 @@ class Warm:
     initial_digest: str
     start_output: Probe
     strays: list[str]
+    states: KeptStates | None = None
+    kept: PreparationRecord | None = None
     pristine: bool = True
     beside: list[Engine] = field(default_factory=list)
 
@@ -86,6 +94,13 @@ class Warm:
             self.beside.append(self.engine.beside())
         # Whatever the lane trained before: `reset` brings it to step 0.
         return replace(self, engine=self.beside[number - 1], pristine=False)
+
+    def training_mode(self) -> None:
+        """Put the model into training mode, all but frozen stacks whose states are kept."""
+        self.engine.module.train()
+        if self.states is not None:
+            model = cast(PreTrainedModel, self.engine.module)
+            without_dropout(stack.module for stack in self.resolved.family.stacks(model))
 
     def reset(self) -> None:
         """Go back to step 0. Collective.
@@ -168,6 +183,8 @@ class Warm:
         """Free the engines and their files."""
         for engine in (*self.beside, self.engine):
             engine.release()
+        if self.states is not None:
+            self.states.close()
         # The ranks of a host share the folder: another one may have removed it.
         shutil.rmtree(self.initial.parent, ignore_errors=True)
         release_memory()
@@ -225,6 +242,25 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     if precision == "bf16-autocast":
         autocast_forwards(model, device)
     method = get_method(spec.arm.method).configure(spec.arm.architecture)
+    states: KeptStates | None = None
+    kept: PreparationRecord | None = None
+    if is_off(spec, method):
+        if uses_bf16(spec.training, device):
+            # As the engine rounds them, because the states are those of its weights.
+            model.to(torch.bfloat16)
+        # Before the engine, because one process can compute them from a whole model.
+        states, kept = keep_states(
+            spec,
+            model,
+            resolved,
+            objective,
+            data,
+            cache=workspace.home.cache,
+            most_bytes=workspace.frozen_states_bytes,
+            device=device,
+            precision=precision,
+            meter=meter,
+        )
     engine = Engine(
         model,
         workspace.partitioning.applied_to(spec.training),
@@ -254,6 +290,8 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
         initial_digest=engine.fingerprint(trained=True),
         start_output=probe(engine, objective, data.split("train", confirm=False)),
         strays=strays(engine, spec, resolved, objective.head, weights=weights),
+        states=states,
+        kept=kept,
     )
 
 

@@ -166,6 +166,7 @@ def run_sweep(
                 storage=storage,
                 fence=lease.fence,
                 partitioning=decision.partitioning,
+                frozen_states_bytes=int(config.resources.frozen_states_gib * 2**30),
             )
             settings = RunSettings(
                 workspace=workspace,
