@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from suite.cli.leaderboard import columns, with_test_runs
 from suite.config.space import LearningRateRange
 from suite.config.sweep import SearchConfig
+from suite.leaderboard.table import plain
 from suite.plan.cell_state import CellStatus, read_states
 from suite.plan.definition import check_definition, store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
-from suite.plan.status import status
+from suite.plan.status import joined, status
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.record.spec import Phase, TrialSpec
@@ -203,6 +205,30 @@ def test_the_leaderboard_marks_architectures_that_were_not_chosen(home: Home) ->
     run_all(TrialQueue(plan, home, slots=1), home)
     rows = cell_rows(home, "toy")
     assert sorted(row.status for row in rows) == ["done", "not chosen", "not chosen"]
+
+
+def test_a_table_has_one_line_for_the_architectures_of_a_contest(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = contest(tasks=["toy"])
+    store_definition(plan, home)
+    schedule = TrialQueue(plan, home, slots=1)
+    run_all(schedule, home, at_most=2)
+    [line] = joined(status(home, "toy"))
+    assert (line.status, line.done, line.total) == (CellStatus.SEARCHING, 2, plan.total_trials)
+    assert line.left == plan.total_trials - 2
+    run_all(schedule, home)
+    [line] = joined(status(home, "toy"))
+    assert (line.status, line.left, line.chosen) == (CellStatus.DONE, 0, True)
+    [winner] = [row.architecture for row in cell_rows(home, "toy") if row.status == "done"]
+    assert line.architecture == winner
+
+    rows = plain(cell_rows(home, "toy"))
+    shown = with_test_runs(rows)
+    assert [row["architecture"] for row in shown] == [winner]
+    assert capsys.readouterr().err == "2 architectures lost their contests; --all shows them\n"
+    # The one that is left still says which it is.
+    assert "architecture" in {column.head for column in columns(shown, among=rows)}
 
 
 # ---- edge guard --------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "run": (run.run, "suite run sweeps/quickstart.yaml --set search.trials=4"),
     "trial": (
         trial.trial,
-        "suite trial --backbone minilm --method lora --task acceptability --set learning_rate=2e-3 "
+        "suite trial --backbone minilm --method lora --task sentiment --set learning_rate=2e-3 "
         "--set rank=4",
     ),
     "status": (status.status, "suite status --home runs --sweep quickstart"),
@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "stop": (stop.stop, "suite stop quickstart --address http://HEAD:8265"),
     "leaderboard": (
         leaderboard.leaderboard,
-        "suite leaderboard --task entailment --sort energy --format md",
+        "suite leaderboard --task sentiment --sort energy --format md",
     ),
     "report": (report.report, "suite report --sweep minilm-glue-small --out report"),
     "lm-eval": (
@@ -92,7 +92,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
 ANALYSES: dict[str, tuple[Callable[..., None], str]] = {
     "attention": (
         analyze.attention,
-        "suite analyze attention --backbone minilm --task acceptability",
+        "suite analyze attention --backbone minilm --task sentiment",
     ),
     "weights": (analyze.weights, "suite analyze weights --trial runs/trials/0123456789abcdef"),
 }

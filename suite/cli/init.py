@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BACKBONES = ("minilm",)
 METHODS = ("full", "lora", "read")
-TASKS = ("acceptability", "entailment")
+TASKS = ("sentiment",)
 """Defaults of the questions; none of them needs a download."""
 PRETRAINED = "pretrained"
 DEFAULT = Path("my-sweep.yaml")

@@ -69,7 +69,10 @@ def leaderboard(
         ),
     ] = 0.95,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show rejected rows too, with the reason.")
+        bool,
+        typer.Option(
+            "--all", help="Show rejected rows too, with the reason, and architectures that lost."
+        ),
     ] = False,
     wide: Annotated[
         bool, typer.Option("--wide", help="Show every column, however narrow the terminal is.")
@@ -146,7 +149,7 @@ def show(
         sort: Order of the rows.
         fmt: How they are printed.
         target: Share of full's validation score, for the energy to it.
-        rejected: Show rejected rows too.
+        rejected: Show rejected rows too, and architectures that lost their contest.
         wide: Show every column, however narrow the terminal is.
         fields: Names of the fields to show behind the names of the rows; none = the usual ones.
         sweep: Only this sweep; the last three choose rows in the same way.
@@ -185,9 +188,12 @@ def show(
         title += f", seeds: {seeds.pop()}"
     elif seeds:
         title += f", seeds: {min(seeds)} to {max(seeds)}"
-    shown = columns(rows)
+    everyone = rows
+    if fmt in (Format.TABLE, Format.MD) and not rejected:
+        rows = with_test_runs(rows)
+    shown = columns(rows, among=everyone)
     if fields:
-        shown = [*_name_columns(rows), *_chosen_columns(rows, fields)]
+        shown = [*_name_columns(rows, everyone), *_chosen_columns(rows, fields)]
     keys: Sequence[str] = COLUMNS
     key = _key(rows)
     if fields and fmt in (Format.CSV, Format.JSON):
@@ -197,6 +203,22 @@ def show(
     # A program reads the same from the fields.
     if fmt in (Format.TABLE, Format.MD):
         _say_what_ranks_rest_on(rows)
+
+
+def with_test_runs(rows: list[Row]) -> list[Row]:
+    """The rows without architectures that lost their contest, and say how many these are.
+
+    They have no test score, so that they are no answer to a question about methods.
+    """
+    from suite.plan.cell_state import CellStatus
+
+    kept = [row for row in rows if row["status"] != CellStatus.NOT_CHOSEN]
+    lost = len(rows) - len(kept)
+    if lost == 1:
+        typer.echo("1 architecture lost its contest; --all shows it", err=True)
+    elif lost:
+        typer.echo(f"{lost} architectures lost their contests; --all shows them", err=True)
+    return kept
 
 
 def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
@@ -228,9 +250,14 @@ def constant(rows: Sequence[Row]) -> dict[str, str]:
     return found
 
 
-def columns(rows: Sequence[Row]) -> list[Column]:
-    """Columns of the table, in the order of reading; one without any value is left out."""
-    shown = [*_name_columns(rows), *_score_columns(rows)]
+def columns(rows: Sequence[Row], *, among: Sequence[Row] = ()) -> list[Column]:
+    """Columns of the table, in the order of reading; one without any value is left out.
+
+    Args:
+        rows: The rows to show.
+        among: These and the ones that are hidden, from which the names tell them apart.
+    """
+    shown = [*_name_columns(rows, among or rows), *_score_columns(rows)]
     # What a choice rests on stands in front: it fits 80 columns.
     for name, rank in NUMBERS.items():
         # A column that few sweeps have needs a reason to be there, others always show.
@@ -293,8 +320,8 @@ def _rank(row: Row) -> str:
     return render.text(row["rank"])
 
 
-def _name_columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns that tell the rows apart."""
+def _name_columns(rows: Sequence[Row], among: Sequence[Row]) -> list[Column]:
+    """The columns that tell the rows apart, and from those of `among`."""
     shown = []
     same = constant(rows)
     for key in AXES:
@@ -304,11 +331,11 @@ def _name_columns(rows: Sequence[Row]) -> list[Column]:
     if len({row["home"] for row in rows}) > 1:
         shown.append(column("home"))
     shown.append(column("method"))
-    methods = {row["method"] for row in rows}
+    methods = {row["method"] for row in among}
     # An architecture has a column only where a method comes with several.
-    arms = {(row["method"], str(row["architecture"])) for row in rows}
+    arms = {(row["method"], str(row["architecture"])) for row in among}
     if len(arms) > len(methods):
-        shown.append(Column("architecture", architecture_of(rows)))
+        shown.append(Column("architecture", architecture_of(among)))
     shown.append(column("task"))
     return shown
 

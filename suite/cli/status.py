@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +72,7 @@ def status(
 
         return show_jobs(address, sweep=sweep, fmt=fmt)
     from suite.plan.definition import sweeps
+    from suite.plan.status import status as reports
     from suite.record.folder import Home
 
     place = Home(home)
@@ -89,7 +91,7 @@ def status(
         return
     rows = []
     for name in names:
-        rows += _rows(place, name)
+        rows += _rows(place, name, reports(place, name))
     if fmt is Format.JSON:
         print(json.dumps(rows, indent=2))
     else:
@@ -98,9 +100,12 @@ def status(
 
 def _show(home: Home, name: str, fmt: Format) -> None:
     from suite.plan.cell_state import CellStatus
-    from suite.plan.status import driver
+    from suite.plan.status import driver, joined
+    from suite.plan.status import status as reports
 
-    rows = _rows(home, name)
+    cells = reports(home, name)
+    # A line for each contest: its architectures have one name and one budget.
+    rows = _rows(home, name, joined(cells))
     done = 0
     total = 0
     over = True
@@ -118,22 +123,26 @@ def _show(home: Home, name: str, fmt: Format) -> None:
         state = "done"
     title = f"sweep {name}: {state}, {done} of {total} trials done"
     render.render(rows, _columns(rows), fmt, title=title)
-    _show_studies(rows)
+    _show_studies(_rows(home, name, cells))
     _show_pretrains(rows)
     _show_failures(rows)
 
 
 def _show_studies(rows: list[dict[str, Any]]) -> None:
     """Print a line per cell whose study is not just its budget: extended, ended early, pruned."""
-    noted = [row for row in rows if row["notes"]]
-    if noted:
-        print("\nstudies:")
-    for row in noted:
+    lines: dict[str, None] = {}  # architectures that share a study say the same
+    for row in rows:
+        if not row["notes"]:
+            continue
         name = row["method"]
         # Where architectures compete, the method alone does not tell them apart.
         if row["waits_for"]:
             name += f" {render.settings(row['architecture'])}"
-        print(f"  {name} on {row['task']}: {'; '.join(row['notes'])}")
+        lines[f"  {name} on {row['task']}: {'; '.join(row['notes'])}"] = None
+    if lines:
+        print("\nstudies:")
+    for line in lines:
+        print(line)
 
 
 def _show_pretrains(rows: list[dict[str, Any]]) -> None:
@@ -167,10 +176,10 @@ def _show_failures(rows: list[dict[str, Any]]) -> None:
             print(printable(f"    log: {failure['log_path']}"))
 
 
-def _rows(home: Home, name: str) -> list[dict[str, Any]]:
-    from suite.plan.status import driver, status
+def _rows(home: Home, name: str, cells: Sequence[CellReport]) -> list[dict[str, Any]]:
+    from suite.plan.status import driver
 
-    rows = [{"sweep": name, **_row(cell)} for cell in status(home, name)]
+    rows = [{"sweep": name, **_row(cell)} for cell in cells]
     # Without a driver nothing runs: the next run takes up what was handed out.
     if driver(home, name) is None:
         for row in rows:

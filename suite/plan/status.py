@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from suite.plan.cell_state import CellState, CellStatus, read_states
@@ -71,6 +71,8 @@ class CellReport:
             ended.
         chosen: Whether its architecture won its contest; None where there is none, or not yet.
         study: What is decided about the study (docs/protocol.md).
+        contest: The contest of architectures that the cell takes part in, by name.
+        best_utility: The best validation score as a number that is better where it is larger.
     """
 
     key: str
@@ -99,6 +101,8 @@ class CellReport:
     workers: int = 1
     chosen: bool | None = None
     study: Mapping[str, Any] = field(default_factory=dict)
+    contest: str | None = None
+    best_utility: float | None = None
 
     @property
     def done(self) -> int:
@@ -136,6 +140,44 @@ def status(home: Home, sweep: str) -> list[CellReport]:
     return [cell_status(state) for state in read_states(read_plan(home, sweep), home).values()]
 
 
+def joined(reports: Sequence[CellReport]) -> list[CellReport]:
+    """The reports with one for all architectures that compete on a task.
+
+    It speaks of the architecture that is chosen, or is the best so far, and counts the trials and
+    failures of all.
+    """
+    groups: dict[tuple[str, str], list[CellReport]] = {}
+    for report in reports:
+        groups.setdefault((report.contest or report.key, report.task), []).append(report)
+    return [_joined(group) for group in groups.values()]
+
+
+def _joined(group: Sequence[CellReport]) -> CellReport:
+    best = max(group, key=_standing)
+    word = best.status
+    if any(report.status is CellStatus.SEARCHING for report in group):
+        word = CellStatus.SEARCHING
+    failures: list[TrialFailure] = []
+    for report in group:
+        failures += report.failures
+    return replace(
+        best,
+        status=word,
+        search_done=sum(report.search_done for report in group),
+        confirm_done=sum(report.confirm_done for report in group),
+        running=sum(report.running for report in group),
+        left=sum(report.left for report in group),
+        total=sum(report.total for report in group),
+        failures=tuple(failures),
+    )
+
+
+def _standing(report: CellReport) -> tuple[bool, bool, float]:
+    """A sort key: what is chosen comes last, before it the better search."""
+    utility = report.best_utility
+    return report.chosen is True, utility is not None, utility or 0.0
+
+
 def driver(home: Home, sweep: str) -> str | None:
     """Who runs a sweep; None = nobody.
 
@@ -163,6 +205,10 @@ def cell_status(state: CellState) -> CellReport:
     waits_for = 0
     if state.contest is not None and word is CellStatus.WAITING:
         waits_for = state.contest.open_studies
+    best = state.best()
+    best_utility = None
+    if best is not None:
+        best_utility = best.utility
     left = state.total - len(trials)
     if word is CellStatus.FAILED:  # it may have ended before its confirm runs
         left = 0
@@ -191,6 +237,8 @@ def cell_status(state: CellState) -> CellReport:
         workers=state.plan.workers(state.cell),
         chosen=state.won,
         study=study,
+        contest=state.cell.contest,
+        best_utility=best_utility,
     )
 
 
