@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,9 @@ def test_a_loaded_model_answers_as_the_trained_one(
         else "suite"
     )
     assert written.description.format == expected
-    model, tokenizer = package.load(tmp_path / "out")
+    with warnings.catch_warnings(record=True) as said:
+        model, tokenizer = package.load(tmp_path / "out")
+    assert not [str(one.message) for one in said if one.category in (FutureWarning, UserWarning)]
     same_answers(restored.model, model, restored)
     assert not model.training
     assert tokenizer("two words")["input_ids"] == restored.tokenizer("two words")["input_ids"]

@@ -9,7 +9,6 @@ in this folder, wherever the folder lies. peft itself looks for a base only by t
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from suite.errors import IncompatibleError
 from suite.export.base import base_name, open_base, start_backbone
 from suite.export.description import BASE, Description
 from suite.files import write_json
+from suite.petl._quiet import without_noise
 from suite.train.restore import Restored
 
 WEIGHTS = "adapter_model.safetensors"
@@ -133,9 +133,7 @@ def write_adapter(
         _point_to_base(folder)
     # get_peft_model wraps the head by this, so it comes first.
     _complete(config, base, restored.resolved.family, restored.objective.head)
-    with warnings.catch_warnings():
-        # GPT-2's maps are stored transposed; peft corrects the option and says so each time.
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
+    with without_noise():
         model = get_peft_model(base, config, autocast_adapter_dtype=False)
     _fill(model, adapter.tensors)
     # By default peft looks the base up on the hub, to see whether the embedding has changed.
@@ -164,8 +162,7 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
     base = build(open_base(description, folder), description.made_head)
     # Before the adapter comes, which takes over the precision of the base.
     base.to(getattr(torch, description.dtype))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
+    with without_noise():
         model: PeftModel = PeftModel.from_pretrained(
             base,
             str(folder),

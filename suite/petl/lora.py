@@ -18,7 +18,6 @@ Deviations:
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -31,6 +30,7 @@ from transformers.pytorch_utils import Conv1D
 
 from suite.backbones.base import Absent, AttentionSite, Family
 from suite.errors import IncompatibleError
+from suite.petl._quiet import without_noise
 from suite.petl.base import Architecture, Method, freeze
 
 Site = Literal["encoder-self", "decoder-self", "decoder-cross"]
@@ -71,9 +71,8 @@ class Lora(Method[LoraArchitecture]):
             target_modules=[names[id(module)] for module in targets],
             fan_in_fan_out=isinstance(targets[0], Conv1D),
         )
-        with torch.device(targets[0].weight.device), warnings.catch_warnings():
-            # a GPT-2 that is split in part holds Conv1D and Linear; peft tells them apart
-            warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
+        # a GPT-2 that is split in part holds Conv1D and Linear, which peft tells apart and says so
+        with torch.device(targets[0].weight.device), without_noise():
             inject_adapter_in_model(config, model)
         freeze(model)
         for name, parameter in model.named_parameters():

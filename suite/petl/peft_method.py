@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -48,6 +46,7 @@ from suite.backbones.heads import has_own_forward
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.petl._lora_optimizers import MOST_RATIO, freeze_a, loraplus_factors
 from suite.petl._lora_starts import CONFIGS, MOVES_BASE, check_rank, prepare_start
+from suite.petl._quiet import without_noise
 from suite.petl.base import Architecture, Batch, Method, freeze, head_parameters
 
 # fields of peft's configuration that the suite sets itself, or that say nothing about the method
@@ -102,16 +101,6 @@ UNUSABLE_OPTIONS = {
     "use_qalora": "it needs a quantised backbone, and is plain LoRA without one",
 }
 """Options with which peft would train something else than they say, often plain LoRA."""
-NOISE = (
-    # peft's own default for it
-    "`loftq_config` specified but will be ignored",
-    # peft asks by transformers' old name
-    "`is_gradient_checkpointing` is deprecated",
-    # BOFT without CUDA's compiler computes the same, more slowly
-    "Failed to load the CUDA extension",
-    "Setting boft_n_butterfly_factor to 1",
-)
-"""How warnings begin that say nothing about a sweep."""
 REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError)
 """What peft raises when a choice does not fit a backbone; it has no exception of its own."""
 
@@ -368,7 +357,7 @@ def _peft_config(
             if isinstance(value, Mapping) and key in groups:
                 value = groups[key](**value)
             made[key] = value
-        with _without_noise():
+        with without_noise():
             return config_class(**made)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: peft's {config_class.__name__} refuses it: {error}") from error
@@ -528,18 +517,9 @@ def _remedy(model: PreTrainedModel, error: Exception, *, name: str) -> str:
     )
 
 
-@contextmanager
-def _without_noise() -> Iterator[None]:
-    """Hide what peft warns of and nobody who runs a sweep can act on."""
-    with warnings.catch_warnings():
-        for message in NOISE:
-            warnings.filterwarnings("ignore", message=message)
-        yield
-
-
 def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     """peft's model around `model`; on the meta device it is a copy of it."""
-    with _without_noise():
+    with without_noise():
         return _wrapped(model, config)
 
 
