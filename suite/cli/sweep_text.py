@@ -49,7 +49,7 @@ PRESETS = {
     # Minutes for a cell on two CPU cores. One worker, because two trials side by side take
     # less time there than one trial that is split over both cores.
     Budget.QUICK: Preset(
-        5, 3, {"extensions": 1, "trials": 2}, {"tolerance": 0.1}, 2, 16, (512, 200, 300), "first", 1
+        5, 3, {"extensions": 1, "trials": 2}, {"tolerance": 0.1}, 4, 16, (512, 200, 300), "first", 1
     ),
     Budget.STANDARD: Preset(8, 3, {"extensions": 2}, {"tolerance": 0.1}, 10, 96, None),
     Budget.PAPER: Preset(
