@@ -43,7 +43,8 @@ def make_spec(task: str, family: str) -> TrialSpec:
 
 def run_all(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    trainer = Trainer(Workspace(Home(folder / "home"), folder / "data"), master_port=port)
+    workspace = Workspace(Home(folder / "home"), folder / "data", usable_bytes=2**30)
+    trainer = Trainer(workspace, master_port=port)
     for task, family, _ in CASES:
         trainer.start(make_spec(task, family))
         while not trainer.epoch().done:
@@ -82,3 +83,11 @@ def test_a_trial_runs_and_its_items_make_its_score(
         assert float(statistic.score(statistic.rows(items).sum(axis=0))) == pytest.approx(
             result.scores[metric], abs=1e-8
         )
+
+
+def test_a_trial_that_writes_its_answers_says_that_it_gathers_weights_once(ran: Home) -> None:
+    for task, family, _ in CASES:
+        said = ran.trial(make_spec(task, family)).log(0).read_text()
+        # In the validation, and in the test; the others answer with a head, or by likelihood.
+        assert said.count("gathers weights once for all texts") == 2 * (family == "t5")
+        assert "for every token" not in said

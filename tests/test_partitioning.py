@@ -178,7 +178,8 @@ def test_the_driver_estimates_what_a_small_memory_leaves_open(
         nodes = [{"CPU": 2.0, "memory": memory}]
         layout = lay_out(plan.config.resources, nodes)
         told: dict[str, Any] = {"home": home, "data_root": None, "where": "toy"}
-        return decide(plan, layout, nodes, **told)
+        worker = cpu_worker_bytes(layout, nodes, most_workers=2)
+        return decide(plan, layout, lambda: worker, **told)
 
     assert "states take at most" in decided(8.0 * GIB).why
     monkeypatch.setattr(partitioning, "SMALL_FRAC", 0.0)
@@ -187,7 +188,7 @@ def test_the_driver_estimates_what_a_small_memory_leaves_open(
     needed = full.needed_bytes(WHOLE, device="cpu")
     assert needed > 16 * fit.most_parameters(plan, where="toy")
     # Two workers share the node.
-    enough = decided(2.01 * needed / fit.USABLE_FRAC)
+    enough = decided(2.01 * needed / partitioning.USABLE_FRAC)
     assert enough.partitioning == WHOLE
     assert "the largest arm needs about" in enough.why
     assert decided(needed / 100).partitioning == PARTITIONED

@@ -36,6 +36,7 @@ class TextToTextObjective(LabelObjective):
     """The model reads a prompt and writes the label's text (T5), searched greedily."""
 
     head = Head("text")
+    generates = True
 
     def __init__(
         self, task: AnyLabelTask, tokenizer: PreTrainedTokenizerBase, training: TrainingConfig

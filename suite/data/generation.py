@@ -37,6 +37,7 @@ class GenerationObjective(Objective):
     """The model reads a prompt and writes a text, searched greedily or with beams."""
 
     head = Head("text")
+    generates = True
     task: GenerationTask | QuestionAnsweringTask
 
     def __init__(

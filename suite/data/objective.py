@@ -78,6 +78,7 @@ class Objective(ABC):
 
     Attributes:
         head: What the model must end in.
+        generates: Whether `predict` writes token after token, each with a forward pass of its own.
         splits: The splits that are encoded.
         kept_splits: The splits whose rows are one sequence each, the same every time and read in
             one forward pass, so that what frozen stacks give for a row can be kept.
@@ -85,6 +86,7 @@ class Objective(ABC):
     """
 
     head: Head
+    generates: ClassVar[bool] = False
     splits: ClassVar[tuple[SplitName, ...]] = SPLIT_NAMES
     # validation may score several sequences for a row, or write text
     kept_splits: ClassVar[tuple[SplitName, ...]] = ("train",)
@@ -151,7 +153,7 @@ class Objective(ABC):
         Args:
             model: In evaluation mode; called under no_grad.
             batch: As `collate_eval` makes it. Labels do not influence the answer.
-            synced: Keep all ranks at the same number of forward passes (ZeRO-3).
+            synced: Keep all ranks at the same number of forward passes: each one gathers weights.
         """
 
     def merge(self, data: Dataset, predictions: Sequence[Any]) -> Answered:

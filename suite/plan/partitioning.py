@@ -26,6 +26,8 @@ WHOLE_BYTES = 20
 """Bytes for each parameter of an arm that trains all: weight, gradient, copy, two moments."""
 SMALL_FRAC = 0.25
 """Share of a worker's memory below which the layout of the states hardly matters."""
+USABLE_FRAC = 0.8
+"""The rest is for what the estimate leaves out: libraries, evaluation, fragments, buckets."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 ASK_S = 60.0
 ASK_GPUS = (

@@ -12,14 +12,11 @@ from suite.config.task import MultipleChoiceTask
 from suite.config.training import Partitioning, TrainingConfig
 from suite.data.objective import Objective
 from suite.petl.arm import ArmCount, build_arm, count_arm
-from suite.plan.partitioning import Decision, candidates, gib
+from suite.plan.partitioning import USABLE_FRAC, Decision, candidates, gib
 from suite.plan.plan import Plan, objectives, pretrain_objective
 from suite.profiling.estimate import estimate_model
 from suite.profiling.setting import Setting
 from suite.train.engine_config import uses_bf16
-
-USABLE_FRAC = 0.8
-"""The rest is for what the estimate leaves out: libraries, evaluation, fragments, buckets."""
 
 
 @dataclass(frozen=True, slots=True)

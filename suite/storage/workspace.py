@@ -26,6 +26,8 @@ class Workspace:
             the sweep over.
         partitioning: How trials lay out their weights where their specification says `auto`.
         frozen_states_bytes: Most bytes of the home's cache for states of frozen stacks.
+        usable_bytes: What the states of a trial may take of a worker's memory, the rest being for
+            what no estimate counts; None = unknown.
     """
 
     home: Home
@@ -36,6 +38,7 @@ class Workspace:
     fence: Fence | None = None
     partitioning: Partitioning = field(default_factory=Partitioning)
     frozen_states_bytes: int = 16 * 2**30
+    usable_bytes: int | None = None
 
     @property
     def engines(self) -> Path:

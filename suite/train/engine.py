@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError
@@ -95,6 +96,7 @@ class Engine:
         if training.zero_stage == 0:
             undo_first_step(self._engine.optimizer)
         self._partitions = training.zero_stage == 3
+        self._is_whole = False
         if self._partitions:
             linear.use()
             zero_optimizer: Any = self._engine.optimizer
@@ -165,6 +167,33 @@ class Engine:
         self._engine.step()
         mark("update")
         return loss.detach().float()
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a forward pass gathers weights, so that all ranks must make the same number."""
+        return self._partitions and not self._is_whole
+
+    @contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """Gather all weights once, for any number of forward passes without gradients. Collective.
+
+        Within the block no module gathers weights or gives them back. They must not change in it.
+        Below ZeRO 3 they are whole in any case.
+        """
+        if not self._partitions:
+            yield
+            return
+        # A pass may have left weights gathered, or on their way, for the next one.
+        self._engine.empty_partition_cache()
+        zero_optimizer: Any = self._engine.optimizer
+        offload: DeepSpeedZeRoOffload = zero_optimizer.parameter_offload
+        hooks = (offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks)
+        with self._gathered(self.module.parameters()), _taken_away(hooks):
+            self._is_whole = True
+            try:
+                yield
+            finally:
+                self._is_whole = False
 
     @property
     def has_lanes(self) -> bool:
@@ -354,6 +383,26 @@ class Engine:
         kept = kept_weights(self.module, self.kept_names)
         return held_bytes(self.module, self._engine.optimizer, kept.values())
 
+    def kept_bytes(self) -> int:
+        """Bytes of the frozen weights that every rank keeps; the engines `beside` share them."""
+        return sum(weight.nbytes for weight in kept_weights(self.module, self.kept_names).values())
+
+    def whole_bytes(self) -> int:
+        """Bytes that this rank holds within `whole_weights`, beside those of `kept_bytes`.
+
+        They are those of the estimate (`suite.profiling.estimate`): this rank's share of weights,
+        gradients, fp32 copies and moments, and the weights that are gathered.
+        """
+        _, total = held_bytes(self.module, self._engine.optimizer)
+        for parameter in self.module.parameters():
+            share = len(_local_run(parameter)[0])
+            numel = whole_numel(parameter) + share
+            if parameter.requires_grad:
+                # Its gradient.
+                numel += share
+            total += numel * parameter.element_size()
+        return total
+
     def check_mask(self) -> None:
         """Check that `requires_grad` is what it was at the start.
 
@@ -424,6 +473,24 @@ def _unhook(model: nn.Module, offload: DeepSpeedZeRoOffload) -> None:
     for handle in (*offload.forward_hooks, *offload.backward_hooks):
         if id(handle.hooks_dict_ref()) in idle:
             handle.remove()
+
+
+@contextmanager
+def _taken_away(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Take hooks away within the block, and put them back in their places after it."""
+    before: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {}
+    try:
+        for handle in handles:
+            hooks = handle.hooks_dict_ref()
+            # `_unhook` has removed some for good.
+            if hooks is not None and handle.id in hooks:
+                before.setdefault(id(hooks), (hooks, dict(hooks)))
+                del hooks[handle.id]
+        yield
+    finally:
+        for hooks, all_of_them in before.values():
+            hooks.clear()
+            hooks.update(all_of_them)
 
 
 def _unmarked(_part: str) -> None:

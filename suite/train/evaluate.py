@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +21,9 @@ from suite.petl._frozen import GivenPass
 from suite.train.batches import eval_batches
 from suite.train.engine import Engine
 from suite.train.lanes import LanesMeter, side_by_side
-from suite.train.process_group import gather_objects
+from suite.train.process_group import all_agree, gather_objects
+
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ def evaluate(
     device = engines[0].device
     # By lane, then by row.
     mine: list[dict[int, Any]] = [{} for _ in models]
-    # Under ZeRO-3 generation must go on until the last rank is done: parameters are gathered.
-    synced = world_size > 1 and engines[0].training.zero_stage == 3
+    # Where every pass gathers weights, a rank must generate until the last one is done.
+    synced = world_size > 1 and engines[0].gathers
     shortest = 0
     if given is not None:
         # What fills up a batch.
@@ -111,6 +114,46 @@ def evaluate(
                     if row is not None:
                         found[row] = prediction
     return [_scored(found, objective, data) for found in mine]
+
+
+@contextmanager
+def weights_at_hand(
+    engines: Sequence[Engine],
+    objective: Objective,
+    *,
+    usable_bytes: int | None,
+    log: Callable[[str], None],
+) -> Iterator[None]:
+    """Gather all weights once for an evaluation that generates, where memory allows. Collective.
+
+    Under ZeRO-3 each forward pass gathers weights, and a text takes a pass for each of its tokens.
+
+    Args:
+        engines: One for each lane.
+        objective: What is evaluated.
+        usable_bytes: As in `Workspace`.
+        log: Told which it is.
+    """
+    if not objective.generates or not engines[0].gathers:
+        yield
+        return
+    # Lanes share the frozen weights that are kept.
+    needed = engines[0].kept_bytes() + sum(engine.whole_bytes() for engine in engines)
+    fits = usable_bytes is not None and needed <= usable_bytes
+    why = f"with all weights whole it holds {needed / GIB:.3g} GiB"
+    if usable_bytes is None:
+        why += ", and how much it may is unknown"
+    else:
+        why += f", and may hold {usable_bytes / GIB:.3g} GiB"
+    with ExitStack() as stack:
+        # The ranks' states differ by a few bytes of filling.
+        if all_agree(fits):
+            log(f"this rank gathers weights once for all texts: {why}")
+            for engine in engines:
+                stack.enter_context(engine.whole_weights())
+        else:
+            log(f"this rank gathers weights for every token: {why}")
+        yield
 
 
 def _scored(mine: dict[int, Any], objective: Objective, data: Dataset) -> Evaluation:

@@ -47,7 +47,7 @@ from suite.train.batches import TrainBatches
 from suite.train.checkpoint import Checkpoints, write_tensors
 from suite.train.engine_config import micro_batching
 from suite.train.epoch import EpochStart, train_epoch
-from suite.train.evaluate import Evaluation, evaluate
+from suite.train.evaluate import Evaluation, evaluate, weights_at_hand
 from suite.train.failure import failure_record, is_infrastructure, status_of, write_failed
 from suite.train.lanes import LanesMeter
 from suite.train.midway import Midway
@@ -418,14 +418,21 @@ class Trainer:
         self, runs: Sequence[RunningTrial], split: SplitName, *, phase: str = "eval"
     ) -> list[Evaluation]:
         warm = runs[0].warm
+        engines = [run.warm.engine for run in runs]
+        at_hand = weights_at_hand(
+            engines,
+            warm.objective,
+            usable_bytes=self.workspace.usable_bytes,
+            log=partial(self._log, runs[0]),
+        )
         meter = LanesMeter(runs, self._common)
         given: Callable[[Sequence[int], Batch], GivenPass] | None = None
         # Test rows are read once in a trial, so nothing is kept of them.
         if warm.states is not None and split in warm.states.places:
             given = partial(warm.states.given, split)
-        with meter.phase(phase):
+        with meter.phase(phase), at_hand:
             return evaluate(
-                [run.warm.engine for run in runs],
+                engines,
                 warm.objective,
                 warm.data.split(split, confirm=runs[0].spec.phase is Phase.CONFIRM),
                 meter,

@@ -8,9 +8,9 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ray import tune
@@ -35,6 +35,7 @@ from suite.plan.cell_state import CellState, read_states
 from suite.plan.definition import check_definition, known_plan, only_driver, store_definition
 from suite.plan.events import Listener, Listeners, Outcome
 from suite.plan.partitioning import (
+    USABLE_FRAC,
     Decision,
     candidates,
     cpu_worker_bytes,
@@ -62,6 +63,8 @@ from suite.tune.searcher import SweepSearcher
 from suite.tune.trainable import TrialTrainable
 
 log = logging.getLogger(__name__)
+WorkerMemory = Callable[[], int | None]
+"""Gives the bytes that one worker may take; None = unknown."""
 FAREWELL_S = 10.0
 """How long listeners may take for their last words after the cluster's head is gone."""
 TUNE_ENVIRONMENT = {
@@ -146,12 +149,14 @@ def run_sweep(
             mirror.push_definition(config.name)
             if address is None:
                 check_measurable(config.search.second, layout.device, where=where)
-            decision = decide(plan, layout, nodes, home=home, data_root=data_root, where=where)
+            # Asked for once at most, because GPUs take seconds to answer.
+            memory = cache(partial(_worker_bytes, plan, layout, nodes))
+            decision = decide(plan, layout, memory, home=home, data_root=data_root, where=where)
             log.info("weights: %s: %s", decision.partitioning, decision.why)
             lanes = _lanes(
                 plan,
                 layout,
-                nodes,
+                memory,
                 decision.partitioning,
                 data_root=data_root,
                 home=home,
@@ -167,6 +172,7 @@ def run_sweep(
                 fence=lease.fence,
                 partitioning=decision.partitioning,
                 frozen_states_bytes=int(config.resources.frozen_states_gib * 2**30),
+                usable_bytes=_usable_bytes(plan, memory, decision.partitioning),
             )
             settings = RunSettings(
                 workspace=workspace,
@@ -225,7 +231,7 @@ def _incomplete(cells: Sequence[CellReport]) -> tuple[str, ...]:
 def decide(
     plan: Plan,
     layout: Layout,
-    nodes: Sequence[Node],
+    memory: WorkerMemory,
     *,
     home: Home,
     data_root: Path | None,
@@ -236,7 +242,7 @@ def decide(
     Args:
         plan: The sweep.
         layout: What one trial gets.
-        nodes: The cluster's.
+        memory: Says what one worker may take.
         home: Where its trials are.
         data_root: Local data root that replaces the hub.
         where: The sweep's file, for errors.
@@ -252,7 +258,7 @@ def decide(
     # To count and to ask takes a second or more, and a sweep may leave nothing open.
     if known is None and len(candidates(training)) > 1:
         parameters = most_parameters(plan, where=where, cache=home.cache, data_root=data_root)
-        worker_bytes = _worker_bytes(plan, layout, nodes)
+        worker_bytes = memory()
         if worker_bytes is None:
             log.warning(
                 "the memory of a worker is unknown: weights are partitioned;"
@@ -281,7 +287,7 @@ def decide(
 def _lanes(
     plan: Plan,
     layout: Layout,
-    nodes: Sequence[Node],
+    memory: WorkerMemory,
     partitioning: Partitioning,
     *,
     home: Home,
@@ -294,7 +300,7 @@ def _lanes(
 
     if all(plan.lanes(cell) == 1 for cell in plan.cells):
         return {}
-    worker_bytes = _worker_bytes(plan, layout, nodes)
+    worker_bytes = memory()
     if worker_bytes is None:
         return {}
     return lanes_that_fit(
@@ -306,6 +312,17 @@ def _lanes(
         cache=home.cache,
         data_root=data_root,
     )
+
+
+def _usable_bytes(plan: Plan, memory: WorkerMemory, partitioning: Partitioning) -> int | None:
+    """What the states of a trial may take of a worker's memory; None = unknown, or not asked."""
+    # Below stage 3 no weights are partitioned, and nobody reads it.
+    if partitioning.applied_to(plan.config.training).zero_stage != 3:
+        return None
+    worker_bytes = memory()
+    if worker_bytes is None:
+        return None
+    return int(USABLE_FRAC * worker_bytes)
 
 
 def _worker_bytes(plan: Plan, layout: Layout, nodes: Sequence[Node]) -> int | None:
