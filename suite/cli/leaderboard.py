@@ -205,7 +205,7 @@ def show(
         _say_what_ranks_rest_on(rows)
 
 
-def with_test_runs(rows: list[Row]) -> list[Row]:
+def with_test_runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without architectures that lost their contest, and say how many these are.
 
     They have no test score, so that they are no answer to a question about methods.
