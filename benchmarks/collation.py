@@ -84,7 +84,7 @@ def measure(method: str, task_name: str, data_root: Path | None, cache: Path) ->
     step_s = []
     tokens = []
     began = time.process_time()
-    for parts, _ in batches.epoch(1, lambda number: number):
+    for parts, _, _ in batches.epoch(1, lambda number: number):
         made = time.process_time()
         engine.step(parts, 1e-4)
         ended = time.process_time()

@@ -177,7 +177,7 @@ def train_with_ray_train(config: dict[str, Any]) -> None:
     for epoch in range(spec.training.epochs):
         began = time.perf_counter()
         engine.module.train()
-        for parts, _, _ in batches.epoch(epoch):
+        for parts, _, _ in batches.epoch(epoch + 1, lambda number: number):
             engine.step(parts, spec.learning_rate)
         (evaluation,) = evaluate(
             [engine], objective, validation, meter, rank=rank, world_size=2, batch_size=96

@@ -28,6 +28,9 @@ Slug = Annotated[str, Field(pattern=f"^{SWEEP}$")]
 Named = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
 """In a list of choices, a bare name stands for a choice without options."""
 
+FROZEN_STATES_GIB = 16.0
+"""Most GiB of a home's cache for states of frozen stacks, unless a sweep says otherwise."""
+
 
 class BackboneChoice(Strict):
     """A backbone by name.
@@ -313,7 +316,7 @@ class ResourceConfig(Strict):
         60.0, description="how long a trial waits for all of its workers, with min_workers"
     )
     frozen_states_gib: Annotated[float, Field(gt=0)] = Field(
-        16.0,
+        FROZEN_STATES_GIB,
         description="most GiB of the home's cache for states that training.frozen_dropout: off "
         "keeps; those used longest ago go first",
     )
