@@ -19,8 +19,10 @@ from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+from suite.cluster import shared
 from suite.cluster.host import Process
 from suite.cluster.session import RAY_ENVIRONMENT, ask_nodes, environment, worker_environment
+from suite.cluster.shared import check_home_is_shared
 from suite.config.sweep import SweepConfig
 from suite.errors import ResourceError
 from suite.plan.events import Listener
@@ -204,6 +206,16 @@ def test_a_node_on_which_the_suite_cannot_run_is_an_error_that_names_it(
 def fails() -> None:
     """In a worker."""
     raise ImportError("no such module")
+
+
+def test_a_node_that_does_not_say_whether_it_sees_the_home_stops_the_sweep(
+    two_nodes: tuple[Cluster, Path], home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.path.mkdir(parents=True, exist_ok=True)
+    check_home_is_shared(home, None)
+    monkeypatch.setattr(shared, "HOME_ANSWER_S", 0.0)
+    with pytest.raises(ResourceError, match=r"did not say within 0 s.*give the same command again"):
+        check_home_is_shared(home, None)
 
 
 @pytest.mark.slow

@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from suite.errors import StaleDriverError, SweepConflictError
+from suite.errors import ResourceError, StaleDriverError, SweepConflictError
 from suite.plan.definition import lease_root
 from suite.record.folder import Home
 from suite.storage import lease as leases
 from suite.storage.fence import Fence, claim_key
-from suite.storage.lease import Beat, Claim, acquire, holder, newest_epoch
+from suite.storage.lease import Beat, Claim, acquire, held_lease, holder, newest_epoch
 from suite.storage.local import FileStorage
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
@@ -113,6 +114,17 @@ def test_a_live_holder_is_named_at_once_and_a_killed_one_is_replaced_at_once(roo
             "not one beat was waited for"
         )
         held.release()
+
+
+def test_a_host_that_does_not_see_the_claim_says_so_instead_of_training(
+    root: Path, tmp_path: Path
+) -> None:
+    with held_lease(root, "toy") as held:
+        held.fence.check_seen()
+        elsewhere = replace(held.fence, root=str(tmp_path / "another disk"))
+        with pytest.raises(ResourceError, match=r"does not see .*another disk.*--storage s3://"):
+            elsewhere.check_seen()
+    assert not (tmp_path / "another disk").exists(), "to look makes nothing"
 
 
 def test_a_frozen_holder_is_replaced_and_finds_out_before_it_writes(root: Path) -> None:

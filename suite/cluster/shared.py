@@ -21,6 +21,8 @@ from suite.storage.mirror import Mirror
 from suite.storage.urls import is_local, open_storage
 
 REMOVAL_S = 20.0
+HOME_ANSWER_S = 300.0
+"""How long a node is waited for that has to start a worker first, perhaps beside other work."""
 
 
 def open_mirror(home: Home, storage: str | None, *, patience_s: float) -> Mirror:
@@ -61,8 +63,10 @@ def check_home_is_shared(home: Home, storage: str | None) -> None:
 
     With a storage in a folder, that folder is looked for.
 
+    A node that joins later is asked by its ranks (`suite.storage.fence.Fence.check_seen`).
+
     Raises:
-        ResourceError: Names the nodes that do not see it, and what can be done.
+        ResourceError: Names the nodes that do not see it, or did not answer, and what can be done.
     """
     nodes = alive_nodes()
     here = ray.get_runtime_context().get_node_id()
@@ -79,12 +83,19 @@ def check_home_is_shared(home: Home, storage: str | None) -> None:
     # A fresh name, because a node could remember that an old one existed.
     write_atomic(mark, mark.name.encode())
     try:
-        seen = ask_nodes(others, _sees, str(mark))
+        seen = ask_nodes(others, _sees, str(mark), timeout_s=HOME_ANSWER_S)
     finally:
         mark.unlink(missing_ok=True)
+    what = f"--home {home.path}" if storage is None else f"--storage {storage}"
+    # A node that has left takes no part, one that is silent may.
+    silent = sorted(host for node, host in alive_nodes().items() if node in others.keys() - seen)
+    if silent:
+        raise ResourceError(
+            f"{what}: {', '.join(silent)} did not say within {HOME_ANSWER_S:.0f} s whether it is"
+            " seen there; see that Ray's workers start on it, then give the same command again"
+        )
     blind = sorted(others[node] for node, sees in seen.items() if not sees)
     if blind:
-        what = f"--home {home.path}" if storage is None else f"--storage {storage}"
         raise ResourceError(
             f"{what}: not seen by {', '.join(blind)} of the cluster's {len(nodes)} nodes,"
             " which would lose what they train;"

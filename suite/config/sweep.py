@@ -281,7 +281,7 @@ class LimitConfig(Strict):
 
 
 class ResourceConfig(Strict):
-    """What one trial gets: by default a worker per GPU, or two CPU workers if there is no GPU.
+    """What one trial gets: by default a worker per GPU, or one CPU worker if there is no GPU.
 
     With `min_workers`, a trial goes on with fewer workers when the cluster has no more room for all
     of them. Its scores then agree in the first digits only, because sums are taken in another

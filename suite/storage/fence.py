@@ -7,12 +7,13 @@ exactly while there is none of epoch n + 1. `suite.storage.lease` makes the clai
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from suite.config.loader import Strict
-from suite.errors import StaleDriverError, SweepConflictError
+from suite.errors import ResourceError, StaleDriverError, SweepConflictError
 from suite.storage.base import Storage
 from suite.storage.urls import open_storage
 
@@ -93,6 +94,16 @@ class Fence:
         claims = open_storage(self.root).keys(claims_key(self.sweep))
         # Epochs have no gaps, so it is enough to look for the next one.
         return claim_key(self.sweep, self.epoch + 1) not in claims
+
+    def check_seen(self) -> None:
+        """Raise ResourceError where the claim cannot be seen: what is written here is lost."""
+        claims = open_storage(self.root).keys(claims_key(self.sweep))
+        if claim_key(self.sweep, self.epoch) not in claims:
+            raise ResourceError(
+                f"{socket.gethostname()}: does not see {self.root}, where the sweep's driver"
+                " writes; expected a path on a disk that all nodes share, or a bucket that all"
+                " reach (--storage s3://BUCKET/PREFIX)"
+            )
 
     def check(self, *, shared: str | None = None) -> None:
         """Raise StaleDriverError once another driver owns what is written: the caller must not.

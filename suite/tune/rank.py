@@ -112,6 +112,9 @@ class Rank:
             interface: As in `RankLocation`.
             place: `rank`, `world_size`, `master_addr` and so on, as `suite.train.loop.Trainer`
                 takes them.
+
+        Raises:
+            ResourceError: This node does not see what the driver writes.
         """
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -119,6 +122,9 @@ class Rank:
             network.use_loopback()
         else:
             network.use(interface)
+        # This node may have joined after the driver asked all nodes.
+        if workspace.fence is not None:
+            workspace.fence.check_seen()
         module, _, name = trainer.partition(":")
         self._trainer = getattr(importlib.import_module(module), name)(workspace, **place)
 
