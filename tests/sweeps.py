@@ -58,7 +58,9 @@ def toy_sweep(**changes: Any) -> SweepConfig:
         "transfer": False,
     }
     search = plain | changes.pop("search", {"trials": 5, "startup_trials": 3})
-    return SweepConfig.model_validate(values | changes | {"search": search})
+    # Two ranks a trial, so that one trial at a time has both CPUs of the tests' clusters.
+    resources = {"workers": 2} | changes.pop("resources", {})
+    return SweepConfig.model_validate(values | changes | {"search": search, "resources": resources})
 
 
 @pytest.fixture

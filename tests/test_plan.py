@@ -206,11 +206,11 @@ def test_a_method_that_does_not_work_on_a_family_is_refused(tmp_path: Path) -> N
 # ---- resources -----------------------------------------------------------------------------------------------------------
 
 
-def test_resources_default_to_a_worker_per_gpu_or_two_cpu_workers() -> None:
+def test_resources_default_to_a_worker_per_gpu_or_one_cpu_worker() -> None:
     on_gpus = lay_out(ResourceConfig(), [{"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 4}])
     assert (on_gpus.workers, on_gpus.gpus, on_gpus.device, on_gpus.slots) == (8, 1.0, "cuda", 1)
     on_cpus = lay_out(ResourceConfig(), [{"CPU": 5.0}])
-    assert (on_cpus.workers, on_cpus.gpus, on_cpus.device, on_cpus.slots) == (2, 0.0, "cpu", 2)
+    assert (on_cpus.workers, on_cpus.gpus, on_cpus.device, on_cpus.slots) == (1, 0.0, "cpu", 5)
     assert lay_out(ResourceConfig(), [{"CPU": 8.0}], workers=4).workers == 4, (
         "a resumed sweep keeps its world size"
     )

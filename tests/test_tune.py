@@ -494,6 +494,15 @@ def test_workers_get_the_listed_variables_and_no_token(monkeypatch: pytest.Monke
     ]
 
 
+def test_workers_ask_for_large_pages_unless_the_user_has_settings_of_malloc(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert worker_environment(1)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")
+    assert worker_environment(1)["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=2"
+
+
 def test_a_killed_driver_loses_nothing_and_reruns_nothing(home: Home, data_root: Path) -> None:
     """SIGKILL in the middle; the next run must end as an uninterrupted one. The subprocess has a cluster of its own."""
     code = (
