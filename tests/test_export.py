@@ -536,6 +536,34 @@ def evaluated(restored: Restored, rows: dict[str, list[Any]]) -> list[Any]:
     return objective.merge(data, answers).predictions
 
 
+NUMBERS = """
+import sys, suite
+for folder in sys.argv[1:]:
+    print(suite.load(folder).predict([("one text", "another")] * 3))
+"""
+
+
+def test_numbers_outside_of_the_labels_range_are_counted_on_stderr_and_stay_as_they_are(
+    home: Home, tmp_path: Path
+) -> None:
+    task = load_task("stsb")
+    folders = []
+    # An untrained head gives numbers around zero.
+    for low, high in ((-9.0, 9.0), (4.0, 5.0)):
+        label = task.label.model_copy(update={"range": [low, high]})
+        own = task.model_copy(update={"label": label})
+        folders.append(str(tmp_path / f"from-{low:g}"))
+        exported(home, trained_spec("lora", "bert", task=own), Path(folders[-1]))
+    command = [sys.executable, "-c", NUMBERS, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=True)
+    inside, outside = (json.loads(line) for line in done.stdout.splitlines())
+    assert inside == pytest.approx(outside, abs=TOLERANCE)
+    assert all(-9.0 < number < 4.0 for number in outside)
+    assert done.stderr.splitlines() == [
+        "stsb: 3 of 3 answers lie outside of 4 to 5, the range of the task's labels"
+    ]
+
+
 def test_a_language_model_gives_a_perplexity_and_an_instructed_one_a_response(
     home: Home, tmp_path: Path
 ) -> None:

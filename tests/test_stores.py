@@ -27,7 +27,7 @@ from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status
 from suite.storage import databases
 from suite.tracking import TrackingListener, leaderboard, open_store, resolve_uri, sync
-from suite.tracking.encode import trial_record
+from suite.tracking.encode import BegunTrial, trial_record
 from suite.tracking.optuna_mirror import OptunaFollower, mirror_studies, open_storage
 from suite.tracking.rows import TAG
 from suite.tracking.store import Point
@@ -252,9 +252,8 @@ def test_texts_that_no_database_holds_do_not_stop_a_sync(
     )
     store = open_store(uri)
     result = make_result(spec, status=Status.FAILED, failure=failure)
-    record = trial_record(
-        spec, result, home.trial(spec).path, home="home", parent="parent", arm="lora"
-    )
+    begun = BegunTrial(spec, home.trial(spec).path, home="home", parent="parent", arm="lora")
+    record = trial_record(begun, result, [], start_s=result.started_at)
     run = store.write_run(store.experiment(name), record)
     message = store.client.get_run(run.id).data.tags["failure.message"]
     assert (message[:5], message[-4:], len(message)) == (

@@ -250,6 +250,9 @@ class FailingStore(Store):
     def finish(self, *args: Any, **kwargs: Any) -> None:
         self._counted("finish", *args, **kwargs)
 
+    def mark(self, *args: Any, **kwargs: Any) -> None:
+        self._counted("mark", *args, **kwargs)
+
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_sync_cut_off_at_any_call_is_completed_by_the_next_without_duplicates(

@@ -6,6 +6,7 @@ training. Predictions of a trial are class ids; here a class is its label word.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -32,6 +33,8 @@ from suite.data.make_objective import make_objective
 from suite.data.objective import Columns, Features, Objective
 from suite.errors import DataError
 from suite.export.description import Reading
+
+log = logging.getLogger(__name__)
 
 Text: TypeAlias = str | Sequence[str] | Mapping[str, str]
 """A row's text; several in the order of the task's columns, or by column."""
@@ -76,7 +79,27 @@ def predict(
         answering = make_generation(_as_generation(task), tokenizer, reading.training, kind=kind)
     data = _encoded(objective, columns)
     answers = _answers(model, objective, data, answering=answering, batch_size=batch_size)
-    return [_readable(task, answer) for answer in objective.merge(data, answers).predictions]
+    predictions = objective.merge(data, answers).predictions
+    if isinstance(task, LabelTask) and task.label.range is not None:
+        _warn_outside(predictions, task)
+    return [_readable(task, answer) for answer in predictions]
+
+
+def _warn_outside(numbers: Sequence[float], task: LabelTask) -> None:
+    """Say how many numbers are none that a label could be; they stay as the model gives them."""
+    assert task.label.range is not None
+    low, high = task.label.range
+    # "not inside" rather than "outside", so that NaN is counted as well
+    outside = sum(not low <= number <= high for number in numbers)
+    if outside:
+        log.warning(
+            "%s: %d of %d answers lie outside of %g to %g, the range of the task's labels",
+            task.name,
+            outside,
+            len(numbers),
+            low,
+            high,
+        )
 
 
 def text_columns(task: TaskConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""MLflow as a view of the trial folders: written once per trial, rebuilt from nothing.
+"""MLflow as a view of the trial folders: one run per trial, followed live, rebuilt from nothing.
 
 Names are imported on first use, so that importing this package costs nothing, and no MLflow.
 """

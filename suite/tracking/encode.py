@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from suite.config.hashing import canonical_json, short_hash
 from suite.leaderboard.fields import Row
 from suite.leaderboard.names import Names, distinct
-from suite.record.result import Status, TrialResult
+from suite.record.result import EpochRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
 from suite.tracking.notes import NOTE, trial_note
 from suite.tracking.store import Point, RunRecord
@@ -24,6 +25,11 @@ RUN_FORMAT = 1
 """A number to raise when a trial's run is written in another way; the next sync of its cell then
 replaces the run. `sweep_runs.FORMAT` must be raised with it, for cells that are up to date are not
 looked at."""
+RESULT = "suite.result"
+"""The tag by which a later sync notices that a trial was run again. The run of a trial that has not
+ended lacks it."""
+CURVE = "epoch."
+"""Names of the curve's metrics begin with this."""
 NO_METRICS: dict[str, Any] = {
     "schema_version": True,
     "epochs": True,  # a curve: its numbers have the epoch as their step
@@ -74,55 +80,92 @@ def trial_name(spec: TrialSpec, arm: str) -> str:
 
 
 def trial_record(
-    spec: TrialSpec, result: TrialResult, folder: Path, *, home: str, parent: str, arm: str
+    begun: BegunTrial, result: TrialResult, epochs: Sequence[EpochRecord], *, start_s: float
 ) -> RunRecord:
     """The run of an ended trial.
 
     Args:
-        spec: What the trial was to do.
+        begun: What is known of it since it began.
         result: What came out.
-        folder: The folder that holds both.
+        epochs: Its training curve.
+        start_s: When its run starts: `started_at` of the result, unless the run was begun before.
+    """
+    return RunRecord(
+        name=begun.name,
+        start_s=start_s,
+        end_s=result.finished_at,
+        status=run_status(result.status),
+        tags=begun.tags | result_tags(result),
+        metrics=[*final_metrics(result), *curve_metrics(epochs, start_s)],
+        params=begun.params,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BegunTrial:
+    """The part of a trial's run that is known when the trial begins.
+
+    Args:
+        spec: What the trial is to do.
+        folder: Its folder.
         home: The id of the home.
         parent: The id of the run of the trial's cell.
         arm: The name of its arm, as `arm_names` gives it.
     """
-    tags = trial_tags(spec, result, folder)
-    tags |= {
-        "suite.kind": "trial",
-        "suite.home": home,
-        # By this tag a later sync notices that the trial was run again.
-        "suite.result": run_digest(result),
-        # MLflow's own tag: its pages show runs that have it below their parent.
-        "mlflow.parentRunId": parent,
-        NOTE: trial_note(spec),
-    }
-    return RunRecord(
-        name=trial_name(spec, arm),
-        start_s=result.started_at,
-        end_s=result.finished_at,
-        status=run_status(result.status),
-        tags=tags,
-        metrics=trial_metrics(result),
-        params=trial_params(spec),
-    )
+
+    spec: TrialSpec
+    folder: Path
+    home: str
+    parent: str
+    arm: str
+
+    @property
+    def name(self) -> str:
+        return trial_name(self.spec, self.arm)
+
+    @property
+    def params(self) -> dict[str, str]:
+        return trial_params(self.spec)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return spec_tags(self.spec, self.folder) | {
+            "suite.kind": "trial",
+            "suite.home": self.home,
+            # MLflow's own tag: its pages show runs that have it below their parent.
+            "mlflow.parentRunId": self.parent,
+            NOTE: trial_note(self.spec),
+        }
 
 
-def trial_metrics(result: TrialResult) -> list[Point]:
-    """The final numbers at the trial's end, and the training curve with the epoch as step."""
+def final_metrics(result: TrialResult) -> list[Point]:
+    """The numbers of a trial that has ended, at its end."""
     points: list[Point] = []
     # A number inside a field gets its path as its name: `phases.train.energy_kwh`.
     for key, value in flatten(result.model_dump(mode="json", exclude=NO_METRICS)):
         # Texts and missing values are left out; the tags `missing.*` say why a value is missing.
         if is_number(value):
             points.append(Point(key, float(value), result.finished_at))
+    return points
+
+
+def curve_metrics(epochs: Iterable[EpochRecord], start_s: float) -> list[Point]:
+    """The training curve from its first epoch on, with the epoch as step.
+
+    Args:
+        epochs: In their order.
+        start_s: When the run starts.
+    """
+    points: list[Point] = []
     # A record of an epoch holds how long it took, not when it ended.
     elapsed_s = 0.0
-    for epoch in result.epochs:
+    for epoch in epochs:
         elapsed_s += epoch.seconds
-        time_s = result.started_at + elapsed_s
         for key, value in flatten(epoch.model_dump(mode="json", exclude={"epoch"})):
             if is_number(value):
-                points.append(Point(f"epoch.{key}", float(value), time_s, epoch.epoch))
+                points.append(
+                    Point(f"{CURVE}{key}", float(value), start_s + elapsed_s, epoch.epoch)
+                )
     return points
 
 
@@ -149,9 +192,9 @@ def trial_params(spec: TrialSpec) -> dict[str, str]:
     return params
 
 
-def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, str]:
-    """The names of the trial, its outcome, and where the whole record lies."""
-    tags = {
+def spec_tags(spec: TrialSpec, folder: Path) -> dict[str, str]:
+    """The names of the trial, and where its whole record lies."""
+    return {
         "suite.cell": spec.cell,
         "sweep": spec.sweep,
         "backbone": spec.arm.backbone.name,
@@ -168,8 +211,12 @@ def trial_tags(spec: TrialSpec, result: TrialResult, folder: Path) -> dict[str, 
         "phase": spec.phase.value,
         "seed": str(spec.seed),
         "number": str(spec.number),
-        "status": result.status.value,
     }
+
+
+def result_tags(result: TrialResult) -> dict[str, str]:
+    """The outcome of a trial."""
+    tags = {RESULT: run_digest(result), "status": result.status.value}
     for key, reason in result.missing.items():
         tags[f"missing.{key}"] = reason
     if result.pretrain is not None:

@@ -39,6 +39,9 @@ MAX_PARAM_CHARS = 6000
 ARTIFACTS = "mlartifacts"
 """The folder beside an sqlite file for the files of its runs."""
 RUN_ID = re.compile("[0-9a-f]{32}")
+ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
+"""States of a run that is over. RUNNING is one that is being written or whose trial runs; SCHEDULED
+is one with work left."""
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -73,8 +76,8 @@ class StoredRun:
 
     @property
     def ended(self) -> bool:
-        """Whether it was written to its end: the last request takes it out of the state RUNNING."""
-        return self.status != "RUNNING"
+        """Whether it was written to its end, which the last request says."""
+        return self.status in ENDED
 
     def tag(self, key: str) -> str:
         """A tag that every run of ours has.
@@ -428,7 +431,12 @@ class Store:
 
     @_explained
     def runs(
-        self, experiments: Sequence[str], tags: Mapping[str, str], *, having: str | None = None
+        self,
+        experiments: Sequence[str],
+        tags: Mapping[str, str],
+        *,
+        having: str | None = None,
+        status: str | None = None,
     ) -> list[StoredRun]:
         """Every run with these tags, oldest first, over all pages.
 
@@ -437,6 +445,7 @@ class Store:
             tags: Key and value.
             having: A key that only these runs have. Then the database looks at no others: among
                 300,000 runs with a tag it takes a second to find those with one value of it.
+            status: Only runs in this state, which few runs are in; it takes the place of `having`.
         """
         if not experiments:
             return []
@@ -445,6 +454,8 @@ class Store:
             # MLflow joins the table of tags once for each condition; here the values are compared
             # below.
             query = f"tags.`{having}` LIKE '%'"
+        if status is not None:
+            query = f"attributes.status = '{status}'"
         found: list[StoredRun] = []
         token = None
         while True:
@@ -488,14 +499,18 @@ class Store:
     ) -> StoredRun:
         """Write a run in three requests, and one for each of its files.
 
-        Of a `begun` run, which an interrupted writer left, all but the first are sent.
+        Of a `begun` run, which an interrupted writer left or which was begun while its trial ran,
+        all but the first are sent.
         """
         run = begun or self.create_run(
             experiment, name=record.name, start_s=record.start_s, tags=record.tags
         )
+        # A run whose trial was running lacks those that the result decides. The others stay as
+        # they are: somebody may have changed the description.
+        tags = {key: value for key, value in record.tags.items() if key not in run.tags}
         for path in files:
             self.add_file(run, path)
-        self.log(run.id, metrics=record.metrics, params=record.params)
+        self.log(run.id, metrics=record.metrics, params=record.params, tags=tags)
         # Last: a run that has ended has its files and its numbers.
         self.finish(run.id, record.status, record.end_s)
         return replace(run, status=record.status, tags={**run.tags, **record.tags})
@@ -526,10 +541,21 @@ class Store:
         Nothing shows as running after a kill.
         """
         # `set_terminated` would give it an end, but a cell with work left has none.
-        if status == "SCHEDULED":
+        if status not in ENDED:
             self.client.update_run(run_id, status)
         else:
             self.client.set_terminated(run_id, status, int(end_s * 1000))
+
+    @_explained
+    def mark(self, run_id: str, status: str) -> None:
+        """Set RUNNING or SCHEDULED, for a trial that goes on or stopped before its end."""
+        self.client.update_run(run_id, status)
+
+    @_explained
+    def history(self, run_id: str, key: str) -> dict[int, float]:
+        """The values of a run's metric, by step; empty where it has none."""
+        points = self.client.get_metric_history(run_id, key_name(key))
+        return {point.step: point.value for point in points}
 
     @_explained
     def delete_run(self, run_id: str) -> None:

@@ -1,8 +1,8 @@
 """The runs of one sweep of one home in MLflow.
 
-There is one run for each cell, one for each ended trial, and one that has all rows.
-A run is found by its tags before one is created. What an interrupted writer left behind is still
-in the state RUNNING, and is written to its end.
+There is one run for each cell, one for each trial that has ended or has an epoch behind it, and one
+that has all rows. A run is found by its tags before one is created. What an interrupted writer left
+behind is still in the state RUNNING, and is written to its end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +20,23 @@ from suite.record.cells import Trial
 from suite.record.folder import TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.lm_eval import as_metrics, over_seeds, read_record
-from suite.record.spec import Phase
+from suite.record.result import EpochRecord, TrialResult
+from suite.record.spec import Phase, TrialSpec
 from suite.tracking import rows as files_of_rows
-from suite.tracking.encode import arm_names, cell_key, cell_tags, run_digest, trial_record
+from suite.tracking.encode import (
+    CURVE,
+    RESULT,
+    BegunTrial,
+    arm_names,
+    cell_key,
+    cell_tags,
+    curve_metrics,
+    run_digest,
+    trial_record,
+)
+from suite.tracking.live import Curves, LiveTrial
 from suite.tracking.notes import NOTE, cell_note
-from suite.tracking.store import Point, Store, StoredRun
+from suite.tracking.store import Point, RunRecord, Store, StoredRun
 
 FORMAT = 6
 """A number to raise when what is written changes; the next sync then writes every cell again."""
@@ -63,6 +75,9 @@ class SweepRuns:
         # None until a cell has to be written: a sync that has nothing to do never asks for them.
         self._trials: dict[str, dict[str, StoredRun]] | None = None
         self._names: dict[str, str] = {}
+        self._curves = Curves(store)
+        # Runs that show as running, by the trial's hash; None until they are asked for.
+        self._running: dict[str, StoredRun] | None = None
 
     def _one_each(self, kind: str, key: str) -> dict[str, StoredRun]:
         """The runs of a kind by the value of a tag; of duplicates the oldest is kept.
@@ -113,11 +128,11 @@ class SweepRuns:
         Returns:
             Runs of trials that were written.
         """
-        # A trial that still runs has no numbers yet; it is written when it ends.
+        # `write_live` writes those that still run.
         ended = [trial for trial in trials if trial.result is not None]
         key = cell_key(row)
         if key not in self._cells:
-            self._cells[key] = self._create_cell(row, ended)
+            self._cells[key] = self._create_cell(row, trials)
         cell = self._cells[key]
         written = 0
         if ended:
@@ -132,10 +147,86 @@ class SweepRuns:
         self._write_numbers(cell, row, artifacts=artifacts)
         return written
 
-    def _create_cell(self, row: Row, ended: Sequence[Trial]) -> StoredRun:
+    def write_live(self, trial: LiveTrial, folder: TrialFolder) -> None:
+        """Begin the run of a trial that still runs, or go on with it: the epochs that it lacks."""
+        cell = self._cells.get(trial.spec.cell)
+        epochs = folder.epochs()
+        # A cell has a run when it has a row, and a trial has one when there is something to show.
+        if cell is None or not epochs:
+            return
+        children = self._children(cell)
+        known = children.get(folder.hash)
+        if known is not None and (known.ended or RESULT in known.tags):
+            # It ended just now, and `write_cell` writes it.
+            if folder.result() is not None:
+                return
+            self._drop(known)
+            known = None
+        if known is not None and self._curves.missing(known, epochs) is None:
+            self._drop(known)
+            known = None
+        begun = self._begun(cell, trial.spec, folder)
+        run = self._running_run(begun, known, trial.began_s)
+        children[folder.hash] = run
+        if self._running is not None:
+            self._running[folder.hash] = run
+        missing = self._curves.missing(run, epochs) or set()
+        points = curve_metrics(epochs, run.start_ms / 1000)
+        for epoch in epochs:
+            if epoch.epoch in missing:
+                # One request an epoch, of which MLflow keeps all or nothing.
+                own = [point for point in points if point.step == epoch.epoch]
+                self.store.log(run.id, metrics=own, params=begun.params)
+                self._curves.logged(run, epoch)
+
+    def _running_run(self, begun: BegunTrial, known: StoredRun | None, began_s: float) -> StoredRun:
+        """The run of a trial that runs, in the state RUNNING; made where there is none."""
+        if known is None:
+            run = self.store.create_run(
+                self.experiment, name=begun.name, start_s=began_s, tags=begun.tags
+            )
+            self._curves.begun(run)
+            return run
+        if known.status == "RUNNING":
+            return known
+        self.store.mark(known.id, "RUNNING")
+        return replace(known, status="RUNNING")
+
+    def pause_others(self, live: Collection[str]) -> None:
+        """Let no run show as running but those of the trials that run.
+
+        The others stopped before their end, or their driver was killed. They are SCHEDULED: a later
+        run of the sweep goes on with them.
+
+        Args:
+            live: Hashes of the trials that run.
+        """
+        if self._running is None:
+            tags = {"suite.kind": "trial", "suite.home": self.home}
+            self._running = {}
+            for run in self.store.runs([self.experiment], tags, status="RUNNING"):
+                self._running[run.tag("suite.trial")] = run
+        for name in self._running.keys() - set(live):
+            run = self._running.pop(name)
+            self.store.mark(run.id, "SCHEDULED")
+            if self._trials is not None:
+                paused = replace(run, status="SCHEDULED")
+                self._trials[run.tag("suite.cell")][name] = paused
+
+    def _drop(self, run: StoredRun) -> None:
+        """Delete the run of a trial that was run again: metrics of a run cannot be replaced."""
+        self.store.delete_run(run.id)
+        self._curves.forget(run)
+
+    def _begun(self, cell: StoredRun, spec: TrialSpec, folder: TrialFolder) -> BegunTrial:
+        return BegunTrial(
+            spec, folder.path, home=self.home, parent=cell.id, arm=self._names[spec.arm.key]
+        )
+
+    def _create_cell(self, row: Row, trials: Sequence[Trial]) -> StoredRun:
         # The cell starts with its first trial, not with the sync that writes it.
-        starts = [trial.result.started_at for trial in ended if trial.result is not None]
-        description = ended[0].spec.task.description if ended else ""
+        starts = [trial.result.started_at for trial in trials if trial.result is not None]
+        description = trials[0].spec.task.description if trials else ""
         tags = cell_tags(row)
         tags |= {
             "suite.kind": "cell",
@@ -169,30 +260,52 @@ class SweepRuns:
 
     def _write_trial(self, cell: StoredRun, children: dict[str, StoredRun], trial: Trial) -> bool:
         """Write a trial's run unless it is there; returns whether there was something to write."""
-        assert trial.result is not None
+        result = trial.result
+        assert result is not None
+        # A trial that failed has its curve in its folder alone.
+        epochs = result.epochs or trial.folder.epochs()
         known = children.get(trial.folder.hash)
-        if known is not None and known.tags.get("suite.result") != run_digest(trial.result):
-            # The trial was run again, and metrics of a run cannot be replaced.
-            self.store.delete_run(known.id)
+        if known is not None and not self._is_of(known, result, epochs):
+            self._drop(known)
             known = None
         # A run that was begun and not ended goes on below, with the requests that are missing.
         if known is not None and known.ended:
             return False
-        record = trial_record(
-            trial.spec,
-            trial.result,
-            trial.folder.path,
-            home=self.home,
-            parent=cell.id,
-            arm=self._names[trial.spec.arm.key],
-        )
+        start_s = result.started_at
+        # The run of a trial that was written while it ran started when the driver saw it begin.
+        # Its points keep to that, so that logging one again changes nothing.
+        if known is not None and known.start_ms != int(start_s * 1000):
+            start_s = known.start_ms / 1000
+        begun = self._begun(cell, trial.spec, trial.folder)
+        record = trial_record(begun, result, epochs, start_s=start_s)
+        if known is not None and RESULT not in known.tags:
+            record = self._without_logged(known, record, epochs)
         files: list[Path] = []
         if trial.spec.phase is Phase.CONFIRM:
             files = small_files(trial.folder, CONFIRM_ARTIFACTS)
-        children[trial.folder.hash] = self.store.write_run(
-            self.experiment, record, known, files=files
-        )
+        run = self.store.write_run(self.experiment, record, known, files=files)
+        children[trial.folder.hash] = run
+        self._curves.forget(run)
+        if self._running is not None:
+            self._running.pop(trial.folder.hash, None)
         return True
+
+    def _is_of(self, run: StoredRun, result: TrialResult, epochs: Sequence[EpochRecord]) -> bool:
+        """Whether a run is of the attempt that gave a result, and not of an earlier one."""
+        if RESULT in run.tags or run.ended:
+            return run.tags.get(RESULT) == run_digest(result)
+        return self._curves.missing(run, epochs) is not None
+
+    def _without_logged(
+        self, run: StoredRun, record: RunRecord, epochs: Sequence[EpochRecord]
+    ) -> RunRecord:
+        """The same record without the epochs that the run has since its trial ran."""
+        missing = self._curves.missing(run, epochs) or set()
+        points = []
+        for point in record.metrics:
+            if not point.key.startswith(CURVE) or point.step in missing:
+                points.append(point)
+        return replace(record, metrics=points)
 
     def _add_lm_eval(self, run: StoredRun, folder: TrialFolder) -> StoredRun:
         """Log what lm-eval measured since the trial ended."""

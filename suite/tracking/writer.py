@@ -9,7 +9,7 @@ that it was written for, so a home that is up to date costs three searches and a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from filelock import FileLock, Timeout
@@ -24,6 +24,7 @@ from suite.record.folder import Home, TrialFolder
 from suite.storage.identity import home_id
 from suite.tracking.claim import Claim
 from suite.tracking.encode import cell_key
+from suite.tracking.live import LiveTrial
 from suite.tracking.store import Store, open_store
 from suite.tracking.sweep_runs import SweepRuns
 
@@ -124,9 +125,20 @@ class Syncer:
         self._refreshed_s = 0.0
 
     def run(
-        self, sweep: str | None = None, *, verify: bool = False, step: Step | None = None
+        self,
+        sweep: str | None = None,
+        *,
+        verify: bool = False,
+        step: Step | None = None,
+        live: Mapping[str, LiveTrial] | None = None,
     ) -> SyncReport:
-        """Do what `sync` does; `unreachable` of the report says why it stopped half-way."""
+        """Do what `sync` does; `unreachable` of the report says why it stopped half-way.
+
+        Args:
+            live: The trials that run, by their hash: their curves are written too, and no other
+                trial's run shows as running. Only a driver knows; None leaves such runs as they
+                are.
+        """
         report = SyncReport()
         lock = self.home.path / "tracking.lock"
         try:
@@ -147,6 +159,8 @@ class Syncer:
                     if due and time.monotonic() - self._refreshed_s > REFRESH_S:
                         due = self._refresh(sweep, verify=verify)
                         due = [cell for cell in due if cell.row.digest not in written]
+                if live is not None:
+                    self._write_live(sweep, live)
                 return replace(report, already=self._ended(sweep) - report.written)
         except Timeout:
             reason = f"{lock}: another process has been writing for {LOCK_TIMEOUT_S:.0f} s"
@@ -193,6 +207,16 @@ class Syncer:
                 known = []  # lost, or of another version: they are made again from the folders
         self._runs[sweep] = runs
         self._rows[sweep] = known
+
+    def _write_live(self, sweep: str | None, live: Mapping[str, LiveTrial]) -> None:
+        for trial in live.values():
+            runs = self._runs.get(trial.spec.sweep)
+            # Otherwise its folder is not there yet.
+            if runs is not None:
+                runs.write_live(trial, self.home.trial(trial.spec))
+        for name, runs in self._runs.items():
+            if sweep in (None, name):
+                runs.pause_others(live)
 
     def _write(self, cell: _Due) -> int:
         trials = []

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from suite.train.quiet import quieten_deepspeed
+
 
 def init_process_group(
     *,
@@ -27,6 +29,7 @@ def init_process_group(
     timeout_s: float,
 ) -> None:
     """Join the group's own rendezvous; every later collective has the deadline `timeout_s`."""
+    quieten_deepspeed()
     # Imported before there is a group: DeepSpeed takes the one that it finds for a default
     # argument, and that group is then never freed.
     import deepspeed  # noqa: F401
@@ -74,8 +77,10 @@ def adopt_process_group(backend: str, *, timeout_s: float) -> None:
     """
     import deepspeed
 
-    # The table has no public setter.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # The table says what was built; DeepSpeed reads it for this one only. Left alone, it would fill
+    # it now: it compiles and links a program for each operation, and a notebook shows what the
+    # linker says of those that fail. The table has no public setter.
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # DeepSpeed 0.19.8 calls collectives by names that torch 2.13 has deprecated, thousands of times
     # an epoch.

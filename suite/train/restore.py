@@ -34,6 +34,7 @@ from suite.train.build import build_model
 from suite.train.engine_config import uses_bf16
 from suite.train.fingerprint import frozen_fingerprint
 from suite.train.initial import prepared_folder, take_prepared
+from suite.train.quiet import quieten_deepspeed
 from suite.train.warm import read_pretrain
 
 
@@ -75,6 +76,7 @@ def restore(folder: TrialFolder, home: Home, *, start_of: str | None = None) -> 
         CheckpointError: Its weights, or the frozen ones beside them, are not those that the trial
             had.
     """
+    quieten_deepspeed()
     spec, result, tensors = _ended(folder)
     resolved, tokenizer = open_trained(spec, result, home)
     objective = make_objective(
