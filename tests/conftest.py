@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from suite.record.folder import Home
 from tests.records import make_store
@@ -41,7 +42,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database with its schema and nothing in it, to be copied: making one takes seconds."""
-    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # That of the whole run: its processes share one.
+        folder = folder.parent
+    path = folder / "empty" / "mlflow.db"
+    with FileLock(folder / "empty.lock"):
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            made = make_store(path.parent / "made.db")
+            made.rename(path)
+    return path
 
 
 @pytest.fixture
