@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from suite.record.folder import Home
 from tests.records import make_store
@@ -14,22 +15,40 @@ from tests.records import make_store
 os.environ.pop("COLUMNS", None)
 collect_ignore = ["cluster"]  # needs root and minutes; `make test-cluster` names it
 LONGEST = (
-    "test_tune",
     "test_groups",
+    "test_frozen_states",
+    "test_tune",
+    "test_profile",
+    "test_checkpoint",
+    "test_parity",
+    "test_cli_run",
+    "test_docs",
     "test_faults",
     "test_submit",
-    "test_profile",
-    "test_lm_eval_sweep",
-    "test_checkpoint",
-    "test_security",
-    "test_parity",
+    "test_partitioning",
+    "test_lanes",
     "test_pretrain_runs",
-    "test_lease",
+    "test_security",
+    "test_lm_eval_cli",
+    "test_stores",
+    "test_report",
+    "test_report_browser",
     "test_storage_sweep",
-    "test_docs",
-    "test_cli_run",
-    "test_doctor",
+    "test_tracking",
+    "test_one_state",
+    "test_midway",
+    "test_export",
+    "test_lease",
+    "test_tracking_store",
+    "test_whole_weights",
+    "test_head",
+    "test_reseed",
+    "test_startup",
+    "test_lm_eval",
+    "test_engine",
+    "test_unwritable_home",
 )
+"""By the seconds of all their tests, the slow ones too; those beyond these take less than 40."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,7 +60,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database with its schema and nothing in it, to be copied: making one takes seconds."""
-    return make_store(tmp_path_factory.mktemp("store") / "mlflow.db")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # That of the whole run: its processes share one.
+        folder = folder.parent
+    path = folder / "empty" / "mlflow.db"
+    with FileLock(folder / "empty.lock"):
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            made = make_store(path.parent / "made.db")
+            made.rename(path)
+    return path
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -106,16 +107,43 @@ def _child(
 
 def kill_at(operation: int, folder: Path) -> Callable[[], int]:
     """SIGKILL this process just before its n-th file operation below `folder`, from now on. Returns what tells how many there were."""
+
+    def kill(count: int) -> None:
+        if count == operation:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return before_each(folder, kill)
+
+
+def copy_at_each(folder: Path, into: Path) -> Callable[[], int]:
+    """Copy `folder` to `into/N/NAME` just before each file operation below it, from now on: what a kill there leaves behind.
+
+    Returns what tells how many there were.
+    """
+
+    def copy(count: int) -> None:
+        shutil.copytree(folder, into / str(count) / folder.name)
+
+    return before_each(folder, copy)
+
+
+def before_each(folder: Path, act: Callable[[int], None]) -> Callable[[], int]:
+    """Call `act` with the number of each file operation below `folder`, just before it."""
     count = 0
+    acting = False
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal count
-        if event in FILE_OPERATIONS and any(
-            isinstance(arg, (str, os.PathLike)) and str(folder) in str(arg) for arg in args
-        ):
+        nonlocal count, acting
+        # What `act` does is no operation of the code that is watched.
+        if acting or event not in FILE_OPERATIONS:
+            return
+        if any(isinstance(arg, (str, os.PathLike)) and str(folder) in str(arg) for arg in args):
             count += 1
-            if count == operation:
-                os.kill(os.getpid(), signal.SIGKILL)
+            acting = True
+            try:
+                act(count)
+            finally:
+                acting = False
 
     sys.addaudithook(watch)
     return lambda: count

@@ -23,7 +23,7 @@ from suite.train.frozen_weights import kept_weights
 from suite.train.pieces import adam_of, pieces_of, steps_of
 from suite.train.process_group import gather_objects
 from suite.train.shards import shard_name
-from tests.forked import fork_group, kill_at
+from tests.forked import copy_at_each, fork_group, kill_at
 from tests.ranks import in_processes, on_ranks
 from tests.test_parity import batch_of, model_of
 
@@ -68,8 +68,10 @@ def train(engine: Engine, steps: range, *, learning_rate: float = 1e-2) -> list[
 # ---- killed at every stage of writing ---------------------------------------------------------------------------------
 
 
-def save_and_die(rank: int, folder: Path, victim: int, operation: int) -> None:
-    """Two epochs, and a third during which the victim is killed."""
+def save_and_die(
+    rank: int, folder: Path, victim: int, operation: int, copies: Path | None = None
+) -> None:
+    """Two epochs, and a third during which the victim is killed, or copied at every stage."""
     engine, checkpoints = make_engine(dist.get_world_size()), Checkpoints(folder / "checkpoint")
     for epoch in EPOCHS[:-1]:
         train(engine, range(epoch, epoch + 1))
@@ -77,9 +79,15 @@ def save_and_die(rank: int, folder: Path, victim: int, operation: int) -> None:
     dist.barrier()
     train(engine, range(3, 4))
     state = {"trained": engine.fingerprint(trained=True)}
-    count = kill_at(operation, folder / "checkpoint") if rank == victim else lambda: 0
+    if rank != victim:
+        checkpoints.save(engine, 3, state)
+        return
+    if copies is None:
+        count = kill_at(operation, folder / "checkpoint")
+    else:
+        count = copy_at_each(folder / "checkpoint", copies)
     checkpoints.save(engine, 3, state)
-    (folder / f"operations-{rank}").write_text(str(count()))
+    (folder / "operations").write_text(str(count()))
 
 
 def look_again(rank: int, folders: list[Path]) -> None:
@@ -107,43 +115,73 @@ def _marked(folder: Path, state: Any) -> bool:
         return False
 
 
+def killed(folder: Path, ranks: int, stage: int) -> Path:
+    """A folder whose last rank was killed at a stage of its third epoch."""
+    path = folder / f"{ranks}-killed-{stage}"
+    path.mkdir()
+    codes = fork_group(save_and_die, path, ranks - 1, stage, world_size=ranks, timeout_s=20)
+    assert codes[-1] == -9
+    return path
+
+
+def whole(folder: Path, ranks: int, copies: Path | None) -> tuple[Path, int]:
+    """A folder in which nobody was killed, and how many stages its last rank went through."""
+    path = folder / f"{ranks}-whole"
+    path.mkdir()
+    arguments = (path, ranks - 1, -1, copies)
+    assert fork_group(save_and_die, *arguments, world_size=ranks) == [0] * ranks
+    return path, int((path / "operations").read_text())
+
+
+def seen_again(folders: list[Path], ranks: int) -> list[list[Any]]:
+    """By folder, what each rank of a new group makes of it."""
+    assert fork_group(look_again, folders, world_size=ranks) == [0] * ranks
+    return [
+        [json.loads((folder / f"seen-{r}.json").read_text()) for r in range(ranks)]
+        for folder in folders
+    ]
+
+
+def left_behind(folder: Path) -> list[tuple[str, int]]:
+    """The files of a checkpoint's folder and their sizes; temporary ones have names by chance."""
+    files = [path for path in (folder / "checkpoint").rglob("*") if path.is_file()]
+    return sorted((path.parent.name, path.stat().st_size) for path in files)
+
+
 def killed_everywhere(_number: int, folder: Path) -> dict[str, Any]:
     """Forks its ranks, so it wants a process without threads."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
-    for ranks in (1, 2):
-        whole = folder / f"{ranks}-whole"
-        whole.mkdir()
-        assert fork_group(save_and_die, whole, ranks - 1, -1, world_size=ranks) == [0] * ranks
-        operations = int((whole / f"operations-{ranks - 1}").read_text())
-        stages = range(1, operations + 1, ranks)
-        folders = {stage: folder / f"{ranks}-{stage}" for stage in stages}
-        for stage, path in folders.items():
-            path.mkdir()
-            assert (
-                fork_group(save_and_die, path, ranks - 1, stage, world_size=ranks, timeout_s=20)[-1]
-                == -9
-            )
-        assert fork_group(look_again, [whole, *folders.values()], world_size=ranks) == [0] * ranks
-        found[str(ranks)] = [
-            [json.loads((p / f"seen-{r}.json").read_text()) for r in range(ranks)]
-            for p in (whole, *folders.values())
-        ]
+    # A rank alone: a copy of its folder at each stage is what a kill there leaves behind. Three kills show it.
+    copies = folder / "1-copies"
+    alone, stages = whole(folder, 1, copies)
+    cut = [copies / str(stage) for stage in range(1, stages + 1)]
+    at = (1, (stages + 1) // 2, stages)
+    ended = [killed(folder, 1, stage) for stage in at]
+    left = [(left_behind(path), left_behind(cut[n - 1])) for n, path in zip(at, ended, strict=True)]
+    found: dict[str, Any] = {"1": seen_again([alone, *cut, *ended], 1), "left": left}
+    # Of two, the other one finds out by itself; every second stage.
+    both, stages = whole(folder, 2, None)
+    ended = [killed(folder, 2, stage) for stage in range(1, stages + 1, 2)]
+    found["2"] = seen_again([both, *ended], 2)
     return found
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def cut_off(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (found,) = in_processes(killed_everywhere, tmp_path_factory.mktemp("killed"))
     return dict(found)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_whenever_the_writer_is_killed_the_last_committed_epoch_is_loaded_on_every_rank(
-    killed: dict[str, Any], ranks: int
+    cut_off: dict[str, Any], ranks: int
 ) -> None:
-    whole, *cut = killed[str(ranks)]
-    assert [seen[:2] for seen in whole] == [[[3], True]] * ranks
+    uncut, *cut = cut_off[str(ranks)]
+    if ranks == 1:
+        # The last three were killed where the first, the middle and the last copy were taken.
+        *cut, first, middle, last = cut
+        assert [first, middle, last] == [cut[0], cut[(len(cut) - 1) // 2], cut[-1]]
+    assert [seen[:2] for seen in uncut] == [[[3], True]] * ranks
     assert len(cut) >= (5 if ranks == 1 else 3)
     loaded = []
     for seen in cut:
@@ -153,6 +191,11 @@ def test_whenever_the_writer_is_killed_the_last_committed_epoch_is_loaded_on_eve
     assert set(loaded) == ({2, 3} if ranks == 1 else {2, 3} & set(loaded)) and loaded == sorted(
         loaded
     ), "never back again once committed"
+
+
+def test_a_kill_leaves_what_was_there_just_before(cut_off: dict[str, Any]) -> None:
+    for killed_there, copied_there in cut_off["left"]:
+        assert killed_there == copied_there
 
 
 # ---- damaged afterwards -----------------------------------------------------------------------------------------------

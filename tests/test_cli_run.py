@@ -102,6 +102,7 @@ def test_a_faulty_trial_is_refused_before_it_starts(
         build_spec("minilm", "lora", "acceptability", overrides=overrides, ranks=ranks)
 
 
+@pytest.mark.slow
 def test_trial_trains_and_prints_nothing_but_the_record_on_stdout(tmp_path: Path) -> None:
     small = [
         "--set",

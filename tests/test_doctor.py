@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from suite.doctor.mlflow import check_store
 from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, left_as_found, storage
 from suite.tracking.optuna_mirror import open_storage
-from tests.records import make_store
 from tests.test_meters_energy import NOT_SUPPORTED, FakeNvml
 
 ROOT = Path(__file__).parents[1]
@@ -282,10 +282,10 @@ def test_a_storage_that_answers_is_in_order_and_one_that_cannot_be_a_storage_fai
     assert found.level is Level.FAIL and "expected a folder, file:// or s3://" in found.found
 
 
-def test_a_tracking_store_is_looked_at_and_not_touched(tmp_path: Path) -> None:
+def test_a_tracking_store_is_looked_at_and_not_touched(tmp_path: Path, empty_db: Path) -> None:
     absent = check_store(f"sqlite:///{tmp_path}/none.db")
     assert absent.level is Level.OK and list(tmp_path.iterdir()) == []
-    path = make_store(tmp_path / "mlflow.db")
+    path = Path(shutil.copy(empty_db, tmp_path))
     before = path.read_bytes()
     assert check_store(f"sqlite:///{path}").level is Level.OK
     assert path.read_bytes() == before
@@ -293,8 +293,8 @@ def test_a_tracking_store_is_looked_at_and_not_touched(tmp_path: Path) -> None:
     assert check_store(f"sqlite:///{tmp_path}/text.db").level is Level.FAIL
 
 
-def test_a_store_of_another_mlflow_fails_with_what_to_do(tmp_path: Path) -> None:
-    path = make_store(tmp_path / "mlflow.db")
+def test_a_store_of_another_mlflow_fails_with_what_to_do(tmp_path: Path, empty_db: Path) -> None:
+    path = Path(shutil.copy(empty_db, tmp_path))
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = 'cafe'")
     connection.close()

@@ -23,7 +23,7 @@ from tests.tiny import tiny_choice
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """A data root for the task `first`, and a folder of lm-eval tasks, known to a local cluster; workers keep their caches there too."""
+    """A data root for the task `first`, and a folder of lm-eval tasks; workers keep their caches there too."""
     folder = tmp_path_factory.mktemp("roots")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_DATASETS_CACHE", str(folder / "caches"))
@@ -31,8 +31,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         keep_caches(folder / "caches", patch)
         data = write_suite_task(folder, patch)
-        with cluster(None, threads=1):
-            yield data, write_lm_tasks(folder / "user" / "lm", count=6)
+        yield data, write_lm_tasks(folder / "user" / "lm", count=6)
 
 
 def sweep(tasks: Path, **changes: Any) -> SweepConfig:
@@ -72,27 +71,32 @@ def test_a_sweep_measures_what_it_confirmed_and_takes_up_what_is_left(
 ) -> None:
     data, tasks = roots
     home = Home(tmp_path / "runs")
-    outcome = run_sweep(sweep(tasks), home=home, data_root=data)
-    assert outcome.ok and outcome.finished == 2 and outcome.not_measured == {}
-    assert measured(home) == {Phase.SEARCH.value: set(), Phase.CONFIRM.value: {"first_choose"}}
+    with cluster(None, threads=1):
+        outcome = run_sweep(sweep(tasks), home=home, data_root=data)
+        assert outcome.ok and outcome.finished == 2 and outcome.not_measured == {}
+        assert measured(home) == {Phase.SEARCH.value: set(), Phase.CONFIRM.value: {"first_choose"}}
 
-    more = sweep(tasks, lm_eval={"tasks": ["first_choose", "first_write"], "before": True})
-    outcome = run_sweep(more, home=home, data_root=data)
-    assert outcome.ok and outcome.finished == 0
-    both = {"first_choose", "first_write"}
-    assert measured(home) == {Phase.SEARCH.value: set(), Phase.CONFIRM.value: both, "before": both}
+        more = sweep(tasks, lm_eval={"tasks": ["first_choose", "first_write"], "before": True})
+        outcome = run_sweep(more, home=home, data_root=data)
+        assert outcome.ok and outcome.finished == 0
+        both = {"first_choose", "first_write"}
+        assert measured(home) == {
+            Phase.SEARCH.value: set(),
+            Phase.CONFIRM.value: both,
+            "before": both,
+        }
 
-    times = {path: path.stat().st_mtime_ns for path in home.path.rglob(FILE)}
-    assert run_sweep(more, home=home, data_root=data).ok
-    assert {path: path.stat().st_mtime_ns for path in home.path.rglob(FILE)} == times
+        times = {path: path.stat().st_mtime_ns for path in home.path.rglob(FILE)}
+        assert run_sweep(more, home=home, data_root=data).ok
+        assert {path: path.stat().st_mtime_ns for path in home.path.rglob(FILE)} == times
 
-    (confirmed,) = [folder for folder in home.trials() if (folder.path / FILE).exists()]
-    (confirmed.path / FILE).unlink()
-    confirmed.best.write_bytes(b"not tensors")
-    outcome = run_sweep(more, home=home, data_root=data)
-    assert outcome.ok, "the trials are as they were"
-    assert list(outcome.not_measured) == [str(confirmed.path)]
-    assert "not the trained tensors of this trial" in outcome.not_measured[str(confirmed.path)]
+        (confirmed,) = [folder for folder in home.trials() if (folder.path / FILE).exists()]
+        (confirmed.path / FILE).unlink()
+        confirmed.best.write_bytes(b"not tensors")
+        outcome = run_sweep(more, home=home, data_root=data)
+        assert outcome.ok, "the trials are as they were"
+        assert list(outcome.not_measured) == [str(confirmed.path)]
+        assert "not the trained tensors of this trial" in outcome.not_measured[str(confirmed.path)]
 
 
 def test_a_sweep_cannot_take_code_from_a_folder_of_lm_eval_tasks(

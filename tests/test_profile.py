@@ -33,18 +33,26 @@ from tests.tiny import tiny_choice
 __all__ = ["suite"]
 
 
+def make_quick(patch: pytest.MonkeyPatch) -> None:
+    """Take the device's speed from products that are soon done."""
+    patch.setattr(peak, "SIDES", {"cpu": 256})
+    patch.setattr(peak, "SECONDS", 0.05)
+
+
+def start_forks(patch: pytest.MonkeyPatch) -> None:
+    """Make ranks forks of a process that has imported everything; one test starts them as they are."""
+    context = forkserver_context()
+    patch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device's speed is taken from products that are soon done."""
-    monkeypatch.setattr(peak, "SIDES", {"cpu": 256})
-    monkeypatch.setattr(peak, "SECONDS", 0.05)
+    make_quick(monkeypatch)
 
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are forks of a process that has imported everything; one test starts them as they are."""
-    context = forkserver_context()
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    start_forks(monkeypatch)
 
 
 CPU = torch.device("cpu")
@@ -216,13 +224,26 @@ def test_estimating_allocates_nothing_of_the_models_size() -> None:
 # measuring
 
 
-@pytest.mark.usefixtures("forks")
-def test_arms_are_measured_and_those_that_do_not_go_together_say_why() -> None:
-    pair, misfit = (
-        arms_of("t5", ["full", "read"], attention="gqa"),
-        arms_of("bert", ["full", "lora"], attention="fnet")[1],
-    )
-    *found, incompatible = measure([*pair, misfit], Setting(**SHORT | {"rounds": 2})).arms
+@pytest.fixture(scope="module")
+def measured() -> list[ArmProfile]:
+    """Two arms that fit, one of parts that do not go together, and one that is too large."""
+    shapes = Setting(**SHORT | {"rounds": 2})
+    pair = arms_of("t5", ["full", "read"], attention="gqa")
+    misfit = arms_of("bert", ["full", "lora"], attention="fnet")[1]
+    (large,) = arms_of("t5", ["full"], shape=wide("t5"))
+    sizes = [estimate(arm, shapes).memory.peak_bytes for arm in (*pair, large)]
+    assert max(sizes[:2]) < sizes[2]
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch)
+        start_forks(patch)
+        patch.setattr(peak, "free_bytes", lambda setting: max(sizes[:2]))
+        return list(measure([*pair, misfit, large], shapes).arms)
+
+
+def test_arms_are_measured_and_those_that_do_not_go_together_say_why(
+    measured: list[ArmProfile],
+) -> None:
+    *found, incompatible, _ = measured
     for arm in found:
         assert arm.status == "ok", arm.reason
         assert arm.time is not None and arm.memory is not None
@@ -236,18 +257,13 @@ def test_arms_are_measured_and_those_that_do_not_go_together_say_why() -> None:
     assert "projections" in str(incompatible.reason)
 
 
-@pytest.mark.usefixtures("forks")
 def test_an_arm_that_cannot_fit_is_not_tried_and_the_others_are(
-    monkeypatch: pytest.MonkeyPatch,
+    measured: list[ArmProfile],
 ) -> None:
-    arms = arms_of("bert", ["full", "bitfit"])
-    sizes = [estimate(arm, Setting(**SHORT)).memory.peak_bytes for arm in arms]
-    assert sizes[1] < sizes[0]
-    monkeypatch.setattr(peak, "free_bytes", lambda setting: sizes[1])
-    full, bitfit = measure(arms, Setting(**SHORT)).arms
-    assert (full.status, bitfit.status) == ("oom", "ok")
-    assert "needs about" in str(full.reason) and "GiB are free" in str(full.reason)
-    assert full.time is None
+    first, _, _, large = measured
+    assert (first.status, large.status) == ("ok", "oom")
+    assert "needs about" in str(large.reason) and "GiB are free" in str(large.reason)
+    assert large.time is None
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from suite.plan.plan import Plan, PlannedCell, _arms, make_plan
 from suite.record.folder import Home
 from suite.record.references import check_references, evaluated, printed
 from suite.tracking import leaderboard, sync, to_rows
-from tests.records import make_home, make_spec, make_store, make_task
+from tests.records import make_home, make_spec, make_task
 from tests.sweeps import toy_roots, toy_sweep
 
 __all__ = ["toy_roots"]
@@ -240,10 +240,10 @@ def _range() -> Any:
 
 
 def test_the_leaderboard_shows_the_paper_beside_ours(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, empty_db: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = make_home(tmp_path)
-    shutil.move(make_store(tmp_path / "empty.db"), tmp_path / "mlflow.db")
+    shutil.copy(empty_db, tmp_path)
     sync(home, tracking_uri=home.tracking_uri)
     assert {row["reference_score"] for row in to_rows(leaderboard(home.tracking_uri))} == {None}
     show(home.tracking_uri, fmt=Format.MD)

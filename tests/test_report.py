@@ -66,6 +66,12 @@ def home(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
     return make_report_home(tmp_path_factory.mktemp("home"), empty_db)
 
 
+@pytest.fixture
+def own(home: Home, tmp_path: Path) -> Home:
+    """A copy of `home` that a test may change."""
+    return Home(Path(shutil.copytree(home.path, tmp_path / "own")))
+
+
 @pytest.fixture(scope="module")
 def report(home: Home) -> Report:
     return read(home.path)
@@ -826,37 +832,33 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do(home: Home, sui
         read(home.path, sort="zzz")
 
 
-def test_records_of_a_newer_version_are_refused_and_not_misread(
-    tmp_path: Path, empty_db: Path
-) -> None:
-    home = make_report_home(tmp_path, empty_db)
-    folder = next(home.trials())
+def test_records_of_a_newer_version_are_refused_and_not_misread(own: Home) -> None:
+    folder = next(own.trials())
     data = json.loads((folder.path / "result.json").read_text())
     write_json(folder.path / "result.json", {**data, "schema_version": 99, "checksum": None})
     with pytest.raises(
         ConfigError,
         match=r"not a record of this version of the suite \(schema_version\); use the version that wrote it",
     ):
-        read(home.path)
+        read(own.path)
     write_json(folder.path / "result.json", data)
-    definition = home.sweep_definition("demo")
+    definition = own.sweep_definition("demo")
     write_json(definition, {**json.loads(definition.read_text()), "of_tomorrow": 1})
     with pytest.raises(ConfigError, match="not a definition of this version of the suite"):
-        read(home.path)
+        read(own.path)
 
 
 def test_of_several_sweeps_one_that_cannot_be_read_keeps_no_other_from_its_report(
     suite: Suite,  # noqa: F811
     tmp_path: Path,
-    empty_db: Path,
+    own: Home,
 ) -> None:
-    home = make_report_home(tmp_path / "home", empty_db)
-    store = open_store(home.tracking_uri)
+    store = open_store(own.tracking_uri)
     store.client.create_experiment(
         "a-broken-one", tags=store.client.get_experiment_by_name("demo").tags
     )
     assert "a-broken-one" in store.experiments()
-    code, out, err = suite("report", "--home", home.path, "--out", tmp_path, "--format", "csv")
+    code, out, err = suite("report", "--home", own.path, "--out", tmp_path, "--format", "csv")
     assert (
         code == 2
         and "no report of a-broken-one: " in err
@@ -945,12 +947,11 @@ def test_a_served_page_knows_its_version_so_that_nothing_is_missed_between_page_
 
 
 def test_a_failure_that_is_half_written_breaks_neither_question_nor_server(
-    tmp_path: Path, empty_db: Path, monkeypatch: pytest.MonkeyPatch
+    own: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = make_report_home(tmp_path, empty_db)
-    source = Source(broken.path)
+    source = Source(own.path)
     before = source.version()
-    (next(broken.trials()).path / "failure-1.json").write_text("{")
+    (next(own.trials()).path / "failure-1.json").write_text("{")
     with served(source) as url:
         assert get(f"{url}/?version") not in ("", before)
         assert "demo" in get(f"{url}/demo")

@@ -40,8 +40,10 @@ CASES = [
 
 
 def cases(world_size: int) -> list[tuple[str, str, int]]:
-    """On two ranks only those in fp32: what rounding does, one rank shows."""
-    return [case for case in CASES if world_size == 1 or case[1] == "fp32"]
+    """On two ranks those in fp32; on one what rounding does, and what LST prepares."""
+    if world_size == 2:
+        return [case for case in CASES if case[1] == "fp32"]
+    return [case for case in CASES if case[1] == "bf16" or case[0] == "lst"]
 
 
 def spec_of(folder: Path, case: tuple[str, str, int], *, seed: int, world_size: int) -> TrialSpec:

@@ -30,7 +30,6 @@ from tests.records import (
     cell_rows,
     make_result,
     make_spec,
-    make_store,
     write_definition,
     write_trial,
 )
@@ -209,10 +208,10 @@ def test_a_parameter_that_trains_and_should_not_is_named(method: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Home:
+def mixed(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
     """Two methods on two tasks; one run of `lora` on entailment trained nothing, one of `full` on agreement is of an edited checkout."""
     home = Home(tmp_path_factory.mktemp("mixed"))
-    shutil.copy(make_store(tmp_path_factory.mktemp("store") / "mlflow.db"), home.path)
+    shutil.copy(empty_db, home.path)
     write_definition(home, ["full", "lora"], ["agreement", "entailment"], trials=3, seeds=[1, 2])
     for method in ("full", "lora"):
         for task in ("agreement", "entailment"):
