@@ -106,7 +106,7 @@ def test_a_run_stops_at_a_damaged_record_before_any_worker(tmp_path: Path, toy_r
 
     config = toy_sweep(methods=["full"], search={"trials": 2}, confirm={"seeds": [1]})
     home = Home(tmp_path / "runs")
-    plan = make_plan(config, where="toy", world_size=1)
+    plan = make_plan(config, where="toy", world_size=2)
     store_definition(plan, home)
     spec = plan.search_spec(plan.cells[0], 0, 0.001)
     home.trial(spec).write_spec(spec)
