@@ -430,6 +430,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", OTHER_SIZES)
 @pytest.mark.parametrize("case", CASES)
 def test_another_number_of_ranks_goes_on_from_the_same_numbers(

@@ -377,6 +377,7 @@ def test_a_board_larger_than_the_terminal_shows_the_cells_at_work(tmp_path: Path
     assert "2 more cells" in picture
 
 
+@pytest.mark.slow
 def test_one_command_runs_a_sweep_and_the_others_read_it(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,13 +44,7 @@ from tests.tiny import tiny_choice
 Case = tuple[str, str]
 """Method and family."""
 FIRST: Case = ("read", "bert")
-CASES = (
-    FIRST,
-    ("lst", "bert"),
-    pytest.param(("read", "t5"), marks=pytest.mark.slow),
-    pytest.param(("lst", "t5"), marks=pytest.mark.slow),
-    pytest.param(("lst", "llama"), marks=pytest.mark.slow),
-)
+CASES = (FIRST, ("lst", "bert"), ("read", "t5"), ("lst", "t5"), ("lst", "llama"))
 
 
 def spec_of(method: str, family: str, rate: float = RATES[0], **training: Any) -> TrialSpec:
@@ -145,6 +139,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return in_processes(cold_warm_and_off, folder, cases, ports, 2, count=2)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_a_cold_a_warm_and_no_cache_give_the_same_on_two_ranks(case: Case, found: Any) -> None:
     one = found[case]
@@ -154,6 +149,7 @@ def test_a_cold_a_warm_and_no_cache_give_the_same_on_two_ranks(case: Case, found
     assert one["off"]["curve"] != one["on"]["curve"], "dropout is felt"
 
 
+@pytest.mark.slow
 def test_one_trial_computes_the_states_and_every_record_says_what_that_cost(found: Any) -> None:
     (dropout, made, phases), (other_dropout, other, other_phases) = found[FIRST]["records"]
     assert found[FIRST]["entries"] == found[FIRST]["entries afterwards"]

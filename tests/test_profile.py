@@ -137,7 +137,7 @@ def test_gpus_that_do_not_answer_end_the_profile_with_a_message(
     [
         ("t5", 0, "resident", ["full", "read"]),
         ("bert", 2, "resident", ["full", "lora"]),
-        ("t5", 3, "resident", ALL),
+        pytest.param("t5", 3, "resident", ALL, marks=pytest.mark.slow),
         ("t5", 3, "partitioned", ["lora"]),
     ],
 )

@@ -129,7 +129,7 @@ def check_preparation(records: list[dict[str, Any]], world_size: int) -> None:
     assert "phases.prepare.read_energy_kwh" in third["missing"]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_another_seed_on_a_warm_engine_equals_a_cold_start(world_size: int, tmp_path: Path) -> None:
     torch.manual_seed(7)
     whole = build(resolve(tiny_choice("bert", dropout=0.1)), Head("classification", 2))

@@ -58,7 +58,7 @@ def server(database: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "server"])
+@pytest.fixture(params=["sqlite", "postgresql", pytest.param("server", marks=pytest.mark.slow)])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store with no sweep of the test's name in it."""
     return store_of(request, request.param, tmp_path)

@@ -181,6 +181,7 @@ open_store(sys.argv[1]).experiment("x")
 """
 
 
+@pytest.mark.slow
 def test_a_kill_while_the_tables_are_made_leaves_no_half_made_database(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     subprocess.run([sys.executable, "-c", KILLED, f"sqlite:///{path}", path], check=True)

@@ -129,6 +129,7 @@ def test_a_sweep_runs_through_and_tells_its_listeners(home: Home, data_root: Pat
     assert more.ok and more.finished == 2, "a new seed only adds its runs"
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(
     home: Home, data_root: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_trials_own_end_is_a_result_and_is_not_tried_again(home: Home, data_ro
     ]
 
 
+@pytest.mark.slow
 def test_a_contest_of_architectures_with_the_edge_guard_runs_through(
     home: Home, data_root: Path
 ) -> None:
@@ -503,6 +505,7 @@ def test_workers_ask_for_large_pages_unless_the_user_has_settings_of_malloc(
     assert worker_environment(1)["GLIBC_TUNABLES"] == "glibc.malloc.arena_max=2"
 
 
+@pytest.mark.slow
 def test_a_killed_driver_loses_nothing_and_reruns_nothing(home: Home, data_root: Path) -> None:
     """SIGKILL in the middle; the next run must end as an uninterrupted one. The subprocess has a cluster of its own."""
     code = (

@@ -80,7 +80,9 @@ def reader(how: str, home: Path) -> list[str]:
     pytest.skip("only root may mount")
 
 
-@pytest.mark.parametrize("how", ["read-only mount", "another user"])
+@pytest.mark.parametrize(
+    "how", ["read-only mount", pytest.param("another user", marks=pytest.mark.slow)]
+)
 def test_every_command_that_reads_works(how: str, home: Home, place: Path) -> None:
     out = place / "out"
     out.mkdir()

@@ -185,6 +185,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(everything, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_losses_and_weights_are_those_of_gathering_for_every_token(
     method: str, found: list[dict[str, Any]]
@@ -196,6 +197,7 @@ def test_texts_losses_and_weights_are_those_of_gathering_for_every_token(
         assert len(set(whole["predictions"][0])) > 1, "the texts hang on the prompts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_passes_with_whole_weights_need_no_other_rank(
     method: str, found: list[dict[str, Any]]
@@ -209,11 +211,13 @@ def test_passes_with_whole_weights_need_no_other_rank(
         assert whole["said"][0].startswith("this rank gathers weights once for all texts: ")
 
 
+@pytest.mark.slow
 def test_after_an_error_the_engine_is_as_it_was(found: list[dict[str, Any]]) -> None:
     for on_rank in found:
         assert on_rank["error"] == dict.fromkeys(on_rank["error"], True)
 
 
+@pytest.mark.slow
 def test_what_whole_weights_take_is_what_the_estimate_adds_up(found: list[dict[str, Any]]) -> None:
     for on_rank in found:
         told, expected = on_rank["bytes"]
