@@ -64,6 +64,7 @@ def sweep(**changes: Any) -> SweepConfig:
         "search": {"trials": 1, "edge_guard": {"extensions": 0}},
         "confirm": {"seeds": [1]},
         "training": {"epochs": 2, "batch_size": 8, "max_length": 32},
+        "resources": {"workers": 2},
         "timeouts": {"setup_s": 120.0, "epoch_s": 60.0},
     }
     return SweepConfig.model_validate(values | changes)
