@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,15 @@ def with_values(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (lambda c: with_values(c, home="a' or '"), "got the home"),
         (lambda c: with_values(c, status="fine"), "got status 'fine'"),
         (lambda c: with_values(c, score_mean="high"), "score_mean"),
+        (
+            lambda c: with_values(c, seed_scores={"1": math.inf, "2": 50.0}),
+            "got seed_scores inf, expected a number up to",
+        ),
+        (lambda c: with_values(c, energy_kwh=1e300), "got energy_kwh 1e\\+300, expected a number"),
+        (
+            lambda c: with_values(c, total_parameters=10**400),
+            "got total_parameters 100000000000, expected a number",
+        ),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_as_a_whole(

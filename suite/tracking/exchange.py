@@ -36,6 +36,8 @@ MAX_BYTES = 512 * 2**20
 """The largest file that is read; the results of 10,000 cells have some 50 MiB as JSON."""
 TOLERANCE = 1e-9
 """Relative; sums in another order differ by less."""
+LARGEST = 1e100
+"""No measured number is larger, and sums of numbers near the end of the range overflow."""
 MADE_AGAIN = "export it again from the home that ran the sweep: this file was changed since"
 NEEDED = ("home", "sweep", "backbone", "method", "task", "arm", "digest")
 """Fields that may not be empty."""
@@ -194,7 +196,19 @@ def _check_row(row: Row, *, where: str) -> None:
     known = [status.value for status in CellStatus]
     if row.status not in known:
         raise TrackingError(f"{where}: got status {row.status!r}, expected {', '.join(known)}")
+    _check_numbers(row, where=where)
     _check_scores(row, where=f"{where}: {row.sweep}/{cell_key(row)}")
+
+
+def _check_numbers(row: Row, *, where: str) -> None:
+    for name, value in vars(row).items():
+        numbers = value.values() if isinstance(value, dict) else [value]
+        for number in numbers:
+            # Whatever is compared with NaN, the answer is no.
+            if isinstance(number, (int, float)) and not abs(number) <= LARGEST:
+                raise TrackingError(
+                    f"{where}: got {name} {number!s:.12}, expected a number up to {LARGEST:g}"
+                )
 
 
 def _check_scores(row: Row, *, where: str) -> None:
