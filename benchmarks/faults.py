@@ -171,14 +171,17 @@ def driver_frozen(fleet: Fleet, chance: random.Random) -> str:
     kill(pids, signal.SIGSTOP)
     try:
         fleet.start_driver()
-        wait_until(
-            "a second driver has taken the sweep over",
-            lambda: newest_epoch(leases, SWEEP) > before,
-            timeout_s=180,
-        )
+
+        def taken_over() -> bool:
+            # The first ones find a fresh beat and are refused
+            fleet.keep_running()
+            return newest_epoch(leases, SWEEP) > before
+
+        wait_until("a second driver has taken the sweep over", taken_over, timeout_s=180)
         time.sleep(asleep_s := chance.uniform(0, 10))
     finally:
-        kill(pids, signal.SIGCONT)
+        # `nsenter` stops itself with its child
+        kill([*pids, frozen.pid], signal.SIGCONT)
     wait_until("the frozen driver has left", lambda: frozen.poll() is not None, timeout_s=120)
     return f"SIGSTOP of the driver until {asleep_s:.0f} s after a second one had the sweep"
 

@@ -228,7 +228,7 @@ def change_file(chance: random.Random, path: Path) -> None:
         path.write_bytes(changed_bytes(chance, data))
     else:
         # Some tables are spoilt already, and some values have no column
-        with contextlib.suppress(pa.ArrowException):
+        with contextlib.suppress(pa.ArrowException, OSError):
             pq.write_table(changed_table(chance, pq.read_table(path)), path)
 
 

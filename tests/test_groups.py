@@ -218,6 +218,25 @@ def test_a_node_that_does_not_say_whether_it_sees_the_home_stops_the_sweep(
         check_home_is_shared(home, None)
 
 
+def test_a_node_whose_worker_was_killed_while_it_was_asked_is_asked_again(
+    two_nodes: tuple[Cluster, Path], home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.path.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(shared, "_sees", dies_and_then_sees)
+    check_home_is_shared(home, None)
+    (died,) = home.path.glob("*-died")
+    assert not died.name.startswith(ray.get_runtime_context().get_node_id())
+
+
+def dies_and_then_sees(path: str) -> bool:
+    """In a worker."""
+    died = Path(path).with_name(f"{ray.get_runtime_context().get_node_id()}-died")
+    if not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Path(path).exists()
+
+
 @pytest.mark.slow
 def test_a_named_interface_is_used_and_a_wrong_one_is_an_error_before_any_worker(
     two_nodes: tuple[Cluster, Path], home: Home

@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
 
+from suite.clock import CLOCK
 from suite.cluster.session import alive_nodes, ask_nodes
 from suite.errors import ResourceError
 from suite.files import write_atomic
@@ -23,6 +25,7 @@ from suite.storage.urls import is_local, open_storage
 REMOVAL_S = 20.0
 HOME_ANSWER_S = 300.0
 """How long a node is waited for that has to start a worker first, perhaps beside other work."""
+ASK_AGAIN_S = 2.0
 
 
 def open_mirror(home: Home, storage: str | None, *, patience_s: float) -> Mirror:
@@ -83,7 +86,7 @@ def check_home_is_shared(home: Home, storage: str | None) -> None:
     # A fresh name, because a node could remember that an old one existed.
     write_atomic(mark, mark.name.encode())
     try:
-        seen = ask_nodes(others, _sees, str(mark), timeout_s=HOME_ANSWER_S)
+        seen = _who_sees(mark, others)
     finally:
         mark.unlink(missing_ok=True)
     what = f"--home {home.path}" if storage is None else f"--storage {storage}"
@@ -101,6 +104,21 @@ def check_home_is_shared(home: Home, storage: str | None) -> None:
             " which would lose what they train;"
             " expected a path on a disk that all nodes share, or a bucket that all reach (--storage s3://BUCKET/PREFIX)"
         )
+
+
+def _who_sees(mark: Path, nodes: Mapping[str, str]) -> dict[str, bool]:
+    """Ask nodes whether they see a file, until each has said so or has left, or time is up."""
+    seen: dict[str, bool] = {}
+    end_s = CLOCK.now_s() + HOME_ANSWER_S
+    while True:
+        silent = {node: host for node, host in alive_nodes().items() if node in nodes.keys() - seen}
+        left_s = end_s - CLOCK.now_s()
+        if not silent or left_s <= 0:
+            return seen
+        seen |= ask_nodes(silent, _sees, str(mark), timeout_s=left_s)
+        # Ray lists a lost node for some seconds more, and the worker of a live one may be killed.
+        if silent.keys() - seen:
+            CLOCK.sleep(min(ASK_AGAIN_S, left_s))
 
 
 def remove_on_all_nodes(path: Path) -> None:
