@@ -414,6 +414,13 @@ def test_a_folder_that_cannot_be_used_is_refused(spoil: Any, message: str, tmp_p
         build(resolve(choice(tmp_path)), Head("classification", 2))
 
 
+@pytest.mark.parametrize("meta", [True, False])
+def test_a_width_that_no_model_has_is_refused(meta: bool) -> None:
+    flat = resolve(tiny_choice("bert").model_copy(update={"config": {"hidden_size": 0}}))
+    with pytest.raises(BackboneError, match="cannot be built from"):
+        build(flat, Head("classification", 2), meta=meta)
+
+
 def test_a_folder_without_tokenizer_asks_for_one(tmp_path: Path) -> None:
     save("bert", tmp_path)
     with pytest.raises(BackboneError, match=r"holds no tokenizer .*tokenizer: bytes"):

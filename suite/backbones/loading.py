@@ -179,7 +179,8 @@ def build(
                 model = _new_model(resolved, auto, config, device="meta" if meta else "cpu")
             else:
                 model = _load_model(resolved, auto, config)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    # A width of 0 is divided by.
+    except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
         raise BackboneError(
             f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {error}"
         ) from error
