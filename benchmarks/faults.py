@@ -25,6 +25,8 @@ FAULTS: dict[str, Fault] = {}
 BY_SHIM = ("fsync-fails", "home-read-only", "clock-jumps")
 """Kinds that need benchmarks/shim.c."""
 SWEEP = "chaos"
+LEAVES_S = 600.0
+"""For a driver to leave: ranks that are starting find a disk's fault at their first checkpoint, minutes later on a busy machine."""
 
 
 class NotNowError(Exception):
@@ -177,12 +179,12 @@ def driver_frozen(fleet: Fleet, chance: random.Random) -> str:
             fleet.keep_running()
             return newest_epoch(leases, SWEEP) > before
 
-        wait_until("a second driver has taken the sweep over", taken_over, timeout_s=180)
+        wait_until("a second driver has taken the sweep over", taken_over, timeout_s=LEAVES_S)
         time.sleep(asleep_s := chance.uniform(0, 10))
     finally:
         # `nsenter` stops itself with its child
         kill([*pids, frozen.pid], signal.SIGCONT)
-    wait_until("the frozen driver has left", lambda: frozen.poll() is not None, timeout_s=120)
+    wait_until("the frozen driver has left", lambda: frozen.poll() is not None, timeout_s=LEAVES_S)
     return f"SIGSTOP of the driver until {asleep_s:.0f} s after a second one had the sweep"
 
 
@@ -237,7 +239,7 @@ def _driver_leaves(fleet: Fleet) -> None:
     wait_until(
         "the driver has left",
         lambda: fleet.driver is None or fleet.driver.poll() is not None,
-        timeout_s=120,
+        timeout_s=LEAVES_S,
     )
 
 
