@@ -242,6 +242,10 @@ def with_values(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (lambda c: with_values(c, status="fine"), "got status 'fine'"),
         (lambda c: with_values(c, score_mean="high"), "score_mean"),
         (
+            lambda c: with_values(c, conditions="half a pair: \ud800"),
+            "got conditions that is no text .surrogates not allowed",
+        ),
+        (
             lambda c: with_values(c, seed_scores={"1": math.inf, "2": 50.0}),
             "got seed_scores inf, expected a number up to",
         ),

@@ -196,8 +196,20 @@ def _check_row(row: Row, *, where: str) -> None:
     known = [status.value for status in CellStatus]
     if row.status not in known:
         raise TrackingError(f"{where}: got status {row.status!r}, expected {', '.join(known)}")
+    _check_text(row, where=where)
     _check_numbers(row, where=where)
     _check_scores(row, where=f"{where}: {row.sweep}/{cell_key(row)}")
+
+
+def _check_text(row: Row, *, where: str) -> None:
+    for name, value in vars(row).items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        # JSON can write half of a pair of surrogates, which is no character.
+        except UnicodeEncodeError as error:
+            raise TrackingError(
+                f"{where}: got {name} that is no text ({error.reason}); {MADE_AGAIN}"
+            ) from None
 
 
 def _check_numbers(row: Row, *, where: str) -> None:
