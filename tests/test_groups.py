@@ -17,6 +17,7 @@ import pytest
 import ray
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
+from ray.exceptions import RuntimeEnvSetupError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from suite.cluster import shared
@@ -33,7 +34,7 @@ from suite.record.result import EpochRecord, FailureRecord, TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tune.driver import run_sweep
-from suite.tune.group import Group, RankLocation, RunSettings, rank_order
+from suite.tune.group import Group, RankLocation, RunSettings, in_words, rank_order
 from tests.cluster.processes import wait_until
 from tests.fake_trainer import FakeTrainer
 from tests.sweeps import make_roots, toy_sweep
@@ -121,6 +122,13 @@ def test_ranks_of_a_node_are_neighbours_ordered_by_gpu() -> None:
     found = [at("b", "10"), at("a", "1"), at("b", "9"), at("a", "0")]
     assert rank_order(found) == [2, 0, 3, 1]
     assert rank_order([at("a")] * 3) == [0, 1, 2]
+
+
+def test_a_traceback_that_ray_quotes_is_told_by_its_last_line() -> None:
+    quoted = "Could not create the actor.\n[Node 10.0.0.2] Traceback (most recent call last):\n  File x\nOSError: no disk\n"
+    told = in_words(RuntimeEnvSetupError(quoted))
+    assert told.endswith("Could not create the actor. [Node 10.0.0.2] OSError: no disk")
+    assert in_words(ValueError("two\nlines")) == "two\nlines"
 
 
 @pytest.mark.slow

@@ -346,7 +346,7 @@ class Group:
                 cause = error.cause
             record = FailureRecord(
                 type=type(cause).__name__,
-                message=f"{method}: rank {rank}: {cause}"[:MESSAGE_CHARS],
+                message=f"{method}: rank {rank}: {in_words(cause)}"[:MESSAGE_CHARS],
                 traceback=str(error),
             )
         return self._failed(record, rank=rank, disk=next(filter(None, faults), ""))
@@ -440,6 +440,14 @@ def _errors(refs: Sequence[Any], ready: Sequence[Any]) -> dict[int, Exception]:
         except RayError as error:  # of the trial, or of Ray where the process is gone
             found[refs.index(ref)] = error
     return found
+
+
+def in_words(error: Exception) -> str:
+    """What an error says; of a traceback that Ray quotes in it, the last line."""
+    said, _, quoted = str(error).partition("Traceback (most recent call last)")
+    if not quoted:
+        return said
+    return " ".join([*said.split(), quoted.strip().splitlines()[-1]])
 
 
 def _severity(error: Exception) -> int:
