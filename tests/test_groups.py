@@ -129,6 +129,7 @@ def test_a_traceback_that_ray_quotes_is_told_by_its_last_line() -> None:
     told = in_words(RuntimeEnvSetupError(quoted))
     assert told.endswith("Could not create the actor. [Node 10.0.0.2] OSError: no disk")
     assert in_words(ValueError("two\nlines")) == "two\nlines"
+    assert in_words(ValueError("x Traceback (most recent call last)\n")) == "x "
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def build(
                 model = _new_model(resolved, auto, config, device="meta" if meta else "cpu")
             else:
                 model = _load_model(resolved, auto, config)
-    # A width of 0 is divided by.
+    # transformers divides by sizes of the configuration, and a user may have set one to 0.
     except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
         raise BackboneError(
             f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {error}"

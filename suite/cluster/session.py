@@ -159,8 +159,8 @@ def worker_environment(threads: int, *, inherited: bool = False) -> dict[str, st
     return variables | {
         "OMP_NUM_THREADS": str(threads),  # read once, when torch or numpy is imported
         "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of a sweep stay what they are
-        # Large tensors come from pages of 2 MiB, where the kernel gives them on request: most of
-        # what `full` waits for on a CPU are the faults of small ones.
+        # Large tensors come from pages of 2 MiB, where the kernel gives them on request: a step
+        # that makes and frees hundreds of MiB then has few page faults.
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
         "TOKENIZERS_PARALLELISM": "false",  # its threads and forked processes do not mix
         "PYTHONUNBUFFERED": "1",  # the last words of a process that dies reach its log

@@ -19,6 +19,7 @@ from suite.errors import ResourceError
 from suite.files import write_atomic
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import EpochRecord
+from suite.storage.fence import SHARED
 from suite.storage.mirror import Mirror
 from suite.storage.urls import is_local, open_storage
 
@@ -91,18 +92,18 @@ def check_home_is_shared(home: Home, storage: str | None) -> None:
         mark.unlink(missing_ok=True)
     what = f"--home {home.path}" if storage is None else f"--storage {storage}"
     # A node that has left takes no part, one that is silent may.
-    silent = sorted(host for node, host in alive_nodes().items() if node in others.keys() - seen)
+    silent = _still_silent(others, seen)
     if silent:
         raise ResourceError(
-            f"{what}: {', '.join(silent)} did not say within {HOME_ANSWER_S:.0f} s whether it is"
-            " seen there; see that Ray's workers start on it, then give the same command again"
+            f"{what}: {', '.join(sorted(silent.values()))} did not say within"
+            f" {HOME_ANSWER_S:.0f} s whether it is seen there;"
+            " see that Ray's workers start on it, then give the same command again"
         )
     blind = sorted(others[node] for node, sees in seen.items() if not sees)
     if blind:
         raise ResourceError(
             f"{what}: not seen by {', '.join(blind)} of the cluster's {len(nodes)} nodes,"
-            " which would lose what they train;"
-            " expected a path on a disk that all nodes share, or a bucket that all reach (--storage s3://BUCKET/PREFIX)"
+            f" which would lose what they train; {SHARED}"
         )
 
 
@@ -111,7 +112,7 @@ def _who_sees(mark: Path, nodes: Mapping[str, str]) -> dict[str, bool]:
     seen: dict[str, bool] = {}
     end_s = CLOCK.now_s() + HOME_ANSWER_S
     while True:
-        silent = {node: host for node, host in alive_nodes().items() if node in nodes.keys() - seen}
+        silent = _still_silent(nodes, seen)
         left_s = end_s - CLOCK.now_s()
         if not silent or left_s <= 0:
             return seen
@@ -119,6 +120,11 @@ def _who_sees(mark: Path, nodes: Mapping[str, str]) -> dict[str, bool]:
         # Ray lists a lost node for some seconds more, and the worker of a live one may be killed.
         if silent.keys() - seen:
             CLOCK.sleep(min(ASK_AGAIN_S, left_s))
+
+
+def _still_silent(nodes: Mapping[str, str], seen: Mapping[str, bool]) -> dict[str, str]:
+    """Those of some nodes that are up and have not said whether they see it."""
+    return {node: host for node, host in alive_nodes().items() if node in nodes.keys() - seen}
 
 
 def remove_on_all_nodes(path: Path) -> None:

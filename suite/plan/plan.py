@@ -233,7 +233,7 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
         config: The sweep.
         where: Its file, for errors.
         world_size: Workers of a trial whose backbone asks for no other number, if that is known;
-            None = as the sweep says, else that of a CPU.
+            None = as the sweep says, else `DEFAULT_CPU_WORKERS`.
 
     Raises:
         ConfigError: A name that does not exist, a batch that does not divide, an axis with the same

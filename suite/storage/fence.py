@@ -17,6 +17,12 @@ from suite.errors import ResourceError, StaleDriverError, SweepConflictError
 from suite.storage.base import Storage
 from suite.storage.urls import open_storage
 
+SHARED = (
+    "expected a path on a disk that all nodes share, or a bucket that all reach"
+    " (--storage s3://BUCKET/PREFIX)"
+)
+"""What a host is told that does not see a sweep's home."""
+
 
 def claims_key(sweep: str) -> str:
     """The key below which a sweep's claims lie."""
@@ -101,8 +107,7 @@ class Fence:
         if claim_key(self.sweep, self.epoch) not in claims:
             raise ResourceError(
                 f"{socket.gethostname()}: does not see {self.root}, where the sweep's driver"
-                " writes; expected a path on a disk that all nodes share, or a bucket that all"
-                " reach (--storage s3://BUCKET/PREFIX)"
+                f" writes; {SHARED}"
             )
 
     def check(self, *, shared: str | None = None) -> None:

@@ -445,7 +445,7 @@ def _errors(refs: Sequence[Any], ready: Sequence[Any]) -> dict[int, Exception]:
 def in_words(error: Exception) -> str:
     """What an error says; of a traceback that Ray quotes in it, the last line."""
     said, _, quoted = str(error).partition("Traceback (most recent call last)")
-    if not quoted:
+    if not quoted.strip():
         return said
     return " ".join([*said.split(), quoted.strip().splitlines()[-1]])
 
