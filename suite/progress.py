@@ -269,7 +269,7 @@ def _where(spec: TrialSpec) -> str:
 def _ending(spec: TrialSpec, result: TrialResult | None) -> str:
     if result is None:
         return f"given up, its retries are used up (trial {spec.hash})"
-    took = values.duration(result.finished_at - result.started_at)
+    took = values.duration(result.worked_s)
     if result.lanes > 1:
         took += f" as one of {result.lanes} side by side"
     if result.status is Status.PRUNED:

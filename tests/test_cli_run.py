@@ -363,6 +363,27 @@ def test_trials_side_by_side_share_the_time_that_is_shown_and_foretold(tmp_path:
     assert cost["mean_trial_s"] == pytest.approx(2.1)
 
 
+def test_the_night_between_two_attempts_is_not_shown_as_time_that_a_trial_took(
+    tmp_path: Path,
+) -> None:
+    home = Home(tmp_path)
+    plan = make_plan(sweep_of(), where="tiny.yaml")
+    out = io.StringIO()
+    shown = Board(Console(file=out, width=200))
+    shown.on_start(plan, read_states(plan, home))
+    spec = plan.search_spec(plan.cells[0], 0, 0.01)
+    night = {"finished_at": 100.0 + 12 * 3600, "resumed_from_epochs": [1], "lanes": 2}
+    result = result_of(spec).model_copy(update=night)
+    home.trial(spec).write_spec(spec)
+    home.trial(spec).write_result(result)
+    shown.on_trial_end(spec, result)
+    assert "validation score 75.0, 4.0 s as one of 2 side by side" in out.getvalue()
+    cost = estimate(
+        plan, arm_work(plan, where="tiny.yaml"), states=read_states(plan, home), layout=None
+    )
+    assert cost["mean_trial_s"] == pytest.approx(2.0)
+
+
 def test_a_board_larger_than_the_terminal_shows_the_cells_at_work(tmp_path: Path) -> None:
     plan = make_plan(sweep_of(methods=["bitfit", "lora", "full", "adapter"]), where="tiny.yaml")
     shown = Board(

@@ -338,7 +338,7 @@ def _mean_trial_s(cells: Iterable[Iterable[Trial]]) -> float | None:
             result = trial.result
             if result is not None:
                 # Trials side by side share their time.
-                durations.append((result.finished_at - result.started_at) / result.lanes)
+                durations.append(result.worked_s / result.lanes)
     if durations:
         return fmean(durations)
     return None

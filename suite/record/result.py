@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -261,6 +262,14 @@ class TrialResult(Record):
         description="found when the file is read, never written: why its content is not what was "
         "written",
     )
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds of wall time that its attempts took, without the time between them."""
+        if self.resumed_from_epochs:
+            # Side by side, the phases of each are its share.
+            return math.fsum(phase.seconds for phase in self.phases.values()) * self.lanes
+        return self.finished_at - self.started_at
 
     @property
     def made_before(self) -> list[PreparationRecord]:
