@@ -37,9 +37,13 @@ class PlainRun:
 def make_model(
     folder: str, method: str, *, num_labels: int, lora: Mapping[str, Any]
 ) -> torch.nn.Module:
-    """A pretrained encoder with a new head; `full`, or `lora` through PEFT."""
+    """A pretrained encoder with a new head; `full`, `bitfit`, or `lora` through PEFT."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=num_labels)
     if method == "full":
+        return model
+    if method == "bitfit":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = name.endswith(".bias") or name.startswith("classifier.")
         return model
     config = LoraConfig(
         task_type="SEQ_CLS",

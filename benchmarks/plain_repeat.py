@@ -1,6 +1,6 @@
 """Finished cells of a home beside a plain PyTorch (+ PEFT) script: the same rows, splits, seeds, learning rates and batch sizes.
 
-    python -m benchmarks.plain_repeat --home HOME --data-root DATA [--sweep NAME] [full/sst2 lora/sst2 full/mrpc]
+    python -m benchmarks.plain_repeat --home HOME --data-root DATA [--sweep NAME] [full/sst2 lora/sst2 bitfit/sst2]
 
 The suite only says which trials there were and gives the tokenised rows; `benchmarks/plain.py` trains and scores by itself, in fp32,
 in one process, in random orders of its own. A cell is repeated where the script's mean over the seeds lies in the cell's 95% interval.
@@ -24,7 +24,7 @@ from suite.stats.answers import read_answers
 from suite.stats.interval import cell_interval
 from suite.storage.workspace import Workspace
 
-CELLS = ("full/sst2", "lora/sst2", "full/mrpc")
+CELLS = ("full/sst2", "lora/sst2", "bitfit/sst2")
 
 
 def main() -> None:
@@ -86,8 +86,12 @@ def check(name: str, spec: TrialSpec) -> None:
     }
     if spec.arm.method == "lora":
         wanted["architecture.targets"] = (spec.arm.architecture["targets"], ["q", "v"])
+    elif spec.arm.method == "bitfit":
+        # The script trains every bias that there is.
+        sites = ["attention", "feed-forward", "norm", "head"]
+        wanted["architecture.sites"] = (spec.arm.architecture["sites"], sites)
     elif spec.arm.method != "full":
-        wanted["method"] = (spec.arm.method, "full or lora")
+        wanted["method"] = (spec.arm.method, "full, bitfit or lora")
     for key, (got, expected) in wanted.items():
         if got != expected:
             raise SystemExit(f"{name}: {key} is {got!r}, but the script has {expected!r}")
