@@ -372,6 +372,25 @@ def test_runs_deleted_by_hand_come_back_and_duplicates_go(home: Home) -> None:
     assert_each_once(home.tracking_uri, home)
 
 
+@pytest.mark.parametrize(
+    ("cut_to_bytes", "verify"), [(None, False), (100, True)], ids=["deleted", "cut"]
+)
+def test_a_lost_file_of_rows_is_written_again_by_the_next_sync(
+    cut_to_bytes: int | None, verify: bool, home: Home
+) -> None:
+    sync(home, tracking_uri=home.tracking_uri)
+    before = to_rows(leaderboard(home.tracking_uri))
+    (file,) = home.path.glob("mlartifacts/*/artifacts/leaderboard-*.parquet")
+    if cut_to_bytes is None:
+        shutil.rmtree(home.path / "mlartifacts")
+    else:
+        file.write_bytes(file.read_bytes()[:cut_to_bytes])
+    with pytest.raises(TrackingError, match="suite sync writes it again"):
+        leaderboard(home.tracking_uri)
+    assert sync(home, tracking_uri=home.tracking_uri, verify=verify).unreachable is None
+    assert to_rows(leaderboard(home.tracking_uri)) == before
+
+
 def test_a_run_without_its_tags_is_named_with_the_way_out(home: Home) -> None:
     sync(home, tracking_uri=home.tracking_uri)
     store = open_store(home.tracking_uri)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from suite.config.hashing import short_hash
+from suite.errors import TrackingError
 from suite.leaderboard.fields import Row, metrics_of
 from suite.record.cells import Trial
 from suite.record.folder import TrialFolder
@@ -72,6 +73,8 @@ class SweepRuns:
         self.experiment = store.experiment(sweep, artifacts=files)
         self._cells = self._one_each("cell", "suite.cell")
         self._rows = self._one_each(files_of_rows.KIND, "sweep").get(sweep)
+        # Whether the last look found the file of rows gone or damaged.
+        self._rows_lost = False
         # None until a cell has to be written: a sync that has nothing to do never asks for them.
         self._trials: dict[str, dict[str, StoredRun]] | None = None
         self._names: dict[str, str] = {}
@@ -93,7 +96,13 @@ class SweepRuns:
 
     def rows(self) -> list[Row]:
         """The rows that were published last; errors are those of `published`."""
-        return [] if self._rows is None else files_of_rows.published(self.store, self._rows)
+        if self._rows is None:
+            return []
+        try:
+            return files_of_rows.published(self.store, self._rows)
+        except TrackingError:
+            self._rows_lost = True
+            raise
 
     def publish(self, rows: Sequence[Row]) -> None:
         """Make these the rows of the sweep, for whoever reads the leaderboard.
@@ -110,7 +119,8 @@ class SweepRuns:
                 sweep=self.sweep,
                 now_s=time.time(),
             )
-        self._rows = files_of_rows.publish(self.store, run, rows)
+        self._rows = files_of_rows.publish(self.store, run, rows, lost=self._rows_lost)
+        self._rows_lost = False
 
     def is_current(self, row: Row, *, artifacts: bool = False) -> bool:
         """Whether the run of a cell, and those of its trials, say what the row does."""

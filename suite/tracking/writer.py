@@ -200,11 +200,13 @@ class Syncer:
             self.store, home=self._home_id, sweep=sweep, files=self.home.path / "mlartifacts"
         )
         known: list[Row] = []
-        if not verify:
-            try:
-                known = runs.rows()
-            except TrackingError:
-                known = []  # lost, or of another version: they are made again from the folders
+        try:
+            # Read with `verify` too: a file of rows that is lost must be found, and sent again.
+            known = runs.rows()
+        except TrackingError:
+            known = []  # lost, or of another version: they are made again from the folders
+        if verify:
+            known = []
         self._runs[sweep] = runs
         self._rows[sweep] = known
 
