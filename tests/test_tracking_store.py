@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -44,6 +45,16 @@ def test_a_database_lies_in_its_home_whatever_the_name_of_the_home(
     assert [str(found.relative_to(tmp_path)) for found in tmp_path.rglob("*.db")] == [
         f"{name}/mlflow.db"
     ]
+
+
+def test_nothing_is_written_beside_a_home_whatever_its_name(
+    tmp_path: Path, empty_db: Path
+) -> None:
+    home = make_home(tmp_path / "a?b#c%41", ["lora"], ["agreement"], trials=1, seeds=[1])
+    shutil.copy(empty_db, home.path / "mlflow.db")
+    assert sync(home, tracking_uri=home.tracking_uri).written == 2
+    assert len(leaderboard(home.tracking_uri)) == 1
+    assert [found.name for found in tmp_path.iterdir()] == [home.path.name]
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"])
@@ -110,14 +121,17 @@ sys.exit(sum(os.waitpid(pid, 0)[1] != 0 for pid in children))
 
 
 def test_processes_that_open_a_fresh_database_together_all_succeed(tmp_path: Path) -> None:
+    # MLflow by itself would make a folder `a%3Fb` beside it.
+    uri = Home(tmp_path / "a?b").tracking_uri
     ended = subprocess.run(
-        [sys.executable, "-c", RACE, f"sqlite:///{tmp_path}/mlflow.db"],
+        [sys.executable, "-c", RACE, uri],
         capture_output=True,
         text=True,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert list(open_store(f"sqlite:///{tmp_path}/mlflow.db").experiments()) == ["x"]
+    assert list(open_store(uri).experiments()) == ["x"]
+    assert [found.name for found in tmp_path.iterdir()] == ["a?b"]
 
 
 def test_importing_the_package_imports_neither_mlflow_nor_pandas() -> None:

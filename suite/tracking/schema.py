@@ -23,7 +23,7 @@ from sqlalchemy.pool import NullPool, Pool
 
 from suite.errors import TrackingError
 from suite.files import replacing, sqlite_uri
-from suite.storage.databases import check_local
+from suite.storage.databases import check_local, for_mlflow
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def _make_tables(uri: str) -> None:
     """Do what `mlflow db upgrade URI` does, without a password on a command line."""
     from mlflow.db import commands
 
-    commands.main(args=["upgrade", uri], prog_name="mlflow db", standalone_mode=False)
+    commands.main(args=["upgrade", for_mlflow(uri)], prog_name="mlflow db", standalone_mode=False)
 
 
 # MLflow keeps its connections for as long as the process lives. One to a file that was deleted and

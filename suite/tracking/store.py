@@ -23,7 +23,7 @@ from suite.errors import TrackingError
 from suite.files import replacing, sqlite_uri
 from suite.record.folder import Home
 from suite.redact import redact
-from suite.storage.databases import check_local, with_deadlines, with_driver
+from suite.storage.databases import check_local, for_mlflow, with_deadlines, with_driver
 from suite.tracking.notes import NOTE, sweep_note
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class Store:
 
         # Before the first connection, which this must hear of.
         schema.watch_sqlite_files()
-        return MlflowClient(self.uri)
+        return MlflowClient(for_mlflow(self.uri))
 
     @property
     def is_remote(self) -> bool:
@@ -605,7 +605,7 @@ class Store:
 
         return Path(
             mlflow.artifacts.download_artifacts(
-                artifact_uri=uri, dst_path=folder, tracking_uri=self.uri
+                artifact_uri=uri, dst_path=folder, tracking_uri=for_mlflow(self.uri)
             )
         )
 
