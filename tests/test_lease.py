@@ -204,6 +204,26 @@ def test_another_machine_that_beats_keeps_its_sweep_and_is_named_with_its_job(ro
     assert str(holder(root, "toy")) == f"process {os.getpid()} on elsewhere (job suite-toy-1)"
 
 
+@pytest.mark.parametrize("beat_s", [-1.0, 0.0, 1e9])
+def test_a_claim_with_an_absurd_beat_is_refused_and_not_watched_for_years(
+    root: Path, beat_s: float
+) -> None:
+    foreign(root, beat_s=10.0)
+    claim = json.loads(open_storage(root).read(claim_key("toy", 1)) or b"")
+    claim["beat_s"] = beat_s
+    open_storage(root).write(claim_key("toy", 1), json.dumps(claim).encode())
+    clock = FakeClock()
+    with pytest.raises(SweepConflictError, match="leases/toy/1 is no claim of this version"):
+        acquire(root, "toy", clock=clock)
+    assert not clock.sleeps_s
+
+
+@pytest.mark.parametrize("name", ["²", "٣"])
+def test_a_claim_whose_name_is_no_number_is_none(root: Path, name: str) -> None:
+    open_storage(root).create(f"leases/toy/{name}", b"")
+    assert newest_epoch(open_storage(root), "toy") == 0
+
+
 def test_of_many_that_want_a_free_sweep_one_gets_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

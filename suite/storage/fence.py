@@ -75,7 +75,8 @@ def newest_number(storage: Storage, prefix: str) -> int:
     newest = 0
     for key in storage.keys(prefix):
         name = key.rpartition("/")[2]
-        if name.isdigit():
+        # In ASCII: `²` counts as a digit, which `int` refuses, and `int` reads those of any script.
+        if name.isascii() and name.isdigit():
             newest = max(newest, int(name))
     return newest
 

@@ -18,9 +18,10 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import psutil
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from suite.clock import CLOCK, Clock
 from suite.config.loader import Strict
@@ -32,6 +33,8 @@ from suite.storage.urls import open_storage
 log = logging.getLogger(__name__)
 # Another host may take a dead driver's sweep after `MISSED` of these, so after 30 s.
 BEAT_S = 10.0
+MOST_BEAT_S = 600.0
+"""No claim is waited for longer than for three beats of so many seconds, whatever it says."""
 MISSED = 3
 """Beats that a holder misses before another driver may take its sweep over."""
 # Less than `MISSED`: a holder begins to doubt before a newcomer may act.
@@ -60,7 +63,7 @@ class Claim(Strict):
     pid: int
     machine: str
     started_s: float
-    beat_s: float
+    beat_s: Annotated[float, Field(gt=0, le=MOST_BEAT_S)]
     job: str = ""
 
     @property
