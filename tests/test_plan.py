@@ -180,11 +180,37 @@ def test_mistakes_are_found_before_anything_starts(
         ({"failures": {"grace_s": 1e300}}, "failures.grace_s"),
         ({"resources": {"room_wait_s": 1e300}}, "resources.room_wait_s"),
         ({"resources": {"cpus_per_worker": float("inf")}}, "resources.cpus_per_worker"),
+        ({"resources": {"cpus_per_worker": 1e300}}, "resources.cpus_per_worker"),
+        ({"resources": {"gpus_per_worker": 1e300}}, "resources.gpus_per_worker"),
+        ({"resources": {"frozen_states_gib": 1e300}}, "resources.frozen_states_gib"),
+        ({"training": {"weight_decay": 1e300}}, "training.weight_decay"),
+        ({"training": {"gradient_clipping": 1e300}}, "training.gradient_clipping"),
     ],
 )
 def test_no_plan_takes_an_absurd_number(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         toy_sweep(**changes)
+
+
+def numbers_of(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every number in a JSON schema: its path, and what the schema says of it."""
+    if isinstance(schema, list):
+        schema = dict(enumerate(schema))
+    if isinstance(schema, dict):
+        if schema.get("type") in ("number", "integer"):
+            yield path, schema
+        for key, part in schema.items():
+            yield from numbers_of(part, f"{path}/{key}")
+
+
+def test_every_number_of_a_sweep_has_a_least_and_a_most() -> None:
+    numbers = dict(numbers_of(SweepConfig.model_json_schema()))
+    assert len(numbers) > 50
+    for path, number in numbers.items():
+        # A paper's numbers are shown as they stand there.
+        if not path.startswith("/$defs/Reference/"):
+            assert number.keys() & {"minimum", "exclusiveMinimum"}, path
+            assert number.keys() & {"maximum", "exclusiveMaximum"}, path
 
 
 def test_a_method_that_does_not_work_on_a_family_is_refused(tmp_path: Path) -> None:

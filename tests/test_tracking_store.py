@@ -47,9 +47,7 @@ def test_a_database_lies_in_its_home_whatever_the_name_of_the_home(
     ]
 
 
-def test_nothing_is_written_beside_a_home_whatever_its_name(
-    tmp_path: Path, empty_db: Path
-) -> None:
+def test_nothing_is_written_beside_a_home_whatever_its_name(tmp_path: Path, empty_db: Path) -> None:
     home = make_home(tmp_path / "a?b#c%41", ["lora"], ["agreement"], trials=1, seeds=[1])
     shutil.copy(empty_db, home.path / "mlflow.db")
     assert sync(home, tracking_uri=home.tracking_uri).written == 2

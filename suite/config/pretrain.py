@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from suite.config.loader import Strict
-from suite.config.numbers import Count, Seed
+from suite.config.numbers import MOST_COUNT, Amount, Count, PositiveAmount, Seed
+from suite.config.space import MOST
 from suite.config.task import ObjectiveName
 from suite.config.training import Fraction
 
@@ -51,26 +52,24 @@ class PretrainConfig(Strict):
         32, description="blocks per worker and forward pass in validation (ours)"
     )
     max_length: Count = Field(512, description="tokens of a sequence (MHE: 512)")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-4, description="peak (MHE: 1e-4)")
+    learning_rate: Annotated[float, Field(gt=0, le=MOST)] = Field(
+        1e-4, description="peak (MHE: 1e-4)"
+    )
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="after warm-up (MHE: linear)"
     )
     warmup_frac: Fraction = Field(
         0.01, description="share of steps with a rising learning rate (MHE: 10,000 of 1,000,000)"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.01, description="AdamW's decoupled decay (MHE: 0.01)"
-    )
+    weight_decay: Amount = Field(0.01, description="AdamW's decoupled decay (MHE: 0.01)")
     adam_beta1: Fraction = Field(0.9, description="MHE: 0.9")
     adam_beta2: Fraction = Field(0.9999, description="MHE: 0.9999, as printed; BERT: 0.999")
-    adam_eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="MHE: 1e-8")
-    gradient_clipping: Annotated[float, Field(ge=0)] = Field(
-        1.0, description="global gradient norm; 0 = off (ours)"
-    )
+    adam_eps: PositiveAmount = Field(1e-8, description="MHE: 1e-8")
+    gradient_clipping: Amount = Field(1.0, description="global gradient norm; 0 = off (ours)")
     corrupted_frac: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.15, description="share of tokens to predict (BERT and T5: 0.15)"
     )
-    mean_span_tokens: Annotated[float, Field(ge=1)] = Field(
+    mean_span_tokens: Annotated[float, Field(ge=1, le=MOST_COUNT)] = Field(
         3.0, description="span-corruption: mean length of a span (T5: 3)"
     )
     checkpoint_every_steps: Count = Field(

@@ -17,7 +17,17 @@ from pydantic import (
 from suite.config.lm_eval import LmEvalConfig
 from suite.config.loader import Strict
 from suite.config.names import SWEEP
-from suite.config.numbers import MOST_SECONDS, MOST_SEED, Count, Seconds, Seed, WholeNumber
+from suite.config.numbers import (
+    MOST_COUNT,
+    MOST_SECONDS,
+    MOST_SEED,
+    Amount,
+    Count,
+    PositiveAmount,
+    Seconds,
+    Seed,
+    WholeNumber,
+)
 from suite.config.pretrain import PretrainConfig
 from suite.config.reference import Reference
 from suite.config.space import LearningRateRange
@@ -127,7 +137,7 @@ class EdgeGuard(Strict):
 class StopRule(Strict):
     """Ends a study early, when a model of its curve expects no improvement worth a trial."""
 
-    tolerance: Annotated[float, Field(gt=0)] = Field(
+    tolerance: PositiveAmount = Field(
         0.1,
         description="improvement worth a trial: points of the score, or percent of a perplexity",
     )
@@ -292,8 +302,8 @@ class ResourceConfig(Strict):
     workers_by_backbone: dict[str, Count] = Field(
         {}, description="other numbers of workers, by name of the backbone"
     )
-    cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
-    gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
+    cpus_per_worker: PositiveAmount = 1.0
+    gpus_per_worker: Amount | None = None
     concurrent_trials: Count | None = Field(
         None, description="upper bound on trials at a time; null = what fits"
     )
@@ -315,7 +325,7 @@ class ResourceConfig(Strict):
     room_wait_s: Seconds = Field(
         60.0, description="how long a trial waits for all of its workers, with min_workers"
     )
-    frozen_states_gib: Annotated[float, Field(gt=0)] = Field(
+    frozen_states_gib: PositiveAmount = Field(
         FROZEN_STATES_GIB,
         description="most GiB of the home's cache for states that training.frozen_dropout: off "
         "keeps; those used longest ago go first",
@@ -352,7 +362,7 @@ class FailureConfig(Strict):
         description="further attempts before a trial is given up; "
         "an attempt that gets further than all before starts the count anew",
     )
-    breaker: Annotated[int, Field(ge=2)] | None = Field(
+    breaker: Annotated[int, Field(ge=2, le=MOST_COUNT)] | None = Field(
         3,
         description="pause the sweep when so many different trials in a row fail alike; "
         "null = never",

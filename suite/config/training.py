@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from suite.config.loader import Strict
-from suite.config.numbers import Count, WholeNumber
+from suite.config.numbers import Amount, Count, PositiveAmount, WholeNumber
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Precision = Literal["fp32", "bf16", "bf16-autocast"]
@@ -76,15 +76,11 @@ class TrainingConfig(Strict):
     warmup_frac: Fraction = Field(
         0.06, description="share of steps with a rising learning rate (ours)"
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="AdamW's decoupled decay (ours)"
-    )
+    weight_decay: Amount = Field(0.0, description="AdamW's decoupled decay (ours)")
     adam_beta1: Fraction = 0.9
     adam_beta2: Fraction = 0.999
-    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
-    gradient_clipping: Annotated[float, Field(ge=0)] = Field(
-        1.0, description="global gradient norm; 0 = off (ours)"
-    )
+    adam_eps: PositiveAmount = 1e-8
+    gradient_clipping: Amount = Field(1.0, description="global gradient norm; 0 = off (ours)")
     precision: Precision | Literal["auto"] = Field(
         "auto",
         description="bf16-autocast = fp32 weights, products of matrices in bf16; auto = bf16 on a "
