@@ -23,20 +23,21 @@ _USER_AND_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]*:[^\s'\"]*@|(?<=://)[^\s/'\
 _NAMED = re.compile(
     r"(?i)\b([\w-]{0,40}(?:password|passwd|passphrase)|(?:[\w-]{0,40}[_-])?pwd|[\w-]{0,40}[_-]pass"
     r"|(?:[\w-]{0,40}[_-])?(?:token|secret|signature|credentials?)"
-    r"|[\w-]{0,40}(?:api|access|secret|account)[_-]?key(?:[_-]id)?"
-    # In small letters `sort_key=score` is no secret, so these count as variables alone.
-    r"|(?-i:[A-Z][A-Z0-9_]{0,40}_(?:KEY|CONNECTION_STRING)))"
+    r"|[\w-]{0,40}(?:api|access|secret|account)[_-]?key(?:[_-]id)?)"
     # What is hidden already stays as it is.
     r"=(?!\*\*\*)([^\s&'\",;)]+)"
 )
+# In small letters `sort_key=score` is no secret, and `KEY=VALUE` is what `--set` expects.
+_VARIABLE = re.compile(r"\b(?!KEY=)([A-Z][A-Z0-9_]{0,60})=(?!\*\*\*)([^\s&'\",;)]+)")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*")
-_WORDS = "KEYS?|TOKEN|SECRETS?|PASS|PWD|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?"
-_SECRET_VARIABLE = re.compile(
-    rf"(?:{_WORDS})(?:_ID|_?\d+)?$|(?:^|_)(?:{_WORDS})_|CONNECTION_STRING"
+_SECRET_WORD = re.compile("KEY|TOKEN|SECRET|PASS|PWD|CREDENTIAL|CONNECTION_?STRING")
+_OTHER_WORD = re.compile(
+    "TOKENIZER|(?:MAX|MIN|NUM)_(?:NEW_)?TOKENS|KEYMAP|KEYBOARD|KEYWORD|ASKPASS|BYPASS|PASSIVE"
 )
+"""Words with one of those within them, which are about no secret."""
 _ABOUT_A_SECRET = re.compile(
-    r"^(?:OLD)?PWD$"
-    r"|_(?:PATH|FILE|DIR|NAME|TYPE|MODE|URL|URI|HOST|PORT|LIMIT|COUNT|SIZE|LENGTH|TTL|TIMEOUT)$"
+    r"^(?:OLD)?PWD$|(?:PATH|FILE|DIR)$"
+    r"|_(?:NAME|TYPE|MODE|URL|URI|HOST|PORT|LIMIT|COUNT|SIZE|LENGTH|TTL|TIMEOUT)$"
 )
 """Variables that hold no secret although their names have such a word: a folder, a number, ..."""
 _CONTROL = re.compile(
@@ -63,6 +64,7 @@ def redact(text: object, *, environment: Mapping[str, str] | None = None) -> str
         shown = shown.replace(secret, HIDDEN)
     shown = _USER_AND_PASSWORD.sub(f"{HIDDEN}@", shown)
     shown = _NAMED.sub(rf"\1={HIDDEN}", shown)
+    shown = _VARIABLE.sub(_without_secret, shown)
     return _BEARER.sub(rf"\1 {HIDDEN}", shown)
 
 
@@ -74,8 +76,7 @@ def secrets_of(environment: Mapping[str, str]) -> list[str]:
         if is_secret_name(name) and not (value.startswith("/") and os.path.exists(value)):
             found.add(value)
         # A connection string is hidden as a whole, and a driver may print a part of it.
-        for _, part in _NAMED.findall(value):
-            found.add(part)
+        found |= _named_secrets(value)
         if "://" in value:
             for password in _PASSWORD_IN_URL.findall(value):
                 found.add(password)
@@ -89,7 +90,24 @@ def secrets_of(environment: Mapping[str, str]) -> list[str]:
 def is_secret_name(variable: str) -> bool:
     """Whether a variable of that name holds a secret itself, not its path, say."""
     name = variable.upper()
-    return bool(_SECRET_VARIABLE.search(name)) and not _ABOUT_A_SECRET.search(name)
+    has_word = bool(_SECRET_WORD.search(_OTHER_WORD.sub("_", name)))
+    return has_word and not _ABOUT_A_SECRET.search(name)
+
+
+def _named_secrets(text: str) -> set[str]:
+    """Return the values of `password=VALUE` and the like in a text."""
+    found = {value for _, value in _NAMED.findall(text)}
+    for name, value in _VARIABLE.findall(text):
+        if is_secret_name(name):
+            found.add(value)
+    return found
+
+
+def _without_secret(found: re.Match[str]) -> str:
+    """`NAME=value` as it may be shown."""
+    if is_secret_name(found[1]):
+        return f"{found[1]}={HIDDEN}"
+    return found[0]
 
 
 def printable(text: str) -> str:
@@ -102,7 +120,7 @@ def printable(text: str) -> str:
 
 def has_password(url: str) -> bool:
     """Whether a URL carries a password, or a secret in its query."""
-    return bool(_PASSWORD_IN_URL.search(url) or _NAMED.search(url))
+    return bool(_PASSWORD_IN_URL.search(url) or _named_secrets(url))
 
 
 def refuse_password(url: str | None, *, option: str, instead: str) -> None:

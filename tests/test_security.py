@@ -178,8 +178,11 @@ def test_no_secret_is_in_a_file_an_output_or_a_title(watched: Watched) -> None:
         ("aws_secret_access_key=abc", "aws_secret_access_key=***"),
         ("PGPASSWORD=abc MYSQL_PWD=abc psql", "PGPASSWORD=*** MYSQL_PWD=*** psql"),
         ("env: DB_PASS=abc, KAGGLE_KEY=abc", "env: DB_PASS=***, KAGGLE_KEY=***"),
+        ("API_TOKENS=abc, DBPASS_PROD=abc", "API_TOKENS=***, DBPASS_PROD=***"),
+        ("TOKENIZERS_PARALLELISM=false KEYMAP=de", "TOKENIZERS_PARALLELISM=false KEYMAP=de"),
         ("A_CONNECTION_STRING=abc;AccountKey=d", "A_CONNECTION_STRING=***;AccountKey=***"),
         ("--set key=value, sort_key=score", "--set key=value, sort_key=score"),
+        ("as in --set lora.KEY=VALUE", "as in --set lora.KEY=VALUE"),
         ("Authorization: Bearer abcdefgh12345", "Authorization: Bearer ***"),
         ("16 tokens, max_length=128, key 'a' = 3", "16 tokens, max_length=128, key 'a' = 3"),
         ("http://h:5000/path", "http://h:5000/path"),
@@ -214,6 +217,8 @@ def test_what_is_a_secret_is_hidden_wherever_it_stands() -> None:
             "AWS_ACCESS_KEY_ID",
         ),
         *("GITHUB_TOKEN2", "SSH_PASSPHRASE", "MY_SECRETS", "my_token"),
+        *("API_TOKENS", "GITHUB_TOKENS", "PASSWORDS", "APIKEY_PROD", "DBPASS_PROD", "DBPWD_DEV"),
+        *("AUTHTOKEN_DEV", "MYSECRET_VALUE", "CONNECTIONSTRING", "TOKENIZERS_API_KEY"),
     ],
 )
 def test_variables_that_look_like_secrets_are_hidden(name: str) -> None:
@@ -225,7 +230,8 @@ def test_variables_that_look_like_secrets_are_hidden(name: str) -> None:
     [
         *(("PWD", "/home/me"), ("OLDPWD", "/home/you"), ("TOKENIZERS_PARALLELISM", "parallel")),
         *(("RAY_AUTH_TOKEN_PATH", "~/.ray/other"), ("TOKEN_LIMIT", "100000"), ("KEYMAP", "german")),
-        *(("RAY_TLS_SERVER_KEY", __file__), ("GIT_ASKPASS", __file__)),
+        *(("RAY_TLS_SERVER_KEY", __file__), ("GIT_ASKPASS", "my-askpass"), ("PGPASSFILE", "~/.pg")),
+        *(("KEYBOARD_LAYOUT", "german"), ("MAX_NEW_TOKENS", "100000")),
     ],
 )
 def test_variables_about_secrets_are_shown(name: str, value: str) -> None:
@@ -233,8 +239,8 @@ def test_variables_about_secrets_are_shown(name: str, value: str) -> None:
 
 
 def test_parts_of_a_connection_string_are_hidden() -> None:
-    own = {"STORE": "host=h password=marked-marked"}
-    assert redact("FATAL: marked-marked", environment=own) == "FATAL: ***"
+    own = {"STORE": "host=h password=marked-marked MY_KEY=third-secret"}
+    assert redact("FATAL: marked-marked, third-secret", environment=own) == "FATAL: ***, ***"
 
 
 def test_a_failures_record_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
