@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,17 @@ from pydantic import ValidationError
 from suite.cluster.session import cluster
 from suite.config.sweep import SweepConfig
 from suite.errors import ConfigError, IncompatibleError
+from suite.plan.resources import Layout
+from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.lm_eval import FILE, read_record
 from suite.record.spec import Phase
+from suite.storage.workspace import Workspace
+from suite.tune import measure
 from suite.tune.driver import run_sweep
+from suite.tune.group import RunSettings
 from tests.lm_tasks import keep_caches, write_lm_tasks, write_suite_task
+from tests.records import make_result, make_spec
 from tests.tiny import tiny_choice
 
 
@@ -63,6 +70,53 @@ def measured(home: Home) -> dict[str, set[str]]:
     for path in (home.path / "lm-eval").glob(f"*/{FILE}"):
         found.setdefault("before", set()).update(read_record(path.parent).latest())
     return found
+
+
+class HangingRay:
+    """As much of Ray as the measuring asks for; no task of it ever ends."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.cancelled: list[Any] = []
+
+    def remote(self, *args: Any) -> Any:
+        # Of the function, then of each task.
+        return self if len(args) == 1 else object()
+
+    def options(self, **_: Any) -> HangingRay:
+        return self
+
+    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        self.now_s += timeout
+        assert self.now_s < 1000, "it waits for ever"
+        return [], references
+
+    def cancel(self, reference: Any, *, force: bool) -> None:
+        assert force
+        self.cancelled.append(reference)
+
+
+def test_a_measurement_that_hangs_ends_at_the_deadline_of_all_tasks_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = HangingRay()
+    monkeypatch.setattr(measure, "ray", hanging)
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: hanging.now_s))
+    config = sweep(write_lm_tasks(tmp_path / "lm", count=6))
+    home = Home(tmp_path / "runs")
+    specs = [make_spec("full", seed=seed) for seed in (1, 2)]
+    trials = [Trial(home.trial(spec), spec, make_result(spec)) for spec in specs]
+    plan: Any = SimpleNamespace(config=config)
+    states: Any = {"cell": SimpleNamespace(confirmed=trials)}
+    timeouts = config.timeouts.model_copy(update={"epoch_s": 50.0})
+    settings = RunSettings(Workspace(home), Layout(1, 1.0, 0.0, 1), timeouts)
+    failed = measure.measure_confirmed(plan, states, settings)
+    assert hanging.now_s == 2 * 50.0, "two models of one task each"
+    assert len(hanging.cancelled) == 2
+    assert failed == {
+        str(trial.folder.path): "no answer within 50 s a task (timeouts.epoch_s)"
+        for trial in trials
+    }
 
 
 @pytest.mark.slow

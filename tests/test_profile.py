@@ -24,7 +24,7 @@ from suite.profiling.estimate import estimate
 from suite.profiling.figures import ATTENTION_WEIGHTS, draw
 from suite.profiling.record import Estimate, Memory
 from suite.profiling.training import Training
-from suite.profiling.worker import Visit
+from suite.profiling.worker import Message, Visit
 from suite.train.process_group import close_process_group, free_port, init_process_group
 from tests.commands import Suite, suite
 from tests.ranks import forkserver_context, on_ranks
@@ -354,6 +354,39 @@ def test_ranks_that_hang_outside_of_a_collective_end_their_arm(
     assert (message.event, message.number) == ("failed", 0)
     assert message.text == "the ranks have been silent for 0.05 s"
     far.close()
+
+
+class Undying:
+    """A rank that says why it stops and does not die of its kill, as one that waits for a driver."""
+
+    pid = 1
+    exitcode = None
+    waited_s: list[float | None] = []
+
+    def __init__(self, *, args: Any, **_: Any) -> None:
+        self.pipe = args[-1]
+
+    def start(self) -> None:
+        self.pipe.send(Message("failed", 0, "it hangs"))
+
+    def kill(self) -> None:
+        assert not self.waited_s, "killed before it is waited for"
+
+    def join(self, timeout: float | None = None) -> None:
+        self.waited_s.append(timeout)
+
+
+def test_a_rank_that_does_not_die_is_waited_for_a_while_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(type(context), "Process", Undying)
+    (arm,) = arms_of("bert", ["full"])
+    found = profile_run.Findings(arm.unmeasured())
+    waiting = deque([Visit(0, with_memory=False, arm=arm)])
+    profile_run._one_group(waiting, [found], Setting(**SHORT), lambda line: None)
+    assert Undying.waited_s == [profile_run.END_S]
+    assert (found.record.status, found.record.reason) == ("failed", "it hangs")
 
 
 # comparing
