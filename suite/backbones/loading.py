@@ -491,10 +491,12 @@ def weights_folder(resolved: ResolvedBackbone) -> Path:
     """The folder of the weights on this machine, downloaded first if necessary.
 
     Raises:
-        BackboneError: The hub cannot be reached, or has no safetensors files.
+        BackboneError: The hub cannot be reached, or there are no safetensors files of its own.
     """
     if resolved.origin != "hub":
-        return Path(resolved.path)
+        folder = Path(resolved.path)
+        sources.weight_files(folder)
+        return folder
     folder = sources.hub_folder(resolved.path, resolved.choice.revision, sources.WEIGHT_FILES)
     if resolved.choice.trust_remote_code:
         code_folder(resolved.choice, resolved.origin, resolved.path)
