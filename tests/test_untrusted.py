@@ -29,6 +29,7 @@ from suite.data.prepare import Prepared
 from suite.errors import BackboneError, ConfigError, StorageError, SuiteError, TrackingError
 from suite.export import export
 from suite.export.card import Facts
+from suite.files import sha256
 from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.file import SCHEMA_VERSION, write_rows
 from suite.leaderboard.row import score_fields
@@ -44,6 +45,7 @@ from suite.report.data import Report
 from suite.storage.identity import home_id
 from suite.tracking import exchange
 from suite.tracking.exchange import ResultsFile, read_results
+from suite.tracking.rows import NAMES, TAG, read_rows, runs_with_rows
 from suite.tracking.store import ARTIFACTS, StoredRun, open_store
 from suite.tracking.sweep_runs import SweepRuns
 from suite.train.checkpoint import MARKER, UnusableError, check_files, read_marker
@@ -420,6 +422,27 @@ def test_a_store_cannot_name_a_way_out(empty_db: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(TrackingError), store.file(run, "rows.parquet"):
         pass
+
+
+def test_a_store_cannot_name_a_file_elsewhere(empty_db: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_db, tmp_path / "mlflow.db")
+    store = open_store(Home(tmp_path).tracking_uri)
+    SweepRuns(store, home="abc", sweep="demo").publish([ROW])
+    (run,) = runs_with_rows(store)
+    outside = tmp_path / "outside.parquet"
+    write_rows(outside, [with_values(ROW, method="lora")])
+    # The digest is right, so that only the name is wrong.
+    for name in (str(outside), f"../../../{outside.name}", "/dev/zero", ""):
+        store.log(run.id, tags={TAG: f"{name} {sha256(outside)}"})
+        with pytest.raises(TrackingError, match=r"expected one of leaderboard-0\.parquet"):
+            read_rows(store)
+    inside = tmp_path / ARTIFACTS / run.id / "artifacts" / NAMES[0]
+    store.log(run.id, tags={TAG: f"{NAMES[0]} {sha256(outside)}"})
+    inside.unlink()
+    # Reading this would never end.
+    inside.symlink_to("/dev/zero")
+    with pytest.raises(TrackingError, match="not there"):
+        read_rows(store)
 
 
 @pytest.mark.parametrize("name", ["../../x", "", "a b", "a' or '"])
