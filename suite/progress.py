@@ -18,6 +18,7 @@ from suite.plan.plan import Plan
 from suite.plan.status import CellReport, cell_status
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import Phase, TrialSpec
+from suite.redact import printable
 from suite.report import values
 from suite.report.text_table import Column, make_table
 
@@ -221,7 +222,7 @@ class Board(Listener):
 
     def _say(self, line: str) -> None:
         # Names in brackets are no markup, and a log file wants whole lines.
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _key(spec: TrialSpec) -> str:

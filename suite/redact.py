@@ -43,7 +43,7 @@ _ABOUT_A_SECRET = re.compile(
 _CONTROL = re.compile(
     r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029"
     # These turn the direction of writing, so that a text reads otherwise than it is.
-    r"\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 _PASSWORD_IN_URL = re.compile(r"://[^\s/@'\":]*:([^\s'\"]+)@")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,71 @@ def test_code_from_another_repository_is_refused(own: Path) -> None:
     wanted, named = trusted(own)
     with trusting([named]), pytest.raises(BackboneError, match="from another repository"):
         resolve(wanted)
+
+
+@pytest.fixture
+def elsewhere(own: Path) -> Path:
+    """A folder of somebody else's code, which no hash of `own` covers; it leaves the same trace."""
+    folder = own.parent / "elsewhere"
+    folder.mkdir()
+    (folder / "evil.py").write_text(CODE.format(canary=str(own.parent / "ran")))
+    return folder
+
+
+@pytest.mark.parametrize("place", ["{elsewhere}--evil.OwnBert", "{elsewhere}/evil.OwnBert"])
+@pytest.mark.parametrize("task", ["AutoConfig", "AutoModel"])
+def test_code_of_another_folder_is_refused(
+    own: Path, elsewhere: Path, task: str, place: str
+) -> None:
+    config = json.loads((own / "config.json").read_text())
+    config["auto_map"][task] = place.format(elsewhere=elsewhere)
+    (own / "config.json").write_text(json.dumps(config))
+    wanted, named = trusted(own)
+    with trusting([named]), pytest.raises(BackboneError, match="from another repository or folder"):
+        resolve(wanted)
+    assert not (own.parent / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "auto_map", [{"AutoTokenizer": ["{}--evil.OwnBert", None]}, [None, "{}/evil.OwnBert"]]
+)
+def test_a_tokenizers_code_of_another_folder_is_refused(
+    own: Path, elsewhere: Path, auto_map: Any
+) -> None:
+    text = json.dumps({"auto_map": auto_map}).replace("{}--", f"{elsewhere}--")
+    (own / "tokenizer_config.json").write_text(text.replace("{}/", f"{elsewhere}/"))
+    wanted, named = trusted(own)
+    wanted = wanted.model_copy(update={"tokenizer": None})
+    with trusting([named]), pytest.raises(BackboneError, match="from another repository or folder"):
+        resolve(wanted)
+    assert not (own.parent / "ran").exists()
+
+
+def test_a_trusted_folder_has_no_code_behind_a_link_to_a_folder(own: Path, elsewhere: Path) -> None:
+    (elsewhere / "evil.py").rename(elsewhere / "generate.py")
+    digest = code_digest(own)
+    # transformers runs this file of a trusted folder, whatever `auto_map` says
+    (own / "custom_generate").symlink_to(elsewhere)
+    wanted = choice(own, revision=digest, trust_remote_code=True)
+    with (
+        trusting([f"{own}@{digest}"]),
+        pytest.raises(BackboneError, match="custom_generate: a link to a folder"),
+    ):
+        resolve(wanted)
+
+
+def test_a_trusted_folder_has_regular_files_of_code_alone(own: Path) -> None:
+    os.mkfifo(own / "more.py")
+    with pytest.raises(BackboneError, match=r"more.py: expected a regular file"):
+        code_digest(own)
+
+
+def test_code_behind_a_link_counts_by_its_content(own: Path) -> None:
+    before = code_digest(own)
+    file = own / "modeling_own.py"
+    # a snapshot in the hub's cache has links alone
+    file.symlink_to(file.rename(own.parent / "blob"))
+    assert code_digest(own) == before
 
 
 def test_trust_that_nothing_needs_is_a_mistake(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from pyarrow import ArrowInvalid
 from pydantic import ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 import suite as package
 from suite.backbones.loading import resolve
@@ -29,9 +29,11 @@ from suite.data.prepare import Prepared
 from suite.errors import BackboneError, ConfigError, StorageError, SuiteError, TrackingError
 from suite.export import export
 from suite.export.card import Facts
+from suite.files import sha256
 from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.file import SCHEMA_VERSION, write_rows
 from suite.leaderboard.row import score_fields
+from suite.petl import get_method
 from suite.plan.definition import known_plan, read_plan
 from suite.record.cells import read_cells
 from suite.record.folder import Home
@@ -43,6 +45,7 @@ from suite.report.data import Report
 from suite.storage.identity import home_id
 from suite.tracking import exchange
 from suite.tracking.exchange import ResultsFile, read_results
+from suite.tracking.rows import NAMES, TAG, read_rows, runs_with_rows
 from suite.tracking.store import ARTIFACTS, StoredRun, open_store
 from suite.tracking.sweep_runs import SweepRuns
 from suite.train.checkpoint import MARKER, UnusableError, check_files, read_marker
@@ -208,6 +211,59 @@ def test_a_backbone_of_pickled_weights_is_refused(canary: Canary, tmp_path: Path
         resolve(BackboneChoice(name=str(tmp_path / "model"), tokenizer="bytes"))
 
 
+def adapter_of(other: Path) -> str:
+    return json.dumps({"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(other)})
+
+
+def test_a_backbone_is_no_adapter_of_another_folder(tmp_path: Path) -> None:
+    save("bert", tmp_path / "model")
+    (tmp_path / "model" / "adapter_config.json").write_text(adapter_of(tmp_path / "other"))
+    with pytest.raises(BackboneError, match=r"holds adapter_config.json.* of another checkpoint"):
+        resolve(BackboneChoice(name=str(tmp_path / "model"), tokenizer="bytes"))
+
+
+def test_an_exported_model_takes_no_weights_from_elsewhere(tmp_path: Path) -> None:
+    home, target = Home(tmp_path / "home"), tmp_path / "model"
+    folder, _ = write_trained(home, trained_spec("full", "bert"))
+    export(restore(folder, home), target, Facts())
+    config, weights = target / "adapter_config.json", target / "model.safetensors"
+    config.write_text(adapter_of(shutil.copytree(target, tmp_path / "other")))
+    with pytest.raises(BackboneError, match="of another checkpoint"):
+        package.load(target)
+    config.unlink()
+    with safe_open(weights, framework="pt") as file:
+        places = dict.fromkeys(file.keys(), "../other/model.safetensors")
+    weights.unlink()
+    (target / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
+    with pytest.raises(BackboneError, match="expected files beside it"):
+        package.load(target)
+
+
+def test_an_exported_adapter_takes_no_weights_from_elsewhere(tmp_path: Path) -> None:
+    home, target = Home(tmp_path / "home"), tmp_path / "model"
+    folder, _ = write_trained(home, trained_spec("lora", "bert"))
+    export(restore(folder, home), target, Facts())
+    path = target / "adapter_config.json"
+    written = json.loads(path.read_text())
+    # peft would load what the first two name
+    for change, said in (
+        ({"peft_type": "XLORA", "adapters": {"a": str(target)}}, "got 'XLORA'"),
+        ({"peft_type": "SHADOW", "shadow_model": str(target)}, "shadow_model: got"),
+        ({"peft_type": ["LORA"]}, "peft_type: got"),
+        ({"peft_type": None}, "peft_type: got None"),
+    ):
+        path.write_text(json.dumps(written | change))
+        with pytest.raises(ConfigError, match=said):
+            package.load(target)
+
+
+def test_a_sweep_takes_no_shadow_network_from_elsewhere() -> None:
+    with pytest.raises(ConfigError, match="shadow_model: got 'org/name', expected mirror"):
+        get_method("peft:shadow").configure({"shadow_model": "org/name"})
+
+
 # Results of others
 
 
@@ -366,6 +422,27 @@ def test_a_store_cannot_name_a_way_out(empty_db: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(TrackingError), store.file(run, "rows.parquet"):
         pass
+
+
+def test_a_store_cannot_name_a_file_elsewhere(empty_db: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_db, tmp_path / "mlflow.db")
+    store = open_store(Home(tmp_path).tracking_uri)
+    SweepRuns(store, home="abc", sweep="demo").publish([ROW])
+    (run,) = runs_with_rows(store)
+    outside = tmp_path / "outside.parquet"
+    write_rows(outside, [with_values(ROW, method="lora")])
+    # The digest is right, so that only the name is wrong.
+    for name in (str(outside), f"../../../{outside.name}", "/dev/zero", ""):
+        store.log(run.id, tags={TAG: f"{name} {sha256(outside)}"})
+        with pytest.raises(TrackingError, match=r"expected one of leaderboard-0\.parquet"):
+            read_rows(store)
+    inside = tmp_path / ARTIFACTS / run.id / "artifacts" / NAMES[0]
+    store.log(run.id, tags={TAG: f"{NAMES[0]} {sha256(outside)}"})
+    inside.unlink()
+    # Reading this would never end.
+    inside.symlink_to("/dev/zero")
+    with pytest.raises(TrackingError, match="not there"):
+        read_rows(store)
 
 
 @pytest.mark.parametrize("name", ["../../x", "", "a b", "a' or '"])

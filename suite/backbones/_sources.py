@@ -55,6 +55,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     *VOCABULARY_FILES,
 )
+ADAPTER_FILE = "adapter_config.json"
 CODE_FILES = ("*.py",)
 """Downloaded only where the user trusts the checkpoint's code."""
 # a full commit hash; a branch or a tag may move
@@ -164,8 +165,15 @@ def weight_files(folder: Path, *, where: str = "") -> list[Path]:
     """The safetensors files of a folder. Pickled weights are never read, as they can run code.
 
     Raises:
-        BackboneError: There are none, or a shard is absent.
+        BackboneError: There are none, a shard is absent, or the folder is an adapter.
     """
+    # transformers would take the weights of the folder that it names, with the adapter inside
+    if (folder / ADAPTER_FILE).exists():
+        raise BackboneError(
+            f"{where}{folder} holds {ADAPTER_FILE}, so that transformers would read the weights of"
+            " another checkpoint; expected a backbone without an adapter: merge it, or remove the"
+            " file"
+        )
     whole = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if whole.is_file():

@@ -8,7 +8,9 @@ is written like a commit.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from suite.backbones import _sources as sources
 from suite.config.sweep import BackboneChoice
 from suite.config.trust import OPTION, trusted
 from suite.errors import BackboneError
+
+_BESIDE = re.compile(r"\w+\.\w+")
+"""A class in a file beside `config.json`. transformers also takes `owner/repo--module.Class`,
+`/folder--module.Class` and `folder/module.Class`."""
 
 
 def own_model_classes(raw: Mapping[str, Any]) -> list[str]:
@@ -31,9 +37,25 @@ def own_model_classes(raw: Mapping[str, Any]) -> list[str]:
 
 
 def code_digest(folder: Path) -> str:
-    """40 hexadecimal digits over the names and contents of a folder's Python files."""
+    """40 hexadecimal digits over the names and contents of a folder's Python files.
+
+    A file may be a link, as all are in the hub's cache: its content counts.
+
+    Raises:
+        BackboneError: There may be code that this cannot cover: behind a link to another folder,
+            or in a pipe or device.
+    """
     sha = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and path.is_dir():
+            raise BackboneError(
+                f"{path}: a link to a folder, whose code no hash of {folder} covers; put the files"
+                " themselves there"
+            )
+        if path.suffix != ".py":
+            continue
+        if not path.is_file():
+            raise BackboneError(f"{path}: expected a regular file of Python code")
         # the length keeps two files apart from one file with the same bytes
         sha.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
         sha.update(path.read_bytes())
@@ -54,7 +76,7 @@ def check_code(
 
     Raises:
         BackboneError: The checkpoint brings code and is not trusted; or it is trusted and brings no
-            code, or other code than the user named.
+            code, other code than the user named, or code from elsewhere.
     """
     classes = own_model_classes(raw)
     commit = choice.revision
@@ -72,13 +94,7 @@ def check_code(
         return
     if not classes:
         raise BackboneError(f"{where}{choice.name} brings no code of its own; leave {OPTION} out")
-    # transformers writes code of another repository as `owner/repo--module.Class`
-    elsewhere = [name for name in classes if "--" in name]
-    if elsewhere:
-        raise BackboneError(
-            f"{where}{choice.name} takes its code from another repository ({elsewhere[0]}), which"
-            " its commit does not pin"
-        )
+    _check_beside(raw["auto_map"], where=f"{where}{choice.name}")
     # the sweep's file keeps the commit, but only this command line can allow it
     if trusted().get(choice.name) != choice.revision:
         raise BackboneError(
@@ -90,6 +106,52 @@ def check_code(
             f"{where}{choice.name}: its code is {commit}, but {OPTION} names {choice.revision};"
             " read it again, then name it"
         )
+
+
+def check_tokenizer_code(folder: Path, *, where: str) -> None:
+    """Check that a trusted checkpoint's tokenizer runs no code from elsewhere.
+
+    Args:
+        folder: Holds `tokenizer_config.json`, if the tokenizer has one.
+        where: File and key for messages.
+
+    Raises:
+        BackboneError: It names other code, or the file cannot be read.
+    """
+    path = folder / "tokenizer_config.json"
+    if not path.exists():
+        return
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackboneError(f"{where}{path} cannot be read: {error}") from error
+    if isinstance(described, dict):
+        _check_beside(described.get("auto_map"), where=f"{where}{path}")
+
+
+def _check_beside(auto_map: object, *, where: str) -> None:
+    """Check that every class of an `auto_map` lies in a file beside it."""
+    for name in _classes(auto_map):
+        # a tokenizer of one class has null for the other
+        if name is None:
+            continue
+        if not isinstance(name, str) or not _BESIDE.fullmatch(name):
+            raise BackboneError(
+                f"{where} takes its code from another repository or folder ({name}), which its"
+                " commit does not pin; expected MODULE.CLASS of a file beside it"
+            )
+
+
+def _classes(auto_map: object) -> Iterator[object]:
+    """The classes that an `auto_map` names, whatever stands in their place."""
+    values: list[object] = [auto_map]
+    if isinstance(auto_map, Mapping):
+        values = list(auto_map.values())
+    for value in values:
+        if isinstance(value, list):
+            yield from value
+        else:
+            yield value
 
 
 def code_folder(choice: BackboneChoice, origin: str, path: str) -> Path:

@@ -37,7 +37,7 @@ from suite.backbones import _sources as sources
 from suite.backbones import all_families
 from suite.backbones.base import Family
 from suite.backbones.bpe import draft_bpe, parse_bpe
-from suite.backbones.code import check_code, code_folder, own_config_class
+from suite.backbones.code import check_code, check_tokenizer_code, code_folder, own_config_class
 from suite.backbones.depth import shorten
 from suite.backbones.heads import Head as Head
 from suite.backbones.heads import auto_class, head_config, set_loss
@@ -381,6 +381,8 @@ def _read_tokenizer(resolved: ResolvedBackbone, *, where: str) -> PreTrainedToke
     folder = resolved.tokenizer or _tokenizer_folder(resolved, name, where=where)
     # the user trusts the checkpoint's code, not that of another repository's tokenizer
     trust = resolved.choice.trust_remote_code and name is None
+    if trust:
+        check_tokenizer_code(folder, where=where)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust
@@ -489,10 +491,12 @@ def weights_folder(resolved: ResolvedBackbone) -> Path:
     """The folder of the weights on this machine, downloaded first if necessary.
 
     Raises:
-        BackboneError: The hub cannot be reached, or has no safetensors files.
+        BackboneError: The hub cannot be reached, or there are no safetensors files of its own.
     """
     if resolved.origin != "hub":
-        return Path(resolved.path)
+        folder = Path(resolved.path)
+        sources.weight_files(folder)
+        return folder
     folder = sources.hub_folder(resolved.path, resolved.choice.revision, sources.WEIGHT_FILES)
     if resolved.choice.trust_remote_code:
         code_folder(resolved.choice, resolved.origin, resolved.path)

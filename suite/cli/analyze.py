@@ -19,7 +19,7 @@ from suite.cli.options import (
     FormatOption,
     SetOption,
 )
-from suite.cli.render import Column, brief, column, render, stdout_for_result
+from suite.cli.render import Column, brief, column, put, render, stdout_for_result
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def attention(
         folder = out or Path("analysis") / f"{Path(backbone).name}-{variant}-{task}"
         write_analysis(found, facts, folder)
     # On stderr, so that a pipe gets the table alone.
-    typer.echo(f"written to {folder}", err=True)
+    put(f"written to {folder}", err=True)
     table: list[dict[str, Any]] = []
     for site, statistics in found.items():
         table += layer_rows(site, statistics)

@@ -161,13 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=arguments, prog_name="suite")
     except SuiteError as error:
         # Errors of stores quote URLs, which may hold a password, and files of others.
-        print(f"error: {printable(redact(error))}", file=sys.stderr)
+        print(printable(f"error: {redact(error)}"), file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         # Disks, rights and networks are the user's to mend, and a traceback does not help there.
-        print(
-            f"error: {redact(said(error))} and give the same command again; what had ended is kept",
-            file=sys.stderr,
-        )
+        remedy = "and give the same command again; what had ended is kept"
+        print(printable(f"error: {redact(said(error))} {remedy}"), file=sys.stderr)
         # Not 2: nothing was wrong with the command.
         sys.exit(1)

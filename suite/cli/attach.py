@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from suite.cli.render import put
 from suite.redact import redact
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ def attach(
     """
     try:
         for name in _attach(home, tracking_uri, sweep, unless):
-            print(
+            put(
                 f"the report of {name} is an artifact of its run `report` in MLflow",
-                file=sys.stderr,
+                err=True,
             )
     except Exception as error:  # noqa: BLE001
         # The trials are done and in MLflow: a report that fails must not fail the command.
         # The text may hold the store's password and, from SQL, a whole page.
         reason = " ".join(redact(error).split())[:500]
-        print(f"no report in MLflow: {type(error).__name__}: {reason}", file=sys.stderr)
+        put(f"no report in MLflow: {type(error).__name__}: {reason}", err=True)
 
 
 def _attach(

@@ -17,7 +17,7 @@ from suite.cli.options import (
     OnlyTaskOption,
     existing_home,
 )
-from suite.cli.render import Column, Row, column
+from suite.cli.render import Column, Row, column, put
 from suite.config.reference import MEAN
 from suite.errors import ConfigError
 
@@ -92,7 +92,7 @@ def _say_what_it_rests_on(rows: Sequence[Row]) -> None:
     words = {False: "tasks and pairs", True: "means over tasks"}
     for of_means, count in families.items():
         if count > 1:
-            typer.echo(f"p (Holm) corrects for all {count} {words[of_means]} shown", err=True)
+            put(f"p (Holm) corrects for all {count} {words[of_means]} shown", err=True)
     # Of several pairs, the table has a column.
     if _several_pairs(rows):
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from suite.cli import render
 from suite.cli.foreseen import verdict_lines, verdict_rows
 from suite.cli.options import Format
-from suite.cli.render import Column, column
+from suite.cli.render import Column, column, put
 from suite.cli.work import Work, device_hours, steps_at_most
 from suite.config.sweep import SweepConfig
 from suite.config.task import PretrainTask
@@ -91,11 +91,11 @@ def show_plan(
     render.render(cells, columns, fmt)
     # CSV is one table: the lines below would break it for a program.
     if fmt in (Format.TABLE, Format.MD):
-        print()
+        put()
         for row in pretrains:
-            print(_pretrain_line(row))
+            put(_pretrain_line(row))
         for line in [*_lines(cost, elsewhere), *verdict_lines(verdicts)]:
-            print(line)
+            put(line)
 
 
 def _rates_text(row: Mapping[str, Any]) -> str:

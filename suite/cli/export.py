@@ -12,7 +12,7 @@ import typer
 
 from suite.cli import complete
 from suite.cli.options import DEFAULT_HOME, HomeOption, TasksOption, existing_home
-from suite.cli.render import size, stdout_for_result
+from suite.cli.render import put, size, stdout_for_result
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -97,12 +97,10 @@ def export(
             )
     # The model is written all the same: it may be wanted to find out why.
     if facts.admitted is False:
-        typer.echo(
-            f"this row is rejected: {'; '.join(facts.rejected)}; the model card says so", err=True
-        )
+        put(f"this row is rejected: {'; '.join(facts.rejected)}; the model card says so", err=True)
     if written.description.note:
-        typer.echo(f"note: {written.description.note}", err=True)
-    typer.echo(
+        put(f"note: {written.description.note}", err=True)
+    put(
         f"{out}: {written.description.format} format, {size(written.bytes)}, seed {trial.spec.seed}"
     )
 

@@ -16,6 +16,7 @@ import typer
 from suite.cli import complete
 from suite.cli.options import search_first
 from suite.cli.plug_ins import method_names, variant_names
+from suite.cli.render import put
 from suite.cli.sweep_text import Answers, Budget, sweep_text
 from suite.errors import ConfigError, UnknownNameError
 
@@ -292,7 +293,7 @@ class _Asker:
             except ConfigError as error:
                 if self.silent:
                     raise
-                typer.echo(f"  {error}", err=True)
+                put(f"  {error}", err=True)
 
 
 def _asker(*, yes: bool, needed: Mapping[str, str | None]) -> _Asker:
@@ -416,10 +417,10 @@ def _write(path: Path, text: str) -> None:
 
 def _say_what_next(path: Path, plan: Plan, own: _OwnTask | None) -> None:
     if own is not None:
-        print(f"{own.path}: {own.found}")
-    print(f"{path}: {len(plan.cells)} cells, {plan.total_trials} trials at least")
-    print("next:")
+        put(f"{own.path}: {own.found}")
+    put(f"{path}: {len(plan.cells)} cells, {plan.total_trials} trials at least")
+    put("next:")
     if own is not None:
-        print(f"  suite task check {own.path.stem}   what a model reads, and what is odd")
-    print(f"  suite run {path} --dry-run   what it would take")
-    print(f"  suite run {path}             the same again goes on after a stop")
+        put(f"  suite task check {own.path.stem}   what a model reads, and what is odd")
+    put(f"  suite run {path} --dry-run   what it would take")
+    put(f"  suite run {path}             the same again goes on after a stop")

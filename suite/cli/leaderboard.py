@@ -21,7 +21,7 @@ from suite.cli.options import (
     home_to_read,
     split_names,
 )
-from suite.cli.render import Column, Row, column
+from suite.cli.render import Column, Row, column, put
 from suite.config.reference import MEAN
 from suite.errors import UnknownNameError
 from suite.report.names import architecture_of
@@ -172,15 +172,15 @@ def show(
         rejected=rejected,
     )
     if found.hidden == 1:
-        typer.echo("1 row is rejected; --all shows it with the reason", err=True)
+        put("1 row is rejected; --all shows it with the reason", err=True)
     # On stderr, because the table may be piped.
     elif found.hidden:
-        typer.echo(f"{found.hidden} rows are rejected; --all shows them with the reason", err=True)
+        put(f"{found.hidden} rows are rejected; --all shows them with the reason", err=True)
     rows = plain(found.rows)
     for row in rows:
         if row["looks_warning"] is not None and row["task"] != MEAN:
             name = f"{row['method']} on {row['task']}"
-            typer.echo(f"warning: {name}: {row['looks_warning']}", err=True)
+            put(f"warning: {name}: {row['looks_warning']}", err=True)
     title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
     seeds = {row["seeds"] for row in rows}
     # Every score needs its number of seeds; the column with them is often hidden.
@@ -215,9 +215,9 @@ def with_test_runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     kept = [row for row in rows if row["status"] != CellStatus.NOT_CHOSEN]
     lost = len(rows) - len(kept)
     if lost == 1:
-        typer.echo("1 architecture lost its contest; --all shows it", err=True)
+        put("1 architecture lost its contest; --all shows it", err=True)
     elif lost:
-        typer.echo(f"{lost} architectures lost their contests; --all shows them", err=True)
+        put(f"{lost} architectures lost their contests; --all shows them", err=True)
     return kept
 
 
@@ -237,7 +237,7 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
     for line in list(said)[:MOST_LINES]:
         render.say(line, err=True)
     if len(said) > MOST_LINES:
-        typer.echo(f"and {len(said) - MOST_LINES} more places; --sweep shows fewer", err=True)
+        put(f"and {len(said) - MOST_LINES} more places; --sweep shows fewer", err=True)
 
 
 def constant(rows: Sequence[Row]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from suite.cli.options import (
     existing_home,
 )
 from suite.cli.paper import with_paper
-from suite.cli.render import Column, Row, column
+from suite.cli.render import Column, Row, column, put
 from suite.config.lm_eval import DEFAULT_TASKS
 from suite.errors import ConfigError, IncompatibleError
 
@@ -172,7 +171,7 @@ def lm_eval(
     # The table comes first: what could be measured is of use whatever failed.
     render.render(rows, columns(rows), fmt, keys=KEYS)
     for folder, why in failed.items():
-        print(f"not measured: {folder}: {why}", file=sys.stderr)
+        put(f"not measured: {folder}: {why}", err=True)
     if failed:
         raise typer.Exit(1)
 
@@ -206,7 +205,7 @@ def _measured(
         config,
         device=device,
         again=again,
-        on_progress=lambda line: print(line, file=sys.stderr),
+        on_progress=lambda line: put(line, err=True),
     )
     # The records may hold tasks of other calls: show those that were asked for, with the names
     # that lm-eval gives the members of a group.
@@ -356,4 +355,4 @@ def _sync(home: Home, tracking_uri: str | None, sweeps: Iterable[str]) -> None:
     for sweep in sorted(set(sweeps) & set(defined_sweeps(home))):
         report = sync(home, tracking_uri=resolve_uri(home, tracking_uri, write=True), sweep=sweep)
         if report.unreachable is not None:
-            print(f"MLflow is behind ({report.unreachable}); run: suite sync", file=sys.stderr)
+            put(f"MLflow is behind ({report.unreachable}); run: suite sync", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -15,7 +14,7 @@ import typer
 
 from suite.cli import render
 from suite.cli.options import Format, FormatOption
-from suite.cli.render import Column, column
+from suite.cli.render import Column, column, put
 
 if TYPE_CHECKING:
     from suite.profiling import ArmProfile, Profile
@@ -184,7 +183,7 @@ def profile(
     check_targets(out, figures)
     with render.stdout_for_result():
         found = (estimate_only if estimate else measure)(
-            arms, setting, on_progress=lambda line: print(line, file=sys.stderr, flush=True)
+            arms, setting, on_progress=lambda line: put(line, err=True)
         )
     if out is not None:
         write_json(found, out)
@@ -194,9 +193,9 @@ def profile(
 
         # Paths go to stderr: stdout may be piped as JSON.
         for path in draw(found, figures):
-            print(f"wrote {path}", file=sys.stderr)
+            put(f"wrote {path}", err=True)
     if found.stopped:
-        print("stopped; what was measured until then is above", file=sys.stderr)
+        put("stopped; what was measured until then is above", err=True)
         # As shells say it of a command that Ctrl-C ended.
         raise typer.Exit(130)
     # An arm that is too large to be tried is a finding, not a failure.
@@ -337,11 +336,11 @@ def show(found: Profile, pair: tuple[str, str] | None, fmt: Format) -> None:
     # An arm that did not fit, or an estimate, has no second table.
     used = [row for row in rows if row["inference"] or row["decoding"]]
     if used:
-        print()
+        put()
         render.render(used, use_columns(found), fmt, title="Use")
-    print("\n" + "\n".join(notes(found)))
+    put("\n" + "\n".join(notes(found)))
     for first, second in couples_shown:
-        print()
+        put()
         show_ratios(first, second, ratio_rows(first, second), fmt)
 
 
@@ -514,7 +513,7 @@ def show_ratios(
     """Print the ratios `first / second`, or a sentence where one of them has no numbers."""
     title = f"{first.name} / {second.name}"
     if not rows:
-        print(
+        put(
             f"{title}: nothing to compare, {first.name} is {first.status}, "
             f"{second.name} is {second.status}"
         )
@@ -575,4 +574,4 @@ def write_json(found: Profile, path: Path) -> None:
     # A reader must never see half a file, even after Ctrl-C.
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json_bytes(found.model_dump(mode="json")))
-    print(f"wrote {path}", file=sys.stderr)
+    put(f"wrote {path}", err=True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from suite.cli.options import Format
+from suite.redact import printable
 from suite.report.table import csv_cell, escaped
 from suite.report.text_table import Column, Row, fitting, make_table
 from suite.report.values import (
@@ -46,6 +47,7 @@ __all__ = [
     "learning_rate",
     "make_table",
     "number",
+    "put",
     "render",
     "say",
     "scale_of",
@@ -134,7 +136,7 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column], title: str) -> Non
     for row in rows:
         lines.append([escaped(c.show(row)) for c in columns])
     if title:
-        print(title + "\n")
+        put(title + "\n")
     for line in lines:
         print("| " + " | ".join(line) + " |")
 
@@ -199,17 +201,21 @@ def terminal_width() -> int | None:
     return None
 
 
+def put(text: object = "", *, err: bool = False) -> None:
+    """Print what people read: a terminal obeys nothing in it, whoever wrote the names there."""
+    print(printable(str(text)), file=sys.stderr if err else sys.stdout)
+
+
 def say(line: str, *, err: bool = False) -> None:
     """Print a sentence; on a terminal it is broken between words."""
-    out = sys.stderr if err else sys.stdout
     width = terminal_width()
     if width is not None:
         # Names have hyphens, and a name that is broken cannot be copied.
         lines = []
-        for part in line.splitlines():
+        for part in printable(line).splitlines():
             lines += textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False)
         line = "\n".join(lines)
-    print(line, file=out)
+    put(line, err=err)
 
 
 @contextmanager

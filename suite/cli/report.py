@@ -16,6 +16,7 @@ from suite.cli.options import (
     TrackingOption,
     home_to_read,
 )
+from suite.cli.render import put
 from suite.errors import ConfigError, SuiteError, TrackingError
 from suite.report.compose import FOLDER, Form
 
@@ -93,7 +94,7 @@ def _write(
     failed: list[str] = []
     for found in _reports(home, tracking_uri, sweep, sort, failed):
         for path in write(found, out, form):
-            typer.echo(path)
+            put(path)
     _refuse(failed)
 
 
@@ -109,7 +110,7 @@ def _write_site(
 
     failed: list[str] = []
     for path in write_site(_reports(home, tracking_uri, sweep, sort, failed), out):
-        typer.echo(path)
+        put(path)
     _refuse(failed)
 
 
@@ -157,10 +158,10 @@ def _serve(home: Path, tracking_uri: str | None, sweep: str | None, sort: Sort, 
         except TrackingError as reason:
             # A sweep that has just begun has no run in MLflow: that is no reason to give up.
             names = []
-            typer.echo(f"{reason}\nThe page shows the sweep as soon as it has a result.", err=True)
-        typer.echo("\n".join([*addresses(server, names), "Ctrl-C ends it."]))
+            put(f"{reason}\nThe page shows the sweep as soon as it has a result.", err=True)
+        put("\n".join([*addresses(server, names), "Ctrl-C ends it."]))
         try:
             # The interval, in seconds, is how long Ctrl-C may take.
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            typer.echo("ended", err=True)
+            put("ended", err=True)

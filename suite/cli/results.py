@@ -17,6 +17,7 @@ from suite.cli.options import (
     TrackingOption,
     home_to_read,
 )
+from suite.cli.render import put
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file; its name ends in .json or .parquet.")
@@ -36,7 +37,7 @@ def export_results(
     from suite.tracking.store import resolve_uri
 
     uri = resolve_uri(Home(home_to_read(home, tracking_uri)), tracking_uri)
-    print(f"{write(file, tracking_uri=uri, sweep=sweep)} cells written to {file}")
+    put(f"{write(file, tracking_uri=uri, sweep=sweep)} cells written to {file}")
 
 
 def import_results(
@@ -53,4 +54,4 @@ def import_results(
 
     # The home may be new: results from elsewhere can be the first that it holds.
     uri = resolve_uri(Home(home), tracking_uri, write=True)
-    print(describe(read(file, tracking_uri=uri, sweep=sweep), file, uri))
+    put(describe(read(file, tracking_uri=uri, sweep=sweep), file, uri))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from suite.cli.options import (
     TrackingOption,
     TrustOption,
 )
+from suite.cli.render import put
 from suite.errors import SuiteError
 from suite.registry import find_sweep
 
@@ -197,7 +197,7 @@ def _run(config: SweepConfig, asked: Asked, *, retry_given_up: bool) -> Results:
             )
     except KeyboardInterrupt:
         # Ctrl-C while Ray starts: the driver was not there yet to end in order.
-        print(f"\nstopped by Ctrl-C. Go on with: {asked.command}", file=sys.stderr)
+        put(f"\nstopped by Ctrl-C. Go on with: {asked.command}", err=True)
         raise typer.Exit(STOPPED) from None
 
 
@@ -215,10 +215,10 @@ def _show_leaderboard(config: SweepConfig, asked: Asked, fmt: Format) -> None:
             fmt=fmt,
         )
     except SuiteError as error:
-        print(f"no leaderboard: {error}", file=sys.stderr)
+        put(f"no leaderboard: {error}", err=True)
     except Exception as error:  # noqa: BLE001
         # The trials are done: how they ended must still be said, and decides the exit code.
-        print(f"no leaderboard: {type(error).__name__}: {redact(error)}", file=sys.stderr)
+        put(f"no leaderboard: {type(error).__name__}: {redact(error)}", err=True)
 
 
 def _attach_report(config: SweepConfig, asked: Asked) -> None:
@@ -234,33 +234,33 @@ def _say_how_it_ended(
     here = shlex.join([*asked.home_option, "--sweep", config.name])
     # Neither cells without a result nor hints matter to somebody who stopped it.
     if outcome.interrupted:
-        print(
+        put(
             f"{outcome.reason}; nothing that finished is lost. Go on with: {asked.command}",
-            file=sys.stderr,
+            err=True,
         )
         # Whatever else stopped the driver is a failure, with code 1.
         codes = {"stopped by Ctrl-C": STOPPED, "stopped by SIGTERM": TERMINATED}
         raise typer.Exit(codes.get(outcome.reason, 1))
     for folder, why in outcome.not_measured.items():
-        print(
+        put(
             f"lm-eval has not measured {folder}: {why}; try again with: suite lm-eval {here}",
-            file=sys.stderr,
+            err=True,
         )
     given_up = 0
     for cell in outcome.cells:
         given_up += sum(failure.status == "gave up" for failure in cell.failures)
     # A retry is asked for, because the same trial may fail for ever.
     if given_up:
-        print(
+        put(
             f"trials given up: {given_up}; once the cause is mended: "
             f"{asked.command} --retry-given-up",
-            file=sys.stderr,
+            err=True,
         )
     # The code tells a script that the leaderboard lacks cells.
     if outcome.failed:
-        print(
+        put(
             f"cells without a result: {len(outcome.failed)}; causes and logs: suite status {here}",
-            file=sys.stderr,
+            err=True,
         )
     all_worked = _say_what_never_worked(followers, asked)
     if outcome.failed or not all_worked:
@@ -271,9 +271,9 @@ def _say_how_it_ended(
         "suite init my-sweep.yaml": "a sweep of your own, also on your own data",
     }
     width = max(len(hint) for hint in hints)
-    print("\nnext:", file=sys.stderr)
+    put("\nnext:", err=True)
     for hint, what in hints.items():
-        print(f"  {hint:<{width}}  {what}", file=sys.stderr)
+        put(f"  {hint:<{width}}  {what}", err=True)
 
 
 def _say_what_never_worked(followers: Sequence[Follower], asked: Asked) -> bool:
@@ -283,9 +283,9 @@ def _say_what_never_worked(followers: Sequence[Follower], asked: Asked) -> bool:
         why = follower.never_worked
         if why is not None:
             all_worked = False
-            print(
+            put(
                 f"{follower.name} has nothing of this sweep: {why}. Every trial is kept in "
                 f"{asked.home}; mend this, then: {asked.sync_command}",
-                file=sys.stderr,
+                err=True,
             )
     return all_worked

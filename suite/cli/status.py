@@ -11,9 +11,8 @@ import typer
 
 from suite.cli import render
 from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, OnlySweepOption
-from suite.cli.render import Column, Row, column
+from suite.cli.render import Column, Row, column, put
 from suite.errors import ConfigError
-from suite.redact import printable
 
 if TYPE_CHECKING:
     from suite.plan.status import CellReport
@@ -140,9 +139,9 @@ def _show_studies(rows: list[dict[str, Any]]) -> None:
             name += f" {render.settings(row['architecture'])}"
         lines[f"  {name} on {row['task']}: {'; '.join(row['notes'])}"] = None
     if lines:
-        print("\nstudies:")
+        put("\nstudies:")
     for line in lines:
-        print(line)
+        put(line)
 
 
 def _show_pretrains(rows: list[dict[str, Any]]) -> None:
@@ -153,27 +152,26 @@ def _show_pretrains(rows: list[dict[str, Any]]) -> None:
         if run is None or run["checkpoint"] in seen:
             continue
         if not seen:
-            print("\npretrain runs:")
+            put("\npretrain runs:")
         seen.add(run["checkpoint"])
         how_far = f"{run['steps_done']:,} of {run['steps']:,} steps on {run['corpus']}"
         # Before its first evaluation a pretrain run has no loss.
         if run["loss"] is not None:
             how_far += f", loss {render.brief(run['loss'])}"
         name = f"{row['attention']} on {row['backbone']}, {run['checkpoint']}"
-        print(f"  {name}: {run['state']}, {how_far}")
+        put(f"  {name}: {run['state']}, {how_far}")
 
 
 def _show_failures(rows: list[dict[str, Any]]) -> None:
     """Print every trial without a score, with its cause and its log."""
     if any(row["failures"] for row in rows):
-        print("\nwithout a score:")
+        put("\nwithout a score:")
     for row in rows:
         for failure in row["failures"]:
             name = f"{row['method']} on {row['task']}, trial {failure['trial']}"
-            print(f"  {name}: {failure['status']}")
-            # Both come from the trial's folder, which others may have written.
-            print(printable(f"    {failure['type']}: {failure['message']}"))
-            print(printable(f"    log: {failure['log_path']}"))
+            put(f"  {name}: {failure['status']}")
+            put(f"    {failure['type']}: {failure['message']}")
+            put(f"    log: {failure['log_path']}")
 
 
 def _rows(home: Home, name: str, cells: Sequence[CellReport]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ import typer
 
 from suite.cli import complete
 from suite.cli.options import DEFAULT_HOME, HomeOption, StorageOption
+from suite.cli.render import put
 from suite.cli.submit import DashboardOption
 from suite.errors import ConfigError, ResourceError
 
@@ -48,7 +48,7 @@ def stop(
     else:
         said = _stop_here(home, storage, sweep)
     # On stderr with all other news: the command has no result to pipe.
-    print(f"sweep {sweep}: {said}; run or submit it again to go on", file=sys.stderr)
+    put(f"sweep {sweep}: {said}; run or submit it again to go on", err=True)
 
 
 def _stop_job(address: str, sweep: str) -> str:

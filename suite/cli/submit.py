@@ -29,7 +29,7 @@ from suite.cli.options import (
     TrustOption,
     search_first,
 )
-from suite.cli.render import Column, column
+from suite.cli.render import Column, column, put
 from suite.cli.run import STOPPED, Asked
 from suite.errors import ConfigError
 from suite.redact import refuse_password
@@ -157,7 +157,7 @@ def submit(
         what = f"submitted, with {size / 2**20:.1f} MiB of {folder}"
     else:
         what = "is running already; following it"
-    print(f"sweep {config.name}: {what} (job {job.id})", file=sys.stderr)
+    put(f"sweep {config.name}: {what} (job {job.id})", err=True)
     if detach:
         return _say_how_to_go_on(cluster, job, sweep)
     _follow(cluster, job, sweep, attached=not is_new)
@@ -274,23 +274,23 @@ def _follow(cluster: JobClient, job: Job, sweep: str, *, attached: bool) -> None
         ended = cluster.follow(job.id, _write, attached=attached)
     except KeyboardInterrupt:
         # Ctrl-C here must not cost days of work on the cluster.
-        print("\nno longer followed; the sweep runs on", file=sys.stderr)
+        put("\nno longer followed; the sweep runs on", err=True)
         _say_how_to_go_on(cluster, job, sweep)
         raise typer.Exit(STOPPED) from None
     # A job that Ray could not start has no exit code: that counts as 1.
     code = EXIT_CODES.get(ended.status, ended.exit_code or 1)
     if code == 127:  # a shell's code for a command that it does not find
-        print(
+        put(
             "the head has no command `suite`: install the project on every node (docs/cluster.md)",
-            file=sys.stderr,
+            err=True,
         )
     if code:
         reason = f"exit code {ended.exit_code}"
         if ended.exit_code is None:
             reason = ended.message.partition("\n")[0]
-        print(
+        put(
             f"job {job.id}: {ended.status.lower()}, {reason}; submit it again to go on",
-            file=sys.stderr,
+            err=True,
         )
         raise typer.Exit(code)
 
@@ -303,9 +303,9 @@ def _write(text: str) -> None:
 
 def _say_how_to_go_on(cluster: JobClient, job: Job, sweep: str) -> None:
     here = shlex.join(["--address", cluster.address])
-    print("follow it: the same command again", file=sys.stderr)
-    print(f"all jobs:  suite status {here}", file=sys.stderr)
-    print(f"end it:    suite stop {job.sweep or sweep} {here}", file=sys.stderr)
+    put("follow it: the same command again", err=True)
+    put(f"all jobs:  suite status {here}", err=True)
+    put(f"end it:    suite stop {job.sweep or sweep} {here}", err=True)
 
 
 def _required(address: str | None) -> str:

@@ -16,6 +16,7 @@ from suite.cli.options import (
     TrackingOption,
     existing_home,
 )
+from suite.cli.render import put
 from suite.errors import StorageError, TrackingError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def sync(
     # Asked before the long part: a sweep that ends meanwhile attaches its report itself.
     going_on = _going_on(place, sweep)
     if new_id:
-        print(f"{place.path} is {renew(place)} in MLflow and Optuna from now on")
+        put(f"{place.path} is {renew(place)} in MLflow and Optuna from now on")
     uri = resolve_uri(place, tracking_uri, write=True)
     progress = Progress()
     report = bring_up_to_date(
@@ -87,7 +88,7 @@ def sync(
             f"{report.unreachable}; {report.written} trials were written, run suite sync again "
             "for the rest"
         )
-    print(
+    put(
         f"{report.written} trials written, {report.already} were there already, "
         f"{report.cells} cells brought up to date, in {without_password(uri)}"
     )
@@ -101,7 +102,7 @@ def _mirror(home: Home, url: str, sweep: str | None) -> None:
     from suite.tracking.optuna_mirror import mirror_studies
 
     report = mirror_studies(home, url, sweep=sweep)
-    print(
+    put(
         f"{report.written} trials of {report.studies} studies written, {report.already} were "
         f"there already, in {redact(url)}"
     )
@@ -118,7 +119,7 @@ def _fetch(home: Home, url: str, *, weights: bool) -> None:
             f"--storage {url}: holds no sweep; expected the URL given to `suite run --storage`"
         )
     count = Mirror(home, storage).fetch_home(weights=weights)
-    print(f"{count} files came from {url}")
+    put(f"{count} files came from {url}")
 
 
 def _going_on(home: Home, sweep: str | None) -> set[str]:

@@ -15,7 +15,8 @@ import typer
 
 from suite.cli import complete, render
 from suite.cli.options import DataRootOption, Format, TasksOption, search_first
-from suite.cli.render import column
+from suite.cli.render import column, put
+from suite.redact import printable
 
 if TYPE_CHECKING:
     from suite.config.task import TaskConfig
@@ -111,7 +112,7 @@ def check(
     with render.stdout_for_result(), _found(given) as (task, file):
         report = _look(task, file, data_root, backbone, rows, limits)
     if fmt is CheckFormat.JSON:
-        print(json.dumps(report.plain(), indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(report.plain(), indent=2, allow_nan=False))
     else:
         _show(report)
     # After the report, because the reason stands in it.
@@ -197,9 +198,11 @@ def _first(names: Sequence[str]) -> Any:
 
 def _show(report: Report) -> None:
     task = report.task
-    name = typer.style(task.name, bold=True)
-    typer.echo(f"{name}, {task.kind}, version {task.version}: {task.description}")
-    typer.echo(f"{report.file}\n")
+    _styled(
+        typer.style(task.name, bold=True),
+        f", {task.kind}, version {task.version}: {task.description}",
+    )
+    put(f"{report.file}\n")
     _heading("splits")
     _show_splits(report)
     for reading in report.readings:
@@ -213,7 +216,7 @@ def _show(report: Report) -> None:
         _show_finding(finding, width)
     levels = [finding.level for finding in report.findings]
     verdict = "fit to compare on" if report.fit else "not fit to compare on"
-    print(f"\n{verdict}: {levels.count('fail')} failed, {levels.count('warn')} to look at")
+    put(f"\n{verdict}: {levels.count('fail')} failed, {levels.count('warn')} to look at")
 
 
 def _show_splits(report: Report) -> None:
@@ -240,7 +243,7 @@ def _show_splits(report: Report) -> None:
     if not isinstance(task, LabelTask):
         for fact in facts:
             _show_common_answers(fact)
-    print()
+    put()
 
 
 def _show_common_answers(fact: SplitFacts) -> None:
@@ -261,12 +264,12 @@ def _show_reading(reading: Reading) -> None:
         tokenizer = ", bytes for its tokenizer"
     _heading(f"as {_article(reading.kind)} reads it ({reading.backbone}{tokenizer})")
     if reading.refused is not None:
-        print(f"  cannot: {reading.refused}")
+        put(f"  cannot: {reading.refused}")
     for example in reading.examples:
         for number, text in enumerate(example.reads):
             _paragraph(f"  {example.row if not number else '':<16}reads    ", text, indent=27)
         _paragraph(f"  {'':<16}answers  ", example.answers, indent=27)
-    print()
+    put()
 
 
 def _show_lengths(readings: Sequence[Reading]) -> None:
@@ -288,7 +291,7 @@ def _show_lengths(readings: Sequence[Reading]) -> None:
         column("cut_frac", "cut", _percent),
     ]
     render.render(rows, columns, Format.TABLE)
-    print()
+    put()
 
 
 def _show_finding(finding: Finding, width: int) -> None:
@@ -302,16 +305,20 @@ def _show_finding(finding: Finding, width: int) -> None:
             _paragraph(" " * (width + 10), _short(example, 200), indent=width + 10)
 
 
+def _styled(styled: str, rest: str = "") -> None:
+    # `put` would write the commands of our own style out too.
+    typer.echo(styled + printable(rest))
+
+
 def _heading(text: str) -> None:
-    typer.echo(typer.style(text, bold=True))
+    _styled(typer.style(printable(text), bold=True))
 
 
 def _paragraph(before: str, text: str, *, indent: int) -> None:
     """Text with line breaks shown as such, wrapped under its own beginning, at column `indent`."""
-    lines = textwrap.wrap(
-        _short(text.replace("\n", "\\n"), SHOWN_CHARACTERS), WIDTH - indent, break_on_hyphens=False
-    ) or ["(nothing)"]
-    typer.echo(before + ("\n" + " " * indent).join(lines))
+    shown = printable(_short(text.replace("\n", "\\n"), SHOWN_CHARACTERS))
+    lines = textwrap.wrap(shown, WIDTH - indent, break_on_hyphens=False) or ["(nothing)"]
+    _styled(before, ("\n" + " " * indent).join(lines))
 
 
 def _short(text: str, most: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ from suite.cli.options import (
     TasksOption,
     TrustOption,
 )
-from suite.cli.render import stdout_for_result
+from suite.cli.render import put, stdout_for_result
 
 
 def trial(
@@ -73,7 +72,7 @@ def trial(
     )
     folder = Home(home).trial(spec)
     if not again and folder.result() is not None:
-        print(f"already trained: {folder.path}; --again trains anew", file=sys.stderr)
+        put(f"already trained: {folder.path}; --again trains anew", err=True)
     with stdout_for_result():
         # After the specification was checked: a mistake must not cost the earlier run.
         result = train_by_hand(spec, Home(home), data_root=data_root, again=again)

@@ -8,6 +8,7 @@ in this folder, wherever the folder lies. peft itself looks for a base only by t
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,13 +27,15 @@ from suite.backbones.base import Family
 from suite.backbones.heads import Head
 from suite.backbones.loading import build
 from suite.config.sweep import AttentionChoice
-from suite.errors import IncompatibleError
+from suite.errors import ConfigError, IncompatibleError
 from suite.export.base import base_name, open_base, start_backbone
 from suite.export.description import BASE, Description
 from suite.files import write_json
 from suite.petl._quiet import without_noise
+from suite.petl.peft_method import UNUSABLE, check_shadow, peft_types
 from suite.train.restore import Restored
 
+CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 # What peft puts into the name of a head that it trains: the head's name stands around it.
@@ -158,7 +161,12 @@ def _point_to_base(folder: Path) -> None:
 
 
 def load_adapter(description: Description, folder: Path) -> nn.Module:
-    """Load what `write_adapter` wrote, as a `PeftModel`."""
+    """Load what `write_adapter` wrote, as a `PeftModel`.
+
+    Raises:
+        ConfigError: The adapter is none that the suite writes.
+    """
+    _check_type(folder / CONFIG)
     base = build(open_base(description, folder), description.made_head)
     # Before the adapter comes, which takes over the precision of the base.
     base.to(getattr(torch, description.dtype))
@@ -171,6 +179,24 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
             use_safetensors=True,
         )
     return model
+
+
+def _check_type(path: Path) -> None:
+    """Check that peft makes the adapter from the files beside `path` alone.
+
+    Some types that the suite never writes read others, of any folder or of the hub.
+    """
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(described, dict):
+        raise ConfigError(f"{path}: expected a JSON object as peft writes it")
+    kind = described.get("peft_type")
+    written = set(peft_types().values()) - UNUSABLE.keys()
+    if not isinstance(kind, str) or kind not in written:
+        raise ConfigError(f"{path}: peft_type: got {kind!r}, which suite export does not write")
+    check_shadow(described, where=str(path))
 
 
 def _complete(config: Any, base: PreTrainedModel, family: Family, head: Head) -> None:

@@ -308,6 +308,7 @@ def _check_usable(
     Raises:
         ConfigError: One does. Where it has its default, as in a stored arm, it asks for nothing.
     """
+    check_shadow(architecture, where=where)
     if config_class is not LoraConfig:
         return
     default = LoraConfig()
@@ -316,6 +317,20 @@ def _check_usable(
         if reason is not None and value != getattr(default, key):
             raise ConfigError(f"{where}: {key}: {value} does not fit a sweep: {reason}")
     _check_start_options(architecture, where=where)
+
+
+def check_shadow(options: Mapping[str, Any], *, where: str) -> None:
+    """Check that the network of `peft:shadow` is a new one.
+
+    Raises:
+        ConfigError: peft would read it from any folder or the hub, also from pickled weights.
+    """
+    shadow = options.get("shadow_model", "mirror")
+    if shadow != "mirror":
+        raise ConfigError(
+            f"{where}: shadow_model: got {shadow!r}, expected mirror: a network of its own, and"
+            " not the weights of another checkpoint"
+        )
 
 
 def _check_start_options(architecture: Mapping[str, Any], *, where: str) -> None:

@@ -251,7 +251,10 @@ def driver_pid(home: Home, sweep: str) -> int | None:
             # Shared, so that those who ask do not take one another for a driver.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _owner(home, sweep).get("pid")
+            pid = _owner(home, sweep).get("pid")
+            # Anybody who can write the home can write the file.
+            if isinstance(pid, int):
+                return pid
     return None
 
 

@@ -55,7 +55,8 @@ def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column], width:
         if c.unit:
             lines.append(c.unit)
         table.add_column(
-            "\n".join(lines),
+            # A class of somebody's data is the head of a column.
+            printable("\n".join(lines)),
             justify="right" if c.right else "left",
             overflow="fold",
             # rich would take room from every column alike, and break words in all of them.

@@ -26,6 +26,7 @@ from pydantic import Field, ValidationError
 from suite.clock import CLOCK, Clock
 from suite.config.loader import Strict
 from suite.errors import StorageError, SweepConflictError
+from suite.redact import printable
 from suite.storage.base import Storage
 from suite.storage.fence import Fence, claim_key, claims_key, newest_number
 from suite.storage.urls import open_storage
@@ -87,8 +88,9 @@ class Claim(Strict):
     def __str__(self) -> str:
         process = f"process {self.pid} on {self.host}"
         if self.job:
-            return f"{process} (job {self.job})"
-        return process
+            process += f" (job {self.job})"
+        # It is logged too, and whoever can write the storage can write a claim.
+        return printable(process)
 
 
 class Beat(Strict):

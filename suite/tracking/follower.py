@@ -17,7 +17,7 @@ from suite.clock import CLOCK
 from suite.plan.events import Listener
 from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
-from suite.redact import redact
+from suite.redact import printable, redact
 
 MAX_PROBLEM_CHARS = 500
 
@@ -173,4 +173,4 @@ class Follower(Listener):
 
 
 def _say_on_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)

@@ -77,15 +77,22 @@ def published(store: Store, run: StoredRun) -> list[Row]:
     """The rows that a run has; empty where none were published yet.
 
     Raises:
-        TrackingError: The file is not there, not whole, or of another schema version.
+        TrackingError: The file is not there, not whole, or of another schema version; or the tag
+            names no file of ours.
     """
     for _ in range(ATTEMPTS):
         name, _, digest = run.tags.get(TAG, "").partition(" ")
         if not digest:
             return []
+        # It becomes a part of a path, and anybody may have written the database.
+        if name not in NAMES:
+            raise TrackingError(
+                f"{without_password(store.uri)}: run {run.id}: the tag {TAG} names the file "
+                f"{name!r}, expected one of {', '.join(NAMES)}; suite sync writes it again"
+            )
         with store.file(run, name) as path:
             # A store may serve half a file, or one from a cache; the digest of the tag decides.
-            if path.exists() and sha256(path) == digest:
+            if path.is_file() and sha256(path) == digest:
                 return read_file(path)
         # Perhaps it was replaced twice since the run was read: then the tag is another by now.
         run = store.run(run.id)

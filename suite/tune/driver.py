@@ -52,6 +52,7 @@ from suite.plan.second_objective import check_measurable
 from suite.plan.status import CellReport, cell_status
 from suite.record.attempts import asked_again
 from suite.record.folder import Home
+from suite.redact import printable
 from suite.storage.lease import Lease
 from suite.storage.mirror import Mirror
 from suite.storage.workspace import Workspace
@@ -386,7 +387,8 @@ def _end_without_head(callback: SweepCallback, why: str) -> None:
         callback.lease.release()
     finally:
         what_to_do = "run the same command again when the head is back"
-        print(f"{why}; nothing that finished is lost; {what_to_do}", file=sys.stderr, flush=True)
+        line = printable(f"{why}; nothing that finished is lost; {what_to_do}")
+        print(line, file=sys.stderr, flush=True)
         os._exit(1)
 
 
