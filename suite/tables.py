@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import lzma
+import re
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.errors import DataError
+from suite.files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +47,8 @@ MARKS = {
 }
 """First bytes that tell an encoding; some spreadsheets call UTF-16 "Unicode text"."""
 SHOWN_CHARACTERS = 60
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON writes half of a character beyond U+FFFF; two of them make one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +317,25 @@ def _json(path: Path, text: str) -> Table:
 
 def _loads(text: str, *, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        found = parse_json(text)
+    except ValueError as error:
+        why = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{error.msg} at character {error.pos + 1}"
         raise DataError(
-            f"{where}: not JSON: {error.msg} at character {error.pos + 1} of {_short(text)!r}; "
+            f"{where}: not JSON: {why} in {_short(text)!r}; "
             "expected one object a line, or one array of objects"
         ) from None
+    # Python holds half a pair of surrogates, which no encoding does, and neither does pyarrow.
+    if SURROGATE.search(text):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: holds half a character, {error.object[error.start]!a}, as no text may; "
+                "write the file again from its source, with errors replaced"
+            ) from None
+    return found
 
 
 def _object(row: Any, *, where: str) -> dict[str, Any]:

@@ -143,6 +143,10 @@ def test_a_bad_row_is_named_by_its_line(content: str, said: str, write: Write) -
         (['{"text": "a", "label": "x"}', '{"text": "b"'], r"rows\.jsonl:2: not JSON: .*one object"),
         (['{"text": "a", "label": "x"}', "7"], r"rows\.jsonl:2: got 7, expected an object"),
         (['{"text": "a", "label": "x"}', '{"text": "b"}'], r"rows\.jsonl:2: no label"),
+        (["[" * 100_000], r"rows\.jsonl: not JSON: its brackets are nested too deep in '\[\[.*"),
+        (['{"text": ' + "7" * 5_000 + "}"], r"rows\.jsonl:1: not JSON: .*5000 digits"),
+        (['{"text": "\\ud800", "label": "x"}'], r"rows\.jsonl:1: holds half a .*'\\ud800'"),
+        (['{"text": ["\\uDC00"], "label": "x"}'], r"rows\.jsonl:1: holds half a character"),
         (['{"text": "a", "label": ["x", "y"]}'], r"rows\.jsonl:1: .*a task for each column"),
     ],
 )
