@@ -159,7 +159,7 @@ def sqlite_path(uri: str) -> Path | None:
     """The absolute path of an sqlite store, None for any other store.
 
     Raises:
-        TrackingError: The database has no file.
+        TrackingError: The database has no file, or one whose name none can have.
     """
     if not uri.startswith("sqlite:"):
         return None
@@ -169,7 +169,15 @@ def sqlite_path(uri: str) -> Path | None:
             f"tracking store {uri!r}: expected sqlite:///PATH.db, a database with a file"
         )
     # What follows a `?` are options of the connection, not of the path.
-    return Path(unquote(name.partition("?")[0])).resolve()
+    path = Path(unquote(name.partition("?")[0]))
+    try:
+        return path.resolve()
+    # A NUL, or half a surrogate pair, also written as %00.
+    except ValueError as error:
+        raise TrackingError(
+            f"tracking store {uri!r}: no file can have this name: {error}; "
+            "expected sqlite:///PATH.db"
+        ) from None
 
 
 def without_password(uri: str) -> str:
@@ -265,7 +273,11 @@ class Store:
 
         # Before the first connection, which this must hear of.
         schema.watch_sqlite_files()
-        return MlflowClient(self.uri)
+        try:
+            return MlflowClient(self.uri)
+        # A port that is no number, a database whose driver is not installed.
+        except (ValueError, ImportError) as error:
+            raise self.explain(error) from error
 
     @property
     def is_remote(self) -> bool:
