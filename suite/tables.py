@@ -15,6 +15,7 @@ import lzma
 import re
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -46,6 +47,8 @@ MARKS = {
     b"\xfe\xff": "utf-16",
 }
 """First bytes that tell an encoding; some spreadsheets call UTF-16 "Unicode text"."""
+OF_PACKERS = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+"""What damaged files raise when they are unpacked, beside an OSError."""
 SHOWN_CHARACTERS = 60
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """How JSON writes half of a character beyond U+FFFF; two of them make one."""
@@ -170,7 +173,8 @@ def _unpacked(path: Path) -> bytes:
         if suffix == ".zip":
             return _unzipped(path)
         return path.read_bytes()
-    except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:
+    # A RuntimeError of an archive with a password, or packed in a way that Python does not know.
+    except (OSError, EOFError, ValueError, RuntimeError, *OF_PACKERS) as error:
         raise DataError(f"{path}: cannot be read: {error}; copy it again") from error
 
 

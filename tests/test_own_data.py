@@ -156,6 +156,22 @@ def test_a_bad_line_of_json_is_named(lines: list[str], said: str, write: Write) 
         load_task_file(write({"files": "rows.jsonl"}))
 
 
+def test_a_packed_file_that_was_damaged_is_named(write: Write) -> None:
+    data = bytearray(gzip.compress(b"a,b\n1,2\n" * 50))
+    data[20] ^= 255
+    Path("rows.csv.gz").write_bytes(data)
+    with zipfile.ZipFile("rows.csv.zip", "w") as archive:
+        archive.writestr("rows.csv", "text,label\na,x\n")
+    data = bytearray(Path("rows.csv.zip").read_bytes())
+    # The bit of a password, at the head of the file and in the list of files at its end.
+    data[6] |= 1
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    Path("rows.csv.zip").write_bytes(data)
+    for name in ("rows.csv.gz", "rows.csv.zip"):
+        with pytest.raises(DataError, match=f"{name}: cannot be read: .*copy it again"):
+            load_task_file(write({"files": name}))
+
+
 @pytest.mark.parametrize(
     ("values", "words", "numbers"),
     [

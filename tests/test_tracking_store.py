@@ -70,6 +70,7 @@ def test_an_address_that_is_not_closed_is_refused_without_its_password(tmp_path:
         ("postgresql+psycopg://me:hunter2@x:abc/y", "'abc'; expected postgresql://USER@HOST:PORT"),
         ("mssql+pyodbc://me:hunter2@x:abc/y", "'abc'|pyodbc"),
         ("mysql://me:hunter2@x/y", "No module named 'MySQLdb'"),
+        ("postgresql+psycopg://me:hunter2@\udcff/y", "can't encode|codec"),
     ],
 )
 def test_a_server_that_nothing_here_can_reach_is_told_without_its_password(

@@ -234,7 +234,8 @@ def _store_errors() -> tuple[type[Exception], ...]:
     from requests import RequestException
     from sqlalchemy.exc import SQLAlchemyError
 
-    return (MlflowException, RequestException, SQLAlchemyError, OSError)
+    # UnicodeError: the name of a host that no DNS can hold.
+    return (MlflowException, RequestException, SQLAlchemyError, OSError, UnicodeError)
 
 
 def _explained(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
