@@ -4,9 +4,10 @@
     python -m benchmarks.odd_inputs --inputs 20000 --record odd.jsonl   # cut it, and go on later
     python -m benchmarks.odd_inputs --only records:17    # one of them again, with what it printed
 
-An input is something whole with one to three random changes (benchmarks/odd_changes.py): a sweep,
-`--set`, a task, a home's records, its MLflow database, a file of results. Each goes to a real
-command in this process. A command may refuse it (exit code 1 or 2, and a message). A finding is
+An input is something whole (benchmarks/odd_home.py) with one to three random changes
+(benchmarks/odd_changes.py): a sweep, `--set`, a task, a home's files, its MLflow database, a file of
+results, a backbone's folder, a file of rows, `--tracking-uri`. Each goes to a real command in this
+process. A command may refuse it (exit code 1 or 2, and a message). A finding is
 anything else: a traceback, another exit code, more than two minutes, or more than 6 GiB of memory.
 `tests/test_odd_inputs.py` feeds a small share of the same inputs.
 """
@@ -16,11 +17,13 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import gzip
 import io
 import json
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -37,7 +40,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer.main
@@ -45,6 +47,7 @@ import typer.main
 from benchmarks.odd_changes import (
     SURROGATE,
     TOKENS,
+    change_file,
     changed_bytes,
     changed_json,
     changed_table,
@@ -56,14 +59,12 @@ from benchmarks.odd_changes import (
     tree_of,
     words,
 )
+from benchmarks.odd_home import claim, driven, make_backbone, make_home, make_rows
 from suite.cli import app as command_line
 from suite.errors import SuiteError
 from suite.record.folder import Home
-from suite.record.result import FailureRecord
-from suite.tracking import sync
 from suite.train.by_hand import build_spec
-from tests.answers import some_right, write_confirmed
-from tests.records import make_spec, make_store, write_definition, write_trial
+from tests.records import make_store
 
 PATIENCE_S = 120
 MEMORY_BYTES = 6 * 2**30
@@ -156,9 +157,10 @@ text_to_text: "{text}? {other} {text2}"
 label: {column: label, words: [a, b]}
 splits: {rule: named, test: test}
 """
+OWN = "description: a toy\nsource: ours\ndata: "
 TASKS = [GENERATED]
 for of_files in OF_FILES.split("---"):
-    TASKS.append("description: a toy\nsource: ours\ndata: {hub: odd/rows}" + of_files)
+    TASKS.append(f"{OWN}{{hub: odd/rows}}{of_files}")
 ROWS = {
     "text": ["a b", "c", "", "d e f", "g", "h"],
     "other": ["x 1", "y 22", "z", "", "v", "w 3"],
@@ -183,7 +185,62 @@ READERS = {
     "run sweep.yaml --dry-run --set name=demo": 3,
 }
 """Commands that read a home, and how often each is drawn: those that take seconds seldom."""
-SHARES = {"sweeps": 25, "set": 25, "tasks": 20, "imports": 14, "records": 10, "stores": 6}
+OF_A_STORE = (
+    "leaderboard",
+    "leaderboard --format json",
+    "curves",
+    "export-results out.json",
+    "sync",
+)
+"""Commands that are given a `--tracking-uri`."""
+URI_PARTS = {
+    "scheme": words("""
+        sqlite sqlite sqlite http https postgresql postgresql+psycopg postgres mysql mysql+pymysql
+        mssql+pyodbc oracle file ftp x SQLITE sqlite+pysqlite
+    """),
+    "user": ("", "", "", "me@", "me:@", ":@", "@", "\x1b[31m@", "me%00@"),
+    "host": ("127.0.0.1", "127.0.0.1", "[::1]", "[::1", "::1]", "", "a b", "\x07", "\udcff", "%00"),
+    "port": ("", ":9", ":9", ":abc", ":-1", ":99999999", ":", ":9:9", ":é", ":9.5"),
+    "name": (
+        *(
+            "",
+            "/",
+            "/y",
+            "//y",
+            "/y.db",
+            "/%00.db",
+            "/\0.db",
+            "/\udcff.db",
+            "/é.db",
+            "/\x1b[31m.db",
+        ),
+        *("/a%3Fb.db", "/a#b.db", "/%zz.db", f"/{'x' * 300}.db", f"/{'x/' * 3000}y.db", "/../y.db"),
+        *("/sweep.yaml", "/sweep.yaml/y.db", "/data", "/:memory:"),
+    ),
+    "query": (
+        "",
+        "",
+        "",
+        "?",
+        "?mode=ro",
+        "?timeout=x",
+        "?host=/nowhere",
+        "?connect_timeout=x",
+        "?=&",
+    ),
+}
+"""Of what a `--tracking-uri` is put together; no host but this machine is asked."""
+SHARES = {
+    "sweeps": 22,
+    "set": 22,
+    "tasks": 17,
+    "imports": 12,
+    "records": 12,
+    "stores": 5,
+    "backbones": 4,
+    "rows": 4,
+    "uris": 2,
+}
 """How many of a hundred inputs are of which kind."""
 OF_A_USER = words("""
     SUITE_HOME SUITE_PATH SUITE_TASKS SUITE_STORAGE SUITE_OPTUNA SUITE_DATA_ROOT
@@ -240,6 +297,9 @@ class Feeder:
             "records": self.records,
             "stores": self.stores,
             "imports": self.imports,
+            "backbones": self.backbones,
+            "rows": self.rows,
+            "uris": self.uris,
         }
         self.home = root / "home"
         self._whole = root / "whole"
@@ -254,8 +314,12 @@ class Feeder:
             self.call("export-results", self.root / name, "--home", self.home)
         shutil.move(self.home, self._whole)
         self.call("run", self.root / "sweep.yaml", "--dry-run", "--home", self.home)
+        make_backbone(self.root / "backbone")
+        self._use(self.root / "backbone", "params")
+        make_rows(self.root / "rows")
+        self._check_rows(self.root / "rows" / "rows.csv", TASKS[1])
         # Changes of what is refused already would reach nothing
-        assert self.findings.ended == {"0": 3}, self.findings
+        assert self.findings.ended == {"0": 5}, self.findings
         folder = self.root / "data" / "odd" / "rows" / "default"
         folder.mkdir(parents=True)
         for split in ("train", "validation", "test"):
@@ -365,7 +429,15 @@ class Feeder:
                     files.append(path)
             for _ in range(chance.choice((1, 1, 2))):
                 spoil(chance, chance.choice(files))
-            self._read(chance)
+            how = chance.random()
+            if how < 0.1:
+                # What `suite run` does before it starts Ray
+                self.watch("the claims of run", lambda: claim(Home(self.home)))
+            elif how < 0.4:
+                with driven(Home(self.home)):
+                    self._read(chance)
+            else:
+                self._read(chance)
 
     def stores(self, chance: random.Random) -> None:
         with self._copy():
@@ -391,6 +463,83 @@ class Feeder:
             self.call("import-results", path, "--home", self.home)
             self._read(chance)
 
+    def backbones(self, chance: random.Random) -> None:
+        folder = self.root / "odd-backbone"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.root / "backbone", folder)
+        for _ in range(chance.choice((1, 1, 2))):
+            spoil(chance, chance.choice(sorted(folder.glob("*.json"))))
+        self._use(folder, chance.choice(("params", "params", "run")))
+
+    def _use(self, folder: Path, command: str) -> None:
+        if command == "params":
+            self.call("params", "--backbone", folder, "--method", "lora")
+            return
+        # One cell, because each builds a model
+        only = [f"backbones=[{{name: {folder}}}]", "attention=[pretrained]", "methods=[lora]"]
+        options = []
+        for item in only:
+            options += ["--set", item]
+        sweep = self.root / "sweep.yaml"
+        self.call("run", sweep, "--dry-run", "--home", self.home, *options)
+
+    def rows(self, chance: random.Random) -> None:
+        path = (
+            self.root
+            / "odd-rows"
+            / chance.choice(("rows.csv", "rows.jsonl", "rows.jsonl", "rows.json", "rows.parquet"))
+        )
+        shutil.rmtree(path.parent, ignore_errors=True)
+        path.parent.mkdir()
+        shutil.copy(self.root / "rows" / path.name, path)
+        if path.suffix == ".jsonl" and chance.random() < 0.7:
+            lines = path.read_bytes().splitlines()
+            place = chance.randrange(len(lines))
+            lines[place] = changed_json(chance, lines[place])
+            path.write_bytes(b"\n".join(lines))
+        elif chance.random() < 0.5:
+            change_file(chance, path)
+        else:
+            spoil(chance, path)
+        if path.is_file() and chance.random() < 0.2:
+            packed = gzip.compress(path.read_bytes())
+            path = path.with_name(f"{path.name}.gz")
+            path.write_bytes(chance.choice((packed, changed_bytes(chance, packed))))
+        if chance.random() < 0.7:
+            self._check_rows(path, chance.choice(TASKS[1:]))
+            return
+        # It writes a task into the working folder
+        with contextlib.chdir(path.parent):
+            columns = ["--text", "text", "--label", chance.choice(("label", "number"))]
+            self.call("init", "own.yaml", "--data", path, *columns, "--yes")
+
+    def _check_rows(self, path: Path, task: str) -> None:
+        given = self.root / "own-rows.yaml"
+        task = task.replace("{hub: odd/rows}", json.dumps({"files": str(path)}))
+        # One file has no splits by name, so they are drawn
+        given.write_text(re.sub("splits: .*\n", "", task))
+        self.call("task", "check", given, "--backbone", "minilm", "--format", "json")
+
+    def uris(self, chance: random.Random) -> None:
+        folder = self.root / "uris"
+        (folder / "data").mkdir(parents=True)
+        shutil.copy(self.root / "sweep.yaml", folder)
+        part = {name: chance.choice(values) for name, values in URI_PARTS.items()}
+        uri = f"{part['scheme']}://{part['user']}{part['host']}{part['port']}{part['name']}"
+        # A file that is written lies here
+        if part["scheme"].startswith(("sqlite", "SQLITE", "file", "x")):
+            uri = f"{part['scheme']}:///{folder}{part['name']}"
+        uri += part["query"]
+        if chance.random() < 0.1:
+            uri = chance.choice(
+                ("", " ", "mlruns", "sqlite:", "sqlite://", "http:", "://", "\0", uri[1:])
+            )
+        with self._copy():
+            command = words(chance.choice(OF_A_STORE))
+            given = [self.root / word if word.startswith("out") else word for word in command]
+            self.call(*given, "--home", self.home, "--tracking-uri", uri)
+        shutil.rmtree(folder)
+
     @contextmanager
     def _copy(self) -> Iterator[None]:
         """A fresh copy of the whole home at `self.home`."""
@@ -412,20 +561,6 @@ class Feeder:
         self.call(*given, "--home", self.home)
         for name in ("out", "out-model"):
             shutil.rmtree(self.root / name, ignore_errors=True)
-
-
-def make_home(home: Home, empty_db: Path) -> None:
-    """A small sweep that has ended: two methods, two seeds each, and a trial that was given up."""
-    write_definition(home, ["lora", "read"], ["agreement"], trials=2, seeds=(1, 2))
-    chance = np.random.default_rng(0)
-    for method, share in (("lora", 0.9), ("read", 0.6)):
-        write_confirmed(home, method, some_right(chance, share, items=20, seeds=2))
-    spec = write_trial(home, make_spec("lora", number=1))
-    failure = FailureRecord(type="LostError", message="its host was lost")
-    for _ in range(2):
-        home.trial(spec).add_failure(failure)
-    shutil.copy(empty_db, home.path / "mlflow.db")
-    assert sync(home, tracking_uri=home.tracking_uri).unreachable is None
 
 
 def _check_trial(items: Sequence[str]) -> None:

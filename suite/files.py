@@ -107,6 +107,28 @@ def keep(path: Path, data: bytes, *, most: int) -> None:
             old.unlink(missing_ok=True)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON that somebody else may have written or cut.
+
+    Raises:
+        ValueError: It is no JSON, no UTF-8, or is nested too deep.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deep") from None
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file that somebody else may have written or cut.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: As `parse_json`.
+    """
+    return parse_json(path.read_bytes())
+
+
 def json_bytes(value: Any) -> bytes:
     """Return a value as indented JSON; NaN and infinity are refused."""
     return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()

@@ -12,8 +12,10 @@ import hashlib
 import io
 import json
 import lzma
+import re
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.errors import DataError
+from suite.files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +47,11 @@ MARKS = {
     b"\xfe\xff": "utf-16",
 }
 """First bytes that tell an encoding; some spreadsheets call UTF-16 "Unicode text"."""
+OF_PACKERS = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+"""What damaged files raise when they are unpacked, beside an OSError."""
 SHOWN_CHARACTERS = 60
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON writes half of a character beyond U+FFFF; two of them make one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +173,8 @@ def _unpacked(path: Path) -> bytes:
         if suffix == ".zip":
             return _unzipped(path)
         return path.read_bytes()
-    except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:
+    # A RuntimeError of an archive with a password, or packed in a way that Python does not know.
+    except (OSError, EOFError, ValueError, RuntimeError, *OF_PACKERS) as error:
         raise DataError(f"{path}: cannot be read: {error}; copy it again") from error
 
 
@@ -313,12 +321,25 @@ def _json(path: Path, text: str) -> Table:
 
 def _loads(text: str, *, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        found = parse_json(text)
+    except ValueError as error:
+        why = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{error.msg} at character {error.pos + 1}"
         raise DataError(
-            f"{where}: not JSON: {error.msg} at character {error.pos + 1} of {_short(text)!r}; "
+            f"{where}: not JSON: {why} in {_short(text)!r}; "
             "expected one object a line, or one array of objects"
         ) from None
+    # Python holds half a pair of surrogates, which no encoding does, and neither does pyarrow.
+    if SURROGATE.search(text):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: holds half a character, {error.object[error.start]!a}, as no text may; "
+                "write the file again from its source, with errors replaced"
+            ) from None
+    return found
 
 
 def _object(row: Any, *, where: str) -> dict[str, Any]:

@@ -345,5 +345,6 @@ def test_the_head_weights_of_a_trial_are_compared_with_their_start(
 
 
 def test_a_folder_that_is_no_trial_is_refused(suite: Suite, tmp_path: Path) -> None:
-    code, _, err = suite("analyze", "weights", "--trial", tmp_path)
-    assert code == 2 and "expected a finished trial of the confirm phase" in err
+    for folder in (tmp_path, Path("/"), Path("/nonexistent")):
+        code, _, err = suite("analyze", "weights", "--trial", folder)
+        assert code == 2 and "expected a finished trial of the confirm phase" in err

@@ -22,7 +22,7 @@ from suite.train.fingerprint import place_sum, together
 from suite.train.frozen_weights import kept_weights
 from suite.train.pieces import adam_of, pieces_of, steps_of
 from suite.train.process_group import gather_objects
-from suite.train.shards import shard_name
+from suite.train.shards import FORMAT, shard_name
 from tests.forked import copy_at_each, fork_group, kill_at
 from tests.ranks import in_processes, on_ranks
 from tests.test_parity import batch_of, model_of
@@ -374,8 +374,12 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
     (tmp_path / "epoch-1").mkdir()
     with pytest.raises(UnusableError, match="never committed"):
         read_marker(tmp_path / "epoch-1", 1)
-    (tmp_path / "epoch-1" / MARKER).write_text("{")
-    with pytest.raises(UnusableError, match="cannot be read"):
+    for text in ("{", "[" * 200_000):
+        (tmp_path / "epoch-1" / MARKER).write_text(text)
+        with pytest.raises(UnusableError, match="cannot be read"):
+            read_marker(tmp_path / "epoch-1", 1)
+    (tmp_path / "epoch-1" / MARKER).write_text(f'{{"format": "{FORMAT}", "loss": NaN}}')
+    with pytest.raises(UnusableError, match="was changed"):
         read_marker(tmp_path / "epoch-1", 1)
 
 

@@ -78,6 +78,19 @@ def test_a_home_that_moved_goes_on(home: Home, shared: str, tmp_path: Path) -> N
     assert refusal(Home(tmp_path / "link"), shared) == ""
 
 
+def test_a_name_or_a_token_that_is_no_text_is_told_or_unknown(
+    home: Home, shared: str, tmp_path: Path
+) -> None:
+    assert refusal(home, shared) == ""
+    copy = copied(home, "copy")
+    (home.path / "tracking-id").write_bytes(b"\xff\xfe")
+    assert refusal(copy, shared) == "", "it is not known as a copy of a home without a name"
+    (copy.path / "tracking-writer").write_bytes(b"\xff\xfe")
+    assert "writes to" in refusal(copy, shared)
+    with pytest.raises(StorageError, match="remove the file, and a new name is made"):
+        sync(home, tracking_uri=shared)
+
+
 def test_a_copy_can_take_over_or_become_a_home_of_its_own(
     home: Home, shared: str, suite: Suite
 ) -> None:

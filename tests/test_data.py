@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -394,6 +395,20 @@ def test_a_damaged_page_is_named(root: Path) -> None:
 def test_paths_out_of_the_data_root_are_refused(root: Path, config: str) -> None:
     with pytest.raises(DataError, match="must name something inside the data root"):
         prepared(root, task(data={"hub": HUB, "config": config}))
+
+
+@pytest.mark.parametrize("left", ["", '{"sizes": {', "{}", "[" * 200_000, None])
+def test_prepared_data_that_were_cut_say_how_they_are_made_anew(
+    left: str | None, root: Path
+) -> None:
+    manifest = prepared(root).path / "prepared.json"
+    manifest.unlink()
+    if left is not None:
+        manifest.write_text(left)
+    with pytest.raises(DataError, match=r"prepared\.json: cannot be read: .*remove the folder"):
+        prepared(root)
+    shutil.rmtree(manifest.parent)
+    assert prepared(root).sizes
 
 
 def test_an_unreachable_hub_is_reported_at_once_and_names_the_data_root(

@@ -85,6 +85,19 @@ def test_a_result_that_json_cannot_hold_is_damaged(data: bytes, folder: TrialFol
     assert found is not None and str(found.damaged).endswith("is not whole JSON")
 
 
+@pytest.mark.parametrize("data", [b"[" * 200_000, b"\xff", b"[1]", b"{"])
+def test_a_proposal_that_cannot_be_read_says_nothing(data: bytes, folder: TrialFolder) -> None:
+    (folder.path / "proposal.json").write_bytes(data)
+    assert folder.proposal() == {}
+
+
+def test_a_line_of_the_curve_that_is_no_text_is_passed_over(folder: TrialFolder) -> None:
+    kept = make_result(make_spec()).epochs[0]
+    lines = (b"\xff\xfe", kept.model_dump_json().encode(), b"[" * 200_000)
+    (folder.path / "epochs.jsonl").write_bytes(b"\n".join(lines))
+    assert folder.epochs() == [kept]
+
+
 def test_a_damaged_record_of_an_attempt_counts_as_one(folder: TrialFolder) -> None:
     folder.add_failure(FailureRecord(type="LostError", message="its host was lost"))
     path = folder.path / "failure-0.json"

@@ -33,7 +33,7 @@ from suite.train.build import build_model
 from suite.train.initial import COST
 from suite.train.loop import Trainer, TrialEndedError
 from suite.train.process_group import free_port, init_process_group
-from suite.train.states_cache import MANIFEST, STATES, make_room, states_folder
+from suite.train.states_cache import MANIFEST, STATES, damage, make_room, states_folder
 from tests.ranks import asked_for, in_processes, on_ranks
 from tests.sweeps import toy_sweep
 from tests.test_lanes import RATES, alone, numbers, together, trainer_in
@@ -215,6 +215,11 @@ DAMAGES = [
 ]
 
 
+def test_signs_of_whole_states_that_are_nested_too_deep_are_damage(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text("[" * 200_000)
+    assert "nested too deep" in str(damage(tmp_path, 8))
+
+
 class Killed(BaseException):
     pass
 
@@ -249,8 +254,8 @@ def damages(_number: int, folder: Path) -> list[Any]:
     written = (kept / STATES).read_bytes()
     assert not messages and list(kept.parent.glob("*.tmp-*")) == []
     found = []
-    for name, damage, _ in DAMAGES:
-        damage(kept / name)
+    for name, spoil, _ in DAMAGES:
+        spoil(kept / name)
         record, row = opened(home)
         same = row == expected and (kept / STATES).read_bytes() == written
         found.append((same, record.made_by == first.made_by, messages.pop()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from suite.backbones.loading import Head, build, identity, load_tokenizer, resol
 from suite.backbones.presets import PRESETS
 from suite.config.sweep import BackboneChoice
 from suite.errors import BackboneError, ConfigError, IncompatibleError, SuiteError, UnknownNameError
+from suite.export.base import open_tokenizer
 from tests.tiny import FAMILIES, tiny_choice
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -366,6 +368,23 @@ def with_other_model_type(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "distilbert"}')
 
 
+def with_deep_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 200_000)
+
+
+def with_deep_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("[" * 200_000)
+
+
+def with_odd_config(**values: Any) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+    return spoil
+
+
 def with_pickled_weights(folder: Path) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -395,6 +414,10 @@ def with_another_shape(folder: Path) -> None:
             with_other_model_type,
             "'distilbert' belongs to no family; the nearest of bert, deberta-v2, .* is bert, whose family bert shows",
         ),
+        (with_deep_config, "config.json cannot be read: its brackets are nested too deep"),
+        (with_deep_index, "index.json cannot be read: .*nested too deep"),
+        (with_odd_config(dtype="float99"), "config.json is not valid: .*float99"),
+        (with_odd_config(hidden_act="none"), "cannot be built from .*none"),
         (with_pickled_weights, "holds no model.safetensors.*pickled weights are not read"),
         (with_damaged_weights, "cannot be built from .*incomplete metadata"),
         (
@@ -419,6 +442,20 @@ def test_a_width_that_no_model_has_is_refused(meta: bool) -> None:
     flat = resolve(tiny_choice("bert").model_copy(update={"config": {"hidden_size": 0}}))
     with pytest.raises(BackboneError, match="cannot be built from"):
         build(flat, Head("classification", 2), meta=meta)
+
+
+@pytest.mark.parametrize(
+    "described", ["[" * 200_000, "[]", '{"tokenizer_class": 5}', '{"sep_token": 1}', "{", "null"]
+)
+def test_an_odd_description_of_a_tokenizer_is_refused(described: str, tmp_path: Path) -> None:
+    save("bert", tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    (tmp_path / "tokenizer_config.json").write_text(described)
+    told = r"the tokenizer in .* cannot be read: .*tokenizer: bytes"
+    with pytest.raises(BackboneError, match=told):
+        resolve(BackboneChoice(name=str(tmp_path)))
+    with pytest.raises(BackboneError, match="its tokenizer cannot be read: "):
+        open_tokenizer(tmp_path)
 
 
 def test_a_folder_without_tokenizer_asks_for_one(tmp_path: Path) -> None:

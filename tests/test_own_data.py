@@ -143,6 +143,10 @@ def test_a_bad_row_is_named_by_its_line(content: str, said: str, write: Write) -
         (['{"text": "a", "label": "x"}', '{"text": "b"'], r"rows\.jsonl:2: not JSON: .*one object"),
         (['{"text": "a", "label": "x"}', "7"], r"rows\.jsonl:2: got 7, expected an object"),
         (['{"text": "a", "label": "x"}', '{"text": "b"}'], r"rows\.jsonl:2: no label"),
+        (["[" * 100_000], r"rows\.jsonl: not JSON: its brackets are nested too deep in '\[\[.*"),
+        (['{"text": ' + "7" * 5_000 + "}"], r"rows\.jsonl:1: not JSON: .*5000 digits"),
+        (['{"text": "\\ud800", "label": "x"}'], r"rows\.jsonl:1: holds half a .*'\\ud800'"),
+        (['{"text": ["\\uDC00"], "label": "x"}'], r"rows\.jsonl:1: holds half a character"),
         (['{"text": "a", "label": ["x", "y"]}'], r"rows\.jsonl:1: .*a task for each column"),
     ],
 )
@@ -150,6 +154,22 @@ def test_a_bad_line_of_json_is_named(lines: list[str], said: str, write: Write) 
     Path("rows.jsonl").write_text("\n".join(lines))
     with pytest.raises(DataError, match=said):
         load_task_file(write({"files": "rows.jsonl"}))
+
+
+def test_a_packed_file_that_was_damaged_is_named(write: Write) -> None:
+    data = bytearray(gzip.compress(b"a,b\n1,2\n" * 50))
+    data[20] ^= 255
+    Path("rows.csv.gz").write_bytes(data)
+    with zipfile.ZipFile("rows.csv.zip", "w") as archive:
+        archive.writestr("rows.csv", "text,label\na,x\n")
+    data = bytearray(Path("rows.csv.zip").read_bytes())
+    # The bit of a password, at the head of the file and in the list of files at its end.
+    data[6] |= 1
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    Path("rows.csv.zip").write_bytes(data)
+    for name in ("rows.csv.gz", "rows.csv.zip"):
+        with pytest.raises(DataError, match=f"{name}: cannot be read: .*copy it again"):
+            load_task_file(write({"files": name}))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import subprocess
 import sys
@@ -316,6 +317,16 @@ def test_an_edited_task_file_is_another_sweep(home: Home, tmp_path: Path) -> Non
     path.write_text(path.read_text().replace("accuracy", "f1"))
     with pytest.raises(SweepConflictError, match=r"tasks/toy\.yaml: metrics"):
         check_definition(planned(), home)
+
+
+@pytest.mark.parametrize("owner", [b"[" * 200_000, b"\xff", b"[1]"])
+def test_a_driver_whose_file_cannot_be_read_has_no_name(owner: bytes, home: Home) -> None:
+    definition = home.sweep_definition("toy")
+    definition.parent.mkdir(parents=True)
+    definition.with_suffix(".driver").write_bytes(owner)
+    with definition.with_suffix(".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert driver_pid(home, "toy") is None
 
 
 def test_a_sweep_has_one_driver_at_a_time(home: Home) -> None:

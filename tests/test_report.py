@@ -876,6 +876,14 @@ def test_rows_and_curves_are_of_the_same_homes(home: Home, tmp_path: Path) -> No
     } and found.cells
 
 
+def test_a_name_of_the_home_that_is_no_text_is_as_good_as_another(
+    home: Home, tmp_path: Path
+) -> None:
+    shutil.copytree(home.path, tmp_path / "copy")
+    (tmp_path / "copy" / "tracking-id").write_bytes(b"\xff\xfe")
+    assert read(tmp_path / "copy").cells
+
+
 def test_the_command_writes_what_it_names(home: Home, suite: Suite, tmp_path: Path) -> None:  # noqa: F811
     code, out, _ = suite("report", "--home", home.path, "--out", tmp_path, "--format", "png")
     paths = [Path(line) for line in out.splitlines()]

@@ -122,7 +122,11 @@ def test_a_trial_whose_folder_was_removed_is_proposed_again_as_it_was(
 
 
 @pytest.mark.parametrize(
-    "hint", [7, {"log_rates": [-4.0]}, {"log_rates": [-4.0, "x"], "values": [0.0, 1.0]}]
+    "hint",
+    [
+        *(7, {"log_rates": [-4.0]}, {"log_rates": [-4.0, "x"], "values": [0.0, 1.0]}),
+        {"log_rates": [-4.0, 10**400], "values": [0.0, 1.0]},
+    ],
 )
 def test_a_damaged_record_of_where_a_study_began_says_nothing(home: Home, hint: object) -> None:
     plan = planned({"transfer": True}, methods=[FULL], tasks=["toy"])

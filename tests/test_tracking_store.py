@@ -55,7 +55,13 @@ def test_nothing_is_written_beside_a_home_whatever_its_name(tmp_path: Path, empt
     assert [found.name for found in tmp_path.iterdir()] == [home.path.name]
 
 
-@pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"),
+        *("sqlite:////tmp/x%00y.db", "sqlite:////tmp/x\0y.db", "sqlite:////tmp/\ud800.db"),
+    ],
+)
 def test_stores_that_cannot_work_are_refused(uri: str, tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="sqlite:///PATH"):
         resolve_uri(Home(tmp_path), uri)
@@ -64,6 +70,23 @@ def test_stores_that_cannot_work_are_refused(uri: str, tmp_path: Path) -> None:
 def test_an_address_that_is_not_closed_is_refused_without_its_password(tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="IPv6 address in brackets") as told:
         resolve_uri(Home(tmp_path), "http://me:hunter2@[::1")
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("postgresql+psycopg://me:hunter2@x:abc/y", "'abc'; expected postgresql://USER@HOST:PORT"),
+        ("mssql+pyodbc://me:hunter2@x:abc/y", "'abc'|pyodbc"),
+        ("mysql://me:hunter2@x/y", "No module named 'MySQLdb'"),
+        ("postgresql+psycopg://me:hunter2@\udcff/y", "can't encode|codec"),
+    ],
+)
+def test_a_server_that_nothing_here_can_reach_is_told_without_its_password(
+    uri: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TrackingError, match=said) as told:
+        open_store(resolve_uri(Home(tmp_path), uri), create=False)
     assert "hunter2" not in str(told.value)
 
 

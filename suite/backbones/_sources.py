@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from suite.backbones.folders import is_hub_id as is_hub_id
 from suite.backbones.folders import local_folder as local_folder
 from suite.errors import BackboneError, HubUnreachableError
-from suite.files import sha256
+from suite.files import read_json, sha256
 
 CONFIG_FILES = ("config.json",)
 WEIGHT_FILES = (
@@ -144,7 +143,7 @@ def read_config(folder: Path, *, where: str = "") -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except FileNotFoundError:
         raise BackboneError(
             f"{where}{folder} holds no config.json; expected a folder as transformers'"
@@ -201,7 +200,7 @@ def weight_files(folder: Path, *, where: str = "") -> list[Path]:
 
 def _read_index(index: Path, *, where: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        return dict(read_json(index)["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackboneError(f"{where}{index} cannot be read: {error!r}") from error
 

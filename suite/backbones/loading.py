@@ -52,6 +52,8 @@ Origin = Literal["hub", "folder", "package", "random"]
 _TOKEN_KEYS = frozenset({"pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"})
 # only ModernBERT's configuration has them; nothing in its model asks for them
 _PLACE_KEYS = frozenset({"cls_token_id", "sep_token_id"})
+UNFIT = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
+"""What transformers raises of a configuration with a value that it cannot use."""
 # keys of a configuration that the suite sets itself, from the tokenizer or the task
 _RESERVED_KEYS = _TOKEN_KEYS | {
     "architectures",
@@ -179,8 +181,8 @@ def build(
                 model = _new_model(resolved, auto, config, device="meta" if meta else "cpu")
             else:
                 model = _load_model(resolved, auto, config)
-    # transformers divides by sizes of the configuration, and a user may have set one to 0.
-    except (OSError, ValueError, ArithmeticError, RuntimeError, SafetensorError) as error:
+    # transformers divides by sizes of the configuration, and looks up names of it.
+    except (OSError, RuntimeError, SafetensorError, *UNFIT) as error:
         raise BackboneError(
             f"backbone {resolved.choice.name} cannot be built from {resolved.path}: {error}"
         ) from error
@@ -293,7 +295,7 @@ def _config_of(
         cls = own_config_class(raw, folder) or CONFIG_MAPPING[raw["model_type"]]
         config: PreTrainedConfig = cls.from_dict(dict(raw))
         config.name_or_path = str(folder)  # transformers looks for the checkpoint's code there
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+    except (StrictDataclassError, RecursionError, *UNFIT) as error:
         raise BackboneError(f"{where}its config.json is not valid: {error}") from error
     return config
 
@@ -387,7 +389,8 @@ def _read_tokenizer(resolved: ResolvedBackbone, *, where: str) -> PreTrainedToke
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    # Of a file that holds something else, each library raises what it stumbles on.
+    except Exception as error:
         raise BackboneError(
             f"{where}the tokenizer in {folder} cannot be read: {error}; give another one"
             " (tokenizer: bytes)"

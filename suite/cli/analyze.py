@@ -267,7 +267,9 @@ def trained_changes(path: Path) -> list[WeightChange]:
     from suite.train.restore import restore
 
     # `start_of` keeps the head weights as they were before training, to compare with.
-    trained = restore(TrialFolder(path), Home(path.resolve().parents[1]), start_of="head_weight")
+    # The parent of `/` is itself, while `parents` has none of it.
+    home = Home(path.resolve().parent.parent)
+    trained = restore(TrialFolder(path), home, start_of="head_weight")
     changes = weight_changes(trained.model, trained.resolved.family, trained.start)  # type: ignore[arg-type]  # families look inside wrappers
     if not changes:
         raise ConfigError(

@@ -25,7 +25,7 @@ from suite.data.row_checks import check_ids, check_rows, is_text
 from suite.data.source import Source, open_source
 from suite.data.splits import Part, Rows, SplitName, plan_splits, source_splits
 from suite.errors import DataError
-from suite.files import make_once
+from suite.files import make_once, read_json
 
 FORMAT = 2
 """Raise this number when the files change."""
@@ -103,8 +103,14 @@ def prepare(
     folder = cache / "data" / f"{task.name}-{short_hash(parts)}"
     # several workers of a machine may ask at the same time
     make_once(folder, lambda temporary: _build(task, objective, source, limit, temporary))
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    return Prepared(folder, manifest["sizes"], manifest["data_hash"], manifest["revision"])
+    try:
+        manifest = read_json(folder / MANIFEST)
+        return Prepared(folder, manifest["sizes"], manifest["data_hash"], manifest["revision"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / MANIFEST}: cannot be read: {error!r}; remove the folder {folder.name}, and "
+            "the data are prepared anew"
+        ) from error
 
 
 def _build(

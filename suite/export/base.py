@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from suite.config.task import LabelTask
 from suite.config.trust import with_trust
 from suite.errors import BackboneError
 from suite.export.description import BASE, Description
+from suite.files import read_json
 from suite.train.restore import Restored
 
 
@@ -108,15 +108,25 @@ def open_base(description: Description, folder: Path) -> ResolvedBackbone:
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of an exported folder."""
+    """The tokenizer of an exported folder.
+
+    Raises:
+        BackboneError: It cannot be read.
+    """
     kind: Any = AutoTokenizer
-    described = json.loads((folder / "tokenizer_config.json").read_bytes())
-    # For some models (ModernBERT, ...) transformers takes another class than the file names.
-    if described.get("tokenizer_class") == ByT5Tokenizer.__name__:
-        kind = ByT5Tokenizer
-    tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
-        str(folder), local_files_only=True, trust_remote_code=False
-    )
+    try:
+        described = read_json(folder / "tokenizer_config.json")
+        # For some models (ModernBERT, ...) transformers takes another class than the file names.
+        if described.get("tokenizer_class") == ByT5Tokenizer.__name__:
+            kind = ByT5Tokenizer
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    # Of a file that holds something else, each library raises what it stumbles on.
+    except Exception as error:
+        raise BackboneError(
+            f"{folder}: its tokenizer cannot be read: {error}; export the model again"
+        ) from error
     return tokenizer
 
 

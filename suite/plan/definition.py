@@ -22,7 +22,7 @@ from suite.config.sweep import SweepConfig
 from suite.config.task import TaskConfig
 from suite.config.task_base import PLACE
 from suite.errors import ConfigError, SweepConflictError
-from suite.files import write_json
+from suite.files import read_json, write_json
 from suite.plan.cell_state import read_states
 from suite.plan.plan import Plan, PlannedCell
 from suite.record.folder import Home
@@ -272,7 +272,7 @@ def _owner_path(home: Home, sweep: str) -> Path:
 
 def _owner(home: Home, sweep: str) -> dict[str, Any]:
     try:
-        owner = json.loads(_owner_path(home, sweep).read_bytes())
+        owner = read_json(_owner_path(home, sweep))
     # The file serves messages alone, so one that cannot be read is as good as none.
     except (FileNotFoundError, ValueError):
         return {}

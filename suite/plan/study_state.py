@@ -7,7 +7,6 @@ in the same study.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -475,7 +474,8 @@ def _whole(told: object) -> dict[str, Any]:
     if not rates or len(rates) != len(values):
         return {}
     for number in (*rates, *values, told.get("rate", 0.0)):
-        if not isinstance(number, float | int) or not math.isfinite(number):
+        # Neither NaN nor infinity is below, nor an integer that no float can hold.
+        if not isinstance(number, float | int) or not abs(number) < 1e100:
             return {}
     return told
 

@@ -26,7 +26,6 @@ HOME/
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ from pydantic import BaseModel, ValidationError
 
 from suite.config.names import why_not
 from suite.errors import ConfigError
-from suite.files import sqlite_uri, write_atomic, write_json
+from suite.files import read_json, sqlite_uri, write_atomic, write_json
 from suite.record.result import (
     DAMAGED,
     EpochRecord,
@@ -139,7 +138,7 @@ class TrialFolder:
     def proposal(self) -> dict[str, Any]:
         """Where the trial's learning rate comes from; empty where that was not written."""
         try:
-            found = json.loads((self.path / PROPOSAL).read_bytes())
+            found = read_json(self.path / PROPOSAL)
         # A confirm run has none, and a torn file says as little.
         except (FileNotFoundError, ValueError):
             return {}
@@ -185,7 +184,8 @@ class TrialFolder:
         """The training curve so far; an epoch that was trained again after a cut counts once."""
         found: dict[int, EpochRecord] = {}
         with contextlib.suppress(FileNotFoundError):
-            for line in (self.path / "epochs.jsonl").read_text().splitlines():
+            # As bytes: one line that is no text must not hide the others.
+            for line in (self.path / "epochs.jsonl").read_bytes().splitlines():
                 with contextlib.suppress(ValidationError):  # a crash may cut a line off
                     record = EpochRecord.model_validate_json(line)
                     # A later line wins: after a cut the epoch was trained again.

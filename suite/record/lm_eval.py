@@ -5,7 +5,6 @@ An evaluation that stands in the file is not done again.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from suite.config.hashing import short_hash
 from suite.errors import ConfigError
-from suite.files import write_json
+from suite.files import read_json, write_json
 from suite.meters.record import Record
 
 FILE = "lm-eval.json"
@@ -123,9 +122,9 @@ def read_record(folder: Path) -> LmEvalRecord:
     """
     path = folder / FILE
     try:
-        stored = json.loads(path.read_bytes())
+        stored = read_json(path)
     # A cut file holds nothing to lose: what it held is measured again.
-    except (FileNotFoundError, ValueError, RecursionError):
+    except (FileNotFoundError, ValueError):
         return LmEvalRecord()
     version = stored.get("schema_version") if isinstance(stored, dict) else None
     if version != SCHEMA_VERSION:

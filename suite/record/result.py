@@ -7,7 +7,6 @@ zeros that mean "unknown".
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from enum import StrEnum
@@ -17,7 +16,7 @@ from pydantic import Field, field_validator
 
 from suite.config.hashing import canonical_json
 from suite.config.training import Precision
-from suite.files import json_bytes
+from suite.files import json_bytes, parse_json
 from suite.meters.record import PhaseRecord, Record
 from suite.redact import redact
 
@@ -292,13 +291,13 @@ def checksum(content: Mapping[str, Any]) -> str:
 def damage(data: bytes) -> str | None:
     """Why the bytes of a `result.json` are not what was written; None where nothing shows."""
     try:
-        content = json.loads(data)
+        content = parse_json(data)
         if not isinstance(content, dict):
             return "is not whole JSON"
         # A record from before checksums has none to compare.
         if content.get("checksum") in (None, checksum(content)):
             return None
-    # Wrong UTF-8 and NaN are ValueErrors, thousands of brackets end in a RecursionError.
+    # NaN has no checksum, nor has what is nested as deep as can be read at all.
     except (ValueError, RecursionError):
         return "is not whole JSON"
     return "has another content than its checksum says: it was changed after it was written"

@@ -30,6 +30,7 @@ from suite.redact import redact
 from suite.report.names import Arm, arms_of
 from suite.report.table import rows_where, rows_with, rows_without, values_of
 from suite.report.values import ESTIMATE
+from suite.storage.identity import identity_path
 from suite.tracking.query import leaderboard
 from suite.tracking.rows import read_rows
 
@@ -325,7 +326,7 @@ def _only(names: Sequence[str]) -> str:
 def _own_id(home: Home) -> str | None:
     """Read the home's name in a store that several write to; None where it has none."""
     try:
-        return (home.path / "tracking-id").read_text().strip() or None
+        return identity_path(home).read_text(errors="replace").strip() or None
     except FileNotFoundError:
         return None
 

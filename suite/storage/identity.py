@@ -35,7 +35,7 @@ def home_id(home: Home) -> str:
     path = identity_path(home)
     if not path.exists():
         open_storage(home.path).create(path.name, uuid.uuid4().hex[:12].encode())
-    found = path.read_text()
+    found = path.read_text(errors="replace")
     # It becomes a part of a path and of queries, and a copied home was written by somebody else.
     wrong = why_not("home", found)
     if wrong is not None:
@@ -46,7 +46,7 @@ def home_id(home: Home) -> str:
 def tokens(home: Home) -> set[str]:
     """The tokens that this home, or the one that it is a copy of, has put into stores."""
     try:
-        return set(_tokens_path(home).read_text().split())
+        return set(_tokens_path(home).read_text(errors="replace").split())
     except FileNotFoundError:
         return set()
 

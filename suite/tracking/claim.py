@@ -67,7 +67,7 @@ class Claim:
         """Whether another folder of this machine is a home of the same name."""
         # A folder that is not there, or not ours to read, is no other home.
         with contextlib.suppress(OSError):
-            same_name = identity_path(Home(other)).read_text() == home_id(self.home)
+            same_name = identity_path(Home(other)).read_bytes() == home_id(self.home).encode()
             return same_name and not os.path.samefile(other, self.home.path)
         return False
 

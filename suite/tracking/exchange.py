@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from suite.config.names import KINDS, why_not
 from suite.errors import TrackingError, UnknownNameError
-from suite.files import replacing
+from suite.files import read_json, replacing
 from suite.leaderboard.fields import NOT_VERIFIABLE, Row, with_values
 from suite.leaderboard.file import SCHEMA_VERSION, read_rows, write_rows
 from suite.leaderboard.measures import mean, spread
@@ -162,9 +162,8 @@ def _check_size(path: Path) -> None:
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    # Deeply nested brackets end in a RecursionError, wrong UTF-8 in a ValueError.
-    except (OSError, ValueError, RecursionError) as error:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
         raise TrackingError(f"{path}: not whole JSON: {error}; was it cut in a transfer?") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise TrackingError(f"{path}: not a file of suite export-results")

@@ -6,14 +6,13 @@ was. Only MLflow's client reads the tables; this keeps its answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from suite.config.hashing import short_hash
-from suite.files import json_bytes, keep, kept_folder
+from suite.files import json_bytes, keep, kept_folder, read_json
 from suite.tracking.store import StoredRun
 
 KEPT = 256
@@ -41,7 +40,7 @@ def recall(database: Path) -> list[StoredRun]:
     """The runs with rows of a database that has not changed; empty where they are not known."""
     # A file that cannot be read, or was written by another version, is as good as none.
     with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(_file(database).read_text())
+        kept = read_json(_file(database))
         if kept["state"] == state_of(database):
             return [StoredRun(**run) for run in kept["runs"]]
     return []

@@ -199,6 +199,12 @@ def _engine(uri: str) -> Iterator[Engine]:
             f"tracking store {uri.partition(':')[0]}://...: {error}; "
             "for PostgreSQL: pip install 'petl-suite[postgres]'"
         ) from error
+    # SQLAlchemy takes the port for a number without a look.
+    except ValueError as error:
+        raise TrackingError(
+            f"tracking store {uri.partition(':')[0]}://...: {error}; "
+            "expected postgresql://USER@HOST:PORT/DATABASE"
+        ) from error
     try:
         yield engine
     finally:

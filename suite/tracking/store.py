@@ -159,7 +159,7 @@ def sqlite_path(uri: str) -> Path | None:
     """The absolute path of an sqlite store, None for any other store.
 
     Raises:
-        TrackingError: The database has no file.
+        TrackingError: The database has no file, or one whose name none can have.
     """
     if not uri.startswith("sqlite:"):
         return None
@@ -169,7 +169,15 @@ def sqlite_path(uri: str) -> Path | None:
             f"tracking store {uri!r}: expected sqlite:///PATH.db, a database with a file"
         )
     # What follows a `?` are options of the connection, not of the path.
-    return Path(unquote(name.partition("?")[0])).resolve()
+    path = Path(unquote(name.partition("?")[0]))
+    try:
+        return path.resolve()
+    # A NUL, or half a surrogate pair, also written as %00.
+    except ValueError as error:
+        raise TrackingError(
+            f"tracking store {uri!r}: no file can have this name: {error}; "
+            "expected sqlite:///PATH.db"
+        ) from None
 
 
 def without_password(uri: str) -> str:
@@ -226,7 +234,8 @@ def _store_errors() -> tuple[type[Exception], ...]:
     from requests import RequestException
     from sqlalchemy.exc import SQLAlchemyError
 
-    return (MlflowException, RequestException, SQLAlchemyError, OSError)
+    # UnicodeError: the name of a host that no DNS can hold.
+    return (MlflowException, RequestException, SQLAlchemyError, OSError, UnicodeError)
 
 
 def _explained(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
@@ -265,7 +274,11 @@ class Store:
 
         # Before the first connection, which this must hear of.
         schema.watch_sqlite_files()
-        return MlflowClient(for_mlflow(self.uri))
+        try:
+            return MlflowClient(for_mlflow(self.uri))
+        # A port that is no number, a database whose driver is not installed.
+        except (ValueError, ImportError) as error:
+            raise self.explain(error) from error
 
     @property
     def is_remote(self) -> bool:

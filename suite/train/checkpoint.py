@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -26,7 +25,7 @@ from safetensors.torch import save_file
 
 from suite.config.hashing import canonical_json
 from suite.errors import CheckpointError, StorageError
-from suite.files import replacing, sha256, write_json
+from suite.files import read_json, replacing, sha256, write_json
 from suite.record.folder import TrialFolder
 from suite.storage.fence import Fence
 from suite.storage.mirror import Mirror, epochs_of
@@ -212,7 +211,7 @@ def read_marker(folder: Path, epoch: int) -> dict[str, Any]:
         UnusableError: There is none, or it was not written here, whole, for this epoch.
     """
     try:
-        marker = json.loads((folder / MARKER).read_bytes())
+        marker = read_json(folder / MARKER)
     except FileNotFoundError:
         raise UnusableError("it was never committed") from None
     except (OSError, ValueError) as error:
@@ -223,7 +222,12 @@ def read_marker(folder: Path, epoch: int) -> dict[str, Any]:
         )
     content = dict(marker)
     content.pop("seal", None)
-    if sealed(content) != marker:
+    try:
+        is_whole = sealed(content) == marker
+    # NaN has no checksum, nor has what is nested as deep as can be read at all.
+    except (ValueError, RecursionError):
+        is_whole = False
+    if not is_whole:
         raise UnusableError(f"{MARKER} was changed since it was written")
     if marker["epoch"] != epoch:
         raise UnusableError(f"{MARKER} is that of epoch {marker['epoch']}")

@@ -7,7 +7,6 @@ reads on when another process removes it.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -19,7 +18,7 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from suite.errors import no_room_for_states
-from suite.files import LOCK_TIMEOUT_S, sha256, write_json
+from suite.files import LOCK_TIMEOUT_S, read_json, sha256, write_json
 from suite.record.result import PreparationRecord
 from suite.train.initial import COST
 
@@ -78,7 +77,7 @@ def note_use(folder: Path) -> None:
 def damage(folder: Path, needed: int) -> str | None:
     """Why what a folder holds is not what was written; None where it is."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = read_json(folder / MANIFEST)
         PreparationRecord.model_validate_json((folder / COST).read_bytes())
         size = (folder / STATES).stat().st_size
         if size != needed or manifest["bytes"] != needed:
