@@ -8,7 +8,6 @@ is written like a commit.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from suite.backbones import _sources as sources
 from suite.config.sweep import BackboneChoice
 from suite.config.trust import OPTION, trusted
 from suite.errors import BackboneError
+from suite.files import read_json
 
 _BESIDE = re.compile(r"\w+\.\w+")
 """A class in a file beside `config.json`. transformers also takes `owner/repo--module.Class`,
@@ -122,8 +122,8 @@ def check_tokenizer_code(folder: Path, *, where: str) -> None:
     if not path.exists():
         return
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        described = read_json(path)
+    except (OSError, ValueError) as error:
         raise BackboneError(f"{where}{path} cannot be read: {error}") from error
     if isinstance(described, dict):
         _check_beside(described.get("auto_map"), where=f"{where}{path}")

@@ -8,7 +8,6 @@ in this folder, wherever the folder lies. peft itself looks for a base only by t
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from suite.config.sweep import AttentionChoice
 from suite.errors import ConfigError, IncompatibleError
 from suite.export.base import base_name, open_base, start_backbone
 from suite.export.description import BASE, Description
-from suite.files import write_json
+from suite.files import read_json, write_json
 from suite.petl._quiet import without_noise
 from suite.petl.peft_method import UNUSABLE, check_shadow, peft_types
 from suite.train.restore import Restored
@@ -187,8 +186,8 @@ def _check_type(path: Path) -> None:
     Some types that the suite never writes read others, of any folder or of the hub.
     """
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        described = read_json(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if not isinstance(described, dict):
         raise ConfigError(f"{path}: expected a JSON object as peft writes it")
