@@ -269,7 +269,7 @@ class JobClient:
         for details in self._all_jobs():
             name = details.submission_id or ""
             number = name.removeprefix(prefix)
-            if name.startswith(prefix) and number.isdigit():
+            if name.startswith(prefix) and number.isdecimal():
                 highest = max(highest, int(number))
         return f"{prefix}{highest + 1}"
 
