@@ -165,8 +165,9 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
     Raises:
         ConfigError: The adapter is none that the suite writes.
     """
+    opened = open_base(description, folder)
     _check_type(folder / CONFIG)
-    base = build(open_base(description, folder), description.made_head)
+    base = build(opened, description.made_head)
     # Before the adapter comes, which takes over the precision of the base.
     base.to(getattr(torch, description.dtype))
     with without_noise():
