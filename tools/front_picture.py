@@ -1,4 +1,4 @@
-"""Draw docs/images/front.png from the results under notebooks/: `python tools/front_picture.py`."""
+"""Draw docs/images/front.png from the results under docs/: `python tools/front_picture.py`."""
 
 from __future__ import annotations
 
@@ -16,29 +16,39 @@ from suite.tracking.exchange import import_results
 from suite.tracking.rows import read_rows
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "notebooks" / "minilm-glue-small.parquet"
+RESULTS = ROOT / "docs" / "results" / "minilm-glue.parquet"
 PICTURE = ROOT / "docs" / "images" / "front.png"
 
-# colour and marker of each method; the colours are Okabe and Ito's, which everybody can tell apart
+# Colour and marker of each method; the colours are Okabe and Ito's, which everybody can tell apart.
 STYLES = {
     "full": ("#0072B2", "o"),
     "lora": ("#E69F00", "s"),
     "adapter": ("#009E73", "D"),
-    "read": ("#CC79A7", "^"),
+    "bitfit": ("#000000", "P"),
     "prompt": ("#56B4E9", "v"),
     "lst": ("#D55E00", "*"),
-    "bitfit": ("#000000", "P"),
+    "read": ("#CC79A7", "^"),
+    "peft:dora": ("#E69F00", "<"),
+    "peft:rslora": ("#E69F00", ">"),
+    "peft:pissa": ("#E69F00", "h"),
+    "peft:vera": ("#999999", "X"),
+    "peft:ia3": ("#999999", "p"),
 }
 
 
 def main() -> None:
     table, cells = read_results()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6))
     draw_curves(left, cells)
     draw_costs(right, table)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
+    # One legend for both: twelve names beside their points would cover each other.
+    marks, names = right.get_legend_handles_labels()
+    figure.legend(
+        marks, names, frameon=False, fontsize=9, loc="lower center", ncols=6, columnspacing=1
+    )
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
     PICTURE.parent.mkdir(exist_ok=True)
     # without matplotlib's version, so that the same results give the same file
     figure.savefig(PICTURE, dpi=110, metadata={"Software": None})
@@ -68,20 +78,29 @@ def draw_curves(axes: Any, cells: list[Any]) -> None:
         points = sorted((rate, score) for rate, score, _ in cell.curve if score is not None)
         rates = [rate for rate, _ in points]
         scores = [score for _, score in points]
-        axes.plot(rates, scores, color=colour, marker=marker, label=cell.method)
+        # PEFT's methods are drawn hollow, so that the seven of the papers stand out.
+        fill = colour
+        if cell.method.startswith("peft:"):
+            fill = "white"
+        axes.plot(
+            rates, scores, color=colour, marker=marker, markerfacecolor=fill, markersize=5, lw=1
+        )
     axes.set(
         xscale="log",
         xlabel="learning rate tried",
         ylabel="validation accuracy, %",
         title="Every method has a rate of its own",
     )
-    axes.legend(frameon=False, fontsize=9, loc="lower left", ncols=2)
 
 
 def draw_costs(axes: Any, table: Any) -> None:
     """Draw test accuracy with its interval over the energy of a training run."""
-    for row in table[table.status == "done"].itertuples():
-        colour, marker = STYLES[row.method]
+    rows = table[table.status == "done"].set_index("method")
+    for method, (colour, marker) in STYLES.items():
+        row = rows.loc[method]
+        fill = colour
+        if method.startswith("peft:"):
+            fill = "white"
         energy_mwh = row.energy_kwh * 1e6
         # matplotlib refuses negative lengths, which rounding could give
         below = max(row.score_mean - row.ci_low, 0)
@@ -92,21 +111,17 @@ def draw_costs(axes: Any, table: Any) -> None:
             yerr=[[below], [above]],
             color=colour,
             marker=marker,
+            markerfacecolor=fill,
             markersize=8,
             capsize=3,
-        )
-        axes.annotate(
-            f"{row.method} ({row.rank})",
-            (energy_mwh, row.score_mean),
-            xytext=(7, 5),
-            textcoords="offset points",
+            linestyle="none",
+            label=f"{method} ({row['rank']})",
         )
     axes.set(
         xlabel="energy of a training run, mWh (estimate)",
         ylabel="test accuracy, %, 95% interval",
-        title="Score, cost, rank",
+        title="Score, cost and (rank)",
     )
-    axes.margins(x=0.12)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw docs/images/report-*.png and terminal-*.svg from the results under notebooks/.
+"""Draw docs/images/report-*.png and terminal-*.svg from the results under docs/.
 
     python tools/screenshots.py
 
@@ -28,7 +28,7 @@ from suite.tracking.store import open_store
 from suite.tracking.sweep_runs import SweepRuns
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "notebooks" / "minilm-glue-small.parquet"
+RESULTS = ROOT / "docs" / "results" / "minilm-glue.parquet"
 IMAGES = ROOT / "docs" / "images"
 SCREENS = {1440: 900, 390: 844}
 """Width and height of a screen, pixels."""
@@ -78,8 +78,8 @@ def shoot(page: Path) -> None:
 
 
 def terminal(home: Path, width: int) -> str:
-    """The leaderboard of the mean as a terminal of this width shows it, as SVG."""
-    command = ["leaderboard", "--home", str(home), "--task", "mean"]
+    """The leaderboard of SST-2 as a terminal of this width shows it, as SVG."""
+    command = ["leaderboard", "--home", str(home), "--task", "sst2"]
     shown = subprocess.run(  # noqa: S603 - the command above
         [sys.executable, "-m", "suite", *command],
         env={**os.environ, "COLUMNS": str(width), "FORCE_COLOR": "1"},

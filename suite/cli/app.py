@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         leaderboard.leaderboard,
         "suite leaderboard --task sentiment --sort energy --format md",
     ),
-    "report": (report.report, "suite report --sweep minilm-glue-small --out report"),
+    "report": (report.report, "suite report --sweep minilm-glue --out report"),
     "lm-eval": (
         lm_eval.lm_eval,
         "suite lm-eval --sweep shared-attention-llama --tasks hellaswag,gsm8k:5",
@@ -74,7 +74,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         "suite import-results cluster-a.parquet --home merged",
     ),
     "export": (export.export, "suite export read/rte exported/read-rte --home runs"),
-    "compare": (compare.compare, "suite compare read lora --sweep minilm-glue-small"),
+    "compare": (compare.compare, "suite compare read lora --sweep minilm-glue"),
     "sync": (sync.sync, "suite sync --home runs --tracking-uri http://127.0.0.1:5000"),
     "params": (
         params.params,
