@@ -14,6 +14,7 @@ import yaml
 
 from suite.cli.app import ANALYSES, COMMANDS, TASKS
 from suite.cli.reference import reference
+from suite.leaderboard.file import read_rows
 from tests.commands import ROOT, Suite, shell, suite
 
 __all__ = ["suite"]
@@ -161,6 +162,22 @@ def test_the_tutorial_is_run_as_it_is_written(
     assert all(method in said["leaderboard"] for method in ("full", "lora", "bitfit"))
     assert "tickets" in said["compare"]
     assert "tickets" in next((folder / "report").glob("*.html")).read_text()
+
+
+def test_the_table_of_twelve_methods_has_the_scores_of_its_results() -> None:
+    results = DOCS / "results"
+    lines = (results / "minilm-glue.md").read_text().splitlines()
+    confirmed = [row for row in read_rows(results / "minilm-glue.parquet") if row.seeds]
+    assert len(confirmed) == 12
+    for row in confirmed:
+        (line,) = [line for line in lines if line.startswith("| 1") and f"| `{row.method}`" in line]
+        for text in (
+            f"| {row.score_mean:.1f} ± {row.score_std:.1f} |",
+            f"| {row.ci_low:.1f} to {row.ci_high:.1f} |",
+            f"| {row.energy_kwh * 1e6:.0f} |",
+            f"| {row.peak_memory_bytes / 2**20:.0f} |",
+        ):
+            assert text in line, line
 
 
 def test_every_test_that_a_claim_names_is_there() -> None:

@@ -98,7 +98,7 @@ def as_page(path: str, text: str) -> str:
             if cell["cell_type"] != "markdown":
                 source = f"```python\n{source}\n```"
             cells.append(source)
-        return "\n\n".join(cells) + "\n"
+        return rebased("\n\n".join(cells) + "\n", path, page_of(path))
     language = {".py": "python", ".yaml": "yaml", ".sh": "bash"}.get(Path(path).suffix, "text")
     # four backquotes, as a file may itself hold three
     return f"# {path}\n\n````{language}\n{text.rstrip()}\n````\n"
