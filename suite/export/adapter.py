@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from peft import PeftModel, PeftType, TaskType, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora.conversion import convert_to_lora
+from peft.utils import CONFIG_NAME
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -34,7 +35,6 @@ from suite.petl._quiet import without_noise
 from suite.petl.peft_method import UNUSABLE, check_shadow, peft_types
 from suite.train.restore import Restored
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 # What peft puts into the name of a head that it trains: the head's name stands around it.
@@ -166,7 +166,7 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
         ConfigError: The adapter is none that the suite writes.
     """
     opened = open_base(description, folder)
-    _check_type(folder / CONFIG)
+    _check_type(folder / CONFIG_NAME)
     base = build(opened, description.made_head)
     # Before the adapter comes, which takes over the precision of the base.
     base.to(getattr(torch, description.dtype))
