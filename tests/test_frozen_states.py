@@ -87,7 +87,7 @@ KEEP = frozen_states.keep_states
 
 
 def cold_warm_and_off(
-    rank: int, folder: Path, cases: Sequence[Case], ports: Sequence[int], ranks: int
+    rank: int, folder: Path, cases: Sequence[Case], ranks: int
 ) -> dict[Case, dict[str, Any]]:
     found: dict[Case, dict[str, Any]] = {}
     for i, (method, family) in enumerate(cases):
@@ -95,7 +95,7 @@ def cold_warm_and_off(
         home = Home(folder / f"{i}")
         one: dict[str, Any] = {}
 
-        trainer = trainer_in(home.path, rank, ranks, ports[3 * i])
+        trainer = trainer_in(home.path, rank, ranks)
         results = [alone(trainer, spec) for spec in specs]
         trainer.close()
         one["cold"] = [everything(result) for result in results]
@@ -105,12 +105,12 @@ def cold_warm_and_off(
         # What tells a trial from its copy is its folder; the cache stays.
         if rank == 0:
             shutil.rmtree(home.path / "trials")
-        trainer = trainer_in(home.path, rank, ranks, ports[3 * i + 1])
+        trainer = trainer_in(home.path, rank, ranks)
         one["warm"] = [everything(result) for result in together(trainer, specs)]
         trainer.close()
         one["entries afterwards"] = entries(home)
 
-        trainer = trainer_in(folder / f"{i}-off", rank, ranks, ports[3 * i + 2])
+        trainer = trainer_in(folder / f"{i}-off", rank, ranks)
         warm.keep_states = without_cache
         one["off"] = everything(alone(trainer, specs[0]))
         warm.keep_states = KEEP
@@ -135,8 +135,7 @@ def entries(home: Home) -> list[tuple[str, int]]:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("states")
     cases = list(dict.fromkeys([FIRST, *asked_for(request, "case")]))
-    ports = [free_port() for _ in range(3 * len(cases))]
-    return in_processes(cold_warm_and_off, folder, cases, ports, 2, count=2)[0]
+    return in_processes(cold_warm_and_off, folder, cases, 2, count=2)[0]
 
 
 @pytest.mark.slow
@@ -274,13 +273,13 @@ def test_damage_is_found_and_said_and_a_kill_leaves_nothing_half(tmp_path: Path)
         assert why in message and message.endswith("the states are computed again"), message
 
 
-def one_of_two(number: int, folder: Path, ports: Sequence[int]) -> Any:
+def one_of_two(_number: int, folder: Path) -> Any:
     init_process_group(
         rank=0,
         world_size=1,
         local_rank=0,
         address="127.0.0.1",
-        port=ports[number],
+        port=free_port(),
         device="cpu",
         timeout_s=60.0,
     )
@@ -288,8 +287,7 @@ def one_of_two(number: int, folder: Path, ports: Sequence[int]) -> Any:
 
 
 def test_two_processes_at_once_compute_the_states_once(tmp_path: Path) -> None:
-    ports = [free_port(), free_port()]
-    (first, row), (second, other) = in_processes(one_of_two, tmp_path, ports, count=2)
+    (first, row), (second, other) = in_processes(one_of_two, tmp_path, count=2)
     assert (first, row) == (second, other), "also the same record of the cost"
 
 

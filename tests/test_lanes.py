@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,31 @@ def spec_of(method: str, family: str, rate: float, **training: Any) -> TrialSpec
     return make_spec(rate, arm=arm, limit=limit, training=TrainingConfig(**settings.model_dump()))
 
 
-def trainer_in(folder: Path, rank: int, ranks: int, port: int) -> Trainer:
+def trainer_in(folder: Path, rank: int = 0, ranks: int = 1) -> Trainer:
+    """One of one or two ranks."""
+    port = free_port() if ranks == 1 else met_port(folder.with_name(f"{folder.name}-port"), rank)
     workspace = Workspace(Home(folder))
     return Trainer(workspace, rank=rank, world_size=ranks, local_rank=rank, master_port=port)
+
+
+def met_port(path: Path, rank: int) -> int:
+    """A port that rank 0 finds free now and leaves in `path`, from where rank 1 takes it.
+
+    One chosen minutes before it is used may be somebody else's by then.
+    """
+    if rank == 0:
+        port = free_port()
+        beside = path.with_name(f"{path.name}-new")
+        beside.write_text(str(port))
+        beside.rename(path)
+        return port
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline, "rank 0 left no port"
+        time.sleep(0.01)
+    port = int(path.read_text())
+    path.unlink()
+    return port
 
 
 def alone(trainer: Trainer, spec: TrialSpec) -> TrialResult:
@@ -88,17 +111,15 @@ def numbers(result: TrialResult) -> dict[str, Any]:
     }
 
 
-def solo_and_lanes(
-    rank: int, folder: Path, cases: Sequence[Case], ports: Sequence[int], ranks: int
-) -> Numbers:
+def solo_and_lanes(rank: int, folder: Path, cases: Sequence[Case], ranks: int) -> Numbers:
     found = {}
     for i, (method, family) in enumerate(cases):
         specs = [spec_of(method, family, rate, micro_batch_size=4) for rate in RATES]
         specs.append(spec_of(method, family, DIVERGES, micro_batch_size=4))
-        first = trainer_in(folder / f"alone-{i}", rank, ranks, ports[2 * i])
+        first = trainer_in(folder / f"alone-{i}", rank, ranks)
         expected = [numbers(alone(first, spec)) for spec in specs]
         first.close()
-        second = trainer_in(folder / f"lanes-{i}", rank, ranks, ports[2 * i + 1])
+        second = trainer_in(folder / f"lanes-{i}", rank, ranks)
         results = together(second, specs)
         second.close()
         found[method, family] = expected, results
@@ -110,8 +131,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("lanes")
     # The other tests look at the first one.
     cases = list(dict.fromkeys([FIRST, *asked_for(request, "case")]))
-    ports = [free_port() for _ in range(2 * len(cases))]
-    numbers_of: Numbers = in_processes(solo_and_lanes, folder, cases, ports, 2, count=2)[0]
+    numbers_of: Numbers = in_processes(solo_and_lanes, folder, cases, 2, count=2)[0]
     return numbers_of
 
 
@@ -144,11 +164,11 @@ def cut_and_taken_up(_number: int, folder: Path) -> dict[str, Any]:
     """Lanes that are told to leave in the middle of an epoch, and go on side by side."""
     midway.MOST_STEPS = 1
     specs = [spec_of("read", "bert", rate) for rate in RATES]
-    trainer = trainer_in(folder / "alone", 0, 1, free_port())
+    trainer = trainer_in(folder / "alone")
     expected = [numbers(alone(trainer, spec)) for spec in specs]
     trainer.close()
 
-    trainer = trainer_in(folder / "lanes", 0, 1, free_port())
+    trainer = trainer_in(folder / "lanes")
     trainer.start_lanes(specs)
     trainer.epoch_of_lanes()
     steps = 0
@@ -167,7 +187,7 @@ def cut_and_taken_up(_number: int, folder: Path) -> dict[str, Any]:
         trainer.epoch_of_lanes()
     trainer.close()
 
-    trainer = trainer_in(folder / "lanes", 0, 1, free_port())
+    trainer = trainer_in(folder / "lanes")
     resumed = [numbers(result) for result in together(trainer, specs)]
     trainer.close()
     return {"expected": expected, "resumed": resumed}
@@ -181,7 +201,7 @@ def test_lanes_that_are_cut_go_on_side_by_side(tmp_path: Path) -> None:
 def one_ahead(_number: int, folder: Path) -> tuple[str, list[int]]:
     """What is said of lanes that are not level, and where each then goes on alone."""
     first, second = (spec_of("read", "bert", rate) for rate in RATES)
-    trainer = trainer_in(folder, 0, 1, free_port())
+    trainer = trainer_in(folder)
     trainer.start(first)
     trainer.epoch()
     with pytest.raises(LanesUnevenError) as refusal:
@@ -200,7 +220,7 @@ def test_a_trial_does_not_train_beside_one_that_is_further(tmp_path: Path) -> No
 def failing_lane(_number: int, folder: Path) -> dict[str, Any]:
     """A lane whose checkpoint cannot be written."""
     specs = [spec_of("read", "bert", rate) for rate in RATES]
-    trainer = trainer_in(folder, 0, 1, free_port())
+    trainer = trainer_in(folder)
     trainer.start_lanes(specs)
     broken = trainer._runs[specs[1].hash]
 

@@ -56,7 +56,7 @@ def specs(method: str, **changes: Any) -> list[TrialSpec]:
         "arm": arm,
         "task": load_task("first"),
         "training": TRAINING,
-        "learning_rate": 1e-2,
+        "learning_rate": 3e-3,  # at 1e-2 one seed in eight stays at chance where products are in bf16
     }
     base = TrialSpec(**{**given, "decoder_objective": "text", **changes})
     return [
