@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig
 
 from suite.backbones.loading import Head, build, resolve
 from suite.config.arm import Arm
@@ -90,3 +91,12 @@ def test_whole_backbones_keep_the_names_they_had() -> None:
     short = arm.model_copy(update={"backbone": BackboneChoice(name="minilm", drop_layers=2)})
     assert short.key != arm.key
     assert Arm.model_validate_json(short.model_dump_json()) == short
+
+
+def test_a_stack_that_nobody_could_build_is_refused(tmp_path: Path) -> None:
+    deep = BackboneChoice(name="t5-small", tokenizer="bytes", config={"num_decoder_layers": 5400})
+    with pytest.raises(ConfigError, match=r"5400 layers in a stack \(num_decoder_layers\).*500"):
+        resolve(deep)
+    BertConfig(num_hidden_layers=501).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="501 layers in a stack"):
+        resolve(BackboneChoice(name=str(tmp_path), tokenizer="bytes"))

@@ -1,4 +1,4 @@
-"""A backbone without its last layers.
+"""How many layers a backbone has: at most so many, and without its last ones where that is asked.
 
 READ-large is T5-large less four layers of the encoder and four of the decoder.
 """
@@ -14,6 +14,24 @@ from suite.errors import ConfigError
 
 DEPTHS = ("num_hidden_layers", "num_decoder_layers")
 """The names by which every family's configuration gives the number of layers of its stacks."""
+
+MOST_LAYERS = 500
+"""The most layers of a stack. The deepest published model has 500 in each of two stacks (DeepNet,
+arXiv 2203.00555), and a plan builds every layer of every arm."""
+
+
+def check_depth(config: PreTrainedConfig, *, where: str) -> None:
+    """Refuse a configuration whose layers nobody could build in a reader's time.
+
+    Raises:
+        ConfigError: A stack has more than `MOST_LAYERS` layers.
+    """
+    for key in DEPTHS:
+        depth = getattr(config, key, None)
+        if isinstance(depth, int) and depth > MOST_LAYERS:
+            raise ConfigError(
+                f"{where}got {depth} layers in a stack ({key}), expected at most {MOST_LAYERS}"
+            )
 
 
 def shorten(config: PreTrainedConfig, choice: BackboneChoice, *, where: str) -> PreTrainedConfig:

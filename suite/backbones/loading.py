@@ -38,7 +38,7 @@ from suite.backbones import all_families
 from suite.backbones.base import Family
 from suite.backbones.bpe import draft_bpe, parse_bpe
 from suite.backbones.code import check_code, check_tokenizer_code, code_folder, own_config_class
-from suite.backbones.depth import shorten
+from suite.backbones.depth import check_depth, shorten
 from suite.backbones.heads import Head as Head
 from suite.backbones.heads import auto_class, head_config, set_loss
 from suite.backbones.presets import PRESETS, check_published
@@ -125,6 +125,7 @@ def resolve(
     else:
         config = _changed_config(raw, choice.config, where=f"{named}config")
         origin = "random"
+    check_depth(config, where=named)
     if origin in ("folder", "package"):
         sources.weight_files(Path(path), where=prefix)
     resolved = ResolvedBackbone(choice, family, config, origin, path, tokenizer)
@@ -151,6 +152,7 @@ def resolve_folder(
     # for random weights too, because code may also make a model without any
     check_code(choice, raw, folder=folder, where="")
     config = _config_of(choice, raw, "folder", str(folder), where=where)
+    check_depth(config, where=where)
     return ResolvedBackbone(choice, family, config, origin, str(folder))
 
 
