@@ -2,13 +2,15 @@
 
     python benchmarks/attention.py [--size small] [--families bert llama] [--variants gqa shared] [--rounds 5]
     python benchmarks/attention.py --device cuda --dtype bf16 --size t5-base     # or llama
+    python benchmarks/attention.py --size long --prompt 4096 --dtype bf16 --variants gqa:kv_heads=4 shared:anchor=previous,span=2-7
 
-Per family and variant with its default options, on random weights: a training step (forward and backward of a batch) and
+Per family and variant, on random weights: a training step (forward and backward of a batch) and
 decoding token by token with a cache, as ratios to the same backbone unconverted. Rounds alternate between the two models, so
 that a noisy machine slows both: the ratio is the median of the rounds' own ratios, with the middle half of them behind it.
 The row `pretrained` compares the backbone with itself: it shows the noise.
 
-Variants that fold are folded before they decode, as they would be served. FLOPs are counted operation by operation on one
+Variants that fold are folded before they decode, as they would be served. "by formula" is what the cache holds over the bytes per
+token that `suite params` counts, times tokens: 1 where they agree. FLOPs are counted operation by operation on one
 forward pass, in the attention sublayers only, as are their weights. Where a variant is slower than the limit, the table says
 which operations took longer by the profiler's count (GPU time on a GPU; a decode is all its tokens).
 """
@@ -16,6 +18,7 @@ which operations took longer by the profiler's count (GPU time on a GPU; a decod
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections import defaultdict
@@ -24,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -32,8 +36,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from suite.attention import variants
 from suite.attention._cache import cache_bytes
 from suite.attention.base import Variant
-from suite.attention.counts import count_attention
+from suite.attention.counts import AttentionCount, Dtype, count_attention
 from suite.backbones.base import Family
+from suite.backbones.fit import variant_refusal
 from suite.backbones.loading import Head, ResolvedBackbone, build, resolve
 from suite.config.sweep import AttentionChoice, BackboneChoice
 
@@ -41,7 +46,11 @@ LIMIT = 1.1
 """What takes longer than this many times multi-head attention's time must say why."""
 PROFILED = 5
 """Runs under the profiler, of which it reports the median."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[Dtype, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 VOCABULARY = 384
 """Small, so that the attention is not hidden behind an output map."""
 PRESETS = {"t5": "t5-small", "bert": "bert-base", "gpt2": "gpt2", "llama": "llama2-7b"}
@@ -62,6 +71,7 @@ class Shape:
 SIZES = {
     "tiny": Shape(64, 2, 4, 128, 1),
     "small": Shape(256, 4, 8, 1024, 2),
+    "long": Shape(1024, 8, 16, 2752, 4, ("llama",)),
     "t5-base": Shape(768, 12, 12, 3072, 8, ("t5",)),
     "llama": Shape(4096, 8, 32, 11008, 2, ("llama",)),
 }
@@ -74,8 +84,9 @@ class Setting:
 
     shape: Shape
     device: torch.device
-    dtype: torch.dtype
+    dtype: Dtype
     sequence: int
+    prompt: int
     decoded: int
     rounds: int
 
@@ -103,7 +114,10 @@ def main() -> None:
         "--families", nargs="+", choices=PRESETS, help="default: all that the size is meant for"
     )
     parser.add_argument(
-        "--variants", nargs="+", metavar="V", help="default: all (suite list attention)"
+        "--variants",
+        nargs="+",
+        metavar="V",
+        help="NAME, or NAME:KEY=VALUE,... with options; default: all (suite list attention)",
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
@@ -111,7 +125,12 @@ def main() -> None:
         "--sequence",
         type=int,
         default=512,
-        help="tokens per row; half of them are the prompt in decoding",
+        help="tokens per row of a training step",
+    )
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        help="tokens of a row before the first one is decoded (default: half of --sequence)",
     )
     parser.add_argument("--decoded", type=int, default=16, help="tokens decoded per round")
     parser.add_argument("--batch", type=int, help="rows (default: the size's)")
@@ -125,24 +144,44 @@ def main() -> None:
     setting = Setting(
         shape,
         torch.device(options.device),
-        DTYPES[options.dtype],
+        options.dtype,
         options.sequence,
+        options.prompt or options.sequence // 2,
         options.decoded,
         options.rounds,
     )
     print(
-        f"{options.size}: d {shape.width}, {shape.layers} layers, {shape.heads} heads; batch {shape.batch} x {setting.sequence} tokens"
+        f"{options.size}: d {shape.width}, {shape.layers} layers, {shape.heads} heads; batch {shape.batch} x {setting.sequence} tokens, decoding after {setting.prompt}"
     )
     print(
         f"{device_name(setting.device)}, {options.dtype}, torch {torch.__version__}; median (middle half) of {setting.rounds} rounds\n"
     )
     print(
-        "| family | variant | fwd + bwd | decode | cache bytes | of MHA's | FLOPs | parameters | why slower |"
+        "| family | variant | fwd + bwd | decode | ms per token | cache bytes | of MHA's | by formula | FLOPs | parameters | why slower |"
     )
-    print("| --- | --- | --: | --: | --: | --: | --: | --: | --- |")
+    print("| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: | --- |")
     for family in options.families or shape.families:
         for row in compare(family, options.variants or variants.names(), setting):
             print(row.line(), flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Decoding with a variant.
+
+    Attributes:
+        seconds: Per token, as a ratio to plain attention's.
+        token_ms: Median milliseconds of one token for all rows.
+        cache_bytes: Measured, after the prompt and one token.
+        of_plain: `cache_bytes` over plain attention's.
+        of_formula: `cache_bytes` over what is counted without running the model.
+    """
+
+    seconds: Spread
+    token_ms: float
+    cache_bytes: int
+    of_plain: float
+    of_formula: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +194,15 @@ class Row:
     flops_frac: float
     parameters_frac: float
     reason: str
-    decode: Spread | None = None
-    cache_bytes: int | None = None
-    cache_frac: float | None = None
+    decoded: Decoded | None = None
 
     def line(self) -> str:
-        cache = (
-            ("-", "-")
-            if self.cache_frac is None
-            else (f"{self.cache_bytes:,}", f"{self.cache_frac:.3f}")
-        )
-        numbers = [str(self.step), "-" if self.decode is None else str(self.decode), *cache]
+        decoded = ["-"] * 5
+        if self.decoded is not None:
+            d = self.decoded
+            decoded = [str(d.seconds), f"{d.token_ms:.1f}", f"{d.cache_bytes:,}"]
+            decoded += [f"{d.of_plain:.3f}", f"{d.of_formula:.3f}"]
+        numbers = [str(self.step), *decoded]
         numbers += [f"{self.flops_frac:.3f}", f"{self.parameters_frac:.3f}"]
         return f"| {' | '.join([self.family, self.variant, *numbers, self.reason])} |"
 
@@ -175,18 +212,20 @@ def compare(family: str, names: list[str], setting: Setting) -> Iterator[Row]:
     resolved = resolve(choice(family, setting))
     plain = make(resolved, "pretrained", setting)
     for name in sorted(names, key=lambda name: name != "pretrained"):
-        if family in variants.get(name).families:
+        variant = variants.get(name.partition(":")[0])
+        if variant_refusal(variant, resolved.family) is None:
             yield measure(plain, make(resolved, name, setting), setting)
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A backbone, what converted it, and how many weights its attention has."""
+    """A backbone, what converted it, under which name, and what its attention is counted to have."""
 
+    name: str
     model: Any
     family: Family
     variant: Variant[Any]
-    weights: int
+    counted: AttentionCount
 
 
 def choice(family: str, setting: Setting) -> BackboneChoice:
@@ -214,25 +253,28 @@ def choice(family: str, setting: Setting) -> BackboneChoice:
     config |= dict(
         zip(names[family], (shape.width, shape.inner, shape.layers, shape.heads, 0.0), strict=True)
     )
+    longest = max(setting.sequence, setting.prompt + setting.decoded)
     own: dict[str, dict[str, Any]] = {
         "t5": {"d_kv": shape.width // shape.heads, "num_decoder_layers": shape.layers},
-        "bert": {"max_position_embeddings": setting.sequence, "attention_probs_dropout_prob": 0.0},
-        "gpt2": {"n_positions": setting.sequence, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-        "llama": {"max_position_embeddings": setting.sequence, "num_key_value_heads": shape.heads},
+        "bert": {"max_position_embeddings": longest, "attention_probs_dropout_prob": 0.0},
+        "gpt2": {"n_positions": longest, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        "llama": {"max_position_embeddings": longest, "num_key_value_heads": shape.heads},
     }
     return BackboneChoice(name=PRESETS[family], config=config | own[family], tokenizer="bytes")
 
 
 def make(resolved: ResolvedBackbone, name: str, setting: Setting) -> Arm:
-    """A backbone with random weights, converted by a variant with its default options."""
+    """A backbone with random weights, converted by a variant: `NAME`, or `NAME:KEY=VALUE,...`."""
     torch.manual_seed(0)
     model: Any = build(resolved, head_of(resolved.family))
-    variant = variants.get(name).configure({})
+    bare, _, given = name.partition(":")
+    options = dict(item.split("=", 1) for item in given.split(",") if item)
+    choice = AttentionChoice(name=bare, options={k: yaml.safe_load(v) for k, v in options.items()})
+    variant = variants.get(choice.name).configure(choice.options)
     variant.convert(model, resolved.family)
-    weights = count_attention(
-        resolved, head_of(resolved.family), AttentionChoice(name=name)
-    ).with_output_projection
-    return Arm(model.to(setting.device, setting.dtype), resolved.family, variant, weights)
+    counted = count_attention(resolved, head_of(resolved.family), choice, dtype=setting.dtype)
+    model = model.to(setting.device, DTYPES[setting.dtype])
+    return Arm(name, model, resolved.family, variant, counted)
 
 
 def head_of(family: Family) -> Head:
@@ -246,20 +288,30 @@ def measure(plain: Arm, arm: Arm, setting: Setting) -> Row:
     step, reason = timed(
         plain, arm, setting, what="fwd + bwd", run=lambda a: train_step(a, setting)
     )
-    row = Row(
-        arm.family.name, arm.variant.name, step, flops_frac, arm.weights / plain.weights, reason
-    )
+    weights = [a.counted.with_output_projection for a in (arm, plain)]
+    row = Row(arm.family.name, arm.name, step, flops_frac, weights[0] / weights[1], reason)
     if arm.family.kind == "encoder":
         return row
     arm.variant.fold(arm.model, arm.family)
-    decode, reason = timed(
-        plain, arm, setting, what="decode", run=lambda a: Decoding(a, setting).run()
+    of = {id(a): Decoding(a, setting) for a in (plain, arm)}
+    seconds: list[float] = []
+
+    def decode(a: Arm) -> float:
+        took = of[id(a)].run()
+        if a is arm:
+            seconds.append(took)
+        return took
+
+    ratio, reason = timed(plain, arm, setting, what="decode", run=decode)
+    cached = of[id(arm)].cached_bytes()
+    decoded = Decoded(
+        ratio,
+        1000 * statistics.median(seconds[1 : setting.rounds + 1]),
+        cached,
+        cached / of[id(plain)].cached_bytes(),
+        cached / of[id(arm)].counted_bytes(),
     )
-    cached, cached_plain = (Decoding(a, setting).cached_bytes() for a in (arm, plain))
-    reasons = "; ".join(filter(None, (row.reason, reason)))
-    return replace(
-        row, decode=decode, cache_bytes=cached, cache_frac=cached / cached_plain, reason=reasons
-    )
+    return replace(row, decoded=decoded, reason="; ".join(filter(None, (row.reason, reason))))
 
 
 def timed(
@@ -300,42 +352,54 @@ def train_step(arm: Arm, setting: Setting) -> float:
 
 
 class Decoding:
-    """A prompt of half the sequence (T5: a source of the whole sequence and one decoder token), then one token after another."""
+    """A prompt (T5: a source of the whole sequence and one decoder token), then one token after another, as often as wanted."""
 
     def __init__(self, arm: Arm, setting: Setting) -> None:
         self.arm, self.setting = arm, setting
         arm.model.eval()
         with torch.no_grad():
-            self.output, self.fixed = self._prompt()
+            self.prompted, self.fixed = self._prompt()
 
     def run(self) -> float:
-        """Seconds per decoded token."""
+        """Seconds per decoded token, from the prompt on."""
         steps = tokens(self.setting, self.setting.decoded)
+        cache = copy.deepcopy(self.prompted)
         with torch.no_grad(), Stopwatch(self.setting.device) as watch:
             for t in range(self.setting.decoded):
-                self.output = self._step(steps[:, t : t + 1])
+                self._step(steps[:, t : t + 1], cache)
         return watch.seconds / self.setting.decoded
 
     def cached_bytes(self) -> int:
         """What the cache holds after the prompt and one token."""
+        cache = copy.deepcopy(self.prompted)
         with torch.no_grad():
-            return cache_bytes(self._step(tokens(self.setting, 1)).past_key_values)
+            self._step(tokens(self.setting, 1), cache)
+        return cache_bytes(cache)
+
+    def counted_bytes(self) -> int:
+        """The same without a run: bytes per token by tokens, and rows."""
+        counted = self.arm.counted
+        is_decoder = self.arm.family.kind == "decoder"
+        kept = 1 + (self.setting.prompt if is_decoder else 1)
+        if counted.kv_tokens is not None:
+            kept = min(kept, counted.kv_tokens)
+        found = (counted.kv_bytes_per_token or 0) * kept
+        found += (counted.cross_kv_bytes_per_token or 0) * self.setting.sequence
+        return found * self.setting.shape.batch
 
     def _prompt(self) -> tuple[Any, dict[str, Any]]:
+        """The cache after the prompt, and what every step is given."""
         model, setting = self.arm.model, self.setting
         if self.arm.family.kind == "decoder":
-            return model(input_ids=tokens(setting, setting.sequence // 2), use_cache=True), {}
+            ids = tokens(setting, setting.prompt)
+            return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values, {}
         fixed = {"encoder_outputs": model.encoder(input_ids=tokens(setting, setting.sequence))}
-        return model(decoder_input_ids=tokens(setting, 1), use_cache=True, **fixed), fixed
+        found = model(decoder_input_ids=tokens(setting, 1), use_cache=True, **fixed)
+        return found.past_key_values, fixed
 
-    def _step(self, token: Tensor) -> Any:
+    def _step(self, token: Tensor, cache: Any) -> None:
         name = "input_ids" if self.arm.family.kind == "decoder" else "decoder_input_ids"
-        return self.arm.model(
-            **{name: token},
-            past_key_values=self.output.past_key_values,
-            use_cache=True,
-            **self.fixed,
-        )
+        self.arm.model(**{name: token}, past_key_values=cache, use_cache=True, **self.fixed)
 
 
 class Stopwatch:
