@@ -40,6 +40,9 @@ __attribute__((constructor)) static void begin(void)
     below = getenv("SUITE_SHIM_BELOW");
     if (path == NULL || below == NULL)
         return;
+    /* A copy: a process that sets its title (PostgreSQL, Ray) writes over its environment, and every
+       path is below an empty text. */
+    below = strdup(below);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
         return;
