@@ -4,12 +4,14 @@
 
 Each sweep is HOME:SWEEP, the cheapest first. A rank is the range of places that paired tests leave open (docs/statistics.md), a score
 has its 95% interval, and the learning rate is the chosen one. Below the table stands, for every task, where the leader of the cheapest
-sweep ends up in each other one, and what became of the pairs that were told apart.
+sweep ends up in each other one and how far below the best, what became of the pairs that were told apart, and how far the rates moved.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +141,7 @@ def verdicts(sweeps: Sequence[Sweep]) -> list[str]:
             said.append(leader(cheap.rows[task], other.rows.get(task, {}), common))
             if task in cheap.apart and task in other.apart:
                 said.append(kept(cheap.apart[task], other.apart[task], common))
+            said += rates(cheap.rows[task], other.rows.get(task, {}), common)
             lines.append(" ".join(said))
     return lines
 
@@ -151,8 +154,15 @@ def leader(rows: dict[str, Row], others: dict[str, Row], common: set[str]) -> st
     # A row that does not say counts as one where more is better.
     less_is_better = rows[scored[0]]["higher_is_better"] is False
     scored.sort(key=lambda arm: rows[arm]["score_mean"], reverse=not less_is_better)
-    rank = others[scored[0]]["rank"] or "none"
-    return f"the leader, {scored[0]}, has rank {rank} there (of {len(others)} arms)."
+    first = others[scored[0]]
+    said = (
+        f"the leader, {scored[0]}, has rank {first['rank'] or 'none'} there (of {len(others)} arms)"
+    )
+    best = [arm["score_mean"] for arm in others.values() if arm["score_mean"] is not None]
+    if first["score_mean"] is not None:
+        gap = first["score_mean"] - (min(best) if less_is_better else max(best))
+        said += f", {values.score(abs(gap))} from the best score"
+    return f"{said}."
 
 
 def kept(apart: set[tuple[str, str]], others: set[tuple[str, str]], common: set[str]) -> str:
@@ -165,6 +175,20 @@ def kept(apart: set[tuple[str, str]], others: set[tuple[str, str]], common: set[
         f"Of {len(pairs)} pairs told apart, {same} stand the same way there, {turned} the other"
         f" way, and {len(pairs) - same - turned} are not told apart."
     )
+
+
+def rates(rows: dict[str, Row], others: dict[str, Row], common: set[str]) -> list[str]:
+    """How far the chosen learning rates lie from those of the first sweep; a mean over tasks has none."""
+    moved = {
+        arm: math.log10(others[arm]["learning_rate"] / rows[arm]["learning_rate"])
+        for arm in sorted(common)
+        if others[arm]["learning_rate"] and rows[arm]["learning_rate"]
+    }
+    if not moved:
+        return []
+    middle = statistics.median(abs(decades) for decades in moved.values())
+    arm = max(moved, key=lambda arm: abs(moved[arm]))
+    return [f"Rates moved by {middle:.2f} decades (median), at most by {moved[arm]:+.2f} ({arm})."]
 
 
 if __name__ == "__main__":
