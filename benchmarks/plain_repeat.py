@@ -62,6 +62,11 @@ def repeated(name: str, confirmed: Sequence[Trial], workspace: Workspace) -> boo
     interval = cell_interval(answers)
     ours = list(answers.scores.values())
     precisions = {trial.result.precision for trial in confirmed if trial.result is not None}
+    if precisions not in ({"fp32"}, {"bf16-autocast"}):
+        raise SystemExit(
+            f"{name}: its trials were computed in {', '.join(sorted(map(str, precisions)))},"
+            " expected fp32 alone or bf16-autocast alone, which is what the script can do"
+        )
     bf16 = precisions == {"bf16-autocast"}
     peers = [plain_of(spec, workspace, bf16=bf16) for spec in specs]
     apart = statistics.mean(peers) - statistics.mean(ours)
