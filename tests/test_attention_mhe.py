@@ -18,6 +18,7 @@ from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import BackboneError, IncompatibleError
 from suite.petl.arm import build_arm, check_arm
 from tests.attention import backbone, batch_of, converted
+from tests.decoding import both_ways
 from tests.tiny import FAMILIES
 from tests.toy import disturb, logits_of, loss_of, make_head, resolved_tiny
 
@@ -169,6 +170,36 @@ def test_the_gradient_of_an_added_key_embedding_is_zero_and_of_a_scaling_one_is_
     query, key, value = norms["mhe-add"]
     assert key < 1e-5 < 1e-3 < min(query, value)  # 0 up to the rounding of fp32
     assert min(norms["mhe-mul"]) > 1e-3
+
+
+# ---- folding -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+@pytest.mark.parametrize("name", ["mhe-add", "mhe-mul"])
+def test_folded_every_head_attends_to_the_one_that_is_cached_with_the_same_function(
+    name: str, family: str
+) -> None:
+    model, found, variant = converted(name, family)
+    disturb(model, scale=0.2)  # embeddings as large as what they act on
+    batch = batch_of(found)
+    before = logits_of(model, batch)
+    variant.fold(model, found)
+    heads_made: set[int] = set()
+    for module in model.modules():
+        if hasattr(module, "heads") and hasattr(module, "routed_implementation"):
+            module.heads.register_forward_hook(  # type: ignore[operator]
+                lambda _module, _given, made: heads_made.update(
+                    (made[1].shape[1], made[2].shape[1])
+                )
+            )
+    assert torch.allclose(logits_of(model, batch), before, atol=1e-4)
+    # the added embedding of a key counts where scores are capped: Gemma 2 stays as it was
+    is_capped = name == "mhe-add" and family == "gemma2"
+    assert heads_made == {HEADS if is_capped else 1}
+    if found.kind != "encoder":
+        stepped, whole = both_ways(model, family)
+        assert torch.allclose(stepped, whole, atol=1e-4)
 
 
 @every_family

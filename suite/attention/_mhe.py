@@ -13,6 +13,7 @@ Deviations:
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -117,19 +118,85 @@ class HeadEmbeddings(HeadTransform):
         """Combine (B, 1, L, d) and (H, d) into (B, H, L, d)."""
 
     @staticmethod
+    @abstractmethod
+    def of_query(query: Tensor, key: Tensor) -> Tensor:
+        """The embedding of queries that acts as both do where keys have none.
+
+        All are (H, d). Scores may shift by the same number for all keys of a query.
+        """
+
+    @staticmethod
     def _embedding(heads: int, like: Tensor, head_dim: int) -> nn.Parameter:
         drawn = torch.empty(heads, head_dim, dtype=like.dtype, device=like.device)
         return nn.Parameter(drawn.normal_(0.0, EMBEDDING_STD))  # (H, d)
 
 
+class FoldedQuery(HeadTransform):
+    """Makes H heads of the query; key and value stay the one head that is cached.
+
+    It stands for embeddings of queries and keys, as q (k e) = (q e) k.
+    """
+
+    def __init__(self, made: HeadEmbeddings) -> None:
+        super().__init__()
+        self.combine = made.combine
+        joint = made.of_query(made.query.detach(), made.key.detach())
+        self.query = nn.Parameter(joint.clone(), requires_grad=made.query.requires_grad)  # (H, d)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Turn a query of (B, 1, n, d) into (B, H, n, d)."""
+        return self.combine(query, self.query), key, value
+
+
+class FoldedResult(nn.Module):
+    """Lets the embeddings of values act on what each head found.
+
+    That is the same while no weight is dropped, as a query's weights add up to 1.
+    """
+
+    def __init__(self, made: HeadEmbeddings) -> None:
+        super().__init__()
+        self.combine = made.combine
+        self.value = made.value  # (H, d)
+
+    def forward(self, found: Tensor) -> Tensor:
+        """Combine (B, n, H, d) and the embeddings."""
+        heads = found.transpose(1, 2)  # (B, H, n, d)
+        return self.combine(heads, self.value).transpose(1, 2)
+
+
 class MultiHeadEmbedding(OneHead):
-    """Base of MHE-ADD and MHE-MUL; `Embeddings` says how a head's embedding acts."""
+    """Base of MHE-ADD and MHE-MUL; `Embeddings` says how a head's embedding acts.
+
+    Attributes:
+        shifts_scores: Whether a folded model's scores differ by a number per query. That changes
+            nothing but where scores are capped (Gemma 2).
+    """
 
     Embeddings: type[HeadEmbeddings]
+    shifts_scores: ClassVar[bool]
 
     def spread(self, site: AttentionSite, family: Family) -> None:
         like = next(site.module.parameters())
         route(site.module, self.Embeddings(site.heads, like, site.head_dim))
+
+    def fold(self, model: PreTrainedModel, family: Family) -> None:
+        """Let all heads attend to the one that is cached, instead of making keys and values of it.
+
+        A step of decoding then reads the cache once and makes nothing of it, as in multi-query
+        attention. The same function in evaluation, up to rounding. Attention with capped scores
+        stays as it is where they would shift.
+        """
+        for attention in list(model.modules()):
+            made = getattr(attention, "heads", None)
+            if not isinstance(made, HeadEmbeddings):
+                continue
+            if self.shifts_scores and getattr(attention, "attn_logit_softcapping", None):
+                continue
+            module: Any = attention
+            module.heads = FoldedQuery(made)
+            module.finish = FoldedResult(made)
+            module.num_key_value_groups = len(made.query)
 
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
         found: list[nn.Parameter] = []

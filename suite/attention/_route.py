@@ -9,7 +9,8 @@ module: 1. `heads` (a module of the variant's) may make all heads of the few cac
 3. the implementation that the backbone had (sdpa, eager, ...) attends, unless the probabilities are
    needed, which most implementations do not return;
 4. the result of one head may be repeated for all heads of the output projection (`tiles`, SHA);
-5. a gate may scale what the heads found (`gate_values`, which the variant computes beforehand).
+5. a gate may scale what the heads found (`gate_values`, which the variant computes beforehand);
+6. `finish` (a module of the variant's) may change it (MHE, folded).
 
 A variant may also hide keys from queries (`limit`, sliding windows), before 2.
 
@@ -132,6 +133,8 @@ def routed_attention(
     gate: Tensor | None = module.__dict__.pop("gate_values", None)
     if gate is not None:
         output = output * gate  # (B, n, H, d) times (B, n, H, 1 or d)
+    if hasattr(module, "finish"):
+        output = module.finish(output)
     return output, seen
 
 

@@ -6,8 +6,9 @@ Source: MHE, arXiv 2310.07911, section 3.4, eq. 6: Q_i = X W_q * (1 + e_i^q), el
     and so for keys and values.
 Deviations: as `_mhe`, and
     - Embeddings start from N(0, 0.02) (ours, as BERT's do; the paper does not say).
-    - The cache holds the one projected head, and heads are made of it at each step; the paper does
-      not say. Under Llama that head is rotated already, so the embeddings act after the rotation.
+    - The cache holds the one projected head, and heads are made of it at each step until the model
+      is folded; the paper does not say. Under Llama that head is rotated already, so the
+      embeddings act after the rotation.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ class ScalingEmbeddings(HeadEmbeddings):
     def combine(x: Tensor, embedding: Tensor) -> Tensor:
         return x * (1 + embedding)[:, None]  # (B, 1, L, d) * (H, 1, d) = (B, H, L, d)
 
+    @staticmethod
+    def of_query(query: Tensor, key: Tensor) -> Tensor:
+        return query + key + query * key  # (1 + query) (1 + key) = 1 + this
+
 
 class MheMul(MultiHeadEmbedding):
     description = (
@@ -31,3 +36,4 @@ class MheMul(MultiHeadEmbedding):
     )
     source = "MHE, arXiv 2310.07911, section 3.4, eq. 6"
     Embeddings = ScalingEmbeddings
+    shifts_scores = False

@@ -142,7 +142,7 @@ def test_folded_it_is_the_same_function(name: str, family: str) -> None:
     disturb(model)
     before = logits_of(model, batch_of(found))
     variant.fold(model, found)
-    assert torch.equal(logits_of(model, batch_of(found)), before)
+    assert torch.allclose(logits_of(model, batch_of(found)), before, atol=TOLERANCE)
     # what depends on the input, such as a gate, is in no plain map
     if type(variant).fold is not Variant.fold:
         assert variant.new_parameters(model, found) == []
