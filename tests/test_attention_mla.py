@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from suite.attention._surgery import modules_in
 from suite.attention.counts import count_attention
-from suite.attention.mla import factors
+from suite.attention.mla import FromLatent, factors
 from suite.backbones.loading import Head, resolve
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import IncompatibleError
 from suite.petl.arm import check_arm
 from tests.attention import backbone, batch_of, converted
-from tests.toy import logits_of, make_head, resolved_tiny
+from tests.decoding import both_ways, check_beams
+from tests.toy import disturb, logits_of, make_head, resolved_tiny
 
 EXACT: dict[str, dict[str, Any]] = {
     "t5": {"rank": 32, "sites": "all"},
@@ -74,6 +76,44 @@ def test_the_factors_are_the_nearest_of_their_rank() -> None:
         assert torch.allclose(lost, left_out, atol=1e-4)
     # the signs follow the maps to the latent, which a change of all signs leaves alone
     assert torch.allclose(factors(-weight, 4)[1], factors(weight, 4)[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gpt2", {"rank": 16}),
+        ("t5", {"rank": 16}),
+        ("llama", {"rank": 8}),
+        ("llama", {"rank": 16, "rotary": 0}),
+        ("qwen2", {"rank": 8}),
+        ("mistral", {"rank": 8}),
+        ("gemma2", {"rank": 8}),
+    ],
+)
+def test_folded_a_step_of_decoding_makes_no_keys_and_values_of_the_latents(
+    family: str, options: dict[str, Any]
+) -> None:
+    model, found, variant = converted("mla", family, options)
+    disturb(model, seed=8)
+    stepped, _ = both_ways(model, family)
+    variant.fold(model, found)
+    made: list[int] = []
+    for heads in modules_in(model, FromLatent):
+        heads.register_forward_hook(lambda _module, given, _made: made.append(given[0].shape[2]))
+    absorbed, whole = both_ways(model, family)
+    assert made and 1 not in made  # only the pass over all tokens makes them
+    assert torch.allclose(absorbed, stepped, atol=1e-4)
+    assert torch.allclose(absorbed, whole, atol=1e-4)
+    if family != "t5":
+        check_beams(model, family)
+
+
+def test_where_a_method_changed_the_maps_from_the_latent_nothing_is_absorbed() -> None:
+    model, found, variant = converted("mla", "llama", {"rank": 8})
+    (changed, left) = modules_in(model, FromLatent)
+    changed.value_up = nn.Sequential(changed.value_up)
+    variant.fold(model, found)
+    assert not changed.absorbs and left.absorbs
 
 
 # ---- the cache ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ Shapes: B rows, H query heads, H_kv key-value heads, n queries, m keys, d width 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -41,7 +41,13 @@ class HeadTransform(nn.Module):
     """Base of a variant's own step between projections and attention.
 
     It is a module, so that ZeRO-3's hooks fetch its parameters.
+
+    Attributes:
+        absorbs: Whether `attend`, which such a class has, takes the place of `forward` and of
+            attention for a single query in evaluation. A variant's `fold` says so.
     """
+
+    absorbs = False
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Turn (B, h, L, d) each into the heads that attend.
@@ -155,6 +161,11 @@ def _attended(
     if gives == "key_value":
         _give(module, (key, value))
     if hasattr(module, "heads"):
+        if module.heads.absorbs and query.shape[2] == 1 and not module.training:
+            attended: tuple[Tensor, Tensor] = module.heads.attend(
+                module, query, key, value, attention_mask, **options
+            )
+            return attended
         query, key, value = module.heads(query, key, value)
     if hasattr(module, "limit"):
         attention_mask, options = module.limit(module, query, key, attention_mask, options)
@@ -194,11 +205,19 @@ def probabilities(
     Returns:
         (B, H, n, m) in the dtype of `query`; computed in fp32.
     """
-    scaling = options.get("scaling")
-    if scaling is None:
-        scaling = query.shape[-1] ** -0.5
     key = repeated(key, query.shape[1])  # (B, H, m, d)
-    scores: Tensor = query @ key.transpose(-1, -2) * scaling  # (B, H, n, m)
+    scores: Tensor = query @ key.transpose(-1, -2) * scaling(query, options)  # (B, H, n, m)
+    return normalised(module, scores, mask, **options)
+
+
+def scaling(query: Tensor, options: Mapping[str, Any]) -> float:
+    """The factor on q k^T for queries (B, H, n, d)."""
+    given: float | None = options.get("scaling")
+    return query.shape[-1] ** -0.5 if given is None else given
+
+
+def normalised(module: Any, scores: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+    """The softmax of scaled scores (B, H, n, m); arguments and result as in `probabilities`."""
     softcap = options.get("softcap")
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
@@ -220,7 +239,7 @@ def probabilities(
         else:
             # a score plus the mask's own floor may overflow to -inf
             scores = (scores + mask).clamp(min=floor)
-    return scores.float().softmax(dim=-1).to(query.dtype)
+    return scores.float().softmax(dim=-1).to(scores.dtype)
 
 
 def apply(scores: Tensor, value: Tensor, *, dropout: float) -> Tensor:

@@ -13,8 +13,8 @@ Deviations:
     - MHA2MLA may also choose the frequencies by the norms of queries and keys on data, and TransMLA
       balances keys and values on data first; here the weights alone decide.
     - No norm on the latent and no latent for queries, as in MHA2MLA; DeepSeek-V2 has both.
-    - Keys and values are made anew of all cached latents in every step. DeepSeek-V2 absorbs these
-      maps into those of queries and output: the same function, and faster decoding.
+    - Keys and values are made anew of all cached latents in every step, until the model is folded:
+      then a step of decoding absorbs these maps into queries and results, as DeepSeek-V2 does.
     - The bias of keys that are not rotated goes: it adds the same to all scores of a query.
     - Encoders and encoder-decoders too, whose keys are not rotated: there the latent is all.
     - The rank is a multiple of the heads' width, because transformers' attentions cut what a map
@@ -37,7 +37,7 @@ from transformers.cache_utils import DynamicLayer
 
 from suite.attention import _surgery as surgery
 from suite.attention._cache import use_cache_layer
-from suite.attention._route import HeadTransform, route
+from suite.attention._route import HeadTransform, normalised, route, scaling
 from suite.attention.base import Options, Variant
 from suite.attention.gqa import Sites, site_names
 from suite.backbones.base import Absent, AttentionSite, Family
@@ -95,6 +95,11 @@ class Shape:
         """The rotated features of key heads, (B, h, n, d) to (B, h, n, r)."""
         halves = heads.view(*heads.shape[:-1], 2, -1)  # (B, h, n, 2, d / 2)
         return halves[..., : self.rotary // 2].flatten(-2)
+
+    def still(self, heads: Tensor) -> Tensor:
+        """The features that are not rotated, (B, h, n, d) to (B, h, n, d - r)."""
+        halves = heads.view(*heads.shape[:-1], 2, -1)
+        return halves[..., self.rotary // 2 :].flatten(-2)
 
 
 class RotaryKeys(nn.Linear):
@@ -160,6 +165,57 @@ class FromLatent(HeadTransform):
         halves = [part.unflatten(-1, (2, -1)) for part in (key, made)]
         return query, torch.cat(halves, dim=-1).flatten(-2), values
 
+    def can_absorb(self) -> bool:
+        """Whether both maps are plain, and no method put anything around them."""
+        is_plain = type(self.key_up) is nn.Linear and type(self.value_up) is nn.Linear
+        return is_plain and self.key_up is not None and self.key_up.bias is None
+
+    def attend(
+        self,
+        attention: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to latents as they are: q (W c) = (q W) c for keys, and W (p c) for values.
+
+        Source: DeepSeek-V2, section 2.1.2.
+
+        Args:
+            attention: The attention.
+            query: (B, H, 1, d).
+            key: As in `forward`, and so is `value`.
+            value: The latents.
+            mask: As in `probabilities`, and so are `options`.
+
+        Returns:
+            (B, 1, H, d) and probabilities (B, H, 1, m).
+        """
+        assert self.key_up is not None
+        shape = self.shape
+        latent = value.transpose(1, 2).flatten(2)  # (B, m, rank)
+        by_head = query.unflatten(1, (shape.heads, -1))  # (B, h, g, 1, d), g queries of a key head
+        key_up = self.key_up.weight.view(shape.heads, -1, shape.rank)  # (h, d - r, rank)
+        absorbed = torch.einsum("bhgnd,hdr->bhgnr", shape.still(by_head), key_up)
+        # heads are rows here, so that no head gets a copy of the latents
+        scores = absorbed.flatten(1, 3) @ latent.transpose(1, 2)  # (B, H, m)
+        if shape.rotary:
+            if key.shape[-1] != shape.rotary:
+                key = shape.rotated(key)
+            of_queries = shape.rotated(by_head).flatten(2, 3)  # (B, h, g, r)
+            scores = scores + (of_queries @ key.transpose(-1, -2)).flatten(1, 2)
+        scaled = scores[:, :, None] * scaling(query, options)  # (B, H, 1, m)
+        seen = normalised(attention, scaled, mask, **options)
+        found = (seen[:, :, 0] @ latent).unflatten(1, (shape.heads, -1))  # (B, h, g, rank)
+        value_up = self.value_up.weight.view(shape.heads, -1, shape.rank)  # (h, d, rank)
+        values = torch.einsum("bhgr,hdr->bhgd", found, value_up)
+        bias: Tensor | None = self.value_up.bias
+        if bias is not None:
+            values = values + bias.view(shape.heads, 1, -1)
+        return values.flatten(1, 2)[:, None], seen  # (B, 1, H, d)
+
     def _heads(self, x: Tensor) -> Tensor:
         """Cut (B, m, h w) into (B, h, m, w)."""
         return x.view(*x.shape[:-1], self.shape.heads, -1).transpose(1, 2)
@@ -224,6 +280,15 @@ class Mla(Variant[MlaOptions]):
             if heads.key_up is not None:
                 found.append(heads.key_up.weight)
         return found
+
+    def fold(self, model: PreTrainedModel, family: Family) -> None:
+        """Let a step of decoding attend to latents, and make no keys and values of them.
+
+        The same function up to rounding. Where no latent makes keys, or a method changed the maps
+        from the latent, everything stays as it is.
+        """
+        for heads in surgery.modules_in(model, FromLatent):
+            heads.absorbs = heads.can_absorb()
 
     def _factorise(self, site: AttentionSite, shape: Shape) -> None:
         maps = surgery.projections(site)
