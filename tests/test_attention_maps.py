@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from suite.attention import variants
+from suite.attention._route import probabilities
 from suite.attention.maps import self_attentions, watched
 from suite.backbones.loading import build
 from suite.cli.analyze import observed
@@ -348,3 +349,10 @@ def test_a_folder_that_is_no_trial_is_refused(suite: Suite, tmp_path: Path) -> N
     for folder in (tmp_path, Path("/"), Path("/nonexistent")):
         code, _, err = suite("analyze", "weights", "--trial", folder)
         assert code == 2 and "expected a finished trial of the confirm phase" in err
+
+
+def test_probabilities_keep_the_type_of_queries_where_the_position_bias_has_another() -> None:
+    query, key = torch.randn(1, 2, 3, 4).bfloat16(), torch.randn(1, 1, 3, 4).bfloat16()
+    bias = torch.zeros(1, 2, 3, 3)
+    seen = probabilities(torch.nn.Identity(), query, key, None, position_bias=bias)
+    assert seen.dtype == torch.bfloat16 and seen.shape == (1, 2, 3, 3)

@@ -108,6 +108,18 @@ def test_folded_a_step_of_decoding_makes_no_keys_and_values_of_the_latents(
         check_beams(model, family)
 
 
+def test_folded_t5_answers_in_bf16_though_its_position_bias_may_be_in_fp32() -> None:
+    model, found, variant = converted("mla", "t5", {"rank": 16, "sites": "all"})
+    variant.fold(model, found)
+    heads = next(modules_in(model, FromLatent)).to(torch.bfloat16)
+    query = torch.randn(2, 4, 1, 8, dtype=torch.bfloat16)
+    latent = torch.randn(2, 1, 5, 16, dtype=torch.bfloat16)
+    bias = torch.zeros(2, 4, 1, 5)
+    output, seen = heads.attend(heads, query, latent[..., :0], latent, None, position_bias=bias)
+    assert output.dtype == seen.dtype == torch.bfloat16
+    assert output.shape == (2, 1, 4, 8)
+
+
 def test_where_a_method_changed_the_maps_from_the_latent_nothing_is_absorbed() -> None:
     model, found, variant = converted("mla", "llama", {"rank": 8})
     (changed, left) = modules_in(model, FromLatent)

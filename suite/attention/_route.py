@@ -207,7 +207,7 @@ def probabilities(
     """
     key = repeated(key, query.shape[1])  # (B, H, m, d)
     scores: Tensor = query @ key.transpose(-1, -2) * scaling(query, options)  # (B, H, n, m)
-    return normalised(module, scores, mask, **options)
+    return normalised(module, scores, mask, **options).to(query.dtype)
 
 
 def scaling(query: Tensor, options: Mapping[str, Any]) -> float:
@@ -217,7 +217,7 @@ def scaling(query: Tensor, options: Mapping[str, Any]) -> float:
 
 
 def normalised(module: Any, scores: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
-    """The softmax of scaled scores (B, H, n, m); arguments and result as in `probabilities`."""
+    """The softmax of scaled scores (B, H, n, m), in fp32; arguments as in `probabilities`."""
     softcap = options.get("softcap")
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
@@ -239,7 +239,7 @@ def normalised(module: Any, scores: Tensor, mask: Tensor | None, **options: Any)
         else:
             # a score plus the mask's own floor may overflow to -inf
             scores = (scores + mask).clamp(min=floor)
-    return scores.float().softmax(dim=-1).to(scores.dtype)
+    return scores.float().softmax(dim=-1)
 
 
 def apply(scores: Tensor, value: Tensor, *, dropout: float) -> Tensor:

@@ -207,7 +207,7 @@ class FromLatent(HeadTransform):
             of_queries = shape.rotated(by_head).flatten(2, 3)  # (B, h, g, r)
             scores = scores + (of_queries @ key.transpose(-1, -2)).flatten(1, 2)
         scaled = scores[:, :, None] * scaling(query, options)  # (B, H, 1, m)
-        seen = normalised(attention, scaled, mask, **options)
+        seen = normalised(attention, scaled, mask, **options).to(value.dtype)
         found = (seen[:, :, 0] @ latent).unflatten(1, (shape.heads, -1))  # (B, h, g, rank)
         value_up = self.value_up.weight.view(shape.heads, -1, shape.rank)  # (h, d, rank)
         values = torch.einsum("bhgr,hdr->bhgd", found, value_up)
