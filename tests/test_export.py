@@ -202,7 +202,13 @@ def test_generation_is_the_same_after_folding(home: Home, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("method", "attention"),
-    [("lora", "wgqa"), ("full", "shared"), ("full", "window"), ("adapter", "mhe-add")],
+    [
+        ("lora", "wgqa"),
+        ("full", "shared"),
+        ("full", "window"),
+        ("full", "mhe-mul"),
+        ("adapter", "mhe-add"),
+    ],
 )
 def test_what_no_library_can_hold_is_in_the_suites_format(
     method: str, attention: str, home: Home, tmp_path: Path

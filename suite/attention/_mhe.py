@@ -173,6 +173,7 @@ class MultiHeadEmbedding(OneHead):
             nothing but where scores are capped (Gemma 2).
     """
 
+    is_plain_folded = False
     Embeddings: type[HeadEmbeddings]
     shifts_scores: ClassVar[bool]
 

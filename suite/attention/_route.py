@@ -3,7 +3,7 @@
 transformers lets a function be registered as attention implementation; `routed_attention` is one.
 It gets q (B, h_q, n, d), k and v (B, h_kv, m, d) as projected, rotated and cached. Then, per
 module: 1. `heads` (a module of the variant's) may make all heads of the few cached ones (MHE, SKV,
-   SHA under T5);
+   SHA under T5), or attend by itself (MLA, folded);
 2. the module may take another layer's probabilities, or keys and values, instead of its own (Shared
    Attention, CLA);
 3. the implementation that the backbone had (sdpa, eager, ...) attends, unless the probabilities are

@@ -112,7 +112,8 @@ class Variant(ABC, Generic[C]):
         return []
 
     def fold(self, model: PreTrainedModel, family: Family) -> None:
-        """Turn what only training needs into plain projections, in place.
+        """Prepare a trained model for serving, in place: leave out what only training needs.
 
-        The model computes the same afterwards. Most variants have nothing to fold.
+        The model computes the same afterwards, in evaluation and up to rounding. Most variants
+        have nothing to fold.
         """
