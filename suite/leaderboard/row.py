@@ -23,7 +23,6 @@ from suite.plan.cell_state import CellState
 from suite.record.cells import Trial
 from suite.record.lm_eval import over_seeds, read_record
 from suite.record.references import printed
-from suite.stats.significance import counted
 
 __all__ = ["Row", "cell_row", "reference_fields", "score_fields"]
 
@@ -49,8 +48,6 @@ def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
     ended = [trial.result for trial in state.searched if trial.result is not None]
     # Made first, because the difference to a paper needs the mean.
     of_score = score_fields(confirmed, state.searched) | _looks(state)
-    if of_score.get("constant_p") is not None:
-        of_score["constant_p"] = float(counted(of_score["constant_p"], state.looks.count))
     return Row(
         home=home,
         digest=digest,
