@@ -30,7 +30,7 @@ def user_folders(axis: str, *, code: bool = False) -> list[Path]:
     """The user's own folders for one axis, which are searched before the shipped one.
 
     Args:
-        axis: "petl", "attention", "generators", "tasks", "search_spaces" or "sweeps".
+        axis: "petl", "attention", "backbones", "generators", "tasks", "search_spaces" or "sweeps".
         code: Only folders from which Python is taken, never the working folder.
 
     Returns:

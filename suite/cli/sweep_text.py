@@ -140,7 +140,7 @@ def sweep_text(name: str, answers: Answers) -> str:
         "resources: # of one trial; as many trials run at a time as fit",
         line(
             f"  workers: {plain(workers)}",
-            "null = a worker for each GPU of the machine, else two on CPUs",
+            "null = a worker for each GPU of the machine, else one on CPUs",
         ),
         line(
             f"  gpus_per_worker: {plain(answers.gpus_per_worker)}", "null = 1 where there are GPUs"

@@ -25,7 +25,7 @@ EDGE_FRAC = 0.05
 class LearningRateRange(Strict):
     """A closed range, searched on a log scale (READ, appendix D: [1e-6, 3e-3]).
 
-    A plain number is a fixed rate, which is tried once.
+    A plain number is a fixed rate: only other choices, such as the batch size, are searched.
     """
 
     low: Annotated[float, Field(gt=0, le=MOST)]

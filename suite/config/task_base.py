@@ -62,7 +62,8 @@ class FileData(Strict):
     """Rows in files of one's own, as they lie there.
 
     `files` is one file, from which validation and test rows are drawn by a fixed seed; or `train`,
-    `validation` and `test` name a file each, where what is left out is drawn.
+    `validation` and `test` name a file each. Without `validation` its rows are drawn from `train`;
+    with `validation` alone, READ's rule makes a test set of it.
     """
 
     files: str | None = Field(None, description="one file with all rows")

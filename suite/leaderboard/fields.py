@@ -308,7 +308,7 @@ class Row:
     arm: str = text("arm", default="", average=Average.SAME, report=True, meaning="key of the arm")
     edge: bool | None = flag(
         report=True,
-        meaning="whether the learning rate lies at an end of the range that was searched; null "
+        meaning="whether scores may still rise beyond an end of the range that was searched; null "
         "where the rate is fixed or not known",
     )
     search_s: float | None = number(

@@ -63,7 +63,7 @@ class CellReport:
         pruned: Search trials that were ended early; they are no failures.
         extensions: Decades by which the edge guard lengthened the range.
         saved_trials: Search trials that the stop rule saved.
-        edge: Whether the best learning rate of an ended study lies at the end of its range.
+        edge: Whether scores of an ended study may still rise beyond an end of its range.
         workers: Workers of each of its trials, as planned.
         own_code: Commit of the code that the backbone's checkpoint brings; None = only that of the
             libraries runs.

@@ -231,7 +231,7 @@ def _extra_columns(report: Report) -> list[Column]:
             "learning rate",
             values.learning_rate,
             lambda row: row["learning_rate"],
-            "chosen; edge = at the end of the searched range",
+            "chosen; edge = scores may still rise beyond the searched range",
         )
     )
     columns.append(_field("validation_score"))

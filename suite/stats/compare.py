@@ -25,7 +25,7 @@ OWN = 0.5
 """How far the degrees of freedom of two arms go from the lesser arm's towards Satterthwaite's.
 
 All the way tells equal arms apart in up to 6.9% of comparisons (two seeds, one arm ten times as
-noisy) instead of 5% (docs/results/protocol.md).
+noisy) instead of 5%.
 """
 ONE_SEED = "one seed: {what}; how much seeds differ is not known (give confirm.seeds five or more)"
 """Why one seed allows no verdict."""
