@@ -279,6 +279,12 @@ def test_workers_by_backbone_are_planned_by_cell_and_change_no_other_trial() -> 
         two_sizes(resources={"workers_by_backbone": {"t9": 1}})
 
 
+def test_two_forms_of_a_backbone_are_two_sweeps() -> None:
+    short = BERT.model_copy(update={"drop_layers": 1, "config": None})
+    with pytest.raises(ValidationError, match=rf"'{BERT.name}' stands there 2 times"):
+        two_sizes(backbones=[BERT, short])
+
+
 def test_the_number_of_workers_of_a_planned_cell_may_not_change(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     plan = make_plan(two_sizes(), where="toy")

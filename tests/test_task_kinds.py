@@ -129,6 +129,7 @@ def test_a_file_without_kind_is_classification() -> None:
             ConfigError,
             r"headline 'rouge1' is none of the metrics \['bleu'\]",
         ),
+        ("rte", {"name": "mean"}, ConfigError, "'mean' names the mean over tasks"),
     ],
 )
 def test_mistakes_in_a_file_are_named(

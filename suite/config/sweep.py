@@ -448,6 +448,18 @@ class SweepConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _backbones_have_names_of_their_own(self) -> SweepConfig:
+        # a backbone's name says in tables which rows are compared with one another
+        names = [choice.name for choice in self.backbones]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"backbones: {name!r} stands there {names.count(name)} times, and no table "
+                    "could tell its rows apart; give each form of it a sweep of its own"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _backbones_with_workers_exist(self) -> SweepConfig:
         # a name that is mistyped would silently leave its backbone with the default
         names = [choice.name for choice in self.backbones]

@@ -23,6 +23,7 @@ from pydantic import (
 from suite.config.loader import Strict
 from suite.config.names import TASK
 from suite.config.numbers import Count
+from suite.config.reference import MEAN
 from suite.config.task_files import CodeConfig
 from suite.tables import EXPECTED, form_of
 
@@ -284,6 +285,13 @@ class BaseTask(Strict):
         None, description="the metric that is the score; null = the mean of all"
     )
     splits: SplitConfig = SplitConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _is_no_mean(cls, name: str) -> str:
+        if name == MEAN:
+            raise ValueError(f"{MEAN!r} names the mean over tasks in every table; rename the file")
+        return name
 
     @field_validator("metrics", mode="wrap")
     @classmethod
