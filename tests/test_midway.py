@@ -16,6 +16,7 @@ from suite.record.result import TrialResult
 from suite.record.spec import TrialSpec
 from suite.storage.workspace import Workspace
 from suite.train import midway
+from suite.train.epoch import EpochStart
 from suite.train.loop import Trainer
 from suite.train.midway import Pace, set_streams, streams
 from tests.forked import fork_group
@@ -197,3 +198,22 @@ def test_ranks_ask_each_other_every_few_seconds_and_at_least_every_few_steps(
             now += step_s
         gaps = [b - a for a, b in itertools.pairwise(asked[2:])]
         assert set(gaps) == {expected} and asked[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "epoch"),
+    [
+        ((0.0, None), (2.0, "rapl"), 2.0),  # before the first step there is no source
+        ((2.0, "rapl"), (3.0, "rapl"), 1.0),
+        ((2.0, "rapl"), (0.5, "cpu-time-estimate"), None),
+        ((None, None), (3.0, "rapl"), None),
+        ((2.0, "rapl"), (None, None), None),
+    ],
+)
+def test_an_epochs_energy_comes_from_one_source(
+    before: tuple[float | None, str | None],
+    after: tuple[float | None, str | None],
+    epoch: float | None,
+) -> None:
+    run: Any = None
+    assert EpochStart(run, None, 0.0, *before).energy_kwh(*after) == epoch

@@ -31,13 +31,28 @@ class EpochStart:
     Attributes:
         run: The trial.
         midway: Where an earlier attempt left it; None = at its first step.
-        before_s, before_kwh: What training had cost before the epoch.
+        before_s, before_kwh, before_source: What training had cost before the epoch, and which
+            source counted the energy.
     """
 
     run: RunningTrial
     midway: Midway | None
     before_s: float
     before_kwh: float | None
+    before_source: str | None
+
+    def energy_kwh(self, total_kwh: float | None, source: str | None) -> float | None:
+        """What the epoch took of all that training took so far.
+
+        None where one of the two is not known, or where another source counted what was before:
+        the best source that covers the whole phase may change, and an estimate less a measured
+        energy is neither.
+        """
+        if total_kwh is None or self.before_kwh is None:
+            return None
+        if self.before_source not in (None, source):
+            return None
+        return total_kwh - self.before_kwh
 
 
 class StepClock:
@@ -271,6 +286,7 @@ def _leave(lanes: list[_Lane], number: int, step: int, *, new: bool) -> None:
                 lane.half,
                 before_s=lane.start.before_s,
                 before_kwh=lane.start.before_kwh,
+                before_source=lane.start.before_source,
             )
             run.note_meters()
             run.progress.midway = midway.to_json()

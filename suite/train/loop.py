@@ -267,10 +267,6 @@ class Trainer:
         run = start.run
         if not math.isfinite(evaluation.score):
             return self._diverged(run, f"epoch {number}: the validation score is not finite")
-        energy_kwh = self._train_energy_kwh(run)
-        if energy_kwh is not None:
-            # The meter counts the whole trial, the record this epoch.
-            energy_kwh -= start.before_kwh or 0.0
         record = EpochRecord(
             epoch=number,
             step=number * len(run.batches),
@@ -279,7 +275,8 @@ class Trainer:
             validation_scores=evaluation.scores,
             learning_rate=run.learning_rate(number * len(run.batches) - 1),
             seconds=run.meter.seconds("train") - start.before_s,
-            energy_kwh=energy_kwh,
+            # The meter counts the whole trial, the record this epoch.
+            energy_kwh=start.energy_kwh(*self._train_energy(run)),
         )
         with run.meter.phase("checkpoint"):
             self._keep(run, record, evaluation)
@@ -343,9 +340,9 @@ class Trainer:
 
     def _epoch_start(self, run: RunningTrial) -> EpochStart:
         if run.progress.midway is None:
-            return EpochStart(run, None, run.meter.seconds("train"), self._train_energy_kwh(run))
+            return EpochStart(run, None, run.meter.seconds("train"), *self._train_energy(run))
         midway = Midway(**run.progress.midway)
-        return EpochStart(run, midway, midway.before_s, midway.before_kwh)
+        return EpochStart(run, midway, midway.before_s, midway.before_kwh, midway.before_source)
 
     def _running(self) -> dict[str, RunningTrial]:
         if not self._runs:
@@ -407,12 +404,15 @@ class Trainer:
             epoch_steps=spec.training.epoch_steps,
         )
 
-    def _train_energy_kwh(self, run: RunningTrial) -> float | None:
-        """Energy of the trial's training so far in kWh, each device counted once. Collective."""
+    def _train_energy(self, run: RunningTrial) -> tuple[float | None, str | None]:
+        """Energy of the trial's training so far in kWh, and its source. Collective.
+
+        Each device counts once. Before the first step there is no source.
+        """
         train = run.accounts()[0].get("train")
         if train is None:
-            return None
-        return train.energy_kwh
+            return 0.0, None
+        return train.energy_kwh, train.energy_source
 
     def _evaluate(
         self, runs: Sequence[RunningTrial], split: SplitName, *, phase: str = "eval"

@@ -32,7 +32,8 @@ class Midway:
         totals: Sum of the losses of these steps, by rank.
         halves: Sum of the losses of the epoch's first half, by rank; 0 until it is over.
         streams: States of the random streams, by rank.
-        before_s, before_kwh: What training had cost before the epoch.
+        before_s, before_kwh, before_source: What training had cost before the epoch, and which
+            source counted the energy.
     """
 
     step: int
@@ -41,6 +42,7 @@ class Midway:
     streams: list[dict[str, Any]]
     before_s: float
     before_kwh: float | None
+    before_source: str | None = None
 
     @classmethod
     def gather(
@@ -51,6 +53,7 @@ class Midway:
         *,
         before_s: float,
         before_kwh: float | None,
+        before_source: str | None,
     ) -> Midway:
         """Gather from all ranks where they leave the epoch. Collective."""
         totals = []
@@ -62,7 +65,7 @@ class Midway:
             totals.append(rank_total)
             halves.append(rank_half)
             states.append(rank_streams)
-        return cls(step, totals, halves, states, before_s, before_kwh)
+        return cls(step, totals, halves, states, before_s, before_kwh, before_source)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
