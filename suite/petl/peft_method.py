@@ -101,6 +101,8 @@ UNUSABLE_OPTIONS = {
     "use_qalora": "it needs a quantised backbone, and is plain LoRA without one",
 }
 """Options with which peft would train something else than they say, often plain LoRA."""
+# These work on the rows of a real weight, of which the meta device knows nothing.
+OF_ALL_ROWS = frozenset({"peft:adamss", "peft:deft", "peft:frod"})
 REFUSALS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError)
 """What peft raises when a choice does not fit a backbone; it has no exception of its own."""
 
@@ -491,7 +493,9 @@ def _check_folded(wrapped: nn.Module, *, name: str) -> None:
         if not isinstance(base, nn.Linear) or not base.weight.is_meta:
             continue
         rows = base.weight.shape[0]
-        if rows != base.out_features and not _keeps_width(layer):
+        if rows == base.out_features:
+            continue
+        if name in OF_ALL_ROWS or not _keeps_width(layer):
             raise IncompatibleError(
                 f"{name}: at {place} it computes with a weight of {rows} rows, which are folded to"
                 f" {base.out_features} features; use a method that leaves the weight alone"
