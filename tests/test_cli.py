@@ -102,6 +102,10 @@ def test_help_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
             "--set architecture: got 0, expected one key of it, as in --set architecture.KEY=VALUE",
         ),
         (
+            ("params", "--backbone", "t5-base", "--method", "peft:lora", "--set", "rr=4"),
+            "architecture of peft:lora: unknown key 'rr'; did you mean r?",
+        ),
+        (
             ("params", "--backbone", "t5-base", "--method", "lora", "--set", "rank=0"),
             "rank: Input should be greater than or equal to 1",
         ),

@@ -111,6 +111,14 @@ def test_a_damaged_record_of_an_attempt_counts_as_one(folder: TrialFolder) -> No
     assert len(counted(folder)) == 3
 
 
+def test_a_record_of_an_attempt_takes_no_other_ones_place(folder: TrialFolder) -> None:
+    for n in range(2):
+        folder.add_failure(FailureRecord(type="LostError", message=str(n)))
+    (folder.path / "failure-0.json").unlink()
+    folder.add_failure(FailureRecord(type="LostError", message="2"))
+    assert [failure.message for failure in folder.failures()] == ["1", "2"]
+
+
 def test_one_changed_digit_shows(folder: TrialFolder) -> None:
     whole = folder.result()
     assert whole is not None and whole.damaged is None

@@ -13,6 +13,7 @@ from suite.metrics.quality import score
 from suite.metrics.squad import SPAN_METRICS, score_spans
 from suite.metrics.text import perplexity, score_texts
 
+NAN, INF = float("nan"), float("inf")
 WORDS = ["a", "cat", "dog", "sat", "on", "the", "mat", "and", "ran"]
 
 
@@ -151,10 +152,11 @@ def test_spearman_of_a_resample_is_close_although_its_ranks_are_the_samples() ->
 
 
 @pytest.mark.parametrize("metric", ["pearson", "spearman"])
-@pytest.mark.parametrize("predictions", [[3.0] * 4, [1.0, 2.0, float("nan"), 4.0]])
+@pytest.mark.parametrize("predictions", [[3.0] * 4, [1.0, 2.0, NAN, 4.0], [1.0, 2.0, INF, 4.0]])
 def test_a_correlation_with_what_does_not_vary_is_zero(
     metric: str, predictions: list[float]
 ) -> None:
+    assert library(metric)(Items(predictions, [1.0, 2.0, 3.0, 4.0])) == 0.0
     rows = STATISTICS[metric].rows(Items(predictions, [1.0, 2.0, 3.0, 4.0]))
     assert float(STATISTICS[metric].score(rows.sum(0))) == 0.0
 

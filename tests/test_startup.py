@@ -182,13 +182,15 @@ def test_a_kept_plan_is_one_of_the_same_sweep_code_and_files(
     assert more == 1, "no check looks at the budget"
     assert told["cost"]["search_trials"] == 5 != first[1]["cost"]["search_trials"]
     assert kept("training.max_length=64")[0] == 2
+    assert kept("training.batch_size=[16, 96]")[0] == 3
+    assert kept("training.batch_size=[32, 96]")[0] == 4, "each batch size is checked"
     spaces = tmp_path / "own" / "search_spaces"
     spaces.mkdir(parents=True)
     shutil.copy(ROOT / "search_spaces" / "full.yaml", spaces)
     monkeypatch.setenv("SUITE_PATH", str(tmp_path / "own"))
-    assert kept()[0] == 3, "the same ranges in a file of the user's own are another file"
+    assert kept()[0] == 5, "the same ranges in a file of the user's own are another file"
     (tmp_path / "own" / "petl").mkdir()
-    assert kept() == (3, first[1]), (
+    assert kept() == (5, first[1]), (
         "with code of the user's own nothing is kept, and all is checked"
     )
     code, _, err = suite(

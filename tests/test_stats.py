@@ -34,7 +34,7 @@ from suite.stats.compare import (
 )
 from suite.stats.constant_baseline import best_constant
 from suite.stats.interval import FREE, PERCENT, Ends, cell_interval, make_interval, mean_interval
-from suite.stats.power import Spread, power_of, spread_of
+from suite.stats.power import Spread, power_of, sentence, spread_of
 from suite.stats.ranks import rank_groups, rank_text
 from suite.stats.significance import half_width, holm, two_sided
 from tests.answers import make_answers, some_right, write_answers, write_confirmed
@@ -312,6 +312,9 @@ def test_power_says_what_is_shown_in_four_cases_of_five() -> None:
     fewer = power_of(Spread(1.0, 0.0), seeds=found.seeds_for_point - 1, pairs=1).shown
     assert enough is not None and fewer is not None and enough <= 1.0 < fewer
     assert power_of(Spread(1.0, 0.0), seeds=1, pairs=1).shown is None
+    saturated = power_of(Spread(0.0, 0.0), seeds=3, pairs=1)
+    assert (saturated.shown, saturated.seeds_for_point) == (None, None)
+    assert sentence(3, None, None).startswith("scores do not vary here")
     assert power_of(Spread(1.0, 1.0), seeds=3, pairs=1).seeds_for_point is None, "items hide it"
     looked = power_of(Spread(1.0, 0.0), seeds=5, pairs=1, looks=3)
     assert looked == replace(power_of(Spread(1.0, 0.0), seeds=5, pairs=3), pairs=1)

@@ -113,8 +113,8 @@ def check_plain(attention: nn.Module, *, variant: str) -> None:
     if implementation not in PLAIN:
         raise IncompatibleError(
             f"attention {variant}: the backbone attends with {implementation!r}, which cannot give"
-            " attention probabilities; set backbones: config: attn_implementation to"
-            f" {' or '.join(PLAIN)}"
+            f" attention probabilities; expected {' or '.join(PLAIN)}, which `implementation` of"
+            " the backbone's family says"
         )
 
 

@@ -32,7 +32,7 @@ from suite.registry import user_folders, yaml_names
 PACKAGE = Path(__file__).parents[1]
 CODE_AXES = ("petl", "attention", "backbones", "generators")
 LIBRARIES = ("huggingface-hub", "peft", "tokenizers", "torch", "transformers")
-# No check looks at these, so that another budget finds the same plan.
+# No check looks at these but at the batch sizes, so that another budget finds the same plan.
 UNCHECKED = {
     "name",
     "description",
@@ -104,6 +104,7 @@ def _digest(config: SweepConfig, world_size: int | None, *, where: str) -> str |
         "spaces": _content(sorted(yaml_names("search_spaces").values())),
         "versions": [platform.python_version(), *map(metadata.version, LIBRARIES)],
         "sweep": config.model_dump(mode="json", exclude=UNCHECKED),
+        "batch_sizes": config.search.batch_sizes,
         "tasks": [
             load_task(name, where=f"{where}: tasks").model_dump(mode="json")
             for name in config.tasks

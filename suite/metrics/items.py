@@ -156,6 +156,9 @@ def _rank_moments(items: Items) -> Values:
     from scipy.stats import rankdata
 
     predicted, gold = numbers(items)
+    # Ranks are finite where a prediction is not, and such predictions score 0.
+    if not np.isfinite(predicted).all():
+        return np.zeros((len(predicted), 6))
     return _moments(rankdata(predicted), rankdata(gold))
 
 

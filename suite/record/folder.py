@@ -194,20 +194,24 @@ class TrialFolder:
 
     def add_failure(self, failure: FailureRecord) -> None:
         """Keep the record of an attempt that will be tried again."""
-        write_json(
-            self.path / f"failure-{len(self.failures())}.json", failure.model_dump(mode="json")
-        )
+        # The next number and not how many there are: somebody may have removed an earlier one.
+        number = max(self._failures(), default=-1) + 1
+        write_json(self.path / f"failure-{number}.json", failure.model_dump(mode="json"))
 
     def failures(self) -> list[FailureRecord]:
         """The attempts that will be, or were, tried again; a damaged record counts as one too."""
+        found = self._failures()
+        # Sorted as numbers, because as text failure-10 comes before failure-2.
+        return [_failure(found[number]) for number in sorted(found)]
+
+    def _failures(self) -> dict[int, Path]:
         found = {}
         for path in self.path.glob("failure-*.json"):
             number = path.stem.removeprefix("failure-")
             # Nothing of ours writes another name.
             if number.isdecimal():
-                found[int(number)] = _failure(path)
-        # Sorted as numbers, because as text failure-10 comes before failure-2.
-        return [found[number] for number in sorted(found)]
+                found[int(number)] = path
+        return found
 
 
 def _failure(path: Path) -> FailureRecord:

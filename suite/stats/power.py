@@ -42,7 +42,8 @@ class Power:
     Attributes:
         seeds: Seeds of every arm.
         pairs: Comparisons that share the level of 5%, by Holm's correction.
-        shown: The least difference that is shown in 80% of cases; None with one seed.
+        shown: The least difference that is shown in 80% of cases; None with one seed, and where
+            nothing varies: arms that answer alike do not say how others would vary.
         seeds_for_point: Seeds that show a difference of `POINT` as often; None where the items
             alone hide it, or more than `MOST_SEEDS` would be needed.
     """
@@ -60,8 +61,10 @@ def sentence(seeds: int, shown: float | None, seeds_for_point: int | None) -> st
         seeds: Seeds of every arm.
         shown, seeds_for_point: As in `Power`.
     """
-    if shown is None:
+    if shown is None and seeds < 2:
         return "one seed can tell nothing apart"
+    if shown is None:
+        return f"scores do not vary here, so nothing says what {seeds} seeds could show"
     more = f"{POINT:g} point is out of reach ({MOST_SEEDS:,} seeds would not do)"
     if seeds_for_point is not None:
         more = f"for {POINT:g} point {seeds_for_point} seeds"
@@ -87,6 +90,8 @@ def power_of(spread: Spread, *, seeds: int, pairs: int, looks: float = 1) -> Pow
         pairs: Comparisons that are corrected together: A (A - 1) / 2 for the ranks of A arms.
         looks: How often the test scores were looked at; every p-value is multiplied by it.
     """
+    if spread.seeds == 0 and spread.items == 0:
+        return Power(seeds, pairs, None, None)
     error = (1 - LEVEL) / (pairs * looks)
     shown = None
     if seeds > 1:

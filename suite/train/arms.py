@@ -37,11 +37,14 @@ def read_overrides(
         UnknownNameError: A key is neither a setting nor a group.
     """
     # Their names come from the method's own class: a new method needs no line here.
-    settings = list(get_method(method, where="--method").Config.model_fields)
+    config = get_method(method, where="--method").Config
+    settings = list(config.model_fields)
+    # peft's own class knows the settings of its method, and checks them later.
+    takes_any = config.model_config.get("extra") == "allow"
     items = []
     for item in overrides:
         first = item.partition("=")[0].split(".")[0]
-        if first not in groups and first not in settings:
+        if first not in groups and first not in settings and not takes_any:
             raise UnknownNameError("key", first, [*groups, *settings], where="--set")
         # A bare name is a setting of the method, which lies under `architecture`.
         if first not in groups:
