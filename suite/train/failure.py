@@ -8,7 +8,15 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from suite.errors import CheckpointError, StaleDriverError, StorageError
+from suite.errors import (
+    BackboneError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    IncompatibleError,
+    StaleDriverError,
+    StorageError,
+)
 from suite.record.attempts import PreemptedError
 from suite.record.folder import TrialFolder
 from suite.record.result import FailureRecord, Status, TrialResult
@@ -20,6 +28,10 @@ _INFRASTRUCTURE = (
     StorageError,
     CheckpointError,
     PreemptedError,
+    # The driver read the data, the task's code and the backbone before any worker started.
+    BackboneError,
+    ConfigError,
+    DataError,
     dist.DistBackendError,
     dist.DistNetworkError,
     dist.DistStoreError,
@@ -46,8 +58,11 @@ _SIGNS = (
 def is_infrastructure(error: BaseException) -> bool:
     """Whether another attempt on other machines may succeed.
 
-    Network, disk, a lost device and another driver are the machine's. All else is the trial's.
+    Network, disk, a lost device and another driver are the machine's, and so are files that are
+    absent or changed since the driver checked them. All else is the trial's.
     """
+    if isinstance(error, IncompatibleError):
+        return False
     if isinstance(error, _INFRASTRUCTURE):
         return True
     # torch raises plain RuntimeErrors for most of what goes wrong in a collective or on a device.

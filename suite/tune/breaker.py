@@ -29,7 +29,7 @@ class CircuitBreaker:
         self._trials: set[str] = set()
 
     def progressed(self) -> None:
-        """An epoch was committed, or a trial ended with a result."""
+        """An epoch was committed, or a trial ended that has one."""
         self._trials.clear()
 
     def failed(self, trial: str, record: FailureRecord) -> str:

@@ -172,7 +172,9 @@ class SweepCallback(tune.Callback):
         result = folder.result()
         if result is not None:
             self.finished += 1
-            self._breaker.progressed()
+            # A trial that failed at once shows nothing about the machines.
+            if result.epochs:
+                self._breaker.progressed()
         elif folder.failures():
             self._count_failure(spec, folder.failures()[-1])
         self.reason = self.reason or self.searcher.queue.unmeasured(spec) or ""
