@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from suite.backbones.bpe import SMALLEST, draft_bpe, parse_bpe, train_bpe
 from suite.backbones.loading import Head, build, load_tokenizer, resolve
-from suite.config.sweep import BackboneChoice
+from suite.config.sweep import BackboneChoice, LimitConfig
+from suite.config.task import load_task
+from suite.data.prepare import read_splits, split_rows
+from suite.data.source import open_source
 from suite.data.tokenizer import tokenizer_fingerprint
 from suite.data.trained_tokenizer import open_backbone
 from suite.errors import BackboneError, UnknownNameError
@@ -28,6 +33,17 @@ target: de
 text_to_text: "translate: {en}"
 metrics: [bleu]
 splits: {rule: named, test: test}
+"""
+GROUPED = """
+description: a toy
+source: ours
+data: {hub: toy/groups}
+inputs: [en]
+text_to_text: "which: {en}"
+group: [group]
+label: {column: label, words: ["no", "yes"]}
+metrics: [accuracy]
+splits: {rule: held-out, held_out: 8}
 """
 TEXTS = [text for pair in PAIRS for text in pair]
 
@@ -88,6 +104,22 @@ def test_it_is_trained_once_from_the_whole_training_split_and_found_again(root: 
     assert tokenizer_fingerprint(load_tokenizer(first)) == tokenizer_fingerprint(
         train_bpe(texts, 300)
     )
+
+
+def test_rows_that_a_group_keeps_out_shape_no_vocabulary(root: Path) -> None:
+    (root.parent / "user" / "tasks" / "toy-groups.yaml").write_text(GROUPED)
+    rows = [{"en": en, "group": n // 4, "label": n % 2} for n, (en, _) in enumerate(PAIRS[:48])]
+    folder = root / "toy" / "groups" / "default"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    task = load_task("toy-groups")
+    source = open_source(task, root)
+    table = read_splits(task, source)["train"]
+    part = split_rows(task, {"train": table}, LimitConfig(), where="")["train"]
+    texts = [table["en"][row].as_py() for row in part.rows.tolist()]
+    assert len(texts) == 48 - 2 * 8
+    found = load_tokenizer(opened(root, choice(task="toy-groups")))
+    assert tokenizer_fingerprint(found) == tokenizer_fingerprint(train_bpe(texts, 300))
 
 
 def test_other_text_gives_another_tokenizer(root: Path) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from pydantic import ValidationError
@@ -20,8 +21,9 @@ from suite.cli.status import status as cli_status
 from suite.clock import CLOCK, Clock
 from suite.config.arm import Arm
 from suite.config.pretrain import PretrainConfig
-from suite.config.sweep import AttentionChoice, BackboneChoice
-from suite.config.task import PretrainTask
+from suite.config.sweep import AttentionChoice, BackboneChoice, LimitConfig
+from suite.config.task import PretrainTask, load_task
+from suite.data.prepare import split_rows
 from suite.errors import (
     BackboneError,
     CheckpointError,
@@ -247,6 +249,26 @@ def test_a_checkpoint_is_uptrained_where_it_can_be_converted_and_left_aside_wher
             )
             != run.random_start
         ), name
+
+
+def test_a_corpus_keeps_out_the_rows_that_its_task_keeps_out() -> None:
+    (run,) = planned(tasks=["multirc"], pretrain={"corpus": "multirc"}).pretrains
+    task = load_task("multirc")
+    held_out = task.splits.model_copy(update={"rule": "held-out", "held_out": 40})
+    table = pa.table(
+        {
+            "paragraph_number": [n // 8 for n in range(400)],
+            "question_number": [n // 4 for n in range(400)],
+        }
+    )
+    parts = [
+        split_rows(
+            of.model_copy(update={"splits": held_out}), {"train": table}, LimitConfig(), where=""
+        )
+        for of in (task, run.task)
+    ]
+    for split in ("train", "validation", "test"):
+        assert parts[0][split].rows.tolist() == parts[1][split].rows.tolist()
 
 
 @pytest.mark.usefixtures("toy_roots")

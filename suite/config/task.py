@@ -354,6 +354,11 @@ class PretrainTask(BaseTask):
 
     kind: Literal["pretrain"] = "pretrain"
     inputs: Annotated[list[str], Field(min_length=1)] = Field(description="the columns of text")
+    group: list[str] = Field(
+        [],
+        exclude_if=lambda group: not group,
+        description="those of the other task, so that both have the same rows in a split",
+    )
     objective: ObjectiveName
     start: Literal["random", "checkpoint"] = Field(
         description="weights before the first step: new everywhere, or the converted checkpoint's"
@@ -361,6 +366,10 @@ class PretrainTask(BaseTask):
     corrupted_frac: float = Field(description="share of tokens to predict; causal-lm predicts all")
     mean_span_tokens: float = Field(description="span-corruption: mean length of a span")
     metrics: Annotated[list[Literal["loss"]], Field(min_length=1, max_length=1)] = ["loss"]
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys([*super().columns, *self.group]))
 
     def utility(self, score: float) -> float:
         return -score

@@ -19,7 +19,7 @@ from datasets import Dataset
 
 from suite.config.hashing import canonical_json, short_hash
 from suite.config.sweep import LimitConfig
-from suite.config.task import ClassificationTask, LabelTask, TaskConfig
+from suite.config.task import ClassificationTask, LabelTask, PretrainTask, TaskConfig
 from suite.data.objective import TEMPLATE, Columns, Features, Objective, rows_of
 from suite.data.row_checks import check_ids, check_rows, is_text
 from suite.data.source import Source, open_source
@@ -230,7 +230,7 @@ def number_labels(table: pa.Table, task: TaskConfig, *, where: str) -> pa.Table:
 
 def number_groups(table: pa.Table, task: TaskConfig) -> Rows:
     """The number of each row's group; in a task without groups each row is its own group."""
-    if not isinstance(task, ClassificationTask) or not task.group:
+    if not isinstance(task, ClassificationTask | PretrainTask) or not task.group:
         return np.arange(table.num_rows)
     numbers: dict[Any, int] = {}
     columns = table.select(task.group).to_pydict()

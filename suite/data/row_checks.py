@@ -8,7 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from suite.config.task import LabelTask, QuestionAnsweringTask, TaskConfig
+from suite.config.task import (
+    ClassificationTask,
+    LabelTask,
+    PretrainTask,
+    QuestionAnsweringTask,
+    TaskConfig,
+)
 from suite.errors import DataError
 
 
@@ -37,6 +43,14 @@ def check_rows(table: pa.Table, task: TaskConfig, *, where: str) -> None:
         kind = table[column].type
         if not is_text(kind):
             raise DataError(f"{where}: column {column!r} holds {kind}, expected text")
+    if isinstance(task, ClassificationTask | PretrainTask):
+        for column in task.group:
+            kind = table[column].type
+            if not (is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+                raise DataError(
+                    f"{where}: column {column!r} holds {kind}, and group expects text or whole "
+                    "numbers"
+                )
     if isinstance(task, QuestionAnsweringTask):
         _check_answers(table, task, where=where)
     if isinstance(task, LabelTask):

@@ -16,9 +16,8 @@ from suite.backbones.loading import ResolvedBackbone, resolve
 from suite.config.hashing import short_hash
 from suite.config.sweep import BackboneChoice, LimitConfig
 from suite.config.task import TaskConfig, load_task
-from suite.data.prepare import read_splits
+from suite.data.prepare import read_splits, split_rows
 from suite.data.source import Source, open_source
-from suite.data.splits import plan_splits
 from suite.files import make_once
 
 FORMAT = 1
@@ -57,7 +56,7 @@ def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = ""
     task = load_task(bpe.task, where=where)
     source = open_source(task, data_root)
     # what the text depends on; other keys of the task may change without a new tokenizer
-    keys = {"inputs", "target", "splits", "data", "version"}
+    keys = {"inputs", "target", "splits", "group", "data", "version"}
     parts = {
         "format": FORMAT,
         "task": task.model_dump(mode="json", include=keys),
@@ -73,10 +72,9 @@ def bpe_folder(bpe: Bpe, *, data_root: Path | None, cache: Path, where: str = ""
 
 def _train(bpe: Bpe, task: TaskConfig, source: Source, folder: Path) -> None:
     tables = read_splits(task, source)
-    sizes = {split: table.num_rows for split, table in tables.items()}
     where = f"task {task.name}, {source.where}"
     # no row of validation or test may shape the vocabulary
-    train = plan_splits(task.splits, sizes, LimitConfig(), where=where)["train"]
+    train = split_rows(task, tables, LimitConfig(), where=where)["train"]
     rows = tables[train.source].take(pa.array(train.rows))
     train_bpe(_texts(rows, task), bpe.size).save_pretrained(folder)
 

@@ -94,7 +94,7 @@ def _task(
 
     return PretrainTask.model_validate(
         {
-            **corpus.model_dump(include={"name", "source", "version", "data", "splits"}),
+            **corpus.model_dump(include={"name", "source", "version", "data", "splits", "group"}),
             "description": f"the text of {corpus.name}",
             "code": corpus.code and corpus.code.model_copy(update={"score": False}),
             "inputs": corpus.text_columns,
