@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from suite.files import write_json
 from suite.record.attempts import LanesUnevenError, PreemptedError
@@ -216,6 +217,15 @@ class FakeTrainer:
 def refuse_to_sync(handle: int) -> None:
     """The lowest call of Python's that a disk with a bad sector fails."""
     raise OSError(5, "Input/output error")
+
+
+class LateTrainer(FakeTrainer):
+    """Takes as long to begin as an import of DeepSpeed; `joining` in the home tells that it does."""
+
+    def __init__(self, workspace: Workspace, **place: Any) -> None:
+        super().__init__(workspace, **place)
+        (workspace.home.path / "joining").touch()
+        time.sleep(5.0)
 
 
 class SlowTrainer(FakeTrainer):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import ray
 
 from suite.cluster.host import oom_kills
+from suite.errors import DataError, HubUnreachableError, IncompatibleError, UnknownNameError
 from suite.plan.events import Listener, Outcome
 from suite.plan.status import status
 from suite.record.attempts import (
@@ -30,6 +32,7 @@ from suite.record.attempts import (
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import TrialSpec
+from suite.train.failure import is_infrastructure
 from suite.tune.breaker import CircuitBreaker
 from suite.tune.driver import run_sweep
 from tests.sweeps import toy_cluster, toy_sweep
@@ -303,6 +306,21 @@ def test_sigterm_to_the_driver_lets_running_trials_leave_first(home: Home, data_
     )
 
 
+@pytest.mark.slow
+def test_a_stop_while_a_group_is_built_costs_no_attempt(home: Home, data_root: Path) -> None:
+    def stop() -> None:
+        while not (home.path / "joining").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    outcome = run(home, data_root, trainer="tests.fake_trainer:LateTrainer")
+    assert outcome.interrupted
+    (folder,) = home.trials()
+    assert [left.type for left in folder.failures()] == [PREEMPTED]
+    assert not counted(folder)
+
+
 # ---- what happens to files ----------------------------------------------------------------------------------------------
 
 
@@ -389,6 +407,12 @@ def test_only_different_trials_that_fail_alike_without_progress_in_between_count
     ]
     assert not joins[0] and "join" in joins[1]
     assert not any(CircuitBreaker(None).failed(trial, record()) for trial in "abcdef")
+
+
+def test_files_that_a_machine_lacks_are_not_the_trials_fault() -> None:
+    for error in (DataError("x"), HubUnreachableError("x"), UnknownNameError("task", "x", [])):
+        assert is_infrastructure(error)
+    assert not is_infrastructure(IncompatibleError("rank 64 of 32 features"))
 
 
 @pytest.mark.slow

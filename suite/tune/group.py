@@ -371,6 +371,8 @@ class Group:
         if counter is not None:
             why = f"killed for lack of memory, as {counter} counted; {MEMORY_REMEDY}"
             return "HostOutOfMemory", why
+        if self._told_to_leave:
+            return "PreemptedError", "it left before the trial had begun, as asked"
         return (
             "RankDied",
             "its process is gone without a word, as after SIGKILL; by whom is unknown",
