@@ -216,6 +216,7 @@ def test_sqlite_on_a_network_file_system_is_refused_for_writing_only(
     sync(home, tracking_uri=home.tracking_uri)
     mounts = [
         SimpleNamespace(mountpoint="/", fstype="ext4"),
+        SimpleNamespace(mountpoint=str(tmp_path), fstype="autofs"),
         SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4"),
     ]
     monkeypatch.setattr(databases.psutil, "disk_partitions", lambda all: mounts)

@@ -58,8 +58,9 @@ def file_system(path: Path) -> str:
     if not mounts:
         # An unknown place counts as local.
         return ""
-    # The innermost of the mounts around a path holds it.
-    return max(mounts, key=lambda m: len(m.mountpoint)).fstype.lower()
+    # The innermost of the mounts around a path holds it, and of two at one place the later one, as
+    # where an automounter's is below.
+    return max(reversed(mounts), key=lambda m: len(m.mountpoint)).fstype.lower()
 
 
 def with_driver(uri: str) -> str:
