@@ -130,6 +130,10 @@ def test_a_sweep_measures_what_it_confirmed_and_takes_up_what_is_left(
         assert outcome.ok and outcome.finished == 2 and outcome.not_measured == {}
         assert measured(home) == {Phase.SEARCH.value: set(), Phase.CONFIRM.value: {"first_choose"}}
 
+        starts = sweep(tasks, lm_eval={"tasks": ["first_choose"], "before": True})
+        assert run_sweep(starts, home=home, data_root=data).ok
+        assert measured(home)["before"] == {"first_choose"}
+
         more = sweep(tasks, lm_eval={"tasks": ["first_choose", "first_write"], "before": True})
         outcome = run_sweep(more, home=home, data_root=data)
         assert outcome.ok and outcome.finished == 0

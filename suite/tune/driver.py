@@ -128,7 +128,7 @@ def run_sweep(
         if known is not None:
             states = read_states(plan, home)
         check_records(states)
-        if known is not None and _is_over(plan, states):
+        if known is not None and _is_over(plan, states, home, data_root=data_root):
             store_definition(plan, home)
             mirror.push_definition(config.name)
             return _nothing_left(plan, home, listener)
@@ -208,11 +208,13 @@ def _pruning(config: SweepConfig) -> Pruning | None:
     return Pruning(config.search.pruner, config.search.startup_trials)
 
 
-def _is_over(plan: Plan, states: Mapping[str, CellState]) -> bool:
+def _is_over(
+    plan: Plan, states: Mapping[str, CellState], home: Home, *, data_root: Path | None
+) -> bool:
     """Whether every trial has ended and lm-eval has measured what the sweep wants measured."""
     if not all(state.status.is_over for state in states.values()):
         return False
-    return plan.config.lm_eval is None or not anything_left(plan, states)
+    return not anything_left(plan, states, home, data_root=data_root)
 
 
 def _nothing_left(plan: Plan, home: Home, listener: Listeners) -> Outcome:

@@ -89,13 +89,14 @@ def _check_trusted(folder: Path) -> None:
     )
 
 
-def anything_left(plan: Plan, states: Mapping[str, CellState]) -> bool:
-    """Whether lm-eval has not been asked everything of every confirmed run."""
+def anything_left(
+    plan: Plan, states: Mapping[str, CellState], home: Home, *, data_root: Path | None
+) -> bool:
+    """Whether lm-eval has not been asked everything of every model that it is to measure."""
     config = plan.config.lm_eval
     if config is None:
         return False
-    library = Library(config.include_path)
-    return not all(_has_all(run.folder.path, config, library) for run in _confirmed(states))
+    return bool(_jobs(_confirmed(states), config, home, data_root=data_root))
 
 
 def measure_confirmed(
@@ -109,7 +110,8 @@ def measure_confirmed(
     config = plan.config.lm_eval
     if config is None:
         return {}
-    jobs = _jobs(_confirmed(states), config, settings)
+    workspace = settings.workspace
+    jobs = _jobs(_confirmed(states), config, workspace.home, data_root=workspace.data_root)
     if not jobs:
         return {}
     function: Any = ray.remote(_measure)
@@ -118,7 +120,7 @@ def measure_confirmed(
         num_gpus=settings.layout.gpus,
         max_retries=plan.config.failures.retries,
     )
-    given = (settings.workspace, config.model_dump_json(), settings.layout.device)
+    given = (workspace, config.model_dump_json(), settings.layout.device)
     # Of each model one task, so that one that dies takes no other with it.
     waiting = {task.remote(job.trial, job.before, *given): job for job in jobs}
     deadline = time.monotonic() + len(jobs) * len(config.tasks) * settings.timeouts.epoch_s
@@ -148,19 +150,20 @@ def _confirmed(states: Mapping[str, CellState]) -> list[Trial]:
     return found
 
 
-def _jobs(trials: Iterable[Trial], config: LmEvalConfig, settings: RunSettings) -> list[Job]:
+def _jobs(
+    trials: Iterable[Trial], config: LmEvalConfig, home: Home, *, data_root: Path | None
+) -> list[Job]:
     """What is left to measure: the runs first, then what they start from, each start once."""
     from suite.evaluation.subjects import start_of
 
     library = Library(config.include_path)
-    workspace = settings.workspace
     jobs = []
     starts: dict[Path, Job] = {}
     for trial in trials:
         if not _has_all(trial.folder.path, config, library):
             jobs.append(Job(trial.folder.hash, before=False, folder=trial.folder.path))
         if config.before:
-            folder = start_of(trial, workspace.home, data_root=workspace.data_root).folder
+            folder = start_of(trial, home, data_root=data_root).folder
             starts.setdefault(folder, Job(trial.folder.hash, before=True, folder=folder))
     for job in starts.values():
         if not _has_all(job.folder, config, library):
