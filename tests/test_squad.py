@@ -324,6 +324,16 @@ def test_an_answer_a_little_beside_its_place_is_found_and_one_that_is_nowhere_re
         goal().encode({**question(["6,650"]), "texts": [["Congo"]]})
 
 
+def test_spaces_and_accents_at_an_answers_edges_are_not_cut_off() -> None:
+    made = goal(tokenizer=word_pieces())
+    plain = made.encode(question(["longest"]))
+    assert max(plain["start_positions"]) > 0
+    for answer in ("longest ", " longest"):
+        found = made.encode(question([answer]))
+        for key in ("start_positions", "end_positions"):
+            assert found[key] == plain[key]
+
+
 @pytest.mark.parametrize("name", ["squad", "squad2"])
 def test_a_tiny_encoder_learns_to_point(name: str) -> None:
     made, task = goal(name, max_length=128), load_task(name)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -272,4 +273,14 @@ def _span(context: str, answer: str, starts: Sequence[int]) -> Span | None:
             "expected a stretch of it"
         )
     start = min(begins, key=lambda begin: abs(begin - starts[0]))
-    return start, start + len(answer)
+    end = start + len(answer)
+    # Tokens need not cover spaces and accents at its edges, which a window has not cut off then.
+    while end - start > 1 and _is_edge(context[end - 1]):
+        end -= 1
+    while end - start > 1 and _is_edge(context[start]):
+        start += 1
+    return start, end
+
+
+def _is_edge(character: str) -> bool:
+    return character.isspace() or unicodedata.combining(character) > 0
