@@ -197,6 +197,19 @@ def test_words_that_are_given_may_be_meant_by_position(write: Write) -> None:
     assert labels_of(task) == [0, 1] * 5
 
 
+def test_positions_and_words_are_told_apart_by_all_files(write: Write) -> None:
+    for split, numbers in (("train", [0, 1, 2, 3]), ("validation", [1, 2, 3, 3])):
+        rows = [{"text": f"{split} {n}", "label": number} for n, number in enumerate(numbers)]
+        Path(f"{split}.csv").write_text(csv_text(rows))
+    files = {"train": "train.csv", "validation": "validation.csv"}
+    task = load_task_file(write(files, label={"words": ["1", "2", "3", "4"]}))
+    splits = read_splits(task, open_source(task, None))
+    assert {split: table["label"].to_pylist() for split, table in splits.items()} == {
+        "train": [0, 1, 2, 3],
+        "validation": [1, 2, 3, 3],
+    }
+
+
 def test_yes_and_no_without_quotes_are_explained(write: Write) -> None:
     Path("rows.csv").write_text(csv_text())
     path = write({"files": "rows.csv"}, label={"words": [False, True]})

@@ -241,12 +241,31 @@ class FileSource(Source):
         if self.task is None or self.task.label.column not in columns:
             return table
         column = self.task.label.column
-        labels = _labels(file, self.names.get(column, column), self.task)
+        labels = _labels(file, self.names.get(column, column), self.task, words=self._has_words())
         return table.set_column(table.schema.get_field_index(column), column, labels)
 
+    def _has_words(self) -> bool:
+        """Whether every label of every file is one of the task's words.
 
-def _labels(file: Table, column: str, task: LabelTask) -> pa.Array:
+        Asked of one file alone, 1 to 3 might be words there and positions in another.
+        """
+        assert self.task is not None
+        column = self.names.get(self.task.label.column, self.task.label.column)
+        words = {*(self.task.label.words or ())}
+        return all(
+            words.issuperset(label_texts(read_file(self.data, split), column))
+            for split in source_splits(self.task.splits)
+        )
+
+
+def _labels(file: Table, column: str, task: LabelTask, *, words: bool) -> pa.Array:
     """The labels of a file: numbers, words, or positions of words.
+
+    Args:
+        file: A file of the task.
+        column: Its column of labels.
+        task: The task.
+        words: Whether labels are written out in all of the task's files.
 
     Raises:
         DataError: A number is asked for and a text is there.
@@ -264,7 +283,7 @@ def _labels(file: Table, column: str, task: LabelTask) -> pa.Array:
             numbers.append(number)
         return pa.array(numbers, pa.float64())
     # words first: a star rating of 1 is the word "1", and not the second of the words
-    if set(texts) <= {*(task.label.words or ())}:
+    if words:
         return pa.array(texts)
     positions = {"false": "0", "true": "1"}
     texts = [positions.get(text, text) for text in texts]
