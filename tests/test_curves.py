@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from suite.cli.curves import points
 from suite.leaderboard.costs import with_energy_to_target, with_selection_cost
 from suite.leaderboard.curves import epochs_at_best, learning_rate_curve, sensitivity_decades
 from suite.leaderboard.fields import Row
@@ -19,6 +20,8 @@ from suite.leaderboard.names import Names, distinct
 from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, Status
+from suite.report.chart import Points
+from suite.report.curves import learning_rate_curve as drawn_curve
 from suite.tracking import leaderboard, sync, to_rows
 from tests.commands import Suite, suite
 from tests.records import (
@@ -61,10 +64,10 @@ def test_the_curve_holds_every_ended_trial_in_its_order(home: Home) -> None:
     write_trial(home, make_spec(number=4, learning_rate=0.5))  # handed out, not ended
     (cell,) = read_cells(home, "demo").values()
     curve = [
-        [1e-3, 80.0, "completed"],
-        [1e-5, 50.0, "completed"],
-        [2e-3, 79.5, "completed"],
-        [1e-2, None, "diverged"],
+        [1e-3, 80.0, "completed", 8],
+        [1e-5, 50.0, "completed", 8],
+        [2e-3, 79.5, "completed", 8],
+        [1e-2, None, "diverged", 8],
     ]
     assert learning_rate_curve(cell.search) == curve
     sync(home, tracking_uri=home.tracking_uri)
@@ -74,7 +77,7 @@ def test_the_curve_holds_every_ended_trial_in_its_order(home: Home) -> None:
 
 def study(*points: tuple[float, float | None]) -> list[list[Any]]:
     return [
-        [rate, score, "completed" if score is not None else "diverged"] for rate, score in points
+        [rate, score, "completed" if score is not None else "diverged", 8] for rate, score in points
     ]
 
 
@@ -350,3 +353,36 @@ def test_panels_of_one_method_are_told_apart_by_what_differs_in_their_architectu
         "mha lora",
         "gqa lora",
     ]
+
+
+@pytest.mark.parametrize(("higher", "best"), [(True, 62.0), (False, 61.0)])
+def test_batch_sizes_have_lines_of_their_own_and_the_ring_is_at_what_was_confirmed(
+    higher: bool, best: float
+) -> None:
+    tried = [(1e-3, 62.0, 16), (1e-3, 66.0, 32), (1e-4, 60.0, 16), (1e-3, 61.0, 16)]
+    row = Row(
+        home="h",
+        sweep="demo",
+        backbone="b",
+        attention="pretrained",
+        method="lora",
+        task="agreement",
+        arm="x",
+        higher_is_better=higher,
+        learning_rate=1e-3,
+        batch_size=16,
+        validation_score=best,
+        curve=[[rate, score, "completed", size] for rate, score, size in tried],
+    )
+    chart = drawn_curve(row, "lora")
+    marks = {mark.name: mark for mark in chart.marks if isinstance(mark, Points)}
+    assert list(marks["batch size 16"].x) == [1e-4, 1e-3, 1e-3] and chart.legend
+    assert list(marks["batch size 32"].y) == [66.0]
+    assert list(marks["chosen"].y) == [62.0, 61.0]
+    assert chart.text.startswith(
+        "2 learning rates tried in 4 trials with 2 batch sizes; chosen (ringed) 0.001 at batches "
+        f"of 16 with {best:.1f} on validation"
+    )
+    assert [point["chosen"] for point in points(row)] == [False, True, False, True]
+    elsewhere = replace(row, curve=[[1e-3, 66.0, "completed", 32]])
+    assert [point["status"] for point in points(elsewhere)] == ["completed", "confirmed"]

@@ -74,10 +74,14 @@ def draw_curves(axes: Any, cells: list[Any]) -> None:
     """Draw validation accuracy over the learning rates that were tried."""
     for cell in cells:
         colour, marker = STYLES[cell.method]
-        # a trial that diverged has no score
-        points = sorted((rate, score) for rate, score, _ in cell.curve if score is not None)
-        rates = [rate for rate, _ in points]
-        scores = [score for _, score in points]
+        # of two batch sizes at one rate the better one
+        best: dict[float, float] = {}
+        for rate, score, *_ in cell.curve:
+            # a trial that diverged has no score
+            if score is not None:
+                best[rate] = max(score, best.get(rate, score))
+        rates = sorted(best)
+        scores = [best[rate] for rate in rates]
         # PEFT's methods are drawn hollow, so that the seven of the papers stand out.
         fill = colour
         if cell.method.startswith("peft:"):

@@ -20,7 +20,7 @@ from suite.cli.options import (
 )
 from suite.cli.render import Column, column
 from suite.errors import ConfigError, UnknownNameError
-from suite.leaderboard.curves import confirmed_point
+from suite.leaderboard.curves import confirmed_point, is_chosen
 from suite.leaderboard.select import short_names
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def names(cell: Row) -> set[str]:
 def points(cell: Row) -> list[dict[str, Any]]:
     """One row per ended search trial and for the confirmed rate, by learning rate."""
     rows = []
-    for rate, score, status in (*cell.curve, *confirmed_point(cell)):
+    for rate, score, status, size in (*cell.curve, *confirmed_point(cell)):
         rows.append(
             {
                 "sweep": cell.sweep,
@@ -112,9 +112,10 @@ def points(cell: Row) -> list[dict[str, Any]]:
                 "architecture": cell.architecture,
                 "task": cell.task,
                 "learning_rate": rate,
+                "batch_size": size,
                 "validation_score": score,
                 "status": status,
-                "chosen": rate == cell.learning_rate,
+                "chosen": is_chosen(cell, rate, size),
                 "learning_rate_low": cell.learning_rate_low,
                 "learning_rate_high": cell.learning_rate_high,
                 "edge": cell.edge,
@@ -131,6 +132,10 @@ def columns(cells: Sequence[Row]) -> list[Column]:
     for key in ("sweep", "backbone"):
         if len({getattr(cell, key) for cell in cells}) > 1:
             varying.append(column(key))
+    sizes = []
+    # A sweep may search the batch size too.
+    if len({size for cell in cells for *_, size in cell.curve}) > 1:
+        sizes.append(column("batch_size", "batch"))
     return [
         *varying,
         Column("attention", render.attention),
@@ -138,6 +143,7 @@ def columns(cells: Sequence[Row]) -> list[Column]:
         column("architecture", show=render.settings, rank=1),
         column("task"),
         column("learning_rate", "learning rate", render.brief),
+        *sizes,
         column("validation_score", "validation", render.score),
         column("status"),
         Column("", _mark),

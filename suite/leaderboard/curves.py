@@ -23,19 +23,23 @@ Curve = list[list[Any]]
 
 
 def learning_rate_curve(search: Sequence[Trial]) -> Curve:
-    """`[learning rate, best validation score or null, status]` of every ended search trial."""
+    """What every ended search trial tried, and what it gave.
+
+    `[learning rate, best validation score or null, status, batch size]`.
+    """
     curve: Curve = []
     for trial in search:
         if trial.result is not None:
             status = trial.result.status.value
-            curve.append([trial.spec.learning_rate, trial.result.score, status])
+            rate, size = trial.spec.learning_rate, trial.spec.training.batch_size
+            curve.append([rate, trial.result.score, status, size])
     return curve
 
 
 def search_best(curve: Curve, *, higher_is_better: bool) -> float | None:
     """The best score of a curve; None where no trial has one."""
     scores = []
-    for _, score, _ in curve:
+    for _, score, *_ in curve:
         if score is not None:
             scores.append(score)
     if not scores:
@@ -58,7 +62,7 @@ def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None
         None where fewer than two learning rates were tried, or none has a score; 0 where the best
         stands alone.
     """
-    # A rate may have been tried twice, where the range has few of them.
+    # A rate may have been tried with two batch sizes, or twice where the range has few of them.
     scores = _best_by_rate(curve, higher_is_better=higher_is_better)
     found = [score for score in scores.values() if score is not None]
     # One point has no width, and without a score there is no best.
@@ -98,7 +102,7 @@ def _best_by_rate(curve: Curve, *, higher_is_better: bool) -> dict[float, float 
     """The best score of every learning rate, which may have been tried more than once."""
     better = _better(higher_is_better)
     scores: dict[float, float | None] = {}
-    for rate, score, _ in curve:
+    for rate, score, *_ in curve:
         known = scores.get(rate)
         # A run without a score never takes the place of one with a score.
         if known is None:
@@ -143,13 +147,22 @@ def epochs_at_best(runs: Sequence[Trial], *, higher_is_better: bool) -> Curve:
     return points
 
 
-def confirmed_point(cell: Row) -> list[tuple[float, float, str]]:
-    """The confirmed rate where the search did not try it, with its runs' mean validation score.
+def confirmed_point(cell: Row) -> list[tuple[float, float, str, int | None]]:
+    """What was confirmed, where the search did not try it, with its runs' mean validation score.
 
     Empty where it was tried, or nothing is confirmed.
     """
     rate = cell.learning_rate
     score = cell.validation_score
-    if rate is None or score is None or any(tried == rate for tried, _, _ in cell.curve):
+    if rate is None or score is None:
         return []
-    return [(rate, score, "confirmed")]
+    if any(is_chosen(cell, tried, size) for tried, _, _, size in cell.curve):
+        return []
+    return [(rate, score, "confirmed", cell.batch_size)]
+
+
+def is_chosen(cell: Row, rate: float, batch_size: int | None) -> bool:
+    """Whether a search trial with this rate and batch size tried what was confirmed."""
+    # Sweeps with one batch size do not search it, and their rows need not name it.
+    same_size = cell.batch_size in (None, batch_size)
+    return rate == cell.learning_rate and same_size

@@ -6,11 +6,11 @@ There is one chart per cell, or per task.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from suite.leaderboard.curves import confirmed_point
+from suite.leaderboard.curves import confirmed_point, is_chosen
 from suite.leaderboard.fields import Row
 from suite.leaderboard.names import Names, distinct
 from suite.report import values
@@ -24,6 +24,7 @@ from suite.report.table import Table, values_of
 MOST_NAMES = 24
 RATE_COLUMNS = {
     "learning_rate": "as tried",
+    "batch_size": "as tried, rows a step",
     "validation_score": "best of its epochs, unit of the task's metric",
     "status": "how the trial ended",
     "chosen": "confirmed with fresh seeds",
@@ -51,16 +52,16 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
         limits: Limits of the score's axis. They are the same for all cells of a task, so that a
             tenth of a point does not look like a cliff.
     """
-    scored = []
+    scored: dict[int | None, list[tuple[float, float]]] = {}
     chosen = []
     failed = []
     rows = []
-    for rate, score, status in (*cell.curve, *confirmed_point(cell)):
+    for rate, score, status, size in (*cell.curve, *confirmed_point(cell)):
         if score is None:
             failed.append(rate)
         else:
-            scored.append((rate, score))
-            if rate == cell.learning_rate:
+            scored.setdefault(size, []).append((rate, score))
+            if is_chosen(cell, rate, size):
                 chosen.append((rate, score))
         rows.append(
             {
@@ -68,14 +69,12 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
                 "label": label,
                 "task": cell.task,
                 "learning_rate": rate,
+                "batch_size": size,
                 "validation_score": score,
                 "status": status,
-                "chosen": rate == cell.learning_rate,
+                "chosen": is_chosen(cell, rate, size),
             }
         )
-    # Trials come in the order of the search; a line needs that of the rates.
-    scored.sort()
-    chosen.sort()
     failed.sort()
     marks: list[Mark] = []
     # A fixed rate has a range without a width.
@@ -83,12 +82,12 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
     high = cell.learning_rate_high
     if low is not None and high is not None and low < high:
         marks.append(Span(low, high))
-    marks.append(_rate_points("tried", scored, style=0, line=True, shape="circle"))
+    marks += _lines(scored)
     # After the points that were tried, so that the ring lies on top of them.
     marks.append(_rate_points("chosen", chosen, style=1, ring=True))
     if failed:
         # Crosses lie at the bottom of the plot: they have no score of their own.
-        floor = min((score for _, score in scored), default=0.0)
+        floor = min((score for points in scored.values() for _, score in points), default=0.0)
         if limits is not None:
             floor = limits[0]
         marks.append(_rate_points("no score", [(rate, floor) for rate in failed], 1, shape="x"))
@@ -101,7 +100,7 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
     return Chart(
         key=f"learning-rate-{cell.arm}-{cell.task}",
         title=title,
-        text=_describe(cell, len(scored), len(failed), chosen),
+        text=_describe(cell, rows, chosen),
         x=Axis(
             "learning rate", log=True, limits=_rate_limits(cell, values_of(rows, "learning_rate"))
         ),
@@ -109,8 +108,20 @@ def learning_rate_curve(cell: Row, label: str, limits: Limits | None = None) -> 
         marks=marks,
         table=Table("learning-rates", "Learning rates tried", ARM_COLUMNS | RATE_COLUMNS, rows),
         height=230,
-        legend=False,
+        legend=len(scored) > 1,
     )
+
+
+def _lines(scored: Mapping[int | None, Sequence[tuple[float, float]]]) -> list[Mark]:
+    """A line over the rates for each batch size; the score need not be the same for two of them."""
+    lines: list[Mark] = []
+    for place, size in enumerate(sorted(scored, key=lambda size: size or 0)):
+        name = "tried" if len(scored) == 1 else f"batch size {size}"
+        # The second style is that of the ring.
+        style = place + 1 if place else 0
+        # Trials come in the order of the search; a line needs that of the rates.
+        lines.append(_rate_points(name, sorted(scored[size]), style=style, line=True))
+    return lines
 
 
 def _rate_limits(cell: Row, tried: Sequence[float]) -> Limits | None:
@@ -139,14 +150,25 @@ def _rate_points(
     return Points(name, rates, scores, style, **options)
 
 
-def _describe(cell: Row, scored: int, failed: int, chosen: Sequence[tuple[float, float]]) -> str:
-    said = f"{scored + failed} learning rates tried"
+def _describe(
+    cell: Row, tried: Sequence[Mapping[str, Any]], chosen: Sequence[tuple[float, float]]
+) -> str:
+    rates = {row["learning_rate"] for row in tried}
+    sizes = {row["batch_size"] for row in tried}
+    failed = [row for row in tried if row["validation_score"] is None]
+    said = f"{len(rates)} learning rates tried"
+    if len(sizes) > 1:
+        said += f" in {len(tried)} trials with {len(sizes)} batch sizes"
     if failed:
-        said += f", {failed} of them without a score (crosses)"
-    for rate, score in chosen[-1:]:
-        said += f"; chosen (ringed) {values.brief(rate)} with {values.score(score)} on validation"
+        said += f", {len(failed)} of them without a score (crosses)"
+    if chosen:
+        best = min if cell.higher_is_better is False else max
+        rate, score = best(chosen, key=lambda point: point[1])
+        size = f" at batches of {cell.batch_size}" if len(sizes) > 1 else ""
+        said += f"; chosen (ringed) {values.brief(rate)}{size}"
+        said += f" with {values.score(score)} on validation"
     if cell.edge:
-        said += ", at the end of the range: the best may lie beyond"
+        said += "; scores may still rise beyond the end of the range"
     if cell.lr_sensitivity_decades is not None:
         said += f"; rates within a point of the best span {cell.lr_sensitivity_decades:.2f} decades"
     return said + "."
@@ -185,7 +207,7 @@ def score_limits(cells: Sequence[Row]) -> Limits | None:
     """Span all curves from the worst to the best score, with a margin; None without a score."""
     scores = []
     for cell in cells:
-        for _, score, _ in (*cell.curve, *confirmed_point(cell)):
+        for _, score, *_ in (*cell.curve, *confirmed_point(cell)):
             if score is not None:
                 scores.append(score)
     if not scores:
