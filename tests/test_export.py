@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +425,21 @@ def test_the_card_says_what_is_known_and_that_the_rest_is_not(
     )
     assert "Wh (cpu-time-estimate), 21.0 s" in text
     assert "50,000 were trained" in text
+    assert f"best of {len(result.epochs)} epochs" in text
+
+
+def test_the_card_of_a_last_epoch_says_so_and_what_it_was_scored_in(
+    home: Home, tmp_path: Path
+) -> None:
+    spec = trained_spec("lora", "bert")
+    training = spec.training.model_copy(update={"keep": "last", "patience": None})
+    folder, _ = write_trained(home, spec.model_copy(update={"training": training}))
+    restored = restore(folder, home)
+    result = restored.result.model_copy(update={"precision": "bf16-autocast"})
+    export(replace(restored, result=result), tmp_path / "out", Facts())
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert f"last of {len(result.epochs)} epochs" in text and "best of" not in text
+    assert "- Scored in bf16-autocast; the weights are fp32" in text
 
 
 def run_card(folder: Path) -> dict[str, Any]:

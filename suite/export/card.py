@@ -185,10 +185,15 @@ def _making_lines(restored: Restored, description: Description) -> Iterator[str]
     if options:
         arm += f", {options}"
     yield arm
-    yield (
-        f"- Learning rate {spec.learning_rate:.4g}, seed {spec.seed},"
-        f" best of {len(result.epochs)} epochs: {result.best_epoch}"
-    )
+    kept = f"best of {len(result.epochs)} epochs: {result.best_epoch}"
+    if spec.training.keep == "last":
+        kept = f"last of {len(result.epochs)} epochs"
+    yield f"- Learning rate {spec.learning_rate:.4g}, seed {spec.seed}, {kept}"
+    if result.precision is not None:
+        scored = f"- Scored in {result.precision}"
+        if result.precision.endswith("autocast"):
+            scored += "; the weights are fp32, and answers of them may differ in close cases"
+        yield scored
     # The first digits are enough to compare by eye.
     data_hash = result.data_hash[:16] or UNKNOWN
     yield f"- Data: {_data(restored)}, rows {result.splits}, SHA-256 {data_hash}"

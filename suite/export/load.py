@@ -42,6 +42,9 @@ class Loaded:
     def predict(self, texts: Sequence[Text], *, batch_size: int = 32) -> list[Answer]:
         """Answer texts as the trial did when it was scored.
 
+        A trial under autocast was scored in bf16; these answers are of the fp32 weights, and may
+        differ in close cases.
+
         Args:
             texts: One entry per row: a text, or for several columns a tuple in the order of the
                 task's `inputs` (and `choices`), or a dictionary by column.
