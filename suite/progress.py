@@ -63,7 +63,9 @@ class Board(Listener):
         self._states: Mapping[str, CellState] = {}
         self._known: dict[str, CellReport] = {}
         self._now: dict[str, str] = {}
-        self._energy_kwh: float | None = None
+        self._measured_kwh: list[float] = []
+        self._estimated_kwh: list[float] = []
+        self._unknown_phases = 0
         self._started_s = clock()
         self._finished_here = 0
 
@@ -138,7 +140,7 @@ class Board(Listener):
         elapsed = values.duration(self._clock() - self._started_s)
         heading = (
             f"sweep {self._name}: {self.done} of {self.total} trials done, {elapsed} so far, "
-            f"energy {values.energy(self._energy_kwh)}"
+            f"energy {self._energy()}"
         )
         # rich would cut a table that is too high, and hide its last lines.
         cells = self._in_view(max(1, self.console.height - MARGIN_LINES))
@@ -216,9 +218,21 @@ class Board(Listener):
         if result is None:
             return
         for phase in result.phases.values():
-            # None until the first measurement: 0 would claim that nothing was used.
-            if phase.energy_kwh is not None:
-                self._energy_kwh = (self._energy_kwh or 0.0) + phase.energy_kwh
+            if phase.energy_kwh is None:
+                self._unknown_phases += 1
+            elif phase.energy_source == values.ESTIMATE:
+                self._estimated_kwh.append(phase.energy_kwh)
+            else:
+                self._measured_kwh.append(phase.energy_kwh)
+
+    def _energy(self) -> str:
+        """The energy so far: `2.00 Wh`, `2.00 Wh and 0.100 Wh estimated, 1 phase not known`."""
+        shown = values.spent(self._measured_kwh, self._estimated_kwh)
+        if self._unknown_phases == 1:
+            shown += ", 1 phase not known"
+        elif self._unknown_phases:
+            shown += f", {self._unknown_phases} phases not known"
+        return shown
 
     def _say(self, line: str) -> None:
         # Names in brackets are no markup, and a log file wants whole lines.

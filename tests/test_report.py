@@ -23,6 +23,7 @@ import plotly.graph_objects
 import pytest
 
 from suite.config.reference import Reference
+from suite.config.space import LearningRateRange
 from suite.errors import ConfigError, StatisticsError, SuiteError, UnknownNameError
 from suite.files import write_json
 from suite.record.folder import Home
@@ -216,6 +217,48 @@ def test_what_was_run_is_told_from_the_definition_and_the_records(report: Report
     assert found["Hardware"] == "2 cores of AMD <EPYC>, 16.0 GiB, no GPU; 2 ranks on cpu"
     assert found["Commit"] == "f32476f1eccb" and "torch 2.13.0" in found["Versions"]
     assert found["Energy"] == "estimated, not measured: processor time x 4 W per core"
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ({"sampler": "grid"}, "2 trials per architecture and task (a grid over the range); "),
+        ({}, "2 trials per architecture and task (3 evenly over the range, then gp); "),
+        ({"transfer": True}, "where finished studies of other tasks were best, then gp); "),
+    ],
+)
+def test_the_budget_says_in_which_order_the_sampler_tries_rates(
+    report: Report, search: dict[str, Any], said: str
+) -> None:
+    assert report.plan is not None
+    config = report.plan.config
+    config = config.model_copy(update={"search": config.search.model_copy(update=search)})
+    changed = replace(report, plan=replace(report.plan, config=config))
+    assert said in dict(facts(changed))["Budget"]
+
+
+def test_the_budget_says_that_a_fixed_rate_is_not_searched(report: Report) -> None:
+    assert report.plan is not None
+    _, *others = report.plan.cells
+    fixed = [
+        replace(cell, learning_rate=LearningRateRange(low=1e-3, high=1e-3, fixed=True))
+        for cell in report.plan.cells
+    ]
+    every = replace(report, plan=replace(report.plan, cells=tuple(fixed)))
+    budget = dict(facts(every))["Budget"]
+    assert budget.startswith("every learning rate is fixed: one trial for each ")
+    assert "evenly" not in budget and "2 trials" not in budget
+    one = replace(report, plan=replace(report.plan, cells=(fixed[0], *others)))
+    assert "; where the learning rate is fixed, one trial for each " in dict(facts(one))["Budget"]
+
+
+def test_a_damaged_record_does_not_say_when_the_sweep_ran(own: Home) -> None:
+    before = dict(facts(read(own.path)))["Run"]
+    (next(own.trials()).path / "result.json").write_text("{")
+    damaged = read(own.path)
+    assert 0.0 in [trial["started_at"] for trial in damaged.trials]
+    found = dict(facts(damaged))["Run"]
+    assert found.startswith("2023-11-14 ") and before.startswith("2023-11-14 ")
 
 
 # ---- figures -------------------------------------------------------------------------------------------------------------------
@@ -677,6 +720,17 @@ def test_trials_that_the_search_ended_early_are_counted_and_are_no_failures(othe
     shown = page(report)
     assert report.failures == [] and "The search ended 1 trial early (pruned)." in shown
     assert "every other trial that ended has a score" in shown
+
+
+def test_that_every_trial_has_a_score_is_said_only_where_all_were_read(report: Report) -> None:
+    whole = replace(report, failures=[])
+    claim, some = "that ended has a score", "Not all trial folders were read"
+    none = "This home holds no trial of the sweep"
+    assert claim in page(whole) and none not in page(whole)
+    unread = page(replace(whole, unread_trials=5))
+    assert claim not in unread and some in unread and none not in unread
+    without = page(replace(whole, trials=[]))
+    assert claim not in without and none in without and some not in without
 
 
 def test_the_page_opens_on_a_place_that_has_a_score(report: Report) -> None:

@@ -14,6 +14,8 @@ from suite.stats.significance import two_sided
 
 MADE_BEFORE = ("prepare", "states")
 """Phases of a trial that others have use of: a search pays for them once."""
+ESTIMATE = "cpu-time-estimate"
+"""The energy source that is no measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +36,25 @@ class CellResults:
         What was computed from the data before the first step counts once, whichever trial did it,
         and also where that trial has no result, or belongs to another sweep of the home.
         """
-        values: list[float | None] = []
+        costs: list[PhaseRecord | None] = []
         prepared: dict[tuple[str, str], PhaseRecord | None] = {}
         for result in self.searched:
             for phase, record in result.phases.items():
                 if phase not in MADE_BEFORE:
-                    values.append(getattr(record, name))
+                    costs.append(record)
             for made in result.made_before:
                 prepared[made.key, made.made_by] = made.cost
-        for cost in prepared.values():
-            values.append(getattr(cost, name, None))
-        return total(values)
+        costs += prepared.values()
+        # Measured and estimated energy are not added.
+        if name == "energy_kwh" and partly_estimated(costs):
+            return None
+        return total(getattr(cost, name, None) for cost in costs)
+
+
+def partly_estimated(costs: Iterable[PhaseRecord | None]) -> bool:
+    """Whether the energy of some phases was estimated, and that of others measured."""
+    sources = {cost.energy_source for cost in costs if cost is not None and cost.energy_source}
+    return ESTIMATE in sources and len(sources) > 1
 
 
 Measure = Callable[[CellResults], Any]
@@ -67,7 +77,11 @@ def of_preparation(name: str) -> Callable[[TrialResult], float | None]:
     """
 
     def read(run: TrialResult) -> float | None:
-        return total(getattr(made.cost, name, None) for made in run.made_before)
+        costs = [made.cost for made in run.made_before]
+        # Measured and estimated energy are not added.
+        if name == "energy_kwh" and partly_estimated(costs):
+            return None
+        return total(getattr(cost, name, None) for cost in costs)
 
     return read
 
@@ -214,7 +228,10 @@ def _largest(peaks: Iterable[int | None]) -> int | None:
 
 
 def of_search(name: str) -> Measure:
-    """A number of the whole search; None where one phase of it has none."""
+    """A number of the whole search; None where one phase of it has none.
+
+    Energy is also None where some of it was estimated and some measured.
+    """
 
     def measure(results: CellResults) -> float | None:
         return results.of_search(name)

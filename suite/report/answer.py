@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from suite.config.reference import MEAN
+from suite.config.sweep import SearchConfig
+from suite.plan.plan import Plan
 from suite.report import values
 from suite.report.charts import energy, place
 from suite.report.data import Report, Row
@@ -21,6 +23,8 @@ from suite.stats.power import sentence
 
 # The costs that are compared, by key: the word for them.
 COSTS = {"energy_kwh": "energy", "peak_memory_bytes": "memory"}
+# The trials of a study whose learning rate is fixed.
+OF_FIXED = "one trial for each architecture and batch size to choose among, if any"
 # Arms that a head names; its sentence names more.
 MOST_NAMES = 3
 
@@ -50,7 +54,7 @@ def answer(report: Report) -> list[Sentence]:
 
 
 def verdicts(report: Report) -> list[str]:
-    """Say in one sentence for each backbone what the sweep shows in its first place."""
+    """Say in one sentence for each home and backbone what the sweep shows in its first place."""
     for task in report.places:
         found = _rankings(report, task)
         if found:
@@ -78,13 +82,26 @@ def _rankings(report: Report, task: str) -> list[Sentence]:
     found = []
     # Arms of different backbones are not ranked against each other.
     backbones = sorted(set(values_of(report.scored(task), "backbone")))
-    for backbone in backbones:
-        rows = rows_where(report.admitted(task), "backbone", backbone)
+    for where, of_home in _admitted(report, task):
+        for backbone in backbones:
+            rows = rows_where(of_home, "backbone", backbone)
+            whose = where
+            if len(backbones) > 1:
+                whose += f" with {backbone}"
+            if rows:
+                found.append(_ranking(report, rows, whose, task))
+    return found
+
+
+def _admitted(report: Report, task: str) -> list[tuple[str, list[Row]]]:
+    """The admitted rows of each home, and where in a sentence: `on sst2 in home 3f2a91c04b7d`."""
+    found = []
+    # Nothing has compared the rows of one home with those of another.
+    for home in report.homes:
         where = place(report, task)
-        if len(backbones) > 1:
-            where += f" with {backbone}"
-        if rows:
-            found.append(_ranking(report, rows, where, task))
+        if len(report.homes) > 1:
+            where += f" in home {home}"
+        found.append((where, rows_where(report.admitted(task), "home", home)))
     return found
 
 
@@ -190,8 +207,8 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     said += f" ({listed(report.label(row) for row in rows)})."
     cheapest: dict[str, list[str]] = defaultdict(list)
     for key, word in COSTS.items():
-        if None not in values_of(rows, key):
-            # Only where all costs are known: the missing one might be the least.
+        # Only where all costs are known: the missing one might be the least.
+        if None not in values_of(rows, key) and _comparable(rows, key):
             row = min(rows, key=lambda row: row[key])
             cheapest[report.label(row)].append(f"the least {word} ({_amount(row, key)})")
     takers = []
@@ -200,6 +217,11 @@ def _all_alike(report: Report, rows: Sequence[Row]) -> str:
     if takers:
         said += f" {listed(takers)}."
     return said
+
+
+def _comparable(rows: Sequence[Row], key: str) -> bool:
+    """Whether a cost of some rows was found in the same way."""
+    return key != "energy_kwh" or values.comparable_energy(rows)
 
 
 def _amount(row: Row, key: str) -> str:
@@ -255,7 +277,7 @@ def _saving(row: Row, leader: Row) -> str:
     parts = []
     for key, word in COSTS.items():
         # A percentage needs both costs, and the leader's above 0.
-        if row[key] is None or not leader[key]:
+        if row[key] is None or not leader[key] or not _comparable([row, leader], key):
             continue
         percent = 100 * (row[key] / leader[key] - 1)
         if abs(percent) < 0.5:  # would round to 0%
@@ -273,10 +295,11 @@ def _power(report: Report) -> list[Sentence]:
     """Say by task what the ranks could have told apart with these seeds."""
     said: dict[str, None] = {}
     for task in report.places:
-        for row in report.admitted(task):
-            if row["rank"] and row["shown_difference"] is not None:
-                words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
-                said[f"{place(report, task)}, {words}"] = None
+        for where, rows in _admitted(report, task):
+            for row in rows:
+                if row["rank"] and row["shown_difference"] is not None:
+                    words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
+                    said[f"{where}, {words}"] = None
     if not said:
         return []
     found = "; ".join(said)
@@ -287,19 +310,20 @@ def _not_shown_to_learn(report: Report) -> list[Sentence]:
     """Name by task the arms that are not significantly better than the baseline."""
     found = []
     for task in report.tasks:
-        rows = report.admitted(task)
-        # None means that it was not tested.
-        alike = [row for row in rows if row["shown_to_learn"] is False]
-        if not alike:
-            continue
-        who = "these arms are not"
-        if len(alike) == len(rows):
-            who = "no arm is"
-        baseline = values.score(alike[0]["constant_score"])
-        head = (
-            f"On {task} {who} significantly better than the majority-class baseline ({baseline}):"
-        )
-        found.append(Sentence(head, f"{listed(_with_score(report, row) for row in alike)}."))
+        for where, rows in _admitted(report, task):
+            # None means that it was not tested.
+            alike = [row for row in rows if row["shown_to_learn"] is False]
+            if not alike:
+                continue
+            who = "these arms are not"
+            if len(alike) == len(rows):
+                who = "no arm is"
+            baseline = values.score(alike[0]["constant_score"])
+            head = (
+                f"{where[0].upper()}{where[1:]} {who} significantly better than the majority-class"
+                f" baseline ({baseline}):"
+            )
+            found.append(Sentence(head, f"{listed(_with_score(report, row) for row in alike)}."))
     return found
 
 
@@ -355,16 +379,7 @@ def _settings(report: Report) -> list[tuple[str, str]]:
     if config.description:
         name += f": {config.description}"
 
-    search = config.search
-    budget = (
-        f"{search.trials} trials per {search.per} and task"
-        f" ({search.startup_trials} evenly over the range, then {search.sampler})"
-    )
-    decades = search.edge_guard.extensions
-    if decades:
-        budget += f", up to {_counted(decades, 'decade')} more at an edge"
-    if search.stop is not None:
-        budget += f", may stop early (tolerance {search.stop.tolerance:g})"
+    budget = _budget(report.plan)
     budget += f"; confirmed with seeds {listed(map(str, config.confirm.seeds), most=20)}"
 
     steps = _counted(config.training.epochs, "epoch")
@@ -385,6 +400,36 @@ def _settings(report: Report) -> list[tuple[str, str]]:
     return found
 
 
+def _budget(plan: Plan) -> str:
+    """What a study may try."""
+    fixed = {cell.learning_rate.fixed for cell in plan.cells}
+    # A second trial with a fixed rate and the same choices would repeat the first.
+    if fixed == {True}:
+        return f"every learning rate is fixed: {OF_FIXED}"
+    search = plan.config.search
+    budget = f"{search.trials} trials per {search.per} and task ({_order(search)})"
+    decades = search.edge_guard.extensions
+    if decades:
+        budget += f", up to {_counted(decades, 'decade')} more at an edge"
+    if search.stop is not None:
+        budget += f", may stop early (tolerance {search.stop.tolerance:g})"
+    if True in fixed:
+        budget += f"; where the learning rate is fixed, {OF_FIXED}"
+    return budget
+
+
+def _order(search: SearchConfig) -> str:
+    """Where a study begins, and what it follows."""
+    # A grid is even from its first point to its last.
+    if search.sampler == "grid":
+        return "a grid over the range"
+    first = f"{search.startup_trials} evenly over the range"
+    # The one sampler that takes the hint, and with one objective only.
+    if search.transfer and search.sampler == "gp" and search.second is None:
+        first += ", or where finished studies of other tasks were best"
+    return f"{first}, then {search.sampler}"
+
+
 def _counted(count: int, word: str) -> str:
     """A number with its noun: `1 epoch`, `2 epochs`."""
     if count > 1:
@@ -398,21 +443,34 @@ def _spent(report: Report) -> list[tuple[str, str]]:
     if not ended:
         return []
     seconds = 0.0
-    energies = []
     for trial in ended:
-        for phase_s, energy_kwh in trial["phases"].values():
+        for phase_s, _ in trial["phases"].values():
             seconds += phase_s
-            energies.append(energy_kwh)
-    # A sum without some of its parts would look like all of it.
-    spent = values.MISSING
-    if None not in energies:
-        spent = f"{values.energy(sum(energies))} of energy{report.energy_note}"
-    first = _minute(min(values_of(ended, "started_at")))
-    last = _minute(max(values_of(ended, "finished_at")))
-    return [
-        ("Trials", f"{len(ended)} trials ended, {values.duration(seconds)} of work, {spent}"),
-        ("Run", f"{first} to {last} UTC"),
-    ]
+    count = f"{len(ended)} trials ended, {values.duration(seconds)} of work"
+    found = [("Trials", f"{count}, energy {_energy_of(ended)}")]
+    # A damaged record does not say when its trial ran: 0 stands there, which is 1970.
+    timed = [trial for trial in ended if trial["started_at"]]
+    if timed:
+        first = _minute(min(values_of(timed, "started_at")))
+        last = _minute(max(values_of(timed, "finished_at")))
+        found.append(("Run", f"{first} to {last} UTC"))
+    return found
+
+
+def _energy_of(trials: Sequence[Row]) -> str:
+    """The energy of all phases of some trials."""
+    measured = []
+    estimated = []
+    for trial in trials:
+        for phase, (_, energy_kwh) in trial["phases"].items():
+            # A sum without some of its parts would look like all of it.
+            if energy_kwh is None:
+                return "not known"
+            if trial["sources"].get(phase) == values.ESTIMATE:
+                estimated.append(energy_kwh)
+            else:
+                measured.append(energy_kwh)
+    return values.spent(measured, estimated)
 
 
 def _minute(seconds: float) -> str:
@@ -420,20 +478,22 @@ def _minute(seconds: float) -> str:
 
 
 def _machines(report: Report) -> list[tuple[str, str]]:
-    """List the distinct hardware, versions, revisions and meters of the results."""
+    """List the distinct hardware, versions and revisions of the results, and their meters."""
     # Dictionaries without values keep the order of first sight; sets would not.
-    shown: dict[str, dict[str, None]] = {"Hardware": {}, "Versions": {}, "Commit": {}, "Energy": {}}
+    shown: dict[str, dict[str, None]] = {"Hardware": {}, "Versions": {}, "Commit": {}}
     for record in report.provenance:
         versions = sorted(record.get("versions", {}).items())
         shown["Hardware"][_hardware(record)] = None
         shown["Versions"][", ".join(f"{name} {version}" for name, version in versions)] = None
         shown["Commit"][_revision(record.get("git") or {})] = None
-        shown["Energy"][_meter(record.get("meter") or {})] = None
     found = []
     for name, texts in shown.items():
         known = [text for text in texts if text]
         if known:
             found.append((name, "; or ".join(known)))
+    meters = _meters(report)
+    if meters:
+        found.append(("Energy", "; or ".join(meters)))
     return found
 
 
@@ -462,13 +522,20 @@ def _hardware(record: dict[str, Any]) -> str:
     return f"{', '.join(parts)}; {ranks}"
 
 
-def _meter(meter: dict[str, Any]) -> str:
-    sources = list(map(str, meter.get("energy_sources", [])))
-    if not sources:
-        return ""
-    if sources != [values.ESTIMATE]:
-        return f"measured by {listed(sources)}"
-    watts = meter.get("watts_per_core")
-    if watts:
-        return f"estimated, not measured: processor time x {watts:g} W per core"
-    return "estimated from processor time"
+def _meters(report: Report) -> list[str]:
+    """Say where the energy comes from: a meter that was there may not have counted a phase."""
+    found = []
+    measured = sorted(report.energy_sources - {values.ESTIMATE})
+    if measured:
+        found.append(f"measured by {listed(measured)}")
+    if values.ESTIMATE not in report.energy_sources:
+        return found
+    watts: set[float] = set()
+    for record in report.provenance:
+        meter = record.get("meter") or {}
+        if meter.get("watts_per_core"):
+            watts.add(meter["watts_per_core"])
+    shown = listed(f"{power:g}" for power in sorted(watts))
+    if shown:
+        return [*found, f"estimated, not measured: processor time x {shown} W per core"]
+    return [*found, "estimated from processor time"]

@@ -358,24 +358,40 @@ def energy_by_phase(report: Report) -> Chart | None:
         for phase, energy_wh in by_phase.items():
             label = report.arms[key].label
             rows.append({"arm": key, "label": label, "phase": phase, "energy_wh": energy_wh})
+    text = (
+        f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)}"
+        f" arms. Over all of them: {', '.join(shares)}."
+    )
+    estimated = _estimated_phases(report)
+    # The title of the axis says it where all of it is an estimate.
+    if estimated and not report.estimated:
+        text += f" Estimated in some run: {listed(estimated)}."
     columns = LABEL_COLUMNS | {
         "phase": "load, prepare (in full, also where a run reuses it), train, eval (validation), "
         "test or checkpoint",
-        "energy_wh": f"mean over confirm runs, Wh{report.energy_note}",
+        "energy_wh": f"mean over confirm runs, Wh{report.spent_note}",
     }
     return Chart(
         key="energy-by-phase",
         title="Energy by phase",
-        text=(
-            f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)}"
-            f" arms. Over all of them: {', '.join(shares)}."
-        ),
-        x=Axis(f"Wh{report.energy_note}"),
+        text=text,
+        x=Axis(f"Wh{report.spent_note}"),
         y=Axis("", categories=labels),
         marks=marks,
         table=Table("energy-by-phase", "Energy of a confirm run by phase", columns, rows),
         height=130 + 30 * len(labels),
     )
+
+
+def _estimated_phases(report: Report) -> list[str]:
+    """The phases whose energy was estimated in a confirm run."""
+    found = set()
+    for runs in _confirm_runs(report).values():
+        for run in runs:
+            for phase, source in (*run["sources"].items(), ("prepare", run["prepare_source"])):
+                if values.ESTIMATE in (source or ""):
+                    found.add(phase)
+    return [phase for phase in PHASES if phase in found]
 
 
 def _mean_by_phase(runs: Sequence[Row]) -> dict[str, float]:
@@ -414,6 +430,13 @@ CHOICE_PARTS = {
     "others_wh": "search of its other architectures",
     "confirm_wh": "confirm runs",
 }
+# How a part that is not known is called behind an arm's name, and in a sentence.
+PART_WORDS = {"search_wh": "search", "others_wh": "others", "confirm_wh": "confirm"}
+UNKNOWN_PARTS = {
+    "search_wh": "the search",
+    "others_wh": "the search of the other architectures",
+    "confirm_wh": "the confirm runs",
+}
 
 
 def search_cost(report: Report) -> Chart | None:
@@ -424,12 +447,7 @@ def search_cost(report: Report) -> Chart | None:
     rows = _costs_of_choice(report)
     if not rows:
         return None
-    labels = []
-    for row in rows:
-        label = row["label"]
-        if row["confirm_wh"] is None:
-            label += " (confirm: not known)"
-        labels.append(label)
+    labels = [row["label"] + _unknown_parts(row) for row in rows]
     marks = []
     columns = dict(LABEL_COLUMNS)
     for style, (key, name) in enumerate(CHOICE_PARTS.items()):
@@ -437,13 +455,13 @@ def search_cost(report: Report) -> Chart | None:
         used = [row[key] or 0.0 for row in rows]
         if any(used):
             marks.append(Bars(name, used, labels, style))
-        columns[key] = f"energy of {name}, all phases, Wh{report.energy_note}"
+        columns[key] = f"energy of {name}, all phases, Wh{report.spent_note}"
     columns["trials"] = "search trials in all"
     return Chart(
         key="search-cost",
         title="Energy to tune and confirm, all tasks",
         text=_describe_costs(report, rows),
-        x=Axis(f"Wh{report.energy_note}"),
+        x=Axis(f"Wh{report.spent_note}"),
         y=Axis("", categories=tuple(labels)),
         marks=marks,
         table=Table("search-cost", "Energy to tune and confirm", columns, rows),
@@ -451,76 +469,118 @@ def search_cost(report: Report) -> Chart | None:
     )
 
 
+def _unknown_parts(row: Row) -> str:
+    """What stands behind an arm's name where a part of its cost is not known."""
+    unknown = [word for key, word in PART_WORDS.items() if row[key] is None]
+    if not unknown:
+        return ""
+    return f" ({', '.join(unknown)}: not known)"
+
+
 def _describe_costs(report: Report, rows: Sequence[Row]) -> str:
-    known = rows_with(rows, "confirm_wh")
-    searching_wh = fsum(values_of(rows, "search_wh") + values_of(rows, "others_wh"))
-    confirming = "an unknown amount"
-    if known:
-        confirming = values.energy(fsum(values_of(known, "confirm_wh")) / 1000)
+    searching = _known_sum(values_of(rows, "search_wh") + values_of(rows, "others_wh"))
+    confirming = _known_sum(values_of(rows, "confirm_wh"))
     note = ""
-    if report.energy_note:
-        note = f" ({report.energy_note.removeprefix(', ')})"
+    if report.spent_note:
+        note = f" ({report.spent_note.removeprefix(', ')})"
     text = (
         f"Energy spent to tune and confirm each of {len(rows)} arms, over all tasks and phases."
-        f" Searching took {values.energy(searching_wh / 1000)} and confirming {confirming}{note}."
+        f" Searching took {searching} and confirming {confirming}{note}."
     )
-    if known:
-        # Said of the arms whose whole cost is known; the others are named below.
+    # Said of the arms whose whole cost is known; the others are named below.
+    known = [row for row in rows if not _unknown_parts(row)]
+    # Estimated and measured energy cannot be compared.
+    if known and report.spent_note != ", partly estimated":
         dearest = max(known, key=lambda row: fsum(row[key] for key in CHOICE_PARTS))
         text += f" Dearest: {dearest['label']}."
-    unknown = values_of(rows_where(rows, "confirm_wh", None), "label")
+    unknown = []
+    for key, what in UNKNOWN_PARTS.items():
+        whose = values_of(rows_where(rows, key, None), "label")
+        if whose:
+            unknown.append(f"{what} of {listed(whose)}")
     if unknown:
-        text += f" Not known: the confirm runs of {listed(unknown)}."
+        text += f" Not known: {'; '.join(unknown)}."
     return text
 
 
+def _known_sum(parts_wh: Sequence[float | None]) -> str:
+    """The sum of the parts that are known, which says so where some are not."""
+    known = [part for part in parts_wh if part is not None]
+    if not known:
+        return "an unknown amount"
+    shown = values.energy(fsum(known) / 1000)
+    if len(known) < len(parts_wh):
+        shown += ", as far as known,"
+    return shown
+
+
 def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
-    """Wh of each arm whose searches are all known; `confirm_wh` is None where it is not known."""
+    """Wh of each arm, where anything is known at all; a part that is not known is None."""
     confirm_runs = _confirm_runs(report)
     rows: list[dict[str, Any]] = []
     for arm in report.arms.values():
         own = []
-        every = []
+        others = []
         trials = 0
         for row in report.rows:
             if row["arm"] != arm.key or row["task"] == MEAN or row["status"] == "not chosen":
                 continue
-            own.append(row["search_energy_kwh"])
-            every.append(_first_known(row, "selection_energy_kwh", "search_energy_kwh"))
-            # Without a contest of architectures, the selection is the arm's own search.
-            trials += _first_known(row, "selection_trials", "search_trials")
-        # A sum without some of its parts would look cheaper than it was.
-        if not own or None in own:
-            continue
-        rows.append(
-            {
-                "arm": arm.key,
-                "label": arm.label,
-                "search_wh": 1000 * fsum(own),
-                "others_wh": 1000 * (fsum(every) - fsum(own)),
+            own.append(_of_own(row))
+            others.append(_of_others(row))
+            trials += row["selection_trials"] or row["search_trials"]
+        # An architecture that lost has no bar: its search is in the winner's.
+        if own:
+            costs = {
+                "search_wh": _wh(own),
+                "others_wh": _wh(others),
                 "confirm_wh": _energy_wh(confirm_runs.get(arm.key, [])),
-                "trials": trials,
             }
-        )
-    return rows
+            rows.append({"arm": arm.key, "label": arm.label, **costs, "trials": trials})
+    if any(row[key] for row in rows for key in CHOICE_PARTS):
+        return rows
+    return []
 
 
-def _first_known(row: Row, first: str, second: str) -> Any:
-    """A row's first value, or its second where it does not have the first."""
-    if row[first] is None:
-        return row[second]
-    return row[first]
+def _of_own(row: Row) -> float | None:
+    """The energy of a row's own search, kWh."""
+    # With a fixed learning rate nothing is searched.
+    if row["search_trials"] == 0:
+        return 0.0
+    known: float | None = row["search_energy_kwh"]
+    return known
+
+
+def _of_others(row: Row) -> float | None:
+    """The energy of the search of the architectures that a row was chosen among, kWh."""
+    # Without a contest there are no others, whatever is known of the row's own search.
+    if row["selection_trials"] in (None, row["search_trials"]):
+        return 0.0
+    own = _of_own(row)
+    if row["selection_energy_kwh"] is None or own is None:
+        return None
+    return float(row["selection_energy_kwh"] - own)
+
+
+def _wh(parts_kwh: Sequence[float | None]) -> float | None:
+    """The sum in Wh; None where a part is not known: the rest would look cheaper than it was."""
+    known = [part for part in parts_kwh if part is not None]
+    if not known or len(known) < len(parts_kwh):
+        return None
+    return 1000 * fsum(known)
 
 
 def _energy_wh(runs: Sequence[Row]) -> float | None:
-    """Wh of all phases of all runs; None where one was not measured."""
+    """Wh of all phases of all runs; None where one was not measured, or some were estimated."""
     energies = []
+    sources = set()
     for run in runs:
-        for _, energy_kwh in run["phases"].values():
+        for phase, (_, energy_kwh) in run["phases"].items():
             energies.append(energy_kwh)
-    if not energies or None in energies:
+            sources.add(run["sources"].get(phase))
+    # Measured and estimated energy are not added.
+    if values.ESTIMATE in sources and len(sources) > 1:
         return None
-    return 1000 * fsum(energies)
+    return _wh(energies)
 
 
 def beside_the_paper(report: Report) -> Chart | None:

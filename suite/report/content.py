@@ -154,4 +154,9 @@ def _left_out(made: Content) -> list[str]:
                 f"Left out here: {count:,} {what};"
                 " the CSV files have all (suite report --format csv)."
             )
+    if made.search is None and report.rows:
+        sentences.append(
+            "Not drawn: the energy to tune and confirm, as it is known of no arm. A part was not"
+            " measured, or one part was measured and another estimated."
+        )
     return sentences

@@ -18,7 +18,8 @@ from typing import Any
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
 from suite.leaderboard.fields import Row as Cell
-from suite.leaderboard.measures import of_preparation
+from suite.leaderboard.fields import with_values
+from suite.leaderboard.measures import join, of_preparation
 from suite.leaderboard.table import SORTS, to_rows
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import known_plan
@@ -27,7 +28,7 @@ from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.result import Status
 from suite.redact import redact
-from suite.report.names import Arm, arms_of
+from suite.report.names import Arm, arms_of, key_in_home, own_key
 from suite.report.table import rows_where, rows_with, rows_without, values_of
 from suite.report.values import ESTIMATE
 from suite.storage.identity import identity_path
@@ -54,7 +55,8 @@ class Report:
 
     Attributes:
         sweep: Its name.
-        rows: The leaderboard, with rejected rows and architectures that were not chosen.
+        rows: The leaderboard, with rejected rows and architectures that were not chosen. Where
+            several homes have results of the sweep, an arm's key begins with its home.
         cells: Cells with their learning-rate curves, by arm key and task.
         trials: Every trial that was handed out, as `trial_row` gives it.
         plan: The plan of the sweep's last run; None where this home does not hold it.
@@ -63,6 +65,7 @@ class Report:
         failures: Attempts that their machine ended, and trials without a score. Trials that the
             search ended early are no failures.
         command: The command that writes its page, as a shell takes it; it holds no password.
+        sources: Energy sources of trials that are not among `trials`.
     """
 
     sweep: str
@@ -74,6 +77,12 @@ class Report:
     provenance: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
     command: str = ""
+    sources: frozenset[str] = frozenset()
+
+    @cached_property
+    def homes(self) -> list[str]:
+        """The homes whose rows these are, by name; ranks compare the rows of one home alone."""
+        return sorted(set(values_of(self.rows, "home")))
 
     @cached_property
     def arms(self) -> dict[str, Arm]:
@@ -137,13 +146,20 @@ class Report:
         return False not in values_of(rows_where(self.rows, "task", task), "higher_is_better")
 
     @cached_property
+    def training_sources(self) -> set[str]:
+        """The energy sources of training, in all trials, or in the rows where no trial was read."""
+        rows = self.trials or self.rows
+        # The trials of a folder say nothing about rows of other homes.
+        if len(self.homes) > 1:
+            rows = [*self.trials, *self.rows]
+        return _sources(values_of(rows, "energy_source"))
+
+    @cached_property
     def energy_sources(self) -> set[str]:
-        """The energy sources of all trials, or of the rows where no trial was read."""
-        found: set[str] = set()
-        for row in self.trials or self.rows:
-            if row["energy_source"] is not None:
-                # A run on several kinds of devices has several sources, joined by "+".
-                found.update(row["energy_source"].split("+"))
+        """The energy sources of all phases; of training alone where no trial was read."""
+        found = self.training_sources | self.sources
+        for trial in self.trials:
+            found |= _sources([*trial["sources"].values(), trial["prepare_source"]])
         return found
 
     @property
@@ -153,12 +169,13 @@ class Report:
 
     @property
     def energy_note(self) -> str:
-        """What stands behind "energy" in a title: `, estimate` where nothing was measured."""
-        if ESTIMATE not in self.energy_sources:
-            return ""
-        if self.estimated:
-            return ", estimate"
-        return ", partly estimated"
+        """What stands behind the energy of training: `, estimate` where nothing was measured."""
+        return _note(self.training_sources)
+
+    @property
+    def spent_note(self) -> str:
+        """The same behind an energy of all phases: a phase may lack the meter that others had."""
+        return _note(self.energy_sources)
 
     @cached_property
     def pruned(self) -> str:
@@ -176,7 +193,7 @@ class Report:
         found = []
         if self.plan is not None:
             planned = {cell.key for cell in self.plan.cells}
-            absent = sorted(planned - {f"{arm}/{task}" for arm, task in self.cells})
+            absent = sorted(planned - {f"{own_key(arm)}/{task}" for arm, task in self.cells})
             if absent:
                 named = ", ".join(absent[:MOST_NAMED])
                 if len(absent) > MOST_NAMED:
@@ -199,6 +216,24 @@ class Report:
                 f" {MOST_TRIALS:,}); the leaderboard is whole."
             )
         return found
+
+
+def _sources(texts: Iterable[str | None]) -> set[str]:
+    """Single energy sources: a run on several kinds of devices has several, joined by "+"."""
+    found: set[str] = set()
+    for text in texts:
+        if text is not None:
+            found.update(text.split("+"))
+    return found
+
+
+def _note(sources: set[str]) -> str:
+    """What stands behind "energy" in a title where some of it, or all, was estimated."""
+    if ESTIMATE not in sources:
+        return ""
+    if sources == {ESTIMATE}:
+        return ", estimate"
+    return ", partly estimated"
 
 
 def read(
@@ -239,14 +274,17 @@ def read(
     own = _own_id(place)
     # A store without rows of this home is meant as a whole.
     shared = own is None or not rows_where(rows, "home", own)
-    cells = {}
-    for cell in read_rows(store, sweep):
-        if shared or cell.home == own:
-            cells[cell.arm, cell.task] = cell
-    plan = known_plan(place, sweep)
-    trials, unread = read_trials(place, sweep, plan)
+    stored = read_rows(store, sweep)
     if not shared:
         rows = rows_where(rows, "home", own)
+        stored = [cell for cell in stored if cell.home == own]
+    # The same arm of two homes is two arms: their runs were never compared.
+    if len(set(values_of(rows, "home"))) > 1:
+        rows = [row | {"arm": key_in_home(row["home"], row["arm"])} for row in rows]
+        stored = [with_values(cell, arm=key_in_home(cell.home, cell.arm)) for cell in stored]
+    cells = {(cell.arm, cell.task): cell for cell in stored}
+    plan = known_plan(place, sweep)
+    trials, unread = read_trials(place, sweep, plan)
     trial_rows = []
     failures = []
     provenance = []
@@ -388,10 +426,12 @@ def trial_row(trial: Trial) -> Row:
         "peak_memory_bytes": None,
         "prepare_s": None,
         "prepare_energy_kwh": None,
+        "prepare_source": None,
         "samples_per_s": None,
         "started_at": None,
         "finished_at": None,
         "phases": {},
+        "sources": {},
         "epochs": [],
     }
     result = trial.result
@@ -407,11 +447,14 @@ def trial_row(trial: Trial) -> Row:
         row["samples_per_s"] = result.timing.samples_per_s
     for name, phase in result.phases.items():
         row["phases"][name] = (phase.seconds, phase.energy_kwh)
+        row["sources"][name] = phase.energy_source
     for epoch in result.epochs:
         row["epochs"].append((epoch.epoch, epoch.train_loss, epoch.validation_score))
     if result.made_before:
         row["prepare_s"] = of_preparation("seconds")(result)
         row["prepare_energy_kwh"] = of_preparation("energy_kwh")(result)
+        costs = [made.cost for made in result.made_before if made.cost is not None]
+        row["prepare_source"] = join(cost.energy_source for cost in costs)
     train = result.phases.get("train")
     if train is not None:
         row["train_s"] = train.seconds

@@ -58,7 +58,7 @@ def document(report: Report, pictures: dict[str, Path]) -> str:
         lines.append(f"- **{escaped(sentence.head)}** {escaped(sentence.rest)}")
     for missing in report.missing:
         lines.append(f"- **Not finished:** {escaped(missing)}")
-    if report.energy_note:
+    if report.spent_note:
         what = "partly an estimate"
         if report.estimated:
             what = "an estimate"

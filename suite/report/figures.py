@@ -59,7 +59,7 @@ def energy_by_phase(report: Report, *, backend: Backend = "plotly") -> Any:
 
 def search_cost(report: Report, *, backend: Backend = "plotly") -> Any:
     """Energy to tune and to confirm every arm."""
-    return drawn([charts.search_cost(report)], backend, "no arm's search has a known energy yet")
+    return drawn([charts.search_cost(report)], backend, "no energy of any run is known yet")
 
 
 def beside_the_paper(report: Report, *, backend: Backend = "plotly") -> Any:

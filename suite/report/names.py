@@ -21,10 +21,10 @@ class Arm:
     """An arm of a sweep.
 
     Attributes:
-        key: Its key.
+        key: Its key, as `key_in_home` gives it where several homes have results of the sweep.
         label: The shortest name that no other arm of the sweep has: `lora`, or
             `minilm gqa lora rank=8`. Where architectures competed, the chosen one goes by the
-            method alone.
+            method alone. Where the key has a home, so has the label: `lora @ 3f2a91c04b7d`.
         settings: What tells its architecture from those it competed with: `rank=32`.
         style: Its place in the palette, the same in all figures.
         row: One of its rows, for its names.
@@ -41,6 +41,17 @@ class Arm:
         """The arm's id on the page."""
         # A key's dots would begin the names of classes in a selector.
         return "arm-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.key)
+
+
+def key_in_home(home: str, arm: str) -> str:
+    """An arm's key beside those of other homes: `3f2a91c04b7d/minilm.pretrained.lora.1f2e3d4c`."""
+    # Neither a home's name nor an arm's key holds a slash.
+    return f"{home}/{arm}"
+
+
+def own_key(key: str) -> str:
+    """An arm's key without its home."""
+    return key.rpartition("/")[2]
 
 
 def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
@@ -69,6 +80,10 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
         rivals.append(" ".join(name[:3]))
         architectures.append(name.architecture)
     settings = differing(rivals, architectures)
+    for key in keys:
+        home = key.rpartition("/")[0]
+        if home:
+            labels[key] += f" @ {home}"
     counts = Counter(labels.values())
     arms = {}
     for style, key in enumerate(keys):

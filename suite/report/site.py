@@ -66,7 +66,9 @@ def write_site(reports: Iterable[Report], out: Path) -> list[Path]:
     entries = []
     rows: list[Row] = []
     pages = []
+    sources: frozenset[str] = frozenset()
     for report in reports:
+        sources |= report.energy_sources
         path = write(report, out / PAGES, Form.HTML)[0]
         pages.append(path)
         link = f"{PAGES}/{quote(path.name)}"
@@ -78,7 +80,7 @@ def write_site(reports: Iterable[Report], out: Path) -> list[Path]:
             rows.append(row | {"family": _family(row), "links": links})
     path = out / INDEX
     try:
-        write_atomic(path, _index(entries, rows).encode())
+        write_atomic(path, _index(entries, rows, sources).encode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     return [path, *pages]
@@ -100,9 +102,9 @@ def _family(row: Row) -> str:
     return values.MISSING
 
 
-def _index(entries: Sequence[Entry], rows: Sequence[Row]) -> str:
+def _index(entries: Sequence[Entry], rows: Sequence[Row], sources: frozenset[str]) -> str:
     # As one report, so that the index has the columns, names and units of a sweep's page.
-    every = Report("all-sweeps", [dict(row) for row in rows], {})
+    every = Report("all-sweeps", [dict(row) for row in rows], {}, sources=sources)
     shown = every.rows[:MOST_ROWS]
     # Of all rows and not of those that are shown, so that no column comes and goes with the cut.
     columns = _columns(every)
@@ -132,12 +134,15 @@ def _columns(every: Report) -> list[Column]:
     """The columns of a sweep's leaderboard, and those that tell one sweep from another."""
     own = tables.leaderboard_columns(every)
     arm = own[0]
-    backbone = words("backbone", values.backbone)
+    first = [arm, plain_words("sweep")]
+    sweeps = set(values_of(every.rows, "sweep"))
+    # Where a sweep has the rows of several homes, their ranks are not of each other.
+    if len({(row["sweep"], row["home"]) for row in every.rows}) > len(sweeps):
+        first.append(plain_words("home"))
     return [
-        arm,
-        plain_words("sweep"),
+        *first,
         replace(plain_words("family"), hint=FAMILY),
-        backbone,
+        words("backbone", values.backbone),
         *without(own, arm.head),
     ]
 
@@ -148,7 +153,8 @@ def _bounds(every: Report, columns: Sequence[Column]) -> list[str]:
     found = []
     for name in BOUNDS:
         # The head of an energy also says whether it is an estimate.
-        for head in (BY_NAME[name].title, BY_NAME[name].title + every.energy_note):
+        for note in ("", every.energy_note, every.spent_note):
+            head = BY_NAME[name].title + note
             if head in there and head not in found:
                 found.append(head)
     return found

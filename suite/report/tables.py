@@ -43,6 +43,7 @@ def _leaderboard_meanings() -> dict[str, str]:
     """What each column means: the fields of the leaderboard, with the arm's short name."""
     meanings = {"rank": BY_NAME["rank"].meaning, "arm": BY_NAME["arm"].meaning}
     meanings["label"] = "its short name"
+    meanings["home"] = BY_NAME["home"].meaning
     for about in FIELDS:
         if about.report:
             meanings[about.name] = about.meaning
@@ -141,7 +142,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
     if rows_with(rows, "rank") or any(row["rank_missing"] == NO_RANK for row in rows):
         hint = (
             "arms that no test tells apart share ranks; Holm's correction over all pairs of the"
-            " arms of one backbone and task"
+            " arms of one home, backbone and task"
         )
         columns.append(Column("rank", _rank, _rank_value, hint))
     columns.append(plain_words("task"))
@@ -179,8 +180,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
     columns.append(
         Column(
             f"energy{note}",
-            # Where all rows are alike, the head says what is an estimate.
-            _energy_or_estimate if note == ", partly estimated" else _energy,
+            _energy_shown(note),
             lambda row: row["energy_kwh"],
             "training of one run, with what its method prepares first",
         )
@@ -193,7 +193,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
 def _extra_columns(report: Report) -> list[Column]:
     """The columns of the leaderboard behind the everyday ones."""
     rows = report.shown
-    note = report.energy_note
+    note = report.spent_note
     columns = []
     if False in values_of(rows, "shown_to_learn"):
         columns.append(
@@ -305,9 +305,17 @@ def _energy(row: Row) -> str:
 
 
 def _energy_or_estimate(row: Row) -> str:
-    if values.is_estimate(row):
+    if row["energy_kwh"] is not None and values.is_estimate(row):
         return f"{_energy(row)} est."
     return _energy(row)
+
+
+def _energy_shown(note: str) -> Callable[[Row], str]:
+    """How an energy is shown below a head with this note."""
+    # Where all rows are alike, the head says what is an estimate.
+    if note == ", partly estimated":
+        return _energy_or_estimate
+    return _energy
 
 
 def _signed(value: float | None) -> str:
@@ -339,7 +347,11 @@ def trial_columns(report: Report) -> list[Column]:
         number("test_score", "test", values.score),
         number("best_epoch", "best epoch", values.count),
         number("train_s", "train time", values.duration),
-        number("energy_kwh", f"energy{report.energy_note}", values.energy),
+        Column(
+            f"energy{report.energy_note}",
+            _energy_shown(report.energy_note),
+            lambda row: row["energy_kwh"],
+        ),
         number("peak_memory_bytes", "memory", values.size),
         plain_words("trial"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Any
 
 MISSING = "-"
@@ -120,6 +121,13 @@ def is_estimate(row: Mapping[str, Any]) -> bool:
     return ESTIMATE in (row["energy_source"] or "")
 
 
+def comparable_energy(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the energies of some rows may be compared: they have one and the same source."""
+    sources = {row["energy_source"] for row in rows}
+    # A row of several sources was measured in another way from run to run.
+    return len(sources) == 1 and "+" not in (sources.pop() or "")
+
+
 def rank_bounds(rank: str) -> tuple[int, int]:
     """The best and the worst place of a rank such as `2-4` or `1`."""
     low, _, high = rank.partition("-")
@@ -184,6 +192,17 @@ def duration(value: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {seconds:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def spent(measured_kwh: Sequence[float], estimated_kwh: Sequence[float]) -> str:
+    """Measured and estimated energy, which are not added: `1.23 Wh and 0.400 Wh estimated`."""
+    parts = []
+    if measured_kwh:
+        parts.append(energy(fsum(measured_kwh)))
+    if estimated_kwh:
+        parts.append(f"{energy(fsum(estimated_kwh))} estimated")
+    # 0 would claim that nothing was used.
+    return " and ".join(parts) or MISSING
 
 
 def energy(value: float | None) -> str:

@@ -30,10 +30,11 @@
   const cell = (row, head) => row.cells[heads.indexOf(head)];
   const text = (row, head) => (heads.includes(head) ? cell(row, head).textContent.trim() : "-");
   const ranks = (row) => { const found = /^(\d+)(?:-(\d+))?$/.exec(text(row, "rank")); return found && [+found[1], +(found[2] || found[1])]; };
-  // ranks compare the arms of one backbone, and ranges that meet are no proof of a difference
+  // ranks compare the arms of one home and backbone, and ranges that meet are no proof of a difference
   const alike = (a, b) => {
     const [one, other] = [ranks(a), ranks(b)];
-    return one && other && text(a, "backbone") === text(b, "backbone") && one[0] <= other[1] && other[0] <= one[1];
+    const compared = ["home", "backbone"].every((head) => text(a, head) === text(b, head));
+    return one && other && compared && one[0] <= other[1] && other[0] <= one[1];
   };
   const item = (rows) => {
     const score = (row) => Number(cell(row, "score").dataset.v) * (text(row, "score").includes("\u2193") ? -1 : 1);

@@ -1,0 +1,120 @@
+"""The report of a sweep of which several homes have results: nothing is said across homes, and every arm says its home."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from suite.record.folder import Home
+from suite.report import charts, content, tables
+from suite.report.answer import answer, verdicts
+from suite.report.compose import Form, write
+from suite.report.data import Report, read
+from suite.report.page import page
+from suite.report.site import write_site
+from suite.storage.identity import home_id
+from suite.tracking.exchange import export_results, import_results
+from tests.commands import Suite, suite
+from tests.report_home import SHARES, TASKS, make_report_home
+
+__all__ = ["suite"]
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> list[Home]:
+    """Two homes that ran a sweep of one name; read only."""
+    return [make_report_home(tmp_path_factory.mktemp(name), empty_db) for name in ("a", "b")]
+
+
+@pytest.fixture(scope="module")
+def merged(homes: list[Home], tmp_path_factory: pytest.TempPathFactory, empty_db: Path) -> Home:
+    """A home without trials that got the results of both; read only."""
+    found = Home(tmp_path_factory.mktemp("merged"))
+    shutil.copy(empty_db, found.path / "mlflow.db")
+    for home in homes:
+        file = home.path / "results.json"
+        export_results(file, tracking_uri=home.tracking_uri)
+        import_results(file, tracking_uri=found.tracking_uri)
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(merged: Home) -> Report:
+    return read(merged.path)
+
+
+@pytest.fixture(scope="module")
+def ids(homes: list[Home]) -> list[str]:
+    return sorted(home_id(home) for home in homes)
+
+
+def test_no_sentence_compares_an_arm_with_one_of_another_home(
+    report: Report, ids: list[str]
+) -> None:
+    said = verdicts(report)
+    assert [re.findall(r"in home (\w+)", head) for head in said] == [[ids[0]], [ids[1]]]
+    for sentence, home in zip(said, ids, strict=True):
+        assert set(re.findall(r"@ (\w+)", sentence)) == {home}
+        assert len(set(re.findall(r"(\w+) @", sentence))) == 3, "no arm is its own rival"
+    for finding in answer(report):
+        if " leads " in finding.head:
+            assert len(set(re.findall(r"@ (\w+)", f"{finding.head} {finding.rest}"))) == 1
+
+
+def test_an_arm_of_two_homes_is_there_twice(report: Report, ids: list[str]) -> None:
+    labels = {f"{method} @ {home}" for method in SHARES for home in ids}
+    assert {arm.label for arm in report.arms.values()} == labels
+    assert len(report.cells) == 2 * len(SHARES) * len(TASKS)
+    heat = charts.score_heat_map(report)
+    assert heat is not None and {row["label"] for row in heat.table.rows} == labels
+    keys = [chart.key for chart in content.content(report).figures]
+    assert len(keys) == len(set(keys)), "no figure takes the place of the other home's"
+    shown = page(report)
+    anchors = re.findall(r'<details class="arm" id="([^"]+)"', shown)
+    assert len(set(anchors)) == len(labels)
+    assert shown.count('<svg class="ci"') == len([r for r in report.shown if r["score_mean"]])
+
+
+def test_the_table_says_which_home_a_row_is_of(
+    report: Report, ids: list[str], tmp_path: Path
+) -> None:
+    (path,) = [p for p in write(report, tmp_path, Form.CSV) if p.stem.endswith("leaderboard")]
+    rows = list(csv.DictReader(path.open()))
+    assert {(row["home"], row["label"].partition(" @ ")[2]) for row in rows} == {
+        (home, home) for home in ids
+    }
+    assert "one home" in next(
+        column.hint for column in tables.leaderboard_columns(report) if column.head == "rank"
+    )
+
+
+def test_the_index_knows_the_home_whose_ranks_it_compares(
+    merged: Home,
+    homes: list[Home],
+    suite: Suite,
+    tmp_path: Path,
+    ids: list[str],
+) -> None:
+    code, _, err = suite("report", "--home", merged.path, "--site", tmp_path)
+    assert code == 0, err
+    html = (tmp_path / "index.html").read_text()
+    assert all(f">{home}</td>" in html for home in ids) and ">home</button>" in html
+    assert '["home", "backbone"].every' in html
+    alone = write_site([read(homes[0].path)], tmp_path / "alone")[0].read_text()
+    assert ">home</button>" not in alone
+
+
+def test_one_home_is_not_named(homes: list[Home]) -> None:
+    alone = read(homes[0].path)
+    assert {arm.label for arm in alone.arms.values()} == {*SHARES}
+    assert "in home" not in verdicts(alone)[0]
+
+
+def test_a_home_without_trials_does_not_say_that_none_failed(report: Report) -> None:
+    shown = page(report)
+    assert report.trials == [] and "that ended has a score" not in shown
+    assert "This home holds no trial of the sweep" in shown
