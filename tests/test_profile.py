@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from suite.errors import ConfigError, ResourceError
+from suite.plan import partitioning
 from suite.profiling import ArmProfile, Setting, choose, estimate_only, measure, peak, ratios
 from suite.profiling import run as profile_run
 from suite.profiling.estimate import estimate
-from suite.profiling.figures import ATTENTION_WEIGHTS, draw
-from suite.profiling.record import Estimate, Memory
+from suite.profiling.figures import ATTENTION_WEIGHTS, against_full, draw
+from suite.profiling.record import Estimate, Memory, Profile
 from suite.profiling.training import Training
 from suite.profiling.worker import Message, Visit
 from suite.train.process_group import close_process_group, free_port, init_process_group
@@ -389,6 +390,15 @@ def test_a_rank_that_does_not_die_is_waited_for_a_while_and_not_for_ever(
     assert (found.record.status, found.record.reason) == ("failed", "it hangs")
 
 
+def test_ranks_on_a_cpu_share_what_their_container_may_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{2**20}\n")
+    monkeypatch.setattr(partitioning, "CGROUP_LIMIT", limit)
+    assert peak.free_bytes(Setting(**SHORT | {"ranks": 2})) == int(2**20 * peak.USABLE_FRAC) // 2
+
+
 # comparing
 
 
@@ -433,6 +443,40 @@ def test_a_ratio_is_taken_within_rounds_and_its_interval_is_students() -> None:
 def test_a_single_round_has_no_interval() -> None:
     (step, *_) = ratios(record("read", [1.0], 30), record("full", [2.0], 60))
     assert (step.ratio, step.exact, step.low, step.high) == (0.5, False, None, None)
+
+
+def oom(arm: ArmProfile) -> ArmProfile:
+    """The same arm as it is where it was not tried."""
+    return arm.model_copy(update={"memory": None, "rounds": [], "status": "oom"})
+
+
+def test_a_measured_arm_is_set_against_one_that_did_not_fit_by_estimates_that_are_named_so() -> (
+    None
+):
+    found = {r.quantity: r for r in ratios(record("read", [], 30), oom(record("full", [], 60)))}
+    assert "memory.peak_bytes" not in found
+    peak = found["estimate.memory.peak_bytes"]
+    assert (peak.first, peak.second, peak.ratio, peak.estimated) == (60, 120, 0.5, None)
+
+
+def profile_of(*arms: ArmProfile) -> Profile:
+    return Profile(setting={}, device_name="CPU", hardware={}, versions={}, arms=list(arms))
+
+
+def test_a_figure_shows_memory_by_measurements_alone_or_by_estimates_and_says_so() -> None:
+    full = record("full", [], 60)
+    read = record("read", [], 30)
+    # 20% of what is estimated for full.
+    read = read.model_copy(update={"estimate": record("read", [], 12).estimate})
+    for arms, title, share in (
+        ([full, read], "peak training memory", "50"),
+        ([oom(full), read], "estimated peak training memory", "20"),
+    ):
+        figure = against_full(profile_of(*arms))
+        assert figure is not None
+        (panel,) = figure.axes
+        assert panel.get_title() == f"{title}, % of full"
+        assert [label.get_text() for label in panel.texts] == ["100", share]
 
 
 def test_mhes_table_of_attention_weights_is_met() -> None:

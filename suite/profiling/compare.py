@@ -18,13 +18,13 @@ class Ratio:
     """`first / second` of one quantity.
 
     Attributes:
-        quantity: Its name, with the unit.
+        quantity: Its name, with the unit; `estimate.` begins that of what was not measured.
         first, second: Values of the two arms; medians over rounds where the quantity is noisy.
         ratio: Their ratio; of a noisy quantity the geometric mean of the ratios of the rounds.
         exact: Whether the quantity repeats exactly, so that it needs no interval.
         low, high: Ends of the 95% interval, by Student's t on the logarithms of the rounds'
             ratios; None for what is exact, and for a single round.
-        estimated: The same ratio by the estimate, where there is one.
+        estimated: The ratio of the estimates of what was measured, where there are any.
     """
 
     quantity: str
@@ -40,16 +40,19 @@ class Ratio:
 def ratios(first: ArmProfile, second: ArmProfile) -> list[Ratio]:
     """Compare every quantity that both arms have and that is above 0, noisy ones first."""
     found = [_noisy_ratio(name, first, second) for name in _noisy_names(first, second)]
-    values = _exact_values(first)
-    other_values = _exact_values(second)
-    estimates = _memory_bytes(first, estimated=True)
-    other_estimates = _memory_bytes(second, estimated=True)
+    # A measurement over an estimate would compare the two sources, not the arms.
+    measured = first.memory is not None and second.memory is not None
+    values = _exact_values(first, measured=measured)
+    other_values = _exact_values(second, measured=measured)
+    estimates = _memory_bytes(first, measured=False)
+    other_estimates = _memory_bytes(second, measured=False)
     for name, value in values.items():
         if name not in other_values:
             continue
         estimated = None
-        if name in estimates and name in other_estimates:
-            estimated = estimates[name] / other_estimates[name]
+        at = f"estimate.{name}"
+        if at in estimates and at in other_estimates:
+            estimated = estimates[at] / other_estimates[at]
         other = other_values[name]
         found.append(Ratio(name, value, other, value / other, exact=True, estimated=estimated))
     return found
@@ -95,10 +98,9 @@ def _noisy_ratio(name: str, first: ArmProfile, second: ArmProfile) -> Ratio:
     )
 
 
-def _exact_values(arm: ArmProfile) -> dict[str, float]:
+def _exact_values(arm: ArmProfile, *, measured: bool) -> dict[str, float]:
     """What repeats exactly and is above 0: bytes, parameters, operations."""
-    # An arm that did not run is compared by its estimate.
-    found: dict[str, float] = _memory_bytes(arm, estimated=arm.memory is None)
+    found: dict[str, float] = _memory_bytes(arm, measured=measured)
     found["trainable_parameters"] = arm.trainable_parameters or 0
     if arm.estimate is not None:
         found["step_flops"] = arm.estimate.step_flops
@@ -109,11 +111,15 @@ def _exact_values(arm: ArmProfile) -> dict[str, float]:
     return {name: value for name, value in found.items() if value}
 
 
-def _memory_bytes(arm: ArmProfile, *, estimated: bool) -> dict[str, float]:
-    """Bytes of training, measured or estimated, that are above 0."""
+def _memory_bytes(arm: ArmProfile, *, measured: bool) -> dict[str, float]:
+    """Bytes of training that are above 0; names say which are estimated."""
+    source = "memory"
     memory = arm.memory
-    if estimated and arm.estimate is not None:
-        memory = arm.estimate.memory
+    if not measured:
+        source = "estimate.memory"
+        memory = None
+        if arm.estimate is not None:
+            memory = arm.estimate.memory
     if memory is None:
         return {}
-    return {f"memory.{name}": value for name, value in memory if value}
+    return {f"{source}.{name}": value for name, value in memory if value}

@@ -50,9 +50,10 @@ def draw(found: Profile, folder: Path) -> list[Path]:
         The files.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    memory_title, memory_of = _memory(found)
     made = {
         "cost-against-full": against_full(found),
-        "memory-by-size": by_size(found, memory_of, "peak training memory, GiB"),
+        "memory-by-size": by_size(found, memory_of, f"{memory_title}, GiB"),
         "trainable-by-size": by_size(
             found, lambda arm: arm.trainable_parameters, "trainable parameters", log=True
         ),
@@ -88,14 +89,24 @@ def new_figure(panels: int = 1, *, width: float = 4.8) -> tuple[Figure, list[Axe
     return figure, axes
 
 
-def memory_of(arm: ArmProfile) -> float | None:
-    """Peak training memory in GiB: measured, or else estimated."""
-    memory = arm.memory
-    if memory is None and arm.estimate is not None:
-        memory = arm.estimate.memory
-    if memory is None:
+def _memory(found: Profile) -> tuple[str, Callable[[ArmProfile], float | None]]:
+    """The title of peak training memory, and its GiB: measured, or else estimated for all arms."""
+    # A measurement beside an estimate would compare the two sources, not the arms.
+    if any(arm.memory is None and arm.estimate is not None for arm in found.arms):
+        return "estimated peak training memory", _estimated_memory_of
+    return "peak training memory", _measured_memory_of
+
+
+def _measured_memory_of(arm: ArmProfile) -> float | None:
+    if arm.memory is None:
         return None
-    return memory.peak_bytes / GIB
+    return arm.memory.peak_bytes / GIB
+
+
+def _estimated_memory_of(arm: ArmProfile) -> float | None:
+    if arm.estimate is None:
+        return None
+    return arm.estimate.memory.peak_bytes / GIB
 
 
 def latency_of(arm: ArmProfile) -> float | None:
@@ -130,9 +141,10 @@ def against_full(found: Profile) -> Figure | None:
     if any(arm.energy_source == "cpu-time-estimate" for arm in found.arms):
         # An estimate must not pass for a measurement.
         energy_title = "estimated energy per sample"
+    memory_title, memory_of = _memory(found)
     panels = {
         energy_title: _percent(pairs, lambda arm: arm.energy_kwh_per_1000),
-        "peak training memory": _percent(pairs, memory_of),
+        memory_title: _percent(pairs, memory_of),
         "seconds per step": _percent(pairs, _step_seconds_of),
     }
     drawn = [(title, bars) for title, bars in panels.items() if bars]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
-import psutil
 import torch
 
 from suite.errors import ResourceError
 from suite.meters import Unavailable, hardware, idle_watts
+from suite.plan.partitioning import local_memory_bytes
 from suite.profiling.clock import repeated
 from suite.profiling.estimate import DTYPES
 from suite.profiling.setting import Setting
@@ -132,7 +132,7 @@ def free_bytes(setting: Setting) -> int:
         free = min(torch.cuda.mem_get_info(board)[0] for board in range(setting.ranks))
         return int(free * USABLE_FRAC)
     # Ranks on a CPU share its memory.
-    return int(psutil.virtual_memory().available * USABLE_FRAC) // setting.ranks
+    return int(local_memory_bytes() * USABLE_FRAC) // setting.ranks
 
 
 def peak_flops(setting: Setting, name: str) -> tuple[float, str]:
