@@ -16,7 +16,7 @@ from torch import Tensor
 from suite.attention import variants
 from suite.attention._route import probabilities
 from suite.attention.maps import self_attentions, watched
-from suite.backbones.loading import build
+from suite.backbones.loading import Head, build
 from suite.cli.analyze import observed
 from suite.errors import IncompatibleError
 from suite.metrics.attention_maps import AttentionMaps, MapStatistics
@@ -202,6 +202,17 @@ def test_layers_that_share_are_alike_and_others_are_not(family: str) -> None:
         assert found[role].inputs == 3
         for measure in ("padded", "valid", "centred"):
             assert (found[role].by_head[measure][:, 0, 1].min().item() > 1 - 1e-6) == alike
+
+
+def test_each_choice_of_a_row_is_an_input_of_its_own() -> None:
+    family = resolved_tiny("bert").family
+    torch.manual_seed(0)
+    model = build(resolved_tiny("bert"), Head("choice")).eval()
+    texts = make_batch(family, make_head("classification"), seed=0, size=4)
+    rows = {name: texts[name].view(2, 2, -1) for name in ("input_ids", "attention_mask")}
+    found = observed(model, family, [rows])
+    alone = observed(model, family, [{name: each[:1] for name, each in rows.items()}])
+    assert (found["encoder-self"].inputs, alone["encoder-self"].inputs) == (4, 2)
 
 
 def test_an_implementation_without_probabilities_cannot_be_watched() -> None:

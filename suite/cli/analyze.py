@@ -245,7 +245,8 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
         for batch in inputs:
             model(**batch)
             for name, maps in seen.items():
-                valid = batch["attention_mask"] != 0  # (B, T)
+                # The mask of a multiple-choice task is (rows, choices, T).
+                valid = batch["attention_mask"].flatten(0, -2) != 0  # (B, T)
                 # The decoder of an encoder-decoder reads the target, not the input.
                 if family.kind == "encoder-decoder" and name == "decoder-self":
                     valid = batch["labels"] != -100
