@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from suite.cli.leaderboard import show
+from suite.cli.options import Format
 from suite.errors import TrackingError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.fields import COLUMNS, Row
@@ -22,6 +24,8 @@ from suite.leaderboard.file import read_rows, write_rows
 from suite.leaderboard.table import mean_rows
 from suite.meters.record import PhaseRecord
 from suite.plan.definition import read_plan, store_definition
+from suite.plan.plan import make_plan
+from suite.plan.queue import TrialQueue
 from suite.plan.status import status as cell_reports
 from suite.record.folder import Home
 from suite.record.result import Status
@@ -38,7 +42,9 @@ from tests.records import (
     write_definition,
     write_trial,
 )
+from tests.sweeps import run_all, toy_roots, toy_sweep
 
+__all__ = ["toy_roots"]
 KEYS = [
     *[
         "backbone",
@@ -342,7 +348,9 @@ def test_the_cells_metrics_in_mlflow_are_those_of_the_last_sync(home: Home) -> N
 def test_rows_survive_their_file(tmp_path: Path) -> None:
     rows = [
         make_summary("a", 0.5, seed_scores={"1": 0.25, "2": 0.75}, energy_kwh=1e-9, edge=True),
-        make_summary("b", None, status="searching", rejected=["why"], curve=[[1e-3, None, "oom"]]),
+        make_summary(
+            "b", None, status="searching", rejected=["why"], curve=[[1e-3, None, "oom", 8]]
+        ),
     ]
     write_rows(tmp_path / "rows.parquet", rows)
     assert read_rows(tmp_path / "rows.parquet") == rows
@@ -508,6 +516,24 @@ def test_unknown_values_sort_last_and_ties_keep_their_order(home: Home) -> None:
         "adapter",
     ]
     assert rows(home, sort="score")[-1]["method"] == "adapter"
+
+
+@pytest.mark.usefixtures("toy_roots")
+def test_the_title_counts_seeds_of_scores_and_not_of_architectures_that_lost(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = {"per": "method", "choose": "curve", "trials": 3}
+    sweep = toy_sweep(search=search, methods=["lora"], architectures="search")
+    plan = make_plan(sweep, where="toy.yaml")
+    store_definition(plan, home)
+    run_all(TrialQueue(plan, home, slots=1), home)
+    sync(home, tracking_uri=home.tracking_uri)
+    assert sorted(row["seeds"] for row in rows(home)) == [0, 0, 2]
+    for lost_too in (False, True):
+        show(home.tracking_uri, fmt=Format.MD, rejected=lost_too)
+        out, _ = capsys.readouterr()
+        assert ("not chosen" in out) == lost_too
+        assert ", seeds: 2" in out and "0 to" not in out
 
 
 def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:

@@ -181,16 +181,10 @@ def show(
         if row["looks_warning"] is not None and row["task"] != MEAN:
             name = f"{row['method']} on {row['task']}"
             put(f"warning: {name}: {row['looks_warning']}", err=True)
-    title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
-    seeds = {row["seeds"] for row in rows}
-    # Every score needs its number of seeds; the column with them is often hidden.
-    if len(seeds) == 1:
-        title += f", seeds: {seeds.pop()}"
-    elif seeds:
-        title += f", seeds: {min(seeds)} to {max(seeds)}"
     everyone = rows
     if fmt in (Format.TABLE, Format.MD) and not rejected:
         rows = with_test_runs(rows)
+    title = _title_of(rows)
     shown = columns(rows, among=everyone)
     if fields:
         shown = [*_name_columns(rows, everyone), *_chosen_columns(rows, fields)]
@@ -203,6 +197,19 @@ def show(
     # A program reads the same from the fields.
     if fmt in (Format.TABLE, Format.MD):
         _say_what_ranks_rest_on(rows)
+
+
+def _title_of(rows: Sequence[Row]) -> str:
+    """What is the same in all rows, and the seeds of their scores."""
+    title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
+    # A row without a score has no test runs yet, or none by design.
+    seeds = {row["seeds"] for row in rows if row["score_mean"] is not None}
+    # Every score needs its number of seeds; the column with them is often hidden.
+    if len(seeds) == 1:
+        title += f", seeds: {seeds.pop()}"
+    elif seeds:
+        title += f", seeds: {min(seeds)} to {max(seeds)}"
+    return title
 
 
 def with_test_runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
