@@ -159,7 +159,17 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert container_limit(tmp_path) is None
     (tmp_path / "memory.max").write_text(f"{512 * MIB}\n")
+    (tmp_path / "memory.stat").write_text("anon 1\nactive_file 0\ninactive_file 0\n")
     assert container_limit(tmp_path) == (512 * MIB, 100 * MIB)
+
+
+def test_pages_of_files_are_free_memory_of_a_container(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{512 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{500 * MIB}\n")
+    pages = {"anon": 100, "file": 400, "inactive_file": 300, "active_file": 80}
+    lines = [f"{name} {size * MIB}\n" for name, size in pages.items()]
+    (tmp_path / "memory.stat").write_text("".join(lines))
+    assert container_limit(tmp_path) == (512 * MIB, 120 * MIB)
 
 
 def test_a_long_temporary_folder_leaves_no_room_for_rays_sockets() -> None:
