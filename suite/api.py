@@ -13,14 +13,14 @@ raises a `suite.errors.SuiteError`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from suite.config.loader import apply_changes, load_yaml, with_overrides
 from suite.config.sweep import SweepConfig
-from suite.config.sweep_files import checked_sweep, load_sweep
+from suite.config.sweep_files import checked_sweep
 from suite.errors import ConfigError
 from suite.record.folder import Home
 from suite.registry import find_sweep
@@ -98,8 +98,12 @@ class Sweep:
             ConfigError: With file, line and key.
         """
         found = find_sweep(str(path))
-        items = [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()]
-        return cls.of(load_sweep(found, items), where=str(found))
+        data, lines = load_yaml(found)
+        given = changes or {}
+        # Not by way of YAML text, which reads 1e-06 as a word.
+        data = apply_changes(data, given)
+        config = checked_sweep(data, where=str(found), lines=with_overrides(lines, given))
+        return cls.of(config, where=str(found))
 
     @classmethod
     def of(cls, config: SweepConfig, *, where: str) -> Sweep:

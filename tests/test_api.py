@@ -63,6 +63,21 @@ def test_a_sweep_of_arguments_is_the_sweep_of_a_file(tmp_path: Path) -> None:
         package.Sweep(name="s", **{**KEYS, "backbones": [remote]})
 
 
+def test_changes_are_the_values_that_python_gives(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(json.dumps({"name": "s", **KEYS, "training": {"epochs": 3}}))
+    training = {"adam_eps": 1e-6}
+    changes = {"training": training, "training.epochs": 7, "confirm.seeds": (1, 2)}
+    changed = package.Sweep.from_yaml(path, changes).config
+    assert (changed.training.adam_eps, changed.training.epochs) == (1e-6, 7)
+    assert changed.confirm.seeds == [1, 2]
+    assert training == {"adam_eps": 1e-6}, "the caller's own"
+    for text in ("1e-3", "no", "on \U0001f600"):
+        assert package.Sweep.from_yaml(path, {"description": text}).config.description == text
+    with pytest.raises(ConfigError, match=r"change 'name\.x': name is not a group of keys"):
+        package.Sweep.from_yaml(path, {"name.x": 1})
+
+
 def test_results_are_those_of_the_commands(home: Home, suite: Suite, tmp_path: Path) -> None:
     found = package.results(home.path)
     assert found.sweep == "demo" and found.ok

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -306,32 +306,48 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     Raises:
         ConfigError: An item has no `=`, or its path goes through something that is no mapping.
     """
-    # a copy with sorted keys, so that the order in which they are typed shows nowhere
     result: dict[str, Any] = _sorted_copy(data)
     for item in overrides:
         key, equals, text = item.partition("=")
+        where = f"--set {item!r}"
         if not equals or not key:
-            raise ConfigError(
-                f"--set {item!r}: expected key=value, for example --set training.epochs=3"
-            )
-        # each item begins at the top, and goes down one level with each part of its key
-        target: Any = result
-        *parents, last = key.split(".")
-        for part in parents:
-            # a group that the file leaves out is made
-            target = target.setdefault(part, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"--set {item!r}: {'.'.join(parents)} is not a group of keys")
-        target[last] = parse_value(text, where=f"--set {item!r}")
+            raise ConfigError(f"{where}: expected key=value, for example --set training.epochs=3")
+        _put(result, key, parse_value(text, where=where), where=where)
     return result
 
 
-def with_overrides(lines: Lines, overrides: Sequence[str]) -> Lines:
+def apply_changes(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `data` with Python values set, by keys such as `key.sub`.
+
+    Raises:
+        ConfigError: A key's path goes through something that is no mapping.
+    """
+    result: dict[str, Any] = _sorted_copy(data)
+    for key, value in changes.items():
+        # a copy, because a later key may lie in this value
+        _put(result, key, _sorted_copy(value), where=f"change {key!r}")
+    return result
+
+
+def _put(data: dict[str, Any], key: str, value: Any, *, where: str) -> None:
+    """Set the value of a dotted key."""
+    # each key begins at the top, and goes down one level with each of its parts
+    target: Any = data
+    *parents, last = key.split(".")
+    for part in parents:
+        # a group that the file leaves out is made
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{where}: {'.'.join(parents)} is not a group of keys")
+    target[last] = value
+
+
+def with_overrides(lines: Lines, overrides: Iterable[str]) -> Lines:
     """The lines of a file's keys, without those that `--set` replaces.
 
     Args:
         lines: The line of each key of the file.
-        overrides: The items that `apply_overrides` takes.
+        overrides: The items that `apply_overrides` takes, or the keys of `apply_changes`.
     """
     found = dict(lines)
     for item in overrides:
@@ -345,9 +361,11 @@ def with_overrides(lines: Lines, overrides: Sequence[str]) -> Lines:
 
 
 def _sorted_copy(value: Any) -> Any:
+    """A copy with sorted keys, so that the order in which they are typed shows nowhere."""
     if isinstance(value, Mapping):
         return {key: _sorted_copy(value[key]) for key in sorted(value)}
-    if isinstance(value, list):
+    # models take lists alone, and Python code may give either
+    if isinstance(value, list | tuple):
         return [_sorted_copy(item) for item in value]
     return value
 
