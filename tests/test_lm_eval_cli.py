@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from suite.config.arm import Arm
+from suite.config.reference import Reference
 from suite.config.space import LearningRateRange
 from suite.config.sweep import (
     AttentionChoice,
@@ -76,6 +77,11 @@ def define(home: Home, search: TrialSpec) -> None:
         confirm=ConfirmConfig(seeds=[1, 2]),
         training=search.training,
         decoder_objective=search.decoder_objective,
+        reference=[
+            Reference(
+                evaluation="untrained", scores={"first_choose/limit-1/acc": 0.25}, source="a paper"
+            )
+        ],
     )
     span = LearningRateRange(low=1e-3, high=1e-1)
     cell = PlannedCell(search.arm, search.task, span)
@@ -191,6 +197,16 @@ def test_a_cell_by_name_is_measured_once(suite: Suite, trained: Any) -> None:
     assert " of " not in again[2], "nothing was left to do"
 
 
+def test_what_a_cell_started_from_stands_beside_the_papers_number(
+    suite: Suite, trained: Any
+) -> None:
+    code, rows, err = ask(suite, trained, "letters:full", "--before", "--limit", "1")
+    assert code == 0, err
+    printed = {(row["method"], row["metric"]): row["reference_score"] for row in rows}
+    assert printed["untrained", "acc"] == 0.25
+    assert printed["full", "acc"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -203,6 +219,10 @@ def test_a_cell_by_name_is_measured_once(suite: Suite, trained: Any) -> None:
         (("letters:full", "--backbone", "gpt2"), "got CELL or DIR and --backbone"),
         (("--backbone", "minilm"), "backbone minilm is an encoder"),
         (("--backbone", "gpt2", "--device", "cuda:99"), "--device cuda:99: "),
+        (("letters:full", "--attention", "pretrained"), "--attention changes a --backbone alone"),
+        (("--sweep", "letters", "--set", "attention.options.kv_heads=1"), "--set changes a"),
+        (("--backbone", "gpt2", "--before"), "--backbone is untrained already"),
+        ((".", "--before"), "exported model does not know what its run started from"),
         (("--sweep", "letters", "--batch-size", "many"), "batch_size"),
         (("--sweep", "letters", "--tasks", "first_choose:x"), "expected NAME or NAME:SHOTS"),
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +58,7 @@ KEYS = (
 
 
 def lm_eval(
+    context: typer.Context,
     what: Annotated[
         str | None,
         typer.Argument(
@@ -134,6 +135,8 @@ def lm_eval(
     if len(given) > 1 or (not given and sweep is None):
         got = " and ".join(given) or "no model"
         raise ConfigError(f"got {got}, expected one of CELL, DIR, --sweep NAME and --backbone B")
+    exported = what is not None and Path(what).is_dir()
+    _refuse_idle(_typed(context), untrained=backbone is not None, exported=exported)
     config = _config(
         tasks=tasks.split(","),
         include_path=None if include_path is None else str(include_path),
@@ -154,19 +157,22 @@ def lm_eval(
         place = Home(home)
         if backbone is not None:
             subjects = [_untrained(place, backbone, attention, overrides or (), data_root)]
-        elif what is not None and Path(what).is_dir():
+        elif what is not None and exported:
             subjects = [_exported(Path(what))]
         else:
             subjects = _of_home(
                 Home(existing_home(home)), what, sweep, before=before, data_root=data_root
             )
         found, failed = _measured(subjects, config, device=chosen, again=again)
-        rows = with_paper(found, place, sweep)
         # Exported models and those of --backbone belong to no sweep.
         sweeps = set()
         for subject in subjects:
             if subject.names["sweep"]:
                 sweeps.add(str(subject.names["sweep"]))
+        # A cell is of one sweep, which has the paper's line for what its runs started from.
+        if sweep is None and sweeps:
+            (sweep,) = sweeps
+        rows = with_paper(found, place, sweep)
         _sync(place, tracking_uri, sweeps)
     # The table comes first: what could be measured is of use whatever failed.
     render.render(rows, columns(rows), fmt, keys=KEYS)
@@ -174,6 +180,39 @@ def lm_eval(
         put(f"not measured: {folder}: {why}", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def _typed(context: typer.Context) -> set[str]:
+    """Options whose values were typed, among those that not every model takes."""
+    options = {"attention": "--attention", "overrides": "--set", "before": "--before"}
+    found = set()
+    for name, option in options.items():
+        source = context.get_parameter_source(name)
+        # The values do not tell: a default can be typed, too.
+        if source is not None and source.name == "COMMANDLINE":
+            found.add(option)
+    return found
+
+
+def _refuse_idle(typed: Set[str], *, untrained: bool, exported: bool) -> None:
+    """Refuse options that would change nothing: whoever types them expects other numbers.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for option in ("--attention", "--set"):
+        if option in typed and not untrained:
+            raise ConfigError(
+                f"{option} changes a --backbone alone, and trained models stay as they are; add "
+                f"--backbone B instead of the model, or leave {option} out"
+            )
+    if "--before" in typed and untrained:
+        raise ConfigError("--before: the --backbone is untrained already; leave --before out")
+    if "--before" in typed and exported:
+        raise ConfigError(
+            "--before: the exported model does not know what its run started from; give CELL "
+            "instead of DIR, or leave --before out"
+        )
 
 
 def _whole(text: str | None) -> int | str | None:
