@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from suite.meters.record import ESTIMATE
 from suite.plan.cell_state import CellState
 from suite.plan.events import Listener, Outcome
 from suite.plan.plan import Plan
@@ -220,7 +221,7 @@ class Board(Listener):
         for phase in result.phases.values():
             if phase.energy_kwh is None:
                 self._unknown_phases += 1
-            elif phase.energy_source == values.ESTIMATE:
+            elif phase.energy_source == ESTIMATE:
                 self._estimated_kwh.append(phase.energy_kwh)
             else:
                 self._measured_kwh.append(phase.energy_kwh)

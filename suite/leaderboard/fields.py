@@ -295,7 +295,8 @@ class Row:
         average=Average.MEAN,
         report=True,
         measure=of_search("energy_kwh"),
-        meaning="energy of these trials, all phases; what they share counts once",
+        meaning="energy of these trials, all phases; what they share counts once; null where "
+        "some was measured and some estimated",
     )
     status: str = text(
         "status",
@@ -608,7 +609,7 @@ class Row:
         measure=mean_of_runs(of_preparation("energy_kwh")),
         meaning="part of energy_kwh before the first step, in full although runs share it: what "
         "the method prepares from training data, and the pass of frozen stacks whose states are "
-        "kept; null where there is neither",
+        "kept; null where there is neither, or where one was measured and the other estimated",
     )
     prepare_s: float | None = number(
         "time to prepare",

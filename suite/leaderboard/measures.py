@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 from typing import Any
 
-from suite.meters.record import PhaseRecord
+from suite.meters.record import ESTIMATE, PhaseRecord
 from suite.record.result import TrialResult
 from suite.stats.significance import two_sided
 
 MADE_BEFORE = ("prepare", "states")
 """Phases of a trial that others have use of: a search pays for them once."""
-ESTIMATE = "cpu-time-estimate"
-"""The energy source that is no measurement."""
 
 
 @dataclass(frozen=True, slots=True)

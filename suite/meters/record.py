@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+ESTIMATE = "cpu-time-estimate"
+"""The energy source that is no measurement (docs/metrics.md)."""
+
 
 class Record(BaseModel):
     """Base of result records: frozen, and strict when read back."""

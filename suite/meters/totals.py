@@ -12,9 +12,9 @@ from typing import get_args
 from suite.meters.clock import Unavailable
 from suite.meters.energy import JOULES_PER_KWH
 from suite.meters.local import LocalPhase, MemoryField
-from suite.meters.record import MemoryPeak, PhaseRecord
+from suite.meters.record import ESTIMATE, MemoryPeak, PhaseRecord
 
-SOURCES = ("nvml", "nvml-sampled", "rapl", "cpu-time-estimate")
+SOURCES = ("nvml", "nvml-sampled", "rapl", ESTIMATE)
 """Kinds of energy sources, the best first.
 
 All ranks and the whole phase have one source: measured and estimated joules are not added up.

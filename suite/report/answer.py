@@ -13,6 +13,7 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.config.sweep import SearchConfig
+from suite.meters.record import ESTIMATE
 from suite.plan.plan import Plan
 from suite.report import values
 from suite.report.charts import energy, place
@@ -466,7 +467,7 @@ def _energy_of(trials: Sequence[Row]) -> str:
             # A sum without some of its parts would look like all of it.
             if energy_kwh is None:
                 return "not known"
-            if trial["sources"].get(phase) == values.ESTIMATE:
+            if trial["sources"].get(phase) == ESTIMATE:
                 estimated.append(energy_kwh)
             else:
                 measured.append(energy_kwh)
@@ -525,10 +526,10 @@ def _hardware(record: dict[str, Any]) -> str:
 def _meters(report: Report) -> list[str]:
     """Say where the energy comes from: a meter that was there may not have counted a phase."""
     found = []
-    measured = sorted(report.energy_sources - {values.ESTIMATE})
+    measured = sorted(report.energy_sources - {ESTIMATE})
     if measured:
         found.append(f"measured by {listed(measured)}")
-    if values.ESTIMATE not in report.energy_sources:
+    if ESTIMATE not in report.energy_sources:
         return found
     watts: set[float] = set()
     for record in report.provenance:

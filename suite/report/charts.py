@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from suite.config.reference import MEAN
+from suite.meters.record import ESTIMATE
 from suite.report import values
 from suite.report.chart import Axis, Bars, Chart, Heat, Mark, Points
 from suite.report.data import Report, Row
@@ -389,7 +390,7 @@ def _estimated_phases(report: Report) -> list[str]:
     for runs in _confirm_runs(report).values():
         for run in runs:
             for phase, source in (*run["sources"].items(), ("prepare", run["prepare_source"])):
-                if values.ESTIMATE in (source or ""):
+                if ESTIMATE in (source or ""):
                     found.add(phase)
     return [phase for phase in PHASES if phase in found]
 
@@ -578,7 +579,7 @@ def _energy_wh(runs: Sequence[Row]) -> float | None:
             energies.append(energy_kwh)
             sources.add(run["sources"].get(phase))
     # Measured and estimated energy are not added.
-    if values.ESTIMATE in sources and len(sources) > 1:
+    if ESTIMATE in sources and len(sources) > 1:
         return None
     return _wh(energies)
 

@@ -21,6 +21,7 @@ from suite.leaderboard.fields import Row as Cell
 from suite.leaderboard.fields import with_values
 from suite.leaderboard.measures import join, of_preparation
 from suite.leaderboard.table import SORTS, to_rows
+from suite.meters.record import ESTIMATE
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import known_plan
 from suite.plan.plan import Plan
@@ -30,7 +31,6 @@ from suite.record.result import Status
 from suite.redact import redact
 from suite.report.names import Arm, arms_of, key_in_home, own_key
 from suite.report.table import rows_where, rows_with, rows_without, values_of
-from suite.report.values import ESTIMATE
 from suite.storage.identity import identity_path
 from suite.tracking.query import leaderboard
 from suite.tracking.rows import read_rows

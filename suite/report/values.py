@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
+from suite.meters.record import ESTIMATE
+
 MISSING = "-"
-# The energy source that is no measurement (docs/metrics.md).
-ESTIMATE = "cpu-time-estimate"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
