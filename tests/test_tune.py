@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from suite.cluster.session import PASSED_ON, worker_environment
-from suite.errors import DataError, ResourceError, SweepConflictError
+from suite.errors import IncompatibleError, ResourceError, SweepConflictError
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import driver_pid, only_driver
 from suite.plan.events import Listener, Listeners, Outcome
@@ -454,7 +454,8 @@ def test_fewer_rows_than_a_batch_are_an_error_before_any_worker(
     home: Home, data_root: Path
 ) -> None:
     with pytest.raises(
-        DataError, match=r"toy: training.batch_size is 4096, but there are only \d+ training rows"
+        IncompatibleError,
+        match=r"toy: training.batch_size is 4096, but there are only \d+ training rows",
     ):
         run_sweep(
             small(training={"batch_size": 4096}), home=home, data_root=data_root, trainer=FAKE

@@ -299,7 +299,7 @@ def _key(rows: Sequence[Row]) -> list[tuple[str, str]]:
             (_title("ci_low"), "*: the interval is over test items alone, as there is one seed")
         )
     if any(row.get("edge") for row in rows):
-        said = "edge: the chosen learning rate lies at an end of the range that was searched"
+        said = "edge: scores may still rise beyond an end of the range that was searched"
         found.append((_title("learning_rate"), said))
     baseline = _title("constant_score")
     said = (

@@ -24,7 +24,7 @@ from suite.data.objective import TEMPLATE, Columns, Features, Objective, rows_of
 from suite.data.row_checks import check_ids, check_rows, is_text
 from suite.data.source import Source, open_source
 from suite.data.splits import Part, Rows, SplitName, plan_splits, source_splits
-from suite.errors import DataError
+from suite.errors import DataError, IncompatibleError
 from suite.files import make_once, read_json
 
 FORMAT = 2
@@ -143,10 +143,10 @@ def check_batch_fits(
     """Check that an epoch holds at least one whole batch; an incomplete last one is dropped.
 
     Raises:
-        DataError: There are fewer rows.
+        IncompatibleError: There are fewer rows.
     """
     if rows < batch_size:
-        raise DataError(
+        raise IncompatibleError(
             f"{where}: {key} is {batch_size}, but there are only {rows} training rows; "
             "use a smaller batch_size"
         )

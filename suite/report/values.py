@@ -108,7 +108,7 @@ def attention(row: Mapping[str, Any]) -> str:
 
 
 def learning_rate(row: Mapping[str, Any]) -> str:
-    """The chosen rate; it says so where the rate lies at an end of the range that was searched."""
+    """The chosen rate; it says so where scores may rise beyond the searched range."""
     shown = brief(row["learning_rate"])
     if row["edge"]:
         shown += " (edge)"
