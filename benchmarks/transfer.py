@@ -64,6 +64,9 @@ def read_sweep(given: str) -> Sweep:
     # Pairs come by key, and a key holds the architecture, which differs between sweeps.
     names: dict[str, str] = {}
     for row in read(home.path, name).shown:
+        # What a sweep has not finished says nothing about another one.
+        if row["score_mean"] is None:
+            continue
         arm = name_of(row)
         # Two architectures of one method could not be told from each other in another sweep.
         if arm in rows.setdefault(row["task"], {}):

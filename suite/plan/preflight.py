@@ -87,8 +87,8 @@ def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:
     """Read, check and tokenise the data of every task for every backbone, into a cache.
 
     Raises:
-        DataError: Data that is absent, unreadable, not what the task says, or too few for one
-            batch.
+        DataError: Data that is absent, unreadable, or not what the task says.
+        IncompatibleError: There are too few rows for one batch.
         BackboneError: A backbone or tokenizer that cannot be read.
         ResourceError: States of frozen stacks that are to be kept, and for which there is no room.
     """
