@@ -148,6 +148,7 @@ def test_a_mistake_of_the_command_line_is_no_line_of_the_file(suite: Suite) -> N
     for item, said in (
         ("search.trials=many", "search.trials: Input should be a valid integer, got 'many'"),
         ("search.trails=3", "unknown key 'search.trails'; did you mean"),
+        ("training.Epochs=3", "unknown key 'training.Epochs'; known: adam_beta1"),
         ("tasks=[1]", "tasks.0: got 1, expected text"),
     ):
         code, _, err = suite("run", "quickstart", "--dry-run", "--set", item)

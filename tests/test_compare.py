@@ -401,6 +401,15 @@ def test_a_task_that_one_arm_lacks_is_said_and_the_rest_compared(home: Home, sui
     ]
 
 
+def test_a_home_without_trials_says_that_imported_rows_have_no_answers(
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+) -> None:
+    (tmp_path / "trials").mkdir()
+    code, _, err = suite("compare", "lora", "read", "--home", tmp_path)
+    assert code == 2 and "holds no trial; rows that were imported have scores but no answers" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

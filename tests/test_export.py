@@ -781,3 +781,8 @@ def test_a_cell_without_a_confirmed_run_says_what_is_missing(
         "no confirmed run to export; it has 1 search trials and 0 ended confirm runs" in err
         and "suite run" in err
     )
+    confirm = make_spec("lora", seed=1)
+    write_trial(home, confirm, make_result(confirm))
+    home.trial(confirm.hash).best.unlink(missing_ok=True)
+    code, _, err = suite("export", "lora/agreement", tmp_path / "out", "--home", home.path)
+    assert code == 2 and "1 confirm runs have a score, and their weights" in err

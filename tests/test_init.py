@@ -65,9 +65,24 @@ def test_a_variant_that_is_given_is_compared_with_the_backbone_as_it_is_like_one
     assert [a.name for a in load_sweep(path).attention] == ["pretrained", "gqa"]
 
 
+@pytest.mark.parametrize(
+    ("task", "lengths"), [("gsm8k", (256, None)), ("ptb", (16, 64)), ("sentiment", (16, None))]
+)
+def test_answers_and_windows_get_the_lengths_that_their_kind_needs(
+    suite: Suite, tmp_path: Path, task: str, lengths: tuple[int, int | None]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    given = ("--backbone", "gpt2", "--methods", "full", "--tasks", task)
+    assert suite("init", path, *given, "--budget", "quick")[::2] == (0, "")
+    training = load_sweep(path).training
+    assert (training.target_max_length, training.stride) == lengths
+
+
 @pytest.mark.parametrize("budget", Budget)
 def test_every_key_of_the_file_is_explained(budget: Budget) -> None:
-    text = sweep_text("s", Answers(["minilm"], ["pretrained"], ["peft:ia3"], ["rte"], budget))
+    kinds = {"generation", "language-model"}
+    answers = Answers(["minilm"], ["pretrained"], ["peft:ia3"], ["rte"], budget)
+    text = sweep_text("s", answers, kinds)
     data, lines = parse_yaml(text, where="s.yaml")
     config = validate(SweepConfig, data, where="s.yaml", lines=lines)
     assert config.search.trials == PRESETS[budget].trials and config.methods[0].name == "peft:ia3"

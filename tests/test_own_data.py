@@ -329,6 +329,12 @@ def test_init_writes_a_task_and_a_sweep_that_can_be_run(suite: Suite, write: Wri
     assert (code, err) == (0, "") and "steps      240 " in out
     code, _, err = suite(*dry, "--set", "limit.train=8")
     assert code == 2 and "only 8 training rows; use a smaller batch_size" in err
+    code, _, err = suite("run", "quickstart", "--dry-run", "--set", "limit.train=8")
+    assert code == 2 and "only 8 training rows; use a smaller batch_size" in err
+    Path("heading.csv").write_text("text,label\n")
+    given = ("--data", "heading.csv", "--text", "text", "--label", "label", "--yes")
+    code, _, err = suite("init", "none.yaml", *given)
+    assert code == 2 and "heading.csv: no rows" in err
     Path("my rows.csv").write_text(csv_text([*ROWS, {"text": "", "label": "ugly"}], ";"))
     code, _, err = suite(*dry)
     assert code == 2 and "label 'ugly' in row 60, expected one of" in err

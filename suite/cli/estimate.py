@@ -13,9 +13,9 @@ from suite.cli import render
 from suite.cli.foreseen import verdict_lines, verdict_rows
 from suite.cli.options import Format
 from suite.cli.render import Column, column, put
-from suite.cli.work import Work, device_hours, steps_at_most
+from suite.cli.work import Work, device_hours, steps_at_most, training_examples
 from suite.config.sweep import SweepConfig
-from suite.config.task import PretrainTask
+from suite.config.task import PretrainTask, TaskConfig
 from suite.errors import ResourceError
 from suite.record.folder import Home
 from suite.report.names import architecture_of
@@ -348,11 +348,26 @@ def _optimizer_steps(plan: Plan) -> int | None:
     """Optimizer steps of the whole sweep, at most; None where the rows of a task are unknown."""
     total = 0
     for cell in plan.cells:
+        _check_batches(plan.config, cell.task)
         per_trial = steps_at_most(plan.config, cell.task)
         if per_trial is None:
             return None
         total += per_trial * plan.trials_of(cell)
     return total
+
+
+def _check_batches(config: SweepConfig, task: TaskConfig) -> None:
+    """Refuse a batch of more rows than there are, as each trial would.
+
+    Raises:
+        IncompatibleError: A known number of rows is below a batch size.
+    """
+    from suite.data.prepare import check_batch_fits
+
+    rows = training_examples(task, config.limit, block=config.training.max_length)
+    largest = max(config.search.batch_sizes, default=config.training.batch_size)
+    if rows is not None:
+        check_batch_fits(rows, largest, where=f"task {task.name}")
 
 
 def _lines(cost: dict[str, Any], elsewhere: str) -> list[str]:

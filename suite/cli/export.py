@@ -155,6 +155,15 @@ def chosen_trial(cell: Cell, seed: int | None) -> Trial:
     if not runs:
         # The message tells a sweep that has not ended from one whose weights are gone.
         ended = sum(trial.result is not None for trial in cell.confirm)
+        scored = sum(
+            trial.result is not None and trial.result.status.has_score for trial in cell.confirm
+        )
+        if scored:
+            raise ConfigError(
+                f"{cell.key}: no confirmed run to export; {scored} confirm runs have a score, and "
+                "their weights (best.safetensors) are not in this home, as in one unpacked from "
+                "an archive of results. Export from the home where the sweep ran"
+            )
         raise ConfigError(
             f"{cell.key}: no confirmed run to export; it has {len(cell.search)} search trials and "
             f"{ended} ended confirm runs, none with a score and its weights. "

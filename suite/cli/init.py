@@ -6,7 +6,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -18,7 +18,7 @@ from suite.cli.options import search_first
 from suite.cli.plug_ins import method_names, variant_names
 from suite.cli.render import put
 from suite.cli.sweep_text import Answers, Budget, sweep_text
-from suite.errors import ConfigError, UnknownNameError
+from suite.errors import ConfigError, SuiteError, UnknownNameError
 
 if TYPE_CHECKING:
     from suite.plan.plan import Plan
@@ -156,8 +156,8 @@ def init(
         backbones, chosen[1], chosen[0], known, size, trials, seeds, workers, gpus_per_worker
     )
     # Checked as a whole before anything is written: a wrong answer leaves no file.
-    sweep = sweep_text(path.stem, answers)
     with _known_for_now(own):
+        sweep = sweep_text(path.stem, answers, _kinds(known))
         plan = _checked(sweep, path)
     if own is not None:
         _write(own.path, own.text)
@@ -353,6 +353,17 @@ def _split(given: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _beside_unchanged(attention: Sequence[str]) -> tuple[str, ...]:
     """The variants after the backbone's own attention, which shows what they cost and gain."""
     return tuple(dict.fromkeys((PRETRAINED, *attention)))
+
+
+def _kinds(tasks: Sequence[str]) -> set[str]:
+    """The kinds of tasks; the check of the whole sweep refuses those that cannot be loaded."""
+    from suite.config.task import load_task
+
+    kinds: set[str] = set()
+    for name in tasks:
+        with suppress(SuiteError):
+            kinds.add(load_task(name).kind)
+    return kinds
 
 
 def _known_tasks(given: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -78,8 +78,14 @@ class Answers:
     gpus_per_worker: float | None = None
 
 
-def sweep_text(name: str, answers: Answers) -> str:
-    """A commented sweep file; the loader checks later whether its names exist."""
+def sweep_text(name: str, answers: Answers, kinds: Collection[str] = ()) -> str:
+    """A commented sweep file; the loader checks later whether its names exist.
+
+    Args:
+        name: Of the sweep.
+        answers: What the person wants.
+        kinds: The kinds of its tasks, which decide what lengths it names.
+    """
     preset = PRESETS[answers.budget]
     if answers.workers is None:
         workers = preset.workers
@@ -132,6 +138,7 @@ def sweep_text(name: str, answers: Answers) -> str:
             "examples per step over all workers; must divide by their number",
         ),
         line("  max_length: 128", "tokens kept of an input; suite task check shows what that cuts"),
+        *_lengths(kinds),
         line(
             "  zero_stage: 3",
             "DeepSpeed ZeRO: 3 partitions parameters too; less is faster where the model fits",
@@ -147,6 +154,23 @@ def sweep_text(name: str, answers: Answers) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _lengths(kinds: Collection[str]) -> list[str]:
+    """The lengths that only some kinds of tasks have."""
+    lines = []
+    if {"generation", "instruction"} & set(kinds):
+        lines.append(
+            line(
+                "  target_max_length: 256",
+                "tokens kept of an answer, and written at most; suite task check shows the cuts",
+            )
+        )
+    if "language-model" in kinds:
+        lines.append(
+            line("  stride: 64", "tokens that each window of text adds; those before are context")
+        )
+    return lines
 
 
 def _search(preset: Preset, trials: int | None) -> list[str]:

@@ -218,7 +218,12 @@ def validate(
 
 def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> str:
     """Put one of pydantic's errors into our words."""
-    loc: Key = tuple(part for part in error["loc"] if not _is_union_tag(part))
+    *outer, last = error["loc"] or ("",)
+    # The last part of an unknown key's place is the key itself, whatever it looks like.
+    kept = [part for part in outer if not _is_union_tag(part)]
+    if error["type"] == "extra_forbidden" or not _is_union_tag(last):
+        kept.append(last)
+    loc: Key = tuple(kept)
     key = ".".join(map(str, loc))
     place = where
     # from the inside out, for the nearest line

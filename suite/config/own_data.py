@@ -123,6 +123,8 @@ def find_labels(data: FileData, column: str) -> Labels:
             counts[text] += 1
             if text not in places:
                 places[text] = table.place(row)
+    if not counts:
+        raise DataError(f"{', '.join(map(str, data.paths.values()))}: no rows")
     numbers = []
     words = []
     for text in counts:

@@ -85,6 +85,12 @@ def read_arms(home: Home, sweep: str | None = None) -> dict[tuple[str, str], lis
         if spec is not None:
             trials[spec.sweep].append(Trial(folder, spec, folder.result()))
     # Before the cells are grouped, so that the message names all sweeps of the home.
+    if not trials:
+        raise ConfigError(
+            f"{home.path}: holds no trial; rows that were imported have scores but no answers and "
+            "no weights, so that leaderboard, curves and report work here, and nothing else. Give "
+            "the home of the sweep itself, or unpack an archive of its trials (docs/tutorial.md)"
+        )
     if sweep is not None and sweep not in trials:
         raise UnknownNameError("sweep", sweep, trials, where=str(home.path))
     arms: dict[tuple[str, str], list[Cell]] = defaultdict(list)
