@@ -16,6 +16,7 @@ from suite.record.folder import Home
 from suite.storage.workspace import Workspace
 from suite.train import precision
 from suite.train.build import build_model
+from suite.train.linear import PartitionedLinear
 from suite.train.loop import Trainer
 from suite.train.precision import autocast_forwards, precision_of
 from suite.train.process_group import free_port
@@ -75,6 +76,25 @@ def test_autocast_multiplies_in_bf16_and_keeps_weights_and_gradients_in_fp32(
     if family != "bert":
         written = model.generate(input_ids=batch["input_ids"], max_new_tokens=3, do_sample=False)
         assert written.shape[0] == 4
+
+
+def test_a_partitioned_map_has_the_gradients_of_its_forward_passs_precision() -> None:
+    """Whatever autocast's own default is by then, as it is fp16 on a GPU."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 8, requires_grad=True)
+    weight = torch.randn(4, 8, requires_grad=True)
+    found = []
+    before = torch.get_autocast_dtype("cpu")
+    for default in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", torch.bfloat16):
+            product = PartitionedLinear.apply(x, weight, None)  # type: ignore[no-untyped-call]
+        torch.set_autocast_dtype("cpu", default)
+        try:
+            found.append(torch.autograd.grad(product.square().sum(), (x, weight)))
+        finally:
+            torch.set_autocast_dtype("cpu", before)
+    for usual, other in zip(*found, strict=True):
+        assert usual.equal(other)
 
 
 def trials(number: int, folder: Path) -> str:

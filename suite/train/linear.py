@@ -23,6 +23,8 @@ class PartitionedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ctx.autocast = torch.is_autocast_enabled(x.device.type)
+        # Kept, because a backward pass that names none gets the device's default, fp16 on a GPU.
+        ctx.dtype = torch.get_autocast_dtype(x.device.type)
         kept = None
         if weight.requires_grad:
             kept = x
@@ -39,7 +41,7 @@ class PartitionedLinear(torch.autograd.Function):
         of_weight: Tensor | None = None
         of_bias: Tensor | None = None
         # The products of the backward pass have the precision of the forward pass.
-        with torch.autocast(gradient.device.type, enabled=ctx.autocast):
+        with torch.autocast(gradient.device.type, ctx.dtype, enabled=ctx.autocast):
             if ctx.needs_input_grad[0]:
                 of_x = gradient @ weight  # (*, k)
             if ctx.needs_input_grad[1]:
