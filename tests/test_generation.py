@@ -155,6 +155,32 @@ def test_no_more_is_written_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [10, 3]
 
 
+def test_a_decoder_needs_positions_for_all_that_it_may_write() -> None:
+    lengths = {"max_length": 64, "target_max_length": 10}
+    for longest, positions in ((3, 74), (30, 94)):
+        goal = objective("gpt2", **lengths, max_new_tokens=longest)
+        assert (goal.positions, goal.trained_positions) == (positions, 74)
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_a_checkpoints_own_settings_change_no_text(family: str) -> None:
+    """Neither its penalties nor its ends; they are the model's again when the text is there."""
+    goal = objective(family)
+    model = learnt(goal, family, TWO)
+    batch = goal.collate(as_rows(goal.encode(TWO)))
+    model.generation_config.update(
+        repetition_penalty=5.0,
+        no_repeat_ngram_size=1,
+        length_penalty=-9.0,
+        min_new_tokens=20,
+        eos_token_id=[ord("a") + 3, ord("t") + 3],
+    )
+    before = model.generation_config.to_dict()
+    with torch.no_grad():
+        assert goal.predict(model, batch, synced=False) == TWO["de"]
+    assert model.generation_config.to_dict() == before
+
+
 def test_bleu_and_rouge_are_the_libraries_over_the_whole_corpus() -> None:
     found = score_texts(["bleu", "rouge1", "rouge2", "rougeL"], WRITTEN, GOLDS)
     assert found["bleu"] == sacrebleu.corpus_bleu(WRITTEN, [GOLDS]).score

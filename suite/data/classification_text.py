@@ -17,6 +17,7 @@ from suite.backbones.loading import Head
 from suite.config.task import ClassificationTask
 from suite.config.training import TrainingConfig
 from suite.data.collate import IGNORED
+from suite.data.decoding import own_decoding
 from suite.data.label_words import LabelWords
 from suite.data.objective import (
     AnyLabelTask,
@@ -69,14 +70,15 @@ class TextToTextObjective(LabelObjective):
         return self._padded_with_target(rows)
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        written = model.generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            max_new_tokens=self.longest + 1,
-            do_sample=False,
-            num_beams=1,
-            synced_gpus=synced,
-        )
+        with own_decoding(model, self.tokenizer, pad_id=self.pad_id):
+            written = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=self.longest + 1,
+                do_sample=False,
+                num_beams=1,
+                synced_gpus=synced,
+            )
         texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
         return [float(self.words.value(text)) for text in texts]
 

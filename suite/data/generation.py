@@ -19,6 +19,7 @@ from suite.config.task import GenerationTask, QuestionAnsweringTask
 from suite.config.training import TrainingConfig
 from suite.data.classification_text import prompts_of
 from suite.data.collate import IGNORED, collate_padded, ones_like, pad_left
+from suite.data.decoding import own_decoding
 from suite.data.objective import (
     Batch,
     Columns,
@@ -53,15 +54,15 @@ class GenerationObjective(Objective):
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[str]:
         inputs = self._inputs(batch)
-        written = model.generate(
-            **inputs,
-            max_new_tokens=self.longest,
-            # greedy or beams: a sample would add chance to the score
-            do_sample=False,
-            num_beams=self.beams,
-            pad_token_id=self.pad_id,
-            synced_gpus=synced,
-        )
+        with own_decoding(model, self.tokenizer, pad_id=self.pad_id):
+            written = model.generate(
+                **inputs,
+                max_new_tokens=self.longest,
+                # greedy or beams: a sample would add chance to the score
+                do_sample=False,
+                num_beams=self.beams,
+                synced_gpus=synced,
+            )
         answers = self._answers(written, inputs)
         texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         # decoders write a space before the first word
@@ -150,6 +151,10 @@ class DecoderGeneration(GenerationObjective):
 
     @property
     def positions(self) -> int:
+        return self.training.max_length + max(self.training.target_max_length, self.longest)
+
+    @property
+    def trained_positions(self) -> int:
         return self.training.max_length + self.training.target_max_length
 
     def encode(self, columns: Columns) -> Features:
@@ -167,7 +172,7 @@ class DecoderGeneration(GenerationObjective):
         return collate_padded(
             rows,
             {"input_ids": self.pad_id, "labels": IGNORED},
-            at_most=self.positions,
+            at_most=self.trained_positions,
             multiple=self.training.pad_to_multiple,
         )
 

@@ -208,6 +208,11 @@ class Objective(ABC):
         """Tokens of the longest sequence that the model sees."""
         return self.training.max_length
 
+    @property
+    def trained_positions(self) -> int:
+        """Tokens of the longest sequence that the model trains on."""
+        return self.positions
+
     def signatures(self) -> dict[str, str]:
         """Metric -> how exactly it was computed, for metrics that come in versions."""
         return {}
