@@ -49,6 +49,8 @@ MARKS = {
 """First bytes that tell an encoding; some spreadsheets call UTF-16 "Unicode text"."""
 OF_PACKERS = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 """What damaged files raise when they are unpacked, beside an OSError."""
+CSV_BLOCK_BYTES = 1 << 20, 1 << 30
+"""The least and the most that Arrow reads of a CSV file at once; its limit is 2 GiB."""
 SHOWN_CHARACTERS = 60
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """How JSON writes half of a character beyond U+FFFF; two of them make one."""
@@ -160,6 +162,15 @@ def ragged_row(path: Path, text: str, delimiter: str) -> str | None:
     return None
 
 
+def csv_block_bytes(size_bytes: int) -> int:
+    """How much of a CSV file Arrow reads at once: all of it, since a row must fit in.
+
+    Arrow refuses a row that reaches beyond the next block, as a long document would.
+    """
+    least, most = CSV_BLOCK_BYTES
+    return max(least, min(most, size_bytes))
+
+
 def _unpacked(path: Path) -> bytes:
     """The content of a file, decompressed where its suffix says that it is compressed."""
     suffix = path.suffix.lower()
@@ -212,7 +223,8 @@ def _decoded(path: Path, content: bytes, encoding: str | None) -> str:
             f"{path}:{line}: holds a NUL character, so it is no {encoding} text; "
             "give its encoding, such as utf-16-le"
         )
-    return text
+    # the mark stays in the text where its encoding was given as utf-8 or utf-16-le
+    return text.removeprefix("\ufeff")
 
 
 def _found_delimiter(path: Path, text: str) -> str:
@@ -274,9 +286,11 @@ def _csv(path: Path, text: str, delimiter: str) -> Table:
             )
     # as text: the library would make numbers of 007, and nothing of `n/a`
     types = dict.fromkeys(names, pa.string())
+    content = text.encode()
     try:
         table = pacsv.read_csv(
-            io.BytesIO(text.encode()),
+            io.BytesIO(content),
+            read_options=pacsv.ReadOptions(block_size=csv_block_bytes(len(content))),
             parse_options=pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False),
         )

@@ -310,6 +310,68 @@ def test_numbers_and_na_in_a_text_column_of_a_csv_file_are_text(root: Path) -> N
     assert prepared(root).data_hash == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["true", "false"], ["true", "false", "true"]),
+        (["1", "2"], ["1", "2", "1"]),
+        (["2020-01-01", "2020-01-02"], ["2020-01-01", "2020-01-02", "2020-01-01"]),
+        (["no", "yes"], [0, 1, 0]),
+        (["no", "yes"], [False, True, False]),
+        (["1", "2"], [0, 1, 0]),
+    ],
+)
+def test_labels_of_a_csv_file_are_those_of_a_parquet_file(
+    words: list[str], written: list[Any], root: Path
+) -> None:
+    for split in ("train", "validation", "test"):
+        write(root, split, {**rows(3), "label": written})
+    of = task(label={"words": words})
+    expected = prepared(root, of)
+    assert expected.split("train", confirm=False)["gold"] == [0, 1, 0]
+    as_csv(root)
+    assert prepared(root, of).data_hash == expected.data_hash
+
+
+def test_a_label_that_stands_in_another_split_says_whether_labels_are_words(root: Path) -> None:
+    of = task(label={"words": ["1", "2", "3"]})
+    for labels, expected in (([0, 1, 2], [1, 2]), ([1, 2, 3], [0, 1])):
+        write(root, "train", {**rows(2), "label": [1, 2]})
+        write(root, "validation", {**rows(3), "label": labels})
+        as_csv(root)
+        assert prepared(root, of).split("train", confirm=False)["gold"] == expected
+
+
+@pytest.mark.parametrize("names", [["007", "7", "07"], ["1.10", "1.1", "1"], [10, 20, 10]])
+def test_groups_of_a_csv_file_are_those_of_a_parquet_file(names: list[Any], root: Path) -> None:
+    for split in ("train", "validation", "test"):
+        write(root, split, {**rows(3), "group": names})
+    of = task(group=["group"])
+    expected = prepared(root, of)
+    as_csv(root)
+    found = prepared(root, of)
+    assert found.data_hash == expected.data_hash
+    assert found.split("train", confirm=False)["group"] == [str(name) for name in names]
+
+
+def test_ids_of_a_csv_file_are_texts(root: Path) -> None:
+    of = task(id="id")
+    for split, names in (("train", ["01", "1"]), ("validation", ["2", "3"])):
+        write(root, split, {**rows(2), "id": names})
+    as_csv(root)
+    found = prepared(root, of).split("train", confirm=False)["index"]
+    assert list(found) == ["train/01", "train/1"]
+    (root / HUB / "default" / "validation.csv").write_text("a,b,label,id\nx,y,0,1\nx,y,0,x\n")
+    with pytest.raises(DataError, match=r"column 'id': '1' names row 1 of split 'train' and row 0"):
+        prepared(root, of)
+
+
+def test_a_csv_file_may_hold_a_long_document(root: Path) -> None:
+    as_csv(root)
+    (root / HUB / "default" / "train.csv").write_text(f"a,b,label\n{'x' * 3_000_000},y,0\nx,y,1\n")
+    assert prepared(root).sizes["train"] == 2
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_a_csv_file_of_another_encoding_says_how_to_save_it(encoding: str, root: Path) -> None:
     as_csv(root)

@@ -120,6 +120,23 @@ def test_another_encoding_is_named_by_its_line_and_can_be_given(write: Write) ->
         load_task_file(write({"files": "rows.csv", "encoding": "utf-9"}))
 
 
+@pytest.mark.parametrize("encoding", [None, "utf-8", "utf-8-sig", "utf-16-le"])
+def test_the_mark_of_an_encoding_is_no_part_of_a_name(encoding: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes("\ufefftext,label\n007,1\nNA,0\n".encode(encoding or "utf-8"))
+    if encoding == "utf-8-sig":
+        path.write_bytes("text,label\n007,1\nNA,0\n".encode(encoding))
+    table = read_table(path, encoding=encoding)
+    assert table.columns["text"].to_pylist() == ["007", "NA"]
+
+
+def test_a_row_may_be_longer_than_a_block_of_the_reader(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    document = "line\n" * 600_000
+    path.write_text(csv_text([{"text": "short", "label": 0}, {"text": document, "label": 1}]))
+    assert read_table(path).columns["text"].to_pylist() == ["short", document]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,21 @@ import pyarrow.parquet as pq
 
 from suite.config.hashing import canonical_json
 from suite.config.own_data import as_number, label_texts, read_file
-from suite.config.task import FileData, GeneratedData, HubData, LabelTask, TaskConfig
+from suite.config.task import (
+    ClassificationTask,
+    FileData,
+    GeneratedData,
+    HubData,
+    LabelTask,
+    PretrainTask,
+    TaskConfig,
+)
 from suite.config.task_files import TaskCode, code_of
 from suite.data.generators import generators
 from suite.data.generators.base import SPLITS
 from suite.data.splits import source_splits
 from suite.errors import DataError, SuiteError
-from suite.tables import Table, ragged_row
+from suite.tables import Table, csv_block_bytes, ragged_row
 
 HUB_TIMEOUT_S = 10.0
 SHOWN_NAMES = 20
@@ -308,10 +317,13 @@ class LocalSource(Source):
                 )
         self.root = root
         self.folder = root / data.hub / data.config
+        self.task: TaskConfig | None = None
         self.texts: list[str] = []
         # where code makes the rows, the task's columns are not those of the file
         if task.code is None or not task.code.rows:
-            self.texts = [self.names.get(column, column) for column in task.text_columns]
+            self.task = task
+            columns = [*task.text_columns, *_names_in_csv(task)]
+            self.texts = [self.names.get(column, column) for column in columns]
         # looked for at once: an absent file is known before anything is computed
         for split in self.splits:
             self._path(split)
@@ -322,9 +334,49 @@ class LocalSource(Source):
         for split in self.splits:
             stat = self._path(split).stat()
             files[split] = [stat.st_size, stat.st_mtime_ns]
-        return {"folder": str(self.folder.resolve()), "bytes_and_mtime_ns": files}
+        found: dict[str, Any] = {"folder": str(self.folder.resolve())}
+        found["bytes_and_mtime_ns"] = files
+        if any(self._path(split).suffix == ".csv" for split in self.splits):
+            # raise this number when the same CSV file is read in another way
+            found["csv"] = 2
+        return found
 
     def read(self, split: str, columns: Sequence[str]) -> pa.Table:
+        table = self._read(split, columns)
+        task = self.task
+        if task is None or self._path(split).suffix != ".csv":
+            return table
+        # what CSV holds as text gets the type that parquet would have
+        for column in _names_in_csv(task):
+            if column not in columns or column in task.text_columns:
+                continue
+            values = table[column]
+            if isinstance(task, LabelTask) and column == task.label.column:
+                if not self._labels_are_words:
+                    values = _positions(values, task)
+            elif column == task.id:
+                # the same name is the same text in every split
+                values = _whole(values).cast(pa.string())
+            else:
+                values = _whole(values)
+            table = table.set_column(table.schema.get_field_index(column), column, values)
+        return table
+
+    @cached_property
+    def _labels_are_words(self) -> bool:
+        """Whether every label of every split is one of the task's words.
+
+        Asked of one split alone, 1 to 3 might be words there and positions in another.
+        """
+        assert isinstance(self.task, LabelTask)
+        column = self.task.label.column
+        words = {*(self.task.label.words or ())}
+        return all(
+            words.issuperset(self._read(split, [column])[column].unique().to_pylist())
+            for split in self.splits
+        )
+
+    def _read(self, split: str, columns: Sequence[str]) -> pa.Table:
         path = self._path(split)
         try:
             table = _read_file(path, lambda found: self._columns(split, found, columns), self.texts)
@@ -368,6 +420,54 @@ class LocalSource(Source):
         )
 
 
+def _names_in_csv(task: TaskConfig) -> list[str]:
+    """Columns of labels in words, groups and ids: what is read as text of a CSV file.
+
+    Arrow would make one group of 007 and 7, dates of some words, and positions of the words 1 and
+    2.
+    """
+    names: list[str] = []
+    if isinstance(task, LabelTask) and task.label.words is not None:
+        names.append(task.label.column)
+    if isinstance(task, ClassificationTask | PretrainTask):
+        names += task.group
+    if task.id is not None:
+        names.append(task.id)
+    return list(dict.fromkeys(names))
+
+
+def _whole(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whole numbers where every text is how one is written, as 7 is and 007 is not; else texts.
+
+    Nothing at all among numbers is null.
+    """
+    filled = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+    try:
+        numbers = filled.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return texts
+    if numbers.cast(pa.string()).equals(filled):
+        return numbers
+    return texts
+
+
+def _positions(texts: pa.ChunkedArray, task: LabelTask) -> pa.ChunkedArray:
+    """Labels that are not all words: whole numbers, false and true, or texts as they are."""
+    trimmed = pc.utf8_trim_whitespace(texts)
+    filled = pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
+    try:
+        return filled.cast(pa.int64())
+    except pa.ArrowInvalid:
+        pass
+    # to a task that calls its first label true, position 1 would be false
+    if [word.lower() for word in task.label.words or ()] == ["true", "false"]:
+        return texts
+    lower = pc.utf8_lower(filled)
+    if pc.all(pc.is_in(lower, pa.array(["false", "true"]), skip_nulls=False)).as_py():
+        return lower.cast(pa.bool_())
+    return texts
+
+
 def _listing(folder: Path) -> str:
     """What lies in a folder, or in the nearest one above it that exists, for an error."""
     while not folder.is_dir():
@@ -394,6 +494,7 @@ def _read_file(
             return file.read(columns=choose(file.schema_arrow.names))
     table = pacsv.read_csv(
         path,
+        read_options=pacsv.ReadOptions(block_size=csv_block_bytes(path.stat().st_size)),
         parse_options=pacsv.ParseOptions(newlines_in_values=True),
         convert_options=pacsv.ConvertOptions(
             column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=False
