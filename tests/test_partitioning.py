@@ -33,6 +33,7 @@ from suite.tune.driver import decide, run_sweep
 from tests.ranks import in_processes
 from tests.sweeps import make_roots, toy_roots, toy_sweep
 from tests.test_loop import TRAINING, make_spec, run
+from tests.tiny import tiny_choice
 
 __all__ = ["toy_roots"]
 
@@ -204,6 +205,28 @@ def test_what_is_computed_again_needs_no_memory_in_between(device: str) -> None:
         (lora,) = fit._cases(plan, where="toy", cache=None, data_root=None)
         needed.append(lora.needed_bytes(RESIDENT, device=device))
     assert needed[1] < 0.8 * needed[0]
+
+
+def test_what_a_decoder_writes_needs_memory_as_what_it_reads() -> None:
+    def cases(target: int, tasks: list[str]) -> list[fit.Case]:
+        training = {"batch_size": 16, "max_length": 16, "target_max_length": target}
+        sweep = toy_sweep(
+            backbones=[tiny_choice("llama")],
+            methods=["full"],
+            tasks=tasks,
+            training=training,
+            decoder_objective="text",
+        )
+        plan = make_plan(sweep, where="toy", world_size=2)
+        return list(fit._cases(plan, where="toy", cache=None, data_root=None))
+
+    needed = []
+    for target in (8, 96):
+        (writes,) = cases(target, ["multi30k-en-de"])
+        needed.append(writes.needed_bytes(WHOLE, device="cuda"))
+    assert needed[1] > 2 * needed[0]
+    both = cases(96, ["copa", "multi30k-en-de"])
+    assert [case.objective.trained_positions for case in both] == [16, 112]
 
 
 LAYOUTS = (RESIDENT, PARTITIONED, WHOLE)

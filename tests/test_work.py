@@ -20,6 +20,7 @@ from suite.registry import yaml_names
 from tests.commands import Suite, suite
 from tests.sweeps import toy_roots, toy_sweep
 from tests.test_curves import epochs
+from tests.tiny import tiny_choice
 
 __all__ = ["suite", "toy_roots"]
 
@@ -87,6 +88,28 @@ def test_a_step_costs_two_flops_a_parameter_and_token_for_each_way_it_is_passed(
     assert frozen.flops(training) == (4 * 1000 + 2 * 10) * 1000
     assert beside.flops(training) == (2 * 1000 + 4 * 10) * 1000
     assert Work(1000, 1000, 1000, encoder_decoder=True).flops(training) == 6 * 1000 * 60 * 10
+
+
+@pytest.mark.parametrize(
+    ("family", "tokens"),
+    [("bert", (64, 2 * 64)), ("llama", (64 + 32, 2 * 64)), ("t5", (64, 64))],
+)
+def test_a_decoders_target_and_every_choice_are_counted(
+    family: str, tokens: tuple[int, int]
+) -> None:
+    named = ["cola" if family == "bert" else "multi30k-en-de", "copa"]
+    training = {"batch_size": 10, "max_length": 64, "target_max_length": 32, "max_new_tokens": 40}
+    plan = make_plan(
+        toy_sweep(
+            backbones=[tiny_choice(family)], methods=["full"], tasks=named, training=training
+        ),
+        where="toy.yaml",
+    )
+    (work,) = arm_work(plan, where="toy.yaml").values()
+    assert work.tokens == dict(zip(named, tokens, strict=True))
+    assert work.encoder_decoder == (family == "t5")
+    if family != "t5":
+        assert work.flops(plan.config.training, "copa") == 6 * work.total * tokens[1] * 10
 
 
 def test_methods_without_a_backward_pass_through_the_backbone_cost_less(toy_roots: Path) -> None:

@@ -14,16 +14,24 @@ as it is, for the others as the ratio of measured to assumed time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from suite.config.task import FileData, GeneratedData, HubData, LanguageModelTask, TaskConfig
+from suite.config.task import (
+    FileData,
+    GeneratedData,
+    HubData,
+    LanguageModelTask,
+    MultipleChoiceTask,
+    TaskConfig,
+)
 from suite.config.training import TrainingConfig
 
 if TYPE_CHECKING:
     from suite.config.arm import Arm
     from suite.config.sweep import LimitConfig, SweepConfig
+    from suite.data.objective import Objective
     from suite.plan.plan import Plan, PlannedCell
     from suite.record.cells import Trial
 
@@ -44,20 +52,28 @@ class Work:
         passed: Those that gradients pass through.
         encoder_decoder: Whether the input passes through one half of the parameters and the
             target through the other.
+        tokens: The most that is read of an example, by task; of all others `max_length`.
     """
 
     total: int
     trainable: int
     passed: int
     encoder_decoder: bool
+    tokens: dict[str, int] = field(default_factory=dict)
 
-    def flops(self, training: TrainingConfig) -> float:
-        """FLOPs of an optimizer step in which every example has its greatest length."""
+    def flops(self, training: TrainingConfig, task: str | None = None) -> float:
+        """FLOPs of an optimizer step in which every example has its greatest length.
+
+        Args:
+            training: Lengths and batch size.
+            task: The task's name; None = one that reads `max_length` tokens of an example.
+        """
+        tokens: float = training.max_length
+        if task is not None:
+            tokens = self.tokens.get(task, training.max_length)
         if self.encoder_decoder:
             # Each half of the parameters sees only its own side: (N/2)(T_in + T_out).
-            tokens = (training.max_length + training.target_max_length) / 2
-        else:
-            tokens = training.max_length
+            tokens = (tokens + training.target_max_length) / 2
         # 2: a multiplication and an addition for each weight and token.
         return 2.0 * (self.total + self.passed + self.trainable) * tokens * training.batch_size
 
@@ -138,12 +154,25 @@ def arm_work(plan: Plan, *, where: str) -> dict[str, Work]:
 
     found: dict[str, Work] = {}
     arms = {cell.arm.key: cell.arm for cell in plan.cells}
-    # One task is enough: heads differ by a few thousand weights.
-    for resolved, objective in objectives(plan.config, [plan.cells[0].task], where=where):
+    tasks = {cell.task.name: cell.task for cell in plan.cells}
+    for resolved, objective in objectives(plan.config, tasks.values(), where=where):
         for key, arm in arms.items():
-            if arm.backbone == resolved.choice:
+            if arm.backbone != resolved.choice:
+                continue
+            # One task is enough for the count: heads differ by a few thousand weights.
+            if key not in found:
                 found[key] = _work(resolved, objective.head, arm)
+            found[key].tokens[objective.task.name] = _tokens(objective)
     return found
+
+
+def _tokens(objective: Objective) -> int:
+    """Tokens of the longest example: also of a decoder's target, and of every choice."""
+    tokens = objective.trained_positions
+    # A head scores every choice; where the answer is text, the right one alone is learnt.
+    if objective.head.kind == "choice" and isinstance(objective.task, MultipleChoiceTask):
+        tokens *= len(objective.task.choices)
+    return tokens
 
 
 def _work(resolved: Any, head: Any, arm: Arm) -> Work:
@@ -186,7 +215,7 @@ def device_hours(
     assumed_s = {}  # seconds of a device per optimizer step, by cell
     measured_s = {}
     for cell in plan.cells:
-        flops = work[cell.arm.key].flops(plan.config.training)
+        flops = work[cell.arm.key].flops(plan.config.training, cell.task.name)
         assumed_s[cell.key] = flops / (tflops * 1e12)
         step_s = _device_s_per_step(trials.get(cell.key, ()))
         if step_s is not None:

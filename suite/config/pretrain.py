@@ -10,7 +10,7 @@ from suite.config.loader import Strict
 from suite.config.numbers import MOST_COUNT, Amount, Count, PositiveAmount, Seed
 from suite.config.space import MOST
 from suite.config.task import ObjectiveName
-from suite.config.training import Fraction
+from suite.config.training import Beta, Fraction
 
 
 class PretrainConfig(Strict):
@@ -62,8 +62,8 @@ class PretrainConfig(Strict):
         0.01, description="share of steps with a rising learning rate (MHE: 10,000 of 1,000,000)"
     )
     weight_decay: Amount = Field(0.01, description="AdamW's decoupled decay (MHE: 0.01)")
-    adam_beta1: Fraction = Field(0.9, description="MHE: 0.9")
-    adam_beta2: Fraction = Field(0.9999, description="MHE: 0.9999, as printed; BERT: 0.999")
+    adam_beta1: Beta = Field(0.9, description="MHE: 0.9")
+    adam_beta2: Beta = Field(0.9999, description="MHE: 0.9999, as printed; BERT: 0.999")
     adam_eps: PositiveAmount = Field(1e-8, description="MHE: 1e-8")
     gradient_clipping: Amount = Field(1.0, description="global gradient norm; 0 = off (ours)")
     corrupted_frac: Annotated[float, Field(gt=0, lt=1)] = Field(

@@ -14,6 +14,8 @@ from suite.config.loader import Strict
 from suite.config.numbers import Amount, Count, PositiveAmount, WholeNumber
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+"""How much AdamW keeps of a mean; with all of it the mean would never change."""
 Precision = Literal["fp32", "bf16", "bf16-autocast"]
 """What a trial computes in; bf16-autocast keeps fp32 weights."""
 
@@ -77,8 +79,8 @@ class TrainingConfig(Strict):
         0.06, description="share of steps with a rising learning rate (ours)"
     )
     weight_decay: Amount = Field(0.0, description="AdamW's decoupled decay (ours)")
-    adam_beta1: Fraction = 0.9
-    adam_beta2: Fraction = 0.999
+    adam_beta1: Beta = 0.9
+    adam_beta2: Beta = 0.999
     adam_eps: PositiveAmount = 1e-8
     gradient_clipping: Amount = Field(1.0, description="global gradient norm; 0 = off (ours)")
     precision: Precision | Literal["auto"] = Field(

@@ -63,7 +63,8 @@ class Case:
         setting = Setting(
             batch=training.batch_size * choices,
             micro_batch=micro * choices,
-            seq=training.max_length,
+            # a decoder reads prompt and target in one sequence
+            seq=self.objective.trained_positions,
             target=training.target_max_length,
             ranks=self.ranks,
             zero=partitioning.zero_stage,
@@ -206,7 +207,7 @@ def _cases(plan: Plan, *, where: str, cache: Path | None, data_root: Path | None
         task = objective.task
         choices = len(task.choices) if isinstance(task, MultipleChoiceTask) else 1
         for key, cell in arms.items():
-            kind = key, objective.head.kind, choices
+            kind = key, objective.head.kind, choices, objective.trained_positions
             if cell.arm.backbone != resolved.choice or kind in seen:
                 continue
             seen.add(kind)
