@@ -94,6 +94,7 @@ def study(*points: tuple[float, float | None]) -> list[list[Any]]:
         ([(1e-4, 89.5), (3e-4, None), (1e-3, 90.0)], True, 0.0),  # a failed trial breaks it
         ([(1e-4, 88.9), (1e-3, 90.0)], True, 0.0),
         ([(1e-4, 20.15), (1e-3, 20.0), (1e-2, 20.3)], False, 1.0),  # one percent of a perplexity
+        ([(1e-4, 76.6), (1e-3, 77.60000000000001)], True, 1.0),  # one point, rounded
         ([(1e-3, 90.0)], True, None),
         ([(1e-4, None), (1e-3, None)], True, None),
         ([], True, None),

@@ -440,6 +440,10 @@ def test_confirm_runs_at_a_rate_that_is_no_longer_chosen_are_not_mixed_in(report
         for t in report.trials
         if t["phase"] == "confirm"
     ]
+    # Of another batch size at the same rate none is mixed in either.
+    sized = {key: replace(cell, batch_size=8) for key, cell in report.cells.items()}
+    report = replace(report, cells=sized, trials=[t | {"batch_size": 8} for t in report.trials])
+    old += [{**t, "batch_size": 4} for t in report.trials if t["phase"] == "confirm"]
     more = replace(report, trials=[*report.trials, *old])
     for draw in (
         charts.energy_by_phase,
@@ -463,6 +467,39 @@ def test_architectures_that_lost_their_contest_reach_neither_front_nor_heat_map(
             and chart.table.rows
             and not any(r["method"] == "full" for r in chart.table.rows)
         )
+
+
+def test_the_best_of_a_heat_map_is_an_admitted_one(report: Report) -> None:
+    worst = {"admitted": False}
+    rows = [row | (worst if row["method"] == "full" else {}) for row in report.rows]
+    rejected = charts.score_heat_map(replace(report, rows=rows))
+    assert rejected is not None and "(full)" not in rejected.text and "(lora)" in rejected.text
+
+
+def test_no_front_is_drawn_over_measured_and_estimated_energy(report: Report) -> None:
+    measured = {"energy_source": "nvml"}
+    rows = [row | (measured if row["method"] == "lora" else {}) for row in report.rows]
+    mixed = charts.score_against_energy(replace(report, rows=rows), "agreement")
+    assert mixed is not None and "No Pareto front" in mixed.text
+    assert not any(row["on_front"] for row in mixed.table.rows)
+    one = charts.score_against_energy(report, "agreement")
+    assert one is not None and "where no arm scores better at less cost" in one.text
+
+
+def test_searched_batch_sizes_are_all_named(report: Report) -> None:
+    assert report.plan is not None
+    config = report.plan.config
+    search = config.search.model_copy(update={"batch_sizes": [16, 32]})
+    plan = replace(report.plan, config=config.model_copy(update={"search": search}))
+    assert (
+        "batches of 16 or 32, as searched," in dict(facts(replace(report, plan=plan)))["Training"]
+    )
+
+
+def test_the_power_of_each_backbone_is_said_of_it(report: Report) -> None:
+    other = [row | {"backbone": "other", "arm": f"other.{row['arm']}"} for row in report.rows]
+    both = replace(report, rows=[*report.rows, *other], trials=[])
+    assert f"with other, {report.rows[0]['seeds']} seeds can show" in said(both)
 
 
 def test_the_energy_of_phases_adds_up_to_that_of_the_runs(report: Report) -> None:

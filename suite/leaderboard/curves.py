@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the table of fields says of its rows what is computed here
     from suite.leaderboard.fields import Row
 
 POINT = 1.0
+ROUNDING = 1e-9
 """How far below the best a score still counts as equally good.
 
 The unit is points of a score in percent, and percent of a perplexity.
@@ -75,10 +76,11 @@ def sensitivity_decades(curve: Curve, *, higher_is_better: bool) -> float | None
         score = scores[rate]
         if score is None:
             return False
+        # A score that is exactly one point lower may be a little less in floating point.
         if higher_is_better:
-            return score >= best - POINT
+            return score >= best - POINT - ROUNDING
         # A perplexity is compared by its ratio, because its scale differs from task to task.
-        return score <= best * (1 + POINT / 100)
+        return score <= best * (1 + POINT / 100 + ROUNDING)
 
     # Of several rates with the best score, the lowest.
     at = 0
@@ -163,6 +165,9 @@ def confirmed_point(cell: Row) -> list[tuple[float, float, str, int | None]]:
 
 def is_chosen(cell: Row, rate: float, batch_size: int | None) -> bool:
     """Whether a search trial with this rate and batch size tried what was confirmed."""
+    # The search of an architecture that lost has a best rate too, and nothing confirmed it.
+    if cell.chosen is False:
+        return False
     # Sweeps with one batch size do not search it, and their rows need not name it.
     same_size = cell.batch_size in (None, batch_size)
     return rate == cell.learning_rate and same_size

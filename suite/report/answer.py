@@ -296,11 +296,13 @@ def _power(report: Report) -> list[Sentence]:
     """Say by task what the ranks could have told apart with these seeds."""
     said: dict[str, None] = {}
     for task in report.places:
+        backbones = set(values_of(report.scored(task), "backbone"))
         for where, rows in _admitted(report, task):
             for row in rows:
                 if row["rank"] and row["shown_difference"] is not None:
                     words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
-                    said[f"{where}, {words}"] = None
+                    whose = f"{where} with {row['backbone']}" if len(backbones) > 1 else where
+                    said[f"{whose}, {words}"] = None
     if not said:
         return []
     found = "; ".join(said)
@@ -386,8 +388,11 @@ def _settings(report: Report) -> list[tuple[str, str]]:
     steps = _counted(config.training.epochs, "epoch")
     if config.training.epoch_steps:
         steps += f" of {config.training.epoch_steps} steps"
+    batches = str(config.training.batch_size)
+    if config.search.batch_sizes:
+        batches = f"{' or '.join(map(str, config.search.batch_sizes))}, as searched"
     training = (
-        f"{steps}, batches of {config.training.batch_size},"
+        f"{steps}, batches of {batches},"
         f" at most {config.training.max_length} tokens, {config.training.precision} precision,"
         f" ZeRO stage {config.training.zero_stage}"
     )

@@ -101,6 +101,13 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     admitted = [row for row in report.admitted(task) if row[cost.key]]
     # A rejected score may be wrong, so it must not keep other arms off the front.
     front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
+    said_of_front = (
+        "On the Pareto front (dotted), where no arm scores better at less cost:"
+        f" {listed(report.label(row) for row in front)}."
+    )
+    if cost.key == "energy_kwh" and admitted and not values.comparable_energy(admitted):
+        front = []
+        said_of_front = "No Pareto front: energy was not measured in one way for all arms."
     named = rows
     if len(rows) > MOST_LABELS:
         named = front[:MOST_LABELS]
@@ -120,9 +127,8 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     if "items" in values_of(rows, "ci_of"):
         bars += " Those of a single seed are over items only."
     text = (
-        f"Test score {place(report, task)} against {cost.word} for {len(rows)} arms. On the Pareto"
-        " front (dotted), where no arm scores more at less cost:"
-        f" {listed(report.label(row) for row in front)}. {bars}"
+        f"Test score {place(report, task)} against {cost.word} for {len(rows)} arms."
+        f" {said_of_front} {bars}"
     )
     if len(named) < len(rows):
         # The other points say their names when a reader points at them.
@@ -329,8 +335,13 @@ def _shade(score: float, worst: float, best: float) -> float:
 
 def _best(report: Report, task: str) -> str:
     """The best score of a task with all arms that share it: `sst2 81.9 (full)`."""
-    best = _ends(report, task)[1]
-    holders = [report.label(row) for row in report.scored(task) if row["score_mean"] == best]
+    admitted = report.admitted(task)
+    if not admitted:
+        return f"{task} none admitted"
+    # A rejected score may be wrong, so that it is no best one.
+    better = max if report.higher_is_better(task) else min
+    best = better(values_of(admitted, "score_mean"))
+    holders = [report.label(row) for row in admitted if row["score_mean"] == best]
     return f"{task} {values.score(best)} ({listed(holders, most=3)})"
 
 

@@ -127,7 +127,7 @@ class Report:
 
     @cached_property
     def confirm_runs(self) -> list[Row]:
-        """Confirm trials at the learning rates that are chosen now.
+        """Confirm trials at the learning rates and batch sizes that are chosen now.
 
         An earlier choice may have left others.
         """
@@ -137,7 +137,12 @@ class Report:
             if trial["phase"] != "confirm" or trial["arm"] not in self.arms:
                 continue
             cell = self.cells.get((trial["arm"], trial["task"]))
-            if cell is None or cell.learning_rate in (None, trial["learning_rate"]):
+            if cell is None:
+                found.append(trial)
+                continue
+            same_rate = cell.learning_rate in (None, trial["learning_rate"])
+            # Sweeps with one batch size do not search it, and their cells need not name it.
+            if same_rate and cell.batch_size in (None, trial["batch_size"]):
                 found.append(trial)
         return found
 
@@ -410,6 +415,7 @@ def _trial_names(trial: Trial) -> Row:
         "number": spec.number,
         "seed": spec.seed,
         "learning_rate": spec.learning_rate,
+        "batch_size": spec.training.batch_size,
     }
 
 
