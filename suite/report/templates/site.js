@@ -44,7 +44,7 @@
     arm.textContent = text(first, "arm");
     const near = others.filter((row) => alike(first, row)).map((row) => text(row, "arm"));
     said.append(`${text(first, "sweep")}, ${text(first, "task")}: `, arm, ` ${text(first, "score")}; ${cost.value} ${text(first, cost.value)}.`);
-    if (near.length) said.append(` Ranks that meet its rank: ${near.join(", ")}.`);
+    if (near.length) said.append(` Ranks that meet its rank, and may still differ: ${near.join(", ")}.`);
     return said;
   };
   const tell = () => {
