@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from suite.backbones.heads import Head
+from suite.backbones.weights import cast_weights
 from suite.config.training import TrainingConfig
 from suite.profiling.batches import training_batch
 from suite.record.folder import Home
@@ -95,6 +96,15 @@ def test_a_partitioned_map_has_the_gradients_of_its_forward_passs_precision() ->
             torch.set_autocast_dtype("cpu", before)
     for usual, other in zip(*found, strict=True):
         assert usual.equal(other)
+
+
+def test_rotary_frequencies_stay_fp32_where_weights_become_bf16() -> None:
+    resolved = resolved_tiny("llama")
+    model, _ = build_model(trained_spec("lora", "llama"), resolved, Head("text"), weights=None)
+    before = {n: b.clone() for n, b in model.named_buffers() if n.endswith("inv_freq")}
+    cast_weights(model, torch.bfloat16)
+    assert before and {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert all(model.get_buffer(name).equal(buffer) for name, buffer in before.items())
 
 
 def trials(number: int, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Put the weights of a pretrain run into a converted backbone."""
+"""Put the weights of a pretrain run into a converted backbone, and cast those of any model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import PreTrainedModel
 
 from suite.backbones.base import Family
 from suite.errors import BackboneError
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give a model's floating-point weights and buffers a dtype, in place.
+
+    The frequencies of rotary positions keep theirs, as in transformers' own loading: in bf16 their
+    angles would be wrong by 0.2 rad at position 127 and by 2 at 1,000 (Llama 3).
+    """
+    frequencies = {}
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name.endswith("inv_freq"):
+            frequencies[name] = buffer
+    model.to(dtype)
+    for name, buffer in frequencies.items():
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, buffer)
 
 
 def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from suite.backbones.base import Family
 from suite.backbones.heads import Head
 from suite.backbones.loading import build
+from suite.backbones.weights import cast_weights
 from suite.config.sweep import AttentionChoice
 from suite.errors import ConfigError, IncompatibleError
 from suite.export.base import base_name, open_base, start_backbone
@@ -169,7 +170,7 @@ def load_adapter(description: Description, folder: Path) -> nn.Module:
     _check_type(folder / CONFIG_NAME)
     base = build(opened, description.made_head)
     # Before the adapter comes, which takes over the precision of the base.
-    base.to(getattr(torch, description.dtype))
+    cast_weights(base, getattr(torch, description.dtype))
     with without_noise():
         model: PeftModel = PeftModel.from_pretrained(
             base,

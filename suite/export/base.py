@@ -16,6 +16,7 @@ from transformers import (
 
 from suite.backbones.loading import ResolvedBackbone, build, identity, resolve, resolve_folder
 from suite.backbones.presets import PRESETS
+from suite.backbones.weights import cast_weights
 from suite.config.task import LabelTask
 from suite.config.trust import with_trust
 from suite.errors import BackboneError
@@ -61,7 +62,7 @@ def prepare_to_save(model: nn.Module, restored: Restored) -> None:
     The configuration gets the names of the labels, and becomes one that transformers reads again.
     """
     dtype = next(restored.model.parameters()).dtype
-    model.to(dtype)
+    cast_weights(model, dtype)
     config: Any = model.config
     config.dtype = dtype
     words = label_words(restored)

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.base import Kind
 from suite.backbones.loading import build
+from suite.backbones.weights import cast_weights
 from suite.errors import ConfigError
 from suite.export.adapter import load_adapter
 from suite.export.base import open_base, open_tokenizer
@@ -102,5 +103,5 @@ def load_model(description: Description, folder: Path) -> nn.Module:
         model = load_adapter(description, folder)
     else:
         model = build(open_base(description, folder), description.made_head)
-        model.to(getattr(torch, description.dtype))
+        cast_weights(model, getattr(torch, description.dtype))
     return model.eval()  # dropout off: the user may only want answers

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from suite.backbones.loading import build
+from suite.backbones.weights import cast_weights
 from suite.errors import CheckpointError
 from suite.export.base import found_by_name, open_base, prepare_to_save, start_backbone
 from suite.export.description import BASE, TENSORS, BasePlace, Description
@@ -103,7 +104,8 @@ def assemble(description: Description, folder: Path) -> nn.Module:
             pretrained=True,  # what the variant adds is among the stored tensors
             random_start=description.base == "none",
         )
-    return model.to(getattr(torch, description.dtype))
+    cast_weights(model, getattr(torch, description.dtype))
+    return model
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from suite.attention import variants
 from suite.attention._cache import cache_bytes
 from suite.backbones.base import Family
+from suite.backbones.weights import cast_weights
 from suite.profiling.arms import ArmChoice
 from suite.profiling.batches import forward_options, random_ids, training_batch
 from suite.profiling.clock import LiveBytes, repeated
@@ -40,7 +41,8 @@ class Serving:
         resolved = arm.resolve()
         self.family = resolved.family
         model = _folded(arm.build(resolved), self.family, arm)
-        self.model = model.eval().to(device, DTYPES[setting.dtype])
+        self.model = model.eval().to(device)
+        cast_weights(self.model, DTYPES[setting.dtype])
         self.vocabulary = vocabulary_of(self.model)
         self._extra = arm.extra_positions()
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from suite.backbones.weights import cast_weights
 from suite.config.training import TrainingConfig
 from suite.errors import CheckpointError
 from suite.train import linear
@@ -82,7 +83,7 @@ class Engine:
         dtype = torch.float32
         if uses_bf16(training, device):
             dtype = torch.bfloat16
-        model.to(dtype)
+        cast_weights(model, dtype)
         self.kept_names = _kept_names
         if training.frozen_weights != "partitioned" and not _kept_names:
             self.kept_names = keep_whole(model, device)

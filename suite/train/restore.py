@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from suite.backbones.bpe import parse_bpe
 from suite.backbones.loading import ResolvedBackbone, load_tokenizer, resolve
+from suite.backbones.weights import cast_weights
 from suite.data.make_objective import make_objective
 from suite.data.objective import Objective
 from suite.data.tokenizer import tokenizer_fingerprint
@@ -95,7 +96,7 @@ def restore(folder: TrialFolder, home: Home, *, start_of: str | None = None) -> 
             take_prepared(model, prepared)
     if uses_bf16(spec.training, result.provenance.get("device", "cpu")):
         # Before the hash is taken: the trial hashed the weights that it computed with.
-        model.to(torch.bfloat16)
+        cast_weights(model, torch.bfloat16)
     start = {}
     for name, parameter in model.named_parameters():
         if start_of is not None and name.endswith(start_of):

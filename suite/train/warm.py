@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from suite.attention.counts import AttentionCount, count_attention
 from suite.backbones.loading import ResolvedBackbone, identity, load_tokenizer
+from suite.backbones.weights import cast_weights
 from suite.config.training import Precision
 from suite.data.make_objective import make_objective
 from suite.data.objective import Objective
@@ -144,7 +145,7 @@ class Warm:
         )
         if uses_bf16(training, self.engine.device):
             # As the engine rounded them, also those that it keeps in fp32 from then on.
-            model.to(torch.bfloat16)
+            cast_weights(model, torch.bfloat16)
         # Every rank has built the same model, but they must not part ways here.
         if not all_agree(self._has_frozen_of(model)):
             return False
@@ -247,7 +248,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     if is_off(spec, method):
         if uses_bf16(spec.training, device):
             # As the engine rounds them, because the states are those of its weights.
-            model.to(torch.bfloat16)
+            cast_weights(model, torch.bfloat16)
         # Before the engine, because one process can compute them from a whole model.
         states, kept = keep_states(
             spec,
