@@ -18,7 +18,7 @@ from suite.config.sweep import AttentionChoice, BackboneChoice
 from suite.errors import IncompatibleError
 from suite.petl.arm import check_arm
 from tests.attention import backbone, batch_of, converted
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, tiny_choice
 from tests.toy import logits_of, make_head, resolved_tiny
 
 SMALL: dict[str, Any] = {"window": 4, "sinks": 2}
@@ -123,6 +123,12 @@ def test_counts_say_how_many_tokens_are_kept() -> None:
     found = count_attention(resolved, Head("text"), choice)
     assert (found.kv_bytes_per_token, found.kv_tokens) == (524_288, 1024)
     assert count_attention(resolved, Head("text"), AttentionChoice(name="gqa")).kv_tokens is None
+
+
+def test_mistrals_own_window_is_counted() -> None:
+    resolved = resolve(tiny_choice("mistral", sliding_window=4))
+    choice = AttentionChoice(name="pretrained")
+    assert count_attention(resolved, Head("text"), choice).kv_tokens == 3
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------------------

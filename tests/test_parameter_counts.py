@@ -11,6 +11,7 @@ from suite.config.arm import Arm
 from suite.config.sweep import BackboneChoice
 from suite.petl import get_method
 from suite.petl.arm import build_arm, count_arm
+from tests.toy import resolved_tiny
 
 # READ: sections 1.2 and 4 of its paper; LST's rows: its official code. Every number is derived from the formula, not from our code.
 PAPERS: list[tuple[str, str, dict[str, Any], int]] = [
@@ -63,6 +64,22 @@ def test_shared_embeddings_count_once(method: str) -> None:
     counted = count_arm(resolved, Head("text", 0), Arm(backbone=resolved.choice, method=method))
     added = 0 if method == "full" else counted.method
     assert counted.total - added == 222_903_552
+
+
+def test_weights_that_a_count_needs_are_tied_again() -> None:
+    resolved = resolved_tiny("gpt2")
+    totals = []
+    for method in ("peft:lora", "peft:unilora"):
+        arm = Arm(backbone=resolved.choice, method=method)
+        counted = count_arm(resolved, Head("text", 0), arm)
+        totals.append(counted.total - counted.method)
+    assert totals[0] == totals[1]
+
+
+def test_vectors_before_the_input_take_positions() -> None:
+    for name, vectors in (("peft:prefix-tuning", 20), ("peft:lora", 0)):
+        given = {"num_virtual_tokens": 20} if vectors else {}
+        assert get_method(name).configure(given).extra_positions() == vectors
 
 
 def test_a_count_on_the_meta_device_makes_no_weights() -> None:

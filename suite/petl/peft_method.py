@@ -68,6 +68,7 @@ UNUSABLE = {
     "ADALORA": "its ranks are allocated by calls in a training loop of its own",
     "CARTRIDGE": "it starts from the cache of a long text",
     "CPT": "it needs labelled examples as token ids with their types",
+    "LILY": "its router averages over the batch, so that an answer depends on the other rows",
     "MULTITASK_PROMPT_TUNING": "it needs task ids in every batch",
     "POLY": "it needs task ids in every batch",
     "XLORA": "it mixes LoRA adapters that have been trained before",
@@ -183,6 +184,9 @@ def _define(method_name: str, kind: str) -> type[Method[Any]]:
             if own.get("lora_fa"):
                 freeze_a(wrapped)
             return wrapped
+
+        def extra_positions(self) -> int:
+            return int(self.config.model_dump().get("num_virtual_tokens") or 0)
 
         @property
         def needs_preparation(self) -> bool:
@@ -555,7 +559,10 @@ def _wrapped(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
         for parameter in filled.parameters():
             nn.init.normal_(parameter)
         freeze(filled)
-        return get_peft_model(filled, config).to("meta")
+        wrapped = get_peft_model(filled, config).to("meta")
+        # On their way to the meta device tied weights become two, and would be counted twice.
+        wrapped.get_base_model().tie_weights()  # type: ignore[operator]
+        return wrapped
 
 
 def _meta_copy(model: PreTrainedModel) -> PreTrainedModel:
