@@ -83,6 +83,8 @@ class Sweep:
             **keys,
         }
         where = f"Sweep {name!r}"
+        # With no change this is a plain copy: the home stores lists, where Python may give tuples.
+        given = apply_changes(given, {})
         object.__setattr__(self, "config", checked_sweep(given, where=where))
         object.__setattr__(self, "where", where)
 

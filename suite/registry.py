@@ -7,6 +7,7 @@ so that adding a method, a variant, a task or a search space edits no existing f
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -137,6 +138,7 @@ class Registry(Generic[T]):
         self.package = package
         self.axis = axis
         self._classes: dict[str, type[T]] = {}
+        self._own: dict[type[T], str] = {}
         self._scanned: tuple[Path, ...] | None = None
 
     def names(self) -> list[str]:
@@ -158,6 +160,14 @@ class Registry(Generic[T]):
                 return cls
         raise UnknownNameError(self.kind, name, classes, where=where)
 
+    def own_names(self) -> list[str]:
+        """The names whose class comes from a folder of the user's, sorted."""
+        return sorted(name for name, cls in self._scan().items() if cls in self._own)
+
+    def digest(self, cls: type[T]) -> str | None:
+        """SHA-256 of the user's file that defines a class; None = the class is no user's."""
+        return self._own.get(cls)
+
     def _scan(self) -> dict[str, type[T]]:
         folders = tuple(user_folders(self.axis))
         # A changed SUITE_PATH is noticed; a changed file in a folder is not.
@@ -169,6 +179,8 @@ class Registry(Generic[T]):
             for path in plug_in_files(folder):
                 cls = self._class_in(self._load(path, shipped=folder == shipped))
                 if cls is not None:
+                    if folder != shipped:
+                        self._own[cls] = hashlib.sha256(path.read_bytes()).hexdigest()
                     name = getattr(cls, "name", "") or stem_to_name(path.stem)
                     # The user's folders come first and hide shipped classes of the same name.
                     found.setdefault(name, cls)

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from suite.attention import variants
+from suite.config.arm import Arm
+from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
+from suite.petl import methods
+from suite.plan.plan import make_plan
 from tests.commands import ROOT, Suite, suite
+from tests.tiny import tiny_choice
 
 __all__ = ["suite"]
 TINY = {
@@ -86,3 +92,35 @@ def test_both_are_listed_with_their_descriptions(suite: Suite, mine: Path) -> No
     ):
         rows = json.loads(suite("list", kind, "--format", "json")[1])
         assert name in [row["name"] for row in rows]
+
+
+def test_an_edited_file_of_ones_own_gives_new_trials(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def arms() -> dict[str, Arm]:
+        # As another process would read the folders.
+        for registry in (methods, variants):
+            monkeypatch.setattr(registry, "_scanned", None)
+        config = SweepConfig(
+            name="mine",
+            backbones=[tiny_choice("bert")],
+            attention=[AttentionChoice(), AttentionChoice(name="first-head")],
+            methods=[MethodChoice(name="scale-norms"), MethodChoice(name="full")],
+            tasks=["sst2"],
+        )
+        plan = make_plan(config, where="mine.yaml")
+        return {f"{c.arm.attention.name}/{c.arm.method}": c.arm for c in plan.cells}
+
+    before = arms()
+    assert arms() == before
+    assert before["pretrained/full"].code is None
+    assert "code" not in before["pretrained/full"].model_dump(mode="json"), "keys stay"
+    for edited, changed in (
+        ("petl/scale_norms.py", {"pretrained/scale-norms", "first-head/scale-norms"}),
+        ("attention/first_head.py", {"first-head/scale-norms", "first-head/full"}),
+    ):
+        with (mine / edited).open("a") as file:
+            file.write("# another version\n")
+        after = arms()
+        assert {name for name in after if after[name].key != before[name].key} == changed
+        before = after

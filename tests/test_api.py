@@ -63,6 +63,14 @@ def test_a_sweep_of_arguments_is_the_sweep_of_a_file(tmp_path: Path) -> None:
         package.Sweep(name="s", **{**KEYS, "backbones": [remote]})
 
 
+def test_tuples_are_the_lists_that_a_home_stores() -> None:
+    def made(values: Any) -> package.Sweep:
+        changed = {"name": "bert-base", "config": {"layer_types": values}}
+        return package.Sweep(name="s", **{**KEYS, "backbones": [changed]})
+
+    assert made(("a", "b")).config == made(["a", "b"]).config
+
+
 def test_changes_are_the_values_that_python_gives(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(json.dumps({"name": "s", **KEYS, "training": {"epochs": 3}}))

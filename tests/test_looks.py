@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from suite.errors import ConfigError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.learning import with_learning
 from suite.leaderboard.table import choose
@@ -203,3 +204,19 @@ def test_adding_seeds_until_arms_differ_is_paid_for() -> None:
     # What other schedules come to: python -m benchmarks.protocol.looks
     assert told[0] > 55 and told[1] < 55
     assert counted(0.03, 3) == pytest.approx(0.09) and counted(0.9, 2) == 1
+
+
+@pytest.mark.parametrize("edit", ["cut", "empty", "edited"])
+def test_a_record_that_was_cut_or_edited_is_no_record_less(tmp_path: Path, edit: str) -> None:
+    home = Home(tmp_path)
+    ask(home, [1, 2, 3])
+    ask(home, range(1, 6))
+    (file,) = (home.path / "sweeps" / FOLDER / "demo").iterdir()
+    whole = file.read_bytes()
+    edited = whole.replace(b"3\n", b"5\n")
+    assert edited != whole
+    file.write_bytes({"cut": whole[:40], "empty": b"", "edited": edited}[edit])
+    with pytest.raises(ConfigError, match=rf"{file.name}.*cut or edited.*copy it back"):
+        looks(home)
+    file.write_bytes(whole)
+    assert looks(home)[0] == 2

@@ -37,6 +37,7 @@ from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
 from suite.record.spec import RECIPE, Phase, TrialSpec
+from suite.registry import shipped_folder
 from tests.fake_trainer import score_of
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 from tests.tiny import tiny_choice
@@ -185,6 +186,8 @@ def test_mistakes_are_found_before_anything_starts(
         ({"resources": {"gpus_per_worker": 1e300}}, "resources.gpus_per_worker"),
         ({"resources": {"frozen_states_gib": 1e300}}, "resources.frozen_states_gib"),
         ({"training": {"weight_decay": 1e300}}, "training.weight_decay"),
+        ({"training": {"adam_beta1": 1.0}}, "training.adam_beta1"),
+        ({"training": {"adam_beta2": 1.0}}, "training.adam_beta2"),
         ({"training": {"gradient_clipping": 1e300}}, "training.gradient_clipping"),
     ],
 )
@@ -317,6 +320,64 @@ def test_an_edited_task_file_is_another_sweep(home: Home, tmp_path: Path) -> Non
     path.write_text(path.read_text().replace("accuracy", "f1"))
     with pytest.raises(SweepConflictError, match=r"tasks/toy\.yaml: metrics"):
         check_definition(planned(), home)
+
+
+RANKS = "architectures:\n" + "".join(f"  - {{rank: {r}, alpha: {r}.0}}\n" for r in (16, 8))
+
+
+def ranks_space(tmp_path: Path, architectures: str) -> None:
+    """Hide LoRA's search space by one with other architectures."""
+    shipped = shipped_folder("search_spaces") / "lora.yaml"
+    own = tmp_path / "user" / "search_spaces" / "lora.yaml"
+    own.parent.mkdir(exist_ok=True)
+    own.write_text(shipped.read_text().split("architectures:")[0] + architectures)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_contest_that_has_begun_keeps_its_architectures(
+    home: Home, tmp_path: Path, begun: bool
+) -> None:
+    shared = {"methods": ["lora"], "search": {"trials": 5, "startup_trials": 3, "per": "method"}}
+    ranks_space(tmp_path, RANKS)
+    small = planned(architectures="search", **shared)
+    store_definition(small, home)
+    if begun:
+        run_all(TrialQueue(small, home, slots=1), home, at_most=1)
+    ranks_space(tmp_path, f"{RANKS}  - {{rank: 32, alpha: 32.0}}\n")
+    larger = planned(architectures="search", **shared)
+    first = planned(architectures="first", **shared)
+    if not begun:
+        check_definition(larger, home)
+        check_definition(first, home)
+        return
+    for plan, says in ((larger, '"rank": 32.* is new'), (first, '"rank": 8.* is gone')):
+        with pytest.raises(SweepConflictError, match=f"architectures of lora: .*{says}"):
+            check_definition(plan, home)
+
+
+def test_architectures_with_studies_of_their_own_may_come_late(home: Home) -> None:
+    first = planned(methods=["lora"], architectures="first")
+    store_definition(first, home)
+    run_all(TrialQueue(first, home, slots=1), home, at_most=1)
+    check_definition(planned(methods=["lora"], architectures="search"), home)
+    check_definition(planned(methods=["lora"], architectures="all"), home)
+
+
+def test_half_a_definition_is_no_absent_one(home: Home) -> None:
+    plan = planned()
+    store_definition(plan, home)
+    home.sweep_definition("toy").with_suffix(".cells").unlink()
+    for ask in (lambda: read_plan(home, "toy"), lambda: check_definition(plan, home)):
+        with pytest.raises(ConfigError, match=r"toy\.cells: is missing beside toy\.json"):
+            ask()
+
+
+def test_a_variant_with_its_defaults_written_out_is_no_second_arm() -> None:
+    spelt = {"name": "gqa", "options": {"init": "mean", "kv_heads": None, "sites": None}}
+    with pytest.raises(ConfigError, match=r"attention: gqa with .* is the same as gqa with \{\}"):
+        planned(methods=["full"], attention=["gqa", spelt])
+    plan = planned(methods=["full"], attention=["gqa", {"name": "gqa", "options": {"kv_heads": 1}}])
+    assert plan.cells[0].arm.attention.options == {}, "as given: trials are named by it"
 
 
 @pytest.mark.parametrize("owner", [b"[" * 200_000, b"\xff", b"[1]"])

@@ -216,3 +216,21 @@ def test_a_study_whose_best_may_lie_beyond_an_end_tries_the_end_first(home: Home
     assert any(spec.learning_rate == 3e-5 for spec in search if spec.number < first_beyond)
     confirmed = [spec.learning_rate for spec in ran if spec.phase is Phase.CONFIRM]
     assert confirmed[0] > 3e-5
+
+
+def test_with_a_fixed_rate_lanes_try_every_choice_once(home: Home) -> None:
+    read = {"name": "read", "learning_rate": 1e-3}
+    training = {"epochs": 3, "batch_size": [2, 4, 8, 16, 32]}
+    plan = planned({"lanes": 4}, methods=[read], training=training)
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    tried = [spec.training.batch_size for spec in ran if spec.phase is Phase.SEARCH]
+    assert tried == [2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_rounds_of_lanes_take_the_choices_in_turn(home: Home, sampler: str) -> None:
+    search = {"sampler": sampler, "lanes": 4, "trials": 16, "startup_trials": 4}
+    plan = planned(search, methods=["read"], training={"epochs": 3, "batch_size": [8, 16]})
+    ran = run_all(TrialQueue(plan, home, slots=1), home, score=score)
+    tried = [spec.training.batch_size for spec in ran if spec.phase is Phase.SEARCH]
+    assert tried == [8, 16] * 2 + [8] * 4 + [16] * 4 + [8] * 4

@@ -105,6 +105,33 @@ def test_one_run_is_enough_to_reject_a_row(changes: dict[str, Any], reason: str)
     assert judge(*trials(**changes)) == {"admitted": False, "rejected": [reason], "dirty": False}
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"backbone": {"commit": "a"}}, {"backbone": {"commit": "b"}}),
+        ({"backbone": {"sha256": "a"}}, {"backbone": {"sha256": "b"}}),
+        ({"backbone": {"own_code": "a"}}, {"backbone": {"own_code": "b"}}),
+        ({"tokenizer_sha256": "a"}, {"tokenizer_sha256": "b"}),
+    ],
+)
+def test_runs_from_different_weights_are_no_row(
+    first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    def judged(*said: dict[str, Any]) -> dict[str, Any]:
+        runs, search = trials()
+        told = []
+        for run, provenance in zip(runs, said, strict=True):
+            assert run.result is not None
+            result = run.result.model_copy(update={"provenance": provenance})
+            told.append(Trial(run.folder, run.spec, result))
+        return judge(told, search)
+
+    assert judged(first, {}, first)["admitted"] is True, "a run need not say it"
+    assert judged(first, first, second)["rejected"] == [
+        "its runs used different backbone weights, code or tokenizers"
+    ]
+
+
 @pytest.mark.parametrize("fell", [False, None])
 def test_a_loss_that_did_not_fall_and_another_ray_are_no_reason(fell: bool | None) -> None:
     changes = {

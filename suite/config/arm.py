@@ -32,6 +32,15 @@ class Arm(Strict):
         description="hash of the pretrain run whose weights the converted backbone takes",
     )
 
+    # left out where there is none, so that arms of shipped code keep their keys
+    code: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{16}$",
+        description="hash of the user's own files that define its method, attention variant and "
+        "backbone family; null = all of them come with the suite",
+        exclude_if=lambda code: code is None,
+    )
+
     @cached_property
     def key(self) -> str:
         """A readable, unique name that is safe as a path: `minilm.pretrained.lora.1f2e3d4c`."""

@@ -121,12 +121,30 @@ def _disagreements(runs: Sequence[TrialResult]) -> list[str]:
     precisions = {run.precision for run in runs if run.precision}
     if len(precisions) > 1:
         found.append(f"its runs computed in different precisions ({', '.join(sorted(precisions))})")
+    if _weights_differ(runs):
+        found.append("its runs used different backbone weights, code or tokenizers")
     for package in COMPARED_VERSIONS:
         versions = _versions(runs, package)
         if len(versions) > 1:
             names = ", ".join(sorted(versions))
             found.append(f"its runs used different versions of {package} ({names})")
     return found
+
+
+def _weights_differ(runs: Sequence[TrialResult]) -> bool:
+    """Whether the runs began from different weights, as far as they say from which."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        backbone = run.provenance.get("backbone") or {}
+        # A revision such as `main`, or a folder, may hold other files from one day to the next.
+        said = {key: backbone.get(key) for key in ("commit", "sha256", "own_code")}
+        said["tokenizer"] = run.provenance.get("tokenizer_sha256")
+        if run.pretrain is not None:
+            said["pretrain"] = run.pretrain.weights_sha256
+        for key, value in said.items():
+            if value is not None:
+                found.setdefault(key, set()).add(str(value))
+    return any(len(values) > 1 for values in found.values())
 
 
 def _versions(runs: Sequence[TrialResult], package: str) -> set[str]:

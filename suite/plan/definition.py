@@ -25,6 +25,7 @@ from suite.errors import ConfigError, SweepConflictError
 from suite.files import read_json, write_json
 from suite.plan.cell_state import read_states
 from suite.plan.plan import Plan, PlannedCell
+from suite.record.cells import read_cells
 from suite.record.folder import Home
 from suite.record.looks import keep_look
 from suite.record.spec import TrialSpec
@@ -47,7 +48,10 @@ FREE = (
     "tracking",
     "lm_eval",
 )
-"""Keys of a sweep that may change between two runs of it."""
+"""Keys of a sweep that may change between two runs of it.
+
+What a change of `architectures` does to studies that began is for `_architecture_changes`.
+"""
 AXES = ("backbones", "attention", "methods", "tasks")
 """Lists that may grow; an entry that was there before must stay as it was."""
 
@@ -98,12 +102,18 @@ def known_plan(home: Home, sweep: str) -> Plan | None:
     """The plan of a sweep as `read_plan` gives it, or None where the sweep has not been run here.
 
     Raises:
-        ConfigError: Another version wrote the definition.
+        ConfigError: Another version wrote the definition, or half of it is missing.
     """
-    # Both files or nothing: a crash between writing them leaves the cells alone.
     config_path, cells_path = home.sweep_definition(sweep), _cells_path(home, sweep)
-    if not config_path.exists() or not cells_path.exists():
+    # A crash between writing the two leaves the cells alone, which is no sweep yet.
+    if not config_path.exists():
         return None
+    if not cells_path.exists():
+        raise ConfigError(
+            f"{cells_path}: is missing beside {config_path.name}; copy it back from where it is "
+            f"whole (a storage or a backup), or remove {config_path.name} too, and the next run "
+            "of the sweep writes both anew (trials stay)"
+        )
     try:
         stored = StoredCells.model_validate_json(cells_path.read_bytes())
         config = SweepConfig.model_validate_json(config_path.read_bytes())
@@ -131,7 +141,7 @@ def check_definition(plan: Plan, home: Home) -> None:
     known = known_plan(home, plan.config.name)
     if known is None:
         return
-    changes = _changes(known, plan)
+    changes = _changes(known, plan) + _architecture_changes(known, plan, home)
     if changes:
         raise SweepConflictError(
             f"{home.sweep_definition(plan.config.name)}: this home holds another sweep named "
@@ -313,6 +323,48 @@ def _changes(old: Plan, new: Plan) -> list[str]:
             lines.append(f"corpus tasks/{run.task.name}.yaml: {line}")
     # Many cells share a task file, whose change is one line.
     return list(dict.fromkeys(lines))
+
+
+def _architecture_changes(old: Plan, new: Plan, home: Home) -> list[str]:
+    """Give one line for every architecture that comes or goes where its method has trials already.
+
+    An architecture that joins a shared study late would lose its contest untried, and with one that
+    goes its trials would vanish. One with a study of its own may come at any time.
+    """
+    before = _by_architecture(old)
+    after = _by_architecture(new)
+    found = []
+    for group in before.keys() & after.keys():
+        was = before[group]
+        now = after[group]
+        changed = [(was[name], "gone") for name in was.keys() - now.keys()]
+        for name in now.keys() - was.keys():
+            if new.study_of(now[name]) != now[name].key:
+                changed.append((now[name], "new"))
+        if changed:
+            found.append((was, changed))
+    # To read the trials takes time, and only here does it matter which there are.
+    trials = read_cells(home, old.config.name) if found else {}
+    lines = set()
+    for was, changed in found:
+        if all(cell.key not in trials for cell in was.values()):
+            continue
+        for cell, what in changed:
+            lines.add(
+                f"architectures of {cell.arm.method}: {json.dumps(cell.arm.architecture)} is "
+                f"{what}, and the method has trials already"
+            )
+    return sorted(lines)
+
+
+def _by_architecture(plan: Plan) -> dict[str, dict[str, PlannedCell]]:
+    """The cells of a plan by all but their architecture, and by their architecture."""
+    groups: dict[str, dict[str, PlannedCell]] = {}
+    for cell in plan.cells:
+        rest = cell.arm.model_dump(mode="json", exclude={"architecture"})
+        group = groups.setdefault(canonical_json([rest, cell.task.name]), {})
+        group[canonical_json(cell.arm.architecture)] = cell
+    return groups
 
 
 def _worker_changes(old: Plan, new: Plan) -> list[str]:

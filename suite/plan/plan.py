@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.config.arm import Arm
-from suite.config.hashing import short_hash
+from suite.config.hashing import canonical_json, short_hash
 from suite.config.space import LearningRateRange, load_space
-from suite.config.sweep import MethodChoice, SweepConfig
+from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
 from suite.config.task import TaskConfig, load_task
 from suite.config.training import TrainingConfig
 from suite.errors import ConfigError, IncompatibleError, SuiteError
+from suite.plan.own_code import own_code
 from suite.plan.resources import DEFAULT_CPU_WORKERS
 from suite.record.cells import Trial
 from suite.record.references import check_references
@@ -258,6 +260,7 @@ def make_plan(config: SweepConfig, *, where: str, world_size: int | None = None)
     check_references(config.reference, arms.values(), config.tasks, where=where)
     _check_pretrains(pretrains, where=where)
     _check_arms(config, cells, where=where)
+    _check_attention(config.attention, where=where)
     # Several backbones and variants may need the same run.
     runs = {spec.hash: spec for spec in pretrains.values()}
     return Plan(config, tuple(cells), world_size, tuple(runs.values()))
@@ -275,6 +278,7 @@ def _arms(
         for a, attention in enumerate(config.attention):
             pretrain = pretrains.get((b, a))
             for name, architectures, learning_rate in choices:
+                code = own_code(backbone, attention, name, where=where)
                 for place, architecture in enumerate(architectures):
                     arm = Arm(
                         backbone=backbone,
@@ -282,6 +286,7 @@ def _arms(
                         method=name,
                         architecture=architecture,
                         pretrain=None if pretrain is None else pretrain.hash,
+                        code=code,
                     )
                     if config.architectures == "search" and len(architectures) > 1:
                         # All that the architectures of a contest share, and no two contests.
@@ -514,3 +519,23 @@ def _check_distinct(cells: Sequence[PlannedCell], *, where: str) -> None:
             what = f"{cell.arm.method} on {cell.arm.backbone.name} with task {cell.task.name}"
             raise ConfigError(f"{where}: {what} is asked for twice; remove one of the entries")
         seen.add(cell.key)
+
+
+def _check_attention(choices: Iterable[AttentionChoice], *, where: str) -> None:
+    """Refuse two entries that are one variant once defaults fill the options they leave out.
+
+    The options of an arm stay as given, because they are part of the hash of its trials.
+    """
+    # These load torch, as in `_pretrains`.
+    from suite.attention import variants
+
+    seen: dict[str, AttentionChoice] = {}
+    for choice in choices:
+        variant = variants.get(choice.name, where=f"{where}: attention")
+        options = variant.configure(choice.options).config.model_dump(mode="json")
+        first = seen.setdefault(canonical_json([variant.name, options]), choice)
+        if first is not choice:
+            raise ConfigError(
+                f"{where}: attention: {choice.name} with {json.dumps(choice.options)} is the same "
+                f"as {first.name} with {json.dumps(first.options)}; remove one of the entries"
+            )

@@ -10,6 +10,7 @@ from suite.config.sweep import AttentionChoice, LimitConfig, SweepConfig
 from suite.config.task import PretrainTask, TaskConfig, load_task
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
+from suite.plan.own_code import own_code
 from suite.record.spec import Phase, TrialSpec
 
 if TYPE_CHECKING:
@@ -76,7 +77,12 @@ def pretrain_run(
     corpus = load_task(stage.corpus, where=f"{where}: pretrain.corpus")
     return TrialSpec(
         sweep=OF_NO_SWEEP,
-        arm=Arm(backbone=resolved.choice, attention=attention, method="full"),
+        arm=Arm(
+            backbone=resolved.choice,
+            attention=attention,
+            method="full",
+            code=own_code(resolved.choice, attention, "full", where=where),
+        ),
         task=_task(stage, corpus, resolved, start=start),
         training=_training(stage, config.training, steps),
         limit=LimitConfig(train=stage.limit, validation=stage.validation_limit),

@@ -294,6 +294,11 @@ class StudyState:
         A round holds as many trials as may train side by side. The even start and each extension
         begin a new one, because what comes before them is what they build on.
         """
+        lanes = self.plan.lanes(self.cells[0])
+        return range(number - (number - self._begin(number)) % lanes, number)
+
+    def _begin(self, number: int) -> int:
+        """Number of the trial from which the rounds are counted that lead to a trial."""
         begin = 0
         startup = self.plan.config.search.startup_trials
         if number >= startup and self.hint is None:
@@ -301,8 +306,7 @@ class StudyState:
         for first in self._new_begins():
             if number >= first:
                 begin = max(begin, first)
-        lanes = self.plan.lanes(self.cells[0])
-        return range(number - (number - begin) % lanes, number)
+        return begin
 
     def _new_begins(self) -> list[int]:
         begins = []
@@ -412,8 +416,9 @@ class StudyState:
         if len(everything) == 1:
             return everything[0]
         search = self.plan.config.search
-        # At the start they take turns, so that each is tried on each task.
-        if number < search.startup_trials:
+        # At the start they take turns, so that each is tried on each task. With a fixed rate a
+        # second trial of a choice would repeat the first, so they always do.
+        if number < search.startup_trials or self.study.searched.fixed:
             return everything[number % len(everything)]
         together = self.round(number)
         # What trains side by side has one architecture and one batch size.
@@ -422,7 +427,15 @@ class StudyState:
                 return self._levels(trial.spec)
         if search.sampler == "gp" and search.second is None:
             return None
-        return everything[number % len(everything)]
+        return everything[self._turn(number) % len(everything)]
+
+    def _turn(self, number: int) -> int:
+        """The number of a trial, where each round of lanes counts as one.
+
+        Rounds of four would otherwise begin at the same of two choices every time.
+        """
+        begin = self._begin(number)
+        return begin + (number - begin) // self.plan.lanes(self.cells[0])
 
     def _best_levels(self) -> tuple[int, ...]:
         model = self.model

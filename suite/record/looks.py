@@ -18,6 +18,7 @@ from typing import Any
 
 from suite.config.hashing import short_hash
 from suite.config.loader import Strict
+from suite.errors import ConfigError
 from suite.files import write_json
 from suite.record.folder import Home, read_record
 
@@ -166,13 +167,18 @@ def read_looks(home: Home, sweep: str) -> dict[str, list[RunSet]]:
     """The sets of runs that were kept, by key of the cell.
 
     Raises:
-        ConfigError: A record is whole, but not one of this version.
+        ConfigError: A record was cut or edited, or is not one of this version.
     """
     found: dict[str, list[RunSet]] = defaultdict(list)
     for name in names(home, sweep):
-        look = read_record(folder(home, sweep) / f"{name}.json", KeptLook)
-        if look is None:
-            continue
+        path = folder(home, sweep) / f"{name}.json"
+        look = read_record(path, KeptLook)
+        if look is None or short_hash(look.model_dump(mode="json")) != name:
+            raise ConfigError(
+                f"{path}: this record of a test look was cut or edited, because its content has "
+                "another hash than its name; copy it back from where it is whole (a storage or a "
+                "backup), or remove it, and its look counts no more"
+            )
         for key, setting in look.settings.items():
             found[key].append((setting, tuple(look.seeds)))
     return found

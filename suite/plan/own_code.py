@@ -1,0 +1,45 @@
+"""Tell apart what one name stands for before and after a user edits the file behind it."""
+
+from __future__ import annotations
+
+from suite.config.hashing import short_hash
+from suite.config.sweep import AttentionChoice, BackboneChoice
+
+
+def own_code(
+    backbone: BackboneChoice, attention: AttentionChoice, method: str, *, where: str
+) -> str | None:
+    """A hash of the user's own files that define an arm; None = all its code is the suite's.
+
+    Only the file of each class counts, not what that file imports.
+
+    Args:
+        where: The sweep's file, for errors.
+
+    Raises:
+        ConfigError: There is no such method or variant, or the backbone cannot be found.
+    """
+    # These load torch, which reading a stored plan does without.
+    from suite.attention import variants
+    from suite.backbones import families
+    from suite.backbones.loading import resolve
+    from suite.petl import get_method, methods
+
+    parts: dict[str, str | None] = {}
+    # Who has no code of an axis waits for nothing here.
+    if methods.own_names():
+        parts["method"] = methods.digest(get_method(method, where=f"{where}: methods"))
+    if variants.own_names():
+        variant = variants.get(attention.name, where=f"{where}: attention")
+        parts["attention"] = variants.digest(variant)
+        # A variant across layers may stand over another one.
+        over = getattr(variant.configure(attention.options), "over", None)
+        if over is not None:
+            parts["over"] = variants.digest(type(over))
+    if families.own_names():
+        family = resolve(backbone, where=f"{where}: backbones").family
+        parts["backbone"] = families.digest(type(family))
+    found = {part: digest for part, digest in parts.items() if digest is not None}
+    if not found:
+        return None
+    return short_hash(found)
