@@ -362,7 +362,7 @@ def _check_batches(config: SweepConfig, task: TaskConfig) -> None:
     Raises:
         IncompatibleError: A known number of rows is below a batch size.
     """
-    from suite.data.prepare import check_batch_fits
+    from suite.data.splits import check_batch_fits
 
     rows = training_examples(task, config.limit, block=config.training.max_length)
     largest = max(config.search.batch_sizes, default=config.training.batch_size)

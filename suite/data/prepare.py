@@ -24,7 +24,7 @@ from suite.data.objective import TEMPLATE, Columns, Features, Objective, rows_of
 from suite.data.row_checks import check_ids, check_rows, is_text
 from suite.data.source import Source, open_source
 from suite.data.splits import Part, Rows, SplitName, plan_splits, source_splits
-from suite.errors import DataError, IncompatibleError
+from suite.errors import DataError
 from suite.files import make_once, read_json
 
 FORMAT = 2
@@ -135,21 +135,6 @@ def _build(
         )
     manifest = {"sizes": sizes, "data_hash": digest.hexdigest(), "revision": source.revision}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-
-
-def check_batch_fits(
-    rows: int, batch_size: int, *, where: str, key: str = "training.batch_size"
-) -> None:
-    """Check that an epoch holds at least one whole batch; an incomplete last one is dropped.
-
-    Raises:
-        IncompatibleError: There are fewer rows.
-    """
-    if rows < batch_size:
-        raise IncompatibleError(
-            f"{where}: {key} is {batch_size}, but there are only {rows} training rows; "
-            "use a smaller batch_size"
-        )
 
 
 def token_lengths(rows: Dataset, stacks: int) -> np.ndarray[Any, Any]:

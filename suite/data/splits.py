@@ -16,7 +16,7 @@ import numpy as np
 from suite.config.hashing import derive_seed
 from suite.config.sweep import LimitConfig
 from suite.config.task import SplitConfig
-from suite.errors import DataError
+from suite.errors import DataError, IncompatibleError
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 SplitName = Literal["train", "validation", "test"]
@@ -78,6 +78,21 @@ def plan_splits(
             part, groups[part.source], name, limit, where=where, in_order=in_order
         )
     return limited
+
+
+def check_batch_fits(
+    rows: int, batch_size: int, *, where: str, key: str = "training.batch_size"
+) -> None:
+    """Check that an epoch holds at least one whole batch; an incomplete last one is dropped.
+
+    Raises:
+        IncompatibleError: There are fewer rows.
+    """
+    if rows < batch_size:
+        raise IncompatibleError(
+            f"{where}: {key} is {batch_size}, but there are only {rows} training rows; "
+            "use a smaller batch_size"
+        )
 
 
 def _named(config: SplitConfig, groups: Mapping[str, Rows], where: str) -> dict[SplitName, Part]:

@@ -93,7 +93,8 @@ def check_data(plan: Plan, *, cache: Path, data_root: Path | None) -> None:
         ResourceError: States of frozen stacks that are to be kept, and for which there is no room.
     """
     # Imports torch, which showing a status does not need.
-    from suite.data.prepare import check_batch_fits, prepare
+    from suite.data.prepare import prepare
+    from suite.data.splits import check_batch_fits
 
     config = plan.config
     tasks = {cell.task.name: cell.task for cell in plan.cells}
@@ -176,7 +177,8 @@ def check_local_data(plan: Plan, *, data_root: Path | None) -> None:
             tasks[cell.task.name] = cell.task
     if not tasks:
         return
-    from suite.data.prepare import check_batch_fits, prepare
+    from suite.data.prepare import prepare
+    from suite.data.splits import check_batch_fits
 
     config = plan.config
     with tempfile.TemporaryDirectory() as folder:

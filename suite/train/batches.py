@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 
 from suite.config.hashing import derive_seed
-from suite.data.prepare import check_batch_fits
+from suite.data.splits import check_batch_fits
 
 Part = tuple[dict[str, torch.Tensor], float]
 Rows = np.ndarray[Any, Any]
