@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 from suite.cli.curves import points
+from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.costs import with_energy_to_target, with_selection_cost
 from suite.leaderboard.curves import epochs_at_best, learning_rate_curve, sensitivity_decades
 from suite.leaderboard.fields import Row
 from suite.leaderboard.names import Names, distinct
+from suite.meters.record import ESTIMATE, PhaseRecord
+from suite.plan.definition import read_plan, store_definition
 from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
-from suite.record.result import EpochRecord, Status
+from suite.record.result import EpochRecord, PreparationRecord, Status
 from suite.report.chart import Points
 from suite.report.curves import learning_rate_curve as drawn_curve
 from suite.tracking import leaderboard, sync, to_rows
@@ -155,6 +158,45 @@ def test_contests_of_two_homes_or_backbones_are_not_mixed() -> None:
     lost = make_cell(arm="lost", chosen=False, search_trials=6)
     elsewhere = [replace(lost, home="there"), replace(lost, conditions="other")]
     assert with_selection_cost([won, *elsewhere])[0].selection_trials == 4
+
+
+def test_frozen_states_that_architectures_share_are_paid_for_once(home: Home) -> None:
+    def collected(sources: Sequence[str]) -> Row:
+        specs = []
+        for width, source in zip((64, 128), sources, strict=True):
+            spec = make_spec("read")
+            arm = spec.arm.model_copy(update={"architecture": {"hidden": width}})
+            spec = spec.model_copy(update={"arm": arm})
+            specs.append(spec)
+            states = PhaseRecord(seconds=70.0, energy_kwh=5e-4, energy_source=ESTIMATE)
+            shared = PreparationRecord(
+                key="states", made_by=specs[0].hash, reused=spec is not specs[0], cost=states
+            )
+            result = make_result(spec, frozen_states=shared)
+            for name, phase in result.phases.items():
+                result.phases[name] = phase.model_copy(update={"energy_source": source})
+            write_trial(home, spec, result)
+        write_definition(home, ["read"], ["agreement"], trials=1, seeds=[1])
+        plan = read_plan(home, "demo")
+        cells = [
+            replace(plan.cells[0], arm=spec.arm, contest="widths", choice=place)
+            for place, spec in enumerate(specs)
+        ]
+        store_definition(replace(plan, cells=tuple(cells)), home)
+        rows = sweep_rows(home, "demo")
+        assert [row.search_trials for row in rows] == [1, 1]
+        (won,) = [row for row in with_selection_cost(rows) if row.chosen]
+        (kept,) = [row for row in sweep_rows(home, "demo", known=[won]) if row.chosen]
+        assert kept == won, "it is stored, and read again as it is"
+        return won
+
+    won = collected([ESTIMATE, ESTIMATE])
+    assert won.search_s is not None and won.search_energy_kwh is not None
+    assert won.selection_trials == 2
+    assert won.selection_s == pytest.approx(2 * won.search_s - 70.0)
+    assert won.selection_energy_kwh == pytest.approx(2 * won.search_energy_kwh - 5e-4)
+    mixed = collected([ESTIMATE, "rapl"])
+    assert mixed.selection_s == won.selection_s and mixed.selection_energy_kwh is None
 
 
 # ---- energy to target ----------------------------------------------------------------------------------------------------------

@@ -496,6 +496,12 @@ def test_searched_batch_sizes_are_all_named(report: Report) -> None:
     )
 
 
+def test_the_leaderboard_of_a_report_has_the_chosen_batch_size(report: Report) -> None:
+    table = tables.leaderboard(report)
+    assert "batch_size" in table.columns
+    assert {row["batch_size"] for row in table.rows} > {None}
+
+
 def test_the_power_of_each_backbone_is_said_of_it(report: Report) -> None:
     other = [row | {"backbone": "other", "arm": f"other.{row['arm']}"} for row in report.rows]
     both = replace(report, rows=[*report.rows, *other], trials=[])

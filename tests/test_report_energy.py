@@ -209,6 +209,24 @@ def test_confirm_runs_that_were_measured_in_part_have_no_sum_and_the_page_says_w
     assert chart is not None and "full (confirm: not known)" in chart.y.categories
 
 
+def test_what_arms_measured_and_estimated_is_not_added_up(
+    report_of: Callable[[Mapping[str, str]], Report],
+) -> None:
+    report = report_of(MEASURED)
+    one = charts.search_cost(report)
+    assert one is not None and "Searching took 46.0 mWh and confirming" in one.text
+    rows = {row["method"]: row["arm"] for row in report.rows}
+    trials = []
+    for trial in report.trials:
+        if trial["arm"] == rows["lora"]:
+            sources = dict.fromkeys(trial["sources"], ESTIMATE)
+            trial = trial | {"energy_source": ESTIMATE, "sources": sources}
+        trials.append(trial)
+    mixed = charts.search_cost(replace(report, trials=trials))
+    assert mixed is not None and "Searching took" not in mixed.text
+    assert "some was measured and some estimated, which is not added up" in mixed.text
+
+
 # ---- while a sweep runs --------------------------------------------------------------------------------------------------------
 
 

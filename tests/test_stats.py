@@ -320,7 +320,18 @@ def test_power_says_what_is_shown_in_four_cases_of_five() -> None:
     assert looked == replace(power_of(Spread(1.0, 0.0), seeds=5, pairs=3), pairs=1)
     assert spread_of(evidence([[1.0], [2.0]])) is None
     known = spread_of(evidence([[1.0, 3.0], [2.0, 2.0]], items=3.0))
-    assert known == Spread(1.0, 6.0)
+    assert known == Spread(1.0, 6.0, units=100)
+
+
+def test_where_no_verdict_is_possible_on_few_items_nothing_is_said_to_be_shown() -> None:
+    few = spread_of(replace(evidence([[1.0, 3.0], [2.0, 2.0]], items=3.0), units=6))
+    assert few == Spread(1.0, 6.0, units=6)
+    none = power_of(few, seeds=3, pairs=3)
+    assert (none.shown, none.seeds_for_point) == (None, None), "p is 2^-5, and 9.4% by Holm"
+    assert power_of(few, seeds=3, pairs=1).shown is not None
+    assert power_of(few, seeds=3, pairs=1, looks=2).shown is None
+    assert power_of(replace(few, units=26), seeds=3, pairs=10**8).shown is not None, "no bound"
+    assert "too few for a verdict" in sentence(3, None, None)
 
 
 def test_an_arm_and_itself_cannot_be_told_apart() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 from suite.config.hashing import short_hash
 from suite.config.reference import MEAN
-from suite.leaderboard.fields import NAMES, Row
+from suite.leaderboard.costs import selection_of
+from suite.leaderboard.fields import NAMES, Row, with_values
 from suite.leaderboard.ranks import Known, with_ranks
 from suite.leaderboard.row import cell_row
 from suite.plan.cell_state import CellState, make_states
@@ -77,9 +78,11 @@ def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row
             changed.append(key)
     states = _states(definition, home, folders, changed)
     rows = []
+    anew = set(changed)
     for key in definition.cells:
-        if key in states:
-            rows.append(cell_row(states[key], home=own, digest=digests[key]))
+        if key in anew:
+            row = cell_row(states[key], home=own, digest=digests[key])
+            rows.append(with_values(row, **_of_contest(definition, key, states)))
         elif key in folders:
             rows.append(before[key])
 
@@ -219,7 +222,7 @@ def _states(
     folders: Mapping[str, Sequence[TrialFolder]],
     changed: Sequence[str],
 ) -> dict[str, CellState]:
-    """The states of the cells that changed."""
+    """The states of the cells that changed, and of those that compete with them."""
     # A dictionary rather than a set, because it keeps the plan's order.
     needed = dict.fromkeys(changed)
     for key in changed:
@@ -236,9 +239,28 @@ def _states(
             if spec is not None:
                 trials.append(Trial(folder, spec, folder.result()))
     found: dict[str, Cell] = group_cells(trials)
-    states = make_states(definition.plan, home, cells, found)
-    # The others were read only to tell who won their contest.
-    return {key: states[key] for key in changed}
+    return make_states(definition.plan, home, cells, found)
+
+
+def _of_contest(
+    definition: _Definition, key: str, states: Mapping[str, CellState]
+) -> dict[str, float | None]:
+    """What the architecture of a cell was chosen by: the searches of all that competed on its task.
+
+    Empty where it has not won a contest.
+    """
+    state = states[key]
+    contest = definition.cells[key].contest
+    if contest is None or not state.won:
+        return {}
+    ended = []
+    for other in definition.contests[contest]:
+        # One contest spans all tasks, and a row is about its own.
+        if definition.cells[other].task.name == state.cell.task.name:
+            for trial in states[other].searched:
+                if trial.result is not None:
+                    ended.append(trial.result)
+    return selection_of(ended)
 
 
 def _confirmed(

@@ -1,6 +1,7 @@
 """Compute the cost of the search behind a row, and its energy until it nears full fine-tuning.
 
-Both compare rows, so they are computed when the leaderboard is read, for each home by itself.
+Both compare rows, so they are computed when the leaderboard is read, for each home by itself. Only
+the search of architectures that competed is added up before, as it takes their trials.
 """
 
 from __future__ import annotations
@@ -10,11 +11,25 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from suite.leaderboard.fields import Row, with_values
-from suite.leaderboard.measures import total
+from suite.leaderboard.measures import CellResults, total
+from suite.record.result import TrialResult
 
 TARGET_FRAC = 0.95
 """Share of full fine-tuning's validation score that counts as nearly as good; our choice."""
 FULL = "full"
+
+
+def selection_of(searched: Sequence[TrialResult]) -> dict[str, float | None]:
+    """`selection_*` of a winner, from the search trials of all architectures that competed.
+
+    Frozen states that they share count once. Measured and estimated energy are not added.
+    """
+    found = CellResults([], searched)
+    return {
+        "selection_trials": len(searched),
+        "selection_s": found.of_search("seconds"),
+        "selection_energy_kwh": found.of_search("energy_kwh"),
+    }
 
 
 def with_selection_cost(rows: Sequence[Row]) -> list[Row]:
@@ -32,7 +47,8 @@ def with_selection_cost(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         if row.chosen is None:
             found.append(_with_cost(row, [row]))
-        elif row.chosen:
+        # Rows of an earlier version do not hold it yet.
+        elif row.chosen and row.selection_trials is None:
             found.append(_with_cost(row, contests[_contest(row)]))
         else:
             found.append(row)

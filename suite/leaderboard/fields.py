@@ -642,7 +642,10 @@ class Row:
         meaning="why the score was not computed again from stored answers; null = it was",
     )
     batch_size: int | None = integer(
-        "batch size", unit="examples", meaning="batch size that validation chose, or the sweep's"
+        "batch size",
+        unit="examples",
+        report=True,
+        meaning="batch size that validation chose, or the sweep's",
     )
     frozen_dropout: str | None = text(
         "frozen dropout",

@@ -490,19 +490,21 @@ def _unknown_parts(row: Row) -> str:
 
 
 def _describe_costs(report: Report, rows: Sequence[Row]) -> str:
-    searching = _known_sum(values_of(rows, "search_wh") + values_of(rows, "others_wh"))
-    confirming = _known_sum(values_of(rows, "confirm_wh"))
-    note = ""
-    if report.spent_note:
-        note = f" ({report.spent_note.removeprefix(', ')})"
-    text = (
-        f"Energy spent to tune and confirm each of {len(rows)} arms, over all tasks and phases."
-        f" Searching took {searching} and confirming {confirming}{note}."
-    )
+    text = f"Energy spent to tune and confirm each of {len(rows)} arms, over all tasks and phases."
+    # Measured and estimated energy are neither added nor compared.
+    of_two_kinds = bool(report.spent_note) and not report.estimated
+    if of_two_kinds:
+        text += " Of it some was measured and some estimated, which is not added up."
+    else:
+        searching = _known_sum(values_of(rows, "search_wh") + values_of(rows, "others_wh"))
+        confirming = _known_sum(values_of(rows, "confirm_wh"))
+        note = ""
+        if report.estimated:
+            note = " (estimate)"
+        text += f" Searching took {searching} and confirming {confirming}{note}."
     # Said of the arms whose whole cost is known; the others are named below.
     known = [row for row in rows if not _unknown_parts(row)]
-    # Estimated and measured energy cannot be compared.
-    if known and report.spent_note != ", partly estimated":
+    if known and not of_two_kinds:
         dearest = max(known, key=lambda row: fsum(row[key] for key in CHOICE_PARTS))
         text += f" Dearest: {dearest['label']}."
     unknown = []

@@ -5,7 +5,7 @@ correction leaves to the hardest of all comparisons. It does so in 80% of cases 
 difference is that half width plus the 80% quantile of the error. Both come from the error's own
 distribution (`significance`): the items' part, and the seeds' part with the degrees of freedom that
 `compare` gives two arms that are equally noisy. Where the items' part is 0 this is close to the
-noncentral t test.
+noncentral t test. Few items may allow no verdict at all (`exact`), and then nothing is shown.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from suite.stats.compare import OWN, Evidence, items_part
+from suite.stats.exact import FEW
 from suite.stats.significance import LEVEL, half_width
 
 POWER = 0.8
@@ -29,10 +30,12 @@ class Spread:
     Attributes:
         seeds: Variance between the seeds of an arm, squared units of the score.
         items: Variance that the choice of items gives the difference of two arms.
+        units: How many items, or groups of items, were resampled; None = many.
     """
 
     seeds: float
     items: float
+    units: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,9 @@ class Power:
     Attributes:
         seeds: Seeds of every arm.
         pairs: Comparisons that share the level of 5%, by Holm's correction.
-        shown: The least difference that is shown in 80% of cases; None with one seed, and where
-            nothing varies: arms that answer alike do not say how others would vary.
+        shown: The least difference that is shown in 80% of cases; None with one seed, where the
+            items are too few for any verdict, and where nothing varies: arms that answer alike do
+            not say how others would vary.
         seeds_for_point: Seeds that show a difference of `POINT` as often; None where the items
             alone hide it, or more than `MOST_SEEDS` would be needed.
     """
@@ -64,7 +68,10 @@ def sentence(seeds: int, shown: float | None, seeds_for_point: int | None) -> st
     if shown is None and seeds < 2:
         return "one seed can tell nothing apart"
     if shown is None:
-        return f"scores do not vary here, so nothing says what {seeds} seeds could show"
+        return (
+            "scores do not vary here, or the test items are too few for a verdict: nothing says"
+            f" what {seeds} seeds could show"
+        )
     more = f"{POINT:g} point is out of reach ({MOST_SEEDS:,} seeds would not do)"
     if seeds_for_point is not None:
         more = f"for {POINT:g} point {seeds_for_point} seeds"
@@ -78,7 +85,8 @@ def spread_of(evidence: Evidence) -> Spread | None:
         return None
     # The diagonal is 0: an arm does not differ from itself.
     items = items_part(evidence).sum() / (arms * (arms - 1))
-    return Spread(float(evidence.scores.var(1, ddof=1).mean()), float(items))
+    seeds_part = float(evidence.scores.var(1, ddof=1).mean())
+    return Spread(seeds_part, float(items), evidence.units)
 
 
 def power_of(spread: Spread, *, seeds: int, pairs: int, looks: float = 1) -> Power:
@@ -93,6 +101,8 @@ def power_of(spread: Spread, *, seeds: int, pairs: int, looks: float = 1) -> Pow
     if spread.seeds == 0 and spread.items == 0:
         return Power(seeds, pairs, None, None)
     error = (1 - LEVEL) / (pairs * looks)
+    if _least_p(spread.units) >= error:
+        return Power(seeds, pairs, None, None)
     shown = None
     if seeds > 1:
         shown = _shown(spread, seeds, error)
@@ -109,6 +119,13 @@ def power_of(spread: Spread, *, seeds: int, pairs: int, looks: float = 1) -> Pow
                 low = middle
         enough = high
     return Power(seeds, pairs, shown, enough)
+
+
+def _least_p(units: int | None) -> float:
+    """The p-value of two arms that differ on all items in the same direction; no p is lower."""
+    if units is None or units > FEW:
+        return 0.0
+    return 2.0 ** (1 - units)
 
 
 def _shown(spread: Spread, seeds: int, error: float) -> float:
