@@ -15,7 +15,13 @@ import pytest
 from suite.cli.curves import points
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.costs import with_energy_to_target, with_selection_cost
-from suite.leaderboard.curves import epochs_at_best, learning_rate_curve, sensitivity_decades
+from suite.leaderboard.curves import (
+    confirmed_point,
+    epochs_at_best,
+    is_chosen,
+    learning_rate_curve,
+    sensitivity_decades,
+)
 from suite.leaderboard.fields import Row
 from suite.leaderboard.names import Names, distinct
 from suite.meters.record import ESTIMATE, PhaseRecord
@@ -151,6 +157,14 @@ def test_the_chosen_architecture_carries_the_cost_of_all_that_were_tried() -> No
     rows = with_selection_cost(cells)
     costs = [(row.selection_trials, row.selection_s, row.selection_energy_kwh) for row in rows]
     assert costs == [(10, 30.0, 0.75), (None, None, None), (4, 1.0, 1.0), (3, 7.0, None)]
+
+
+def test_what_an_architecture_that_lost_found_best_was_not_confirmed() -> None:
+    cell = make_cell(learning_rate=1e-3, batch_size=8, curve=[[1e-3, 50.0, "completed", 8]])
+    assert is_chosen(cell, 1e-3, 8) and is_chosen(replace(cell, chosen=True), 1e-3, 8)
+    lost = replace(cell, chosen=False)
+    assert not is_chosen(lost, 1e-3, 8)
+    assert confirmed_point(replace(lost, validation_score=None)) == []
 
 
 def test_contests_of_two_homes_or_backbones_are_not_mixed() -> None:
