@@ -99,15 +99,15 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     if not rows:
         return None
     admitted = [row for row in report.admitted(task) if row[cost.key]]
-    # A rejected score may be wrong, so it must not keep other arms off the front.
-    front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
-    said_of_front = (
-        "On the Pareto front (dotted), where no arm scores better at less cost:"
-        f" {listed(report.label(row) for row in front)}."
-    )
-    if cost.key == "energy_kwh" and admitted and not values.comparable_energy(admitted):
-        front = []
-        said_of_front = "No Pareto front: energy was not measured in one way for all arms."
+    front: list[Row] = []
+    said_of_front = "No Pareto front: energy was not measured in one way for all arms."
+    if cost.key != "energy_kwh" or not admitted or values.comparable_energy(admitted):
+        # A rejected score may be wrong, so it must not keep other arms off the front.
+        front = pareto(admitted, cost.key, higher_is_better=report.higher_is_better(task))
+        said_of_front = (
+            "On the Pareto front (dotted), where no arm scores better at less cost:"
+            f" {listed(report.label(row) for row in front)}."
+        )
     named = rows
     if len(rows) > MOST_LABELS:
         named = front[:MOST_LABELS]
@@ -132,7 +132,7 @@ def _score_against(report: Report, task: str, cost: Cost) -> Chart | None:
     )
     if len(named) < len(rows):
         # The other points say their names when a reader points at them.
-        text += " Only arms of the front are named."
+        text += " Only arms of the front are named." if front else " So many are not named."
     absent = [report.label(row) for row in report.scored(task) if row not in rows]
     if absent:
         text += f" Not drawn, as their {cost.word} is not known: {listed(absent)}."
