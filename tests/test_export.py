@@ -171,6 +171,7 @@ def test_a_prompt_of_a_decoder_writes_the_same_through_peft(
     }
     ours = restored.model.generate(input_ids=ids, **options)[0, -6:]  # type: ignore[operator]
     assert ours.tolist() == theirs.generate(input_ids=ids, **options)[0, -6:].tolist()
+    assert "texts of equal length" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -47,6 +47,13 @@ def loading_lines(restored: Restored, description: Description, name: str) -> It
         )
         yield from ("", "or, for the model itself,", "")
     yield from _model_block(restored, description, name)
+    # The suite refuses peft's own prompts on decoders, so only ours gets here.
+    if restored.spec.arm.method == "prompt" and restored.resolved.family.kind == "decoder":
+        yield ""
+        yield (
+            "There, let it write answers for one text at a time, or for texts of equal length: peft"
+            " counts the padding of a batch as positions, and the answers change."
+        )
 
 
 def _block(first: str, *lines: str) -> Iterator[str]:

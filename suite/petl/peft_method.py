@@ -7,9 +7,10 @@ Deviations:
       knows the backbone.
     - peft's copy of the task head (`modules_to_save`) is taken out again; the suite trains the head
       itself, as for every method.
-    - Methods that lengthen the input (p-tuning, prompt-tuning) are refused for classification heads
-      on GPT-2 and Llama: peft 0.21 then reads the last position, which is padding in a right-padded
-      batch. `prompt` does not have this fault.
+    - Methods that lengthen the input (p-tuning, prompt-tuning) are refused on decoders. With a
+      classification head peft 0.21 reads the last position, which is padding in a right-padded
+      batch; in generation it drops `position_ids`, so that a written answer depends on how far its
+      batch is padded. `prompt` does not have these faults.
     - Options of LoRA that need other adapters or a quantised backbone are refused: peft would train
       plain LoRA. Starts from data run before training, see `_lora_starts`.
     - LoRA+ and LoRA-FA are peft's optimizers on the suite's AdamW, see `_lora_optimizers`.
@@ -466,11 +467,11 @@ def _set_task(config: PeftConfig, model: PreTrainedModel, family: Family, *, nam
         )
     has_head = bool(family.head_names(model))
     # a prefix lengthens the cache and not the input, so the last position stays where it is
-    if has_head and family.kind == "decoder" and name != "peft:prefix-tuning":
-        raise IncompatibleError(
-            f"{name}: with a classification head peft reads the wrong position of {family.name};"
-            " use method prompt"
-        )
+    if family.kind == "decoder" and name != "peft:prefix-tuning":
+        fault = "in generation peft counts a batch's padding as positions"
+        if has_head:
+            fault = "with a classification head peft reads the wrong position"
+        raise IncompatibleError(f"{name}: {fault} of {family.name}; use method prompt")
     if has_head:
         config.task_type = TaskType.SEQ_CLS
     elif family.kind == "encoder-decoder":

@@ -295,11 +295,14 @@ def test_pefts_methods_that_need_more_than_batches_are_refused(method: str, reas
         get_method(method)
 
 
-def test_a_prompt_of_pefts_is_refused_where_it_reads_the_wrong_position() -> None:
-    with pytest.raises(IncompatibleError, match="use method prompt"):
-        make_arm(
-            "peft:prompt-tuning", "llama", "classification", architecture={"num_virtual_tokens": 3}
-        )
+@pytest.mark.parametrize("method", ["peft:prompt-tuning", "peft:p-tuning"])
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [("classification", "wrong position"), ("text", "counts a batch's padding")],
+)
+def test_a_prompt_of_pefts_is_refused_on_decoders(method: str, answer: Answer, fault: str) -> None:
+    with pytest.raises(IncompatibleError, match=f"{fault}.* of llama; use method prompt"):
+        make_arm(method, "llama", answer, architecture={"num_virtual_tokens": 3})
 
 
 def test_pefts_methods_that_compute_with_the_weights_are_counted_without_them() -> None:
