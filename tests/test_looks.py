@@ -14,7 +14,7 @@ from suite.errors import ConfigError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.learning import with_learning
 from suite.leaderboard.table import choose
-from suite.plan.definition import read_plan
+from suite.plan.definition import read_plan, store_definition
 from suite.record.folder import Home
 from suite.record.looks import FOLDER, Looks, from_json, joint, names
 from suite.stats.compare import Evidence
@@ -91,6 +91,31 @@ def test_another_learning_rate_is_a_further_look(tmp_path: Path) -> None:
     write_trial(home, other, make_result(other, score=99.0))
     count, warning = looks(home)
     assert count == 2 and warning is not None and f"seeds 1 at {RATES[1]:.3g}" in warning
+
+
+def test_another_architecture_that_was_tested_is_a_further_look(tmp_path: Path) -> None:
+    """A search that goes on may choose otherwise, after a test score of its first choice."""
+    home = Home(tmp_path)
+    arms = []
+    for rank, score in ((4, 50.0), (8, 60.0)):
+        spec = make_spec("lora")
+        arms.append(spec.arm.model_copy(update={"architecture": {"rank": rank}}))
+        for seed in (None, 1):
+            spec = make_spec("lora", seed=seed) if seed else make_spec("lora")
+            spec = spec.model_copy(update={"arm": arms[-1]})
+            write_trial(home, spec, make_result(spec, score=score))
+    write_definition(home, ["lora"], ["agreement"], trials=1, seeds=[1])
+    plan = read_plan(home, "demo")
+    cells = [
+        replace(plan.cells[0], arm=arm, contest="ranks", choice=place)
+        for place, arm in enumerate(arms)
+    ]
+    store_definition(replace(plan, cells=tuple(cells)), home)
+    rows = {row.arm: row for row in sweep_rows(home, "demo")}
+    chosen = rows[arms[1].key]
+    assert chosen.test_looks == 2
+    assert chosen.looks_warning is not None and "1 of other architectures" in chosen.looks_warning
+    assert rows[arms[0].key].test_looks == 1, "it won nothing by what was seen"
 
 
 def test_a_record_of_another_host_changes_the_row(tmp_path: Path) -> None:

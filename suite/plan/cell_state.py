@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -225,6 +225,20 @@ class CellState:
 
     @property
     def looks(self) -> Looks:
+        """The looks at this cell, and at other architectures that won its contest before."""
+        looks = self.own_looks
+        # An architecture that has not won stands in no row, and nothing was chosen by its scores.
+        if not self.won:
+            return looks
+        assert self.contest is not None
+        rivals = 0
+        for other in self.contest.cells:
+            if other.cell.task.name == self.cell.task.name and other.cell.key != self.cell.key:
+                rivals += other.own_looks.count
+        return replace(looks, rivals=rivals)
+
+    @property
+    def own_looks(self) -> Looks:
         """The sets of confirm runs that a test score of this cell was read from."""
         tested: dict[Setting, set[int]] = defaultdict(set)
         for trial in (*self.confirm.values(), *self.set_aside):

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Protocol
 
 from suite.plan.plan import PlannedCell
+from suite.record.looks import Looks
 
 
 class Studied(Protocol):
@@ -25,6 +26,9 @@ class Studied(Protocol):
 
     @property
     def quality(self) -> float | None: ...
+
+    @property
+    def own_looks(self) -> Looks: ...
 
 
 @dataclass(slots=True)

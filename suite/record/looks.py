@@ -37,17 +37,20 @@ class Looks:
         sets: All of them; the present set comes first.
         choices: In how many ways the present set can be chosen from the runs that were tested with
             its setting; 1 unless some of these are left out.
+        rivals: Test scores of other architectures of the method that were chosen before, on the
+            same task.
     """
 
     sets: tuple[RunSet, ...] = ()
     choices: int = 1
+    rivals: int = 0
 
     @property
     def count(self) -> int:
         """How many test scores there were to choose from; 0 before there is one."""
         if not self.sets:
             return 0
-        return len(self.sets) - 1 + self.choices
+        return len(self.sets) - 1 + self.choices + self.rivals
 
     @property
     def warning(self) -> str | None:
@@ -66,12 +69,14 @@ class Looks:
             said.append(f"also tested with {'; '.join(others)}")
         if self.choices > 1:
             said.append(f"its seeds are one of {self.choices} choices from those tested")
+        if self.rivals:
+            said.append(f"{self.rivals} of other architectures, which were chosen before")
         return f"{self.count} test looks: {', and '.join(said)}; p counts {self.count} times"
 
     def as_json(self) -> dict[str, Any]:
         """The form in which a row keeps it."""
         sets = [[list(setting), list(seeds)] for setting, seeds in self.sets]
-        return {"sets": sets, "choices": self.choices}
+        return {"sets": sets, "choices": self.choices, "rivals": self.rivals}
 
 
 def from_json(kept: Mapping[str, Any]) -> Looks:
@@ -79,21 +84,22 @@ def from_json(kept: Mapping[str, Any]) -> Looks:
     sets = []
     for (rate, batch_size), seeds in kept.get("sets", ()):
         sets.append(((float(rate), int(batch_size)), tuple(seeds)))
-    return Looks(tuple(sets), kept.get("choices", 1))
+    return Looks(tuple(sets), kept.get("choices", 1), kept.get("rivals", 0))
 
 
 def joint(cells: Iterable[Looks]) -> int:
     """How many test scores there were to choose from, over cells read together; at least 1.
 
     All cells of a sweep change their seeds at the same time, so a set of seeds counts once. Each
-    cell changes its setting at a time of its own, so each further one counts.
+    cell changes its setting, and a method its architecture, at a time of its own, so each further
+    one counts.
     """
     seeds = set()
     settings = 0
     choices = 1
     for looks in cells:
         own = {of_set for _, of_set in looks.sets}
-        settings += len(looks.sets) - len(own)
+        settings += len(looks.sets) - len(own) + looks.rivals
         seeds |= own
         choices = max(choices, looks.choices)
     return max(1, len(seeds) + settings + choices - 1)
