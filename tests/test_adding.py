@@ -13,6 +13,8 @@ from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
 from suite.petl import methods
 from suite.plan.plan import make_plan
+from suite.record.spec import TrialSpec
+from suite.train.by_hand import build_spec
 from tests.commands import ROOT, Suite, suite
 from tests.tiny import tiny_choice
 
@@ -124,3 +126,20 @@ def test_an_edited_file_of_ones_own_gives_new_trials(
         after = arms()
         assert {name for name in after if after[name].key != before[name].key} == changed
         before = after
+
+
+def test_a_trial_by_hand_of_an_edited_file_is_another_trial(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spec() -> TrialSpec:
+        monkeypatch.setattr(methods, "_scanned", None)
+        choice = tiny_choice("bert").model_dump(mode="json")
+        name = choice.pop("name")
+        shape = {"config": choice["config"], "tokenizer": choice["tokenizer"]}
+        return build_spec(name, "scale-norms", "sst2", values={"backbone": shape})
+
+    before = spec()
+    assert spec().hash == before.hash
+    with (mine / "petl/scale_norms.py").open("a") as file:
+        file.write("# another version\n")
+    assert spec().hash != before.hash

@@ -16,7 +16,6 @@ from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
 from suite.config.task import TaskConfig, load_task
 from suite.config.training import TrainingConfig
 from suite.errors import ConfigError, IncompatibleError, SuiteError
-from suite.plan.own_code import own_code
 from suite.plan.resources import DEFAULT_CPU_WORKERS
 from suite.record.cells import Trial
 from suite.record.references import check_references
@@ -273,6 +272,8 @@ def _arms(
 
     Where only one architecture is left there is no contest, and the place is 0.
     """
+    from suite.petl.own_code import own_code
+
     choices = [_method(choice, config, where=where) for choice in config.methods]
     for b, backbone in enumerate(config.backbones):
         for a, attention in enumerate(config.attention):

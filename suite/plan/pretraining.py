@@ -10,7 +10,6 @@ from suite.config.sweep import AttentionChoice, LimitConfig, SweepConfig
 from suite.config.task import PretrainTask, TaskConfig, load_task
 from suite.config.training import TrainingConfig
 from suite.errors import IncompatibleError
-from suite.plan.own_code import own_code
 from suite.record.spec import Phase, TrialSpec
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ def pretrain_run(
         return None
     # Here, because variants load torch, which reading a plan does without.
     from suite.attention import variants
+    from suite.petl.own_code import own_code
 
     variant = variants.get(attention.name, where=f"{where}: attention")
     scratch = variant.configure(attention.options).start == "scratch"

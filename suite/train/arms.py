@@ -18,6 +18,7 @@ from suite.config.trust import check_named, refuse_trust, with_trust
 from suite.errors import ConfigError, UnknownNameError
 from suite.petl import get_method
 from suite.petl.arm import full_architecture
+from suite.petl.own_code import own_code
 
 GROUPS = ("backbone", "attention", "architecture")
 
@@ -83,7 +84,9 @@ def make_arm(backbone: str, method: str, attention: str, changes: dict[str, Any]
     arm = validate(Arm, data, where="--set")
     # A trusted name that nothing uses is a typing error: say so.
     check_named([backbone], where="--backbone")
-    return arm.model_copy(update={"backbone": with_trust(arm.backbone, where="--backbone")})
+    trusted = with_trust(arm.backbone, where="--backbone")
+    code = own_code(trusted, arm.attention, method, where="command line")
+    return arm.model_copy(update={"backbone": trusted, "code": code})
 
 
 def head_for(resolved: ResolvedBackbone, task: TaskConfig | None, *, num_labels: int) -> Head:

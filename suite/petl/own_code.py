@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from suite.attention import variants
+from suite.backbones import families
+from suite.backbones.loading import resolve
 from suite.config.hashing import short_hash
 from suite.config.sweep import AttentionChoice, BackboneChoice
+from suite.petl import get_method, methods
 
 
 def own_code(
@@ -14,17 +18,11 @@ def own_code(
     Only the file of each class counts, not what that file imports.
 
     Args:
-        where: The sweep's file, for errors.
+        where: The file or the command line that names them, for errors.
 
     Raises:
         ConfigError: There is no such method or variant, or the backbone cannot be found.
     """
-    # These load torch, which reading a stored plan does without.
-    from suite.attention import variants
-    from suite.backbones import families
-    from suite.backbones.loading import resolve
-    from suite.petl import get_method, methods
-
     parts: dict[str, str | None] = {}
     # Who has no code of an axis waits for nothing here.
     if methods.own_names():
