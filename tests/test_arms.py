@@ -137,6 +137,20 @@ def test_lora_passes_over_projections_that_a_variant_does_without(family: str) -
     assert counts[0] == counts[1]
 
 
+def test_lora_says_where_a_variant_left_none_of_its_targets() -> None:
+    with pytest.raises(IncompatibleError, match=r"has no projection of \['v'\] of its own"):
+        check_arm(
+            resolved_tiny("bert"),
+            make_head("classification"),
+            Arm(
+                backbone=tiny_choice("bert"),
+                attention=AttentionChoice(name="skv"),
+                method="lora",
+                architecture={"targets": ["v"]},
+            ),
+        )
+
+
 def scratch_names() -> list[str]:
     return [name for name in variants.names() if variants.get(name).start == "scratch"]
 

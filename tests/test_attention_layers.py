@@ -250,6 +250,15 @@ def test_an_encoder_of_an_encoder_decoder_can_share() -> None:
     loss_of(model.train(), batch_of(found)).backward()
 
 
+@every_case
+def test_every_weight_that_is_left_is_used(name: str, options: dict[str, Any]) -> None:
+    model, found, _ = converted(name, options, "llama")
+    loss_of(model.train(), batch_of(found)).backward()
+    kept = {"q_proj"} if options.get("drop_query") is False else set()  # as the official code does
+    unused = {place for place, weight in model.named_parameters() if weight.grad is None}
+    assert {place.split(".")[-2] for place in unused} <= kept, unused
+
+
 # ---- decoding ----------------------------------------------------------------------------------------------------------
 
 

@@ -95,8 +95,12 @@ def _one_head_like(old: nn.Module, head_dim: int) -> nn.Linear:
 class HeadEmbeddings(HeadTransform):
     """Makes H heads of the one head that was projected and cached.
 
-    Queries, keys and values have an embedding (H, d) each.
+    Queries, keys and values have an embedding (H, d) each; in a layer that takes another's
+    probabilities, values alone.
     """
+
+    query: nn.Parameter | None
+    key: nn.Parameter | None
 
     def __init__(self, heads: int, like: Tensor, head_dim: int) -> None:
         super().__init__()
@@ -105,12 +109,15 @@ class HeadEmbeddings(HeadTransform):
         self.value = self._embedding(heads, like, head_dim)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Turn (B, 1, L, d) each into (B, H, L, d)."""
-        return (
-            self.combine(query, self.query),
-            self.combine(key, self.key),
-            self.combine(value, self.value),
-        )
+        """Turn (B, 1, L, d) each into (B, H, L, d), or the value alone after `drop_keys`."""
+        if self.query is not None and self.key is not None:
+            query = self.combine(query, self.query)
+            key = self.combine(key, self.key)
+        return query, key, self.combine(value, self.value)
+
+    def drop_keys(self) -> None:
+        self.query = None
+        self.key = None
 
     @staticmethod
     @abstractmethod
@@ -140,6 +147,7 @@ class FoldedQuery(HeadTransform):
     def __init__(self, made: HeadEmbeddings) -> None:
         super().__init__()
         self.combine = made.combine
+        assert made.query is not None and made.key is not None
         joint = made.of_query(made.query.detach(), made.key.detach())
         self.query = nn.Parameter(joint.clone(), requires_grad=made.query.requires_grad)  # (H, d)
 
@@ -195,9 +203,10 @@ class MultiHeadEmbedding(OneHead):
             if self.shifts_scores and getattr(attention, "attn_logit_softcapping", None):
                 continue
             module: Any = attention
-            module.heads = FoldedQuery(made)
+            # a layer that takes another's probabilities has no use for its query
+            module.heads = HeadTransform() if made.query is None else FoldedQuery(made)
             module.finish = FoldedResult(made)
-            module.num_key_value_groups = len(made.query)
+            module.num_key_value_groups = len(made.value)
 
     def extra_parameters(self, model: PreTrainedModel, family: Family) -> list[nn.Parameter]:
         found: list[nn.Parameter] = []

@@ -57,6 +57,9 @@ class HeadTransform(nn.Module):
         """
         return query, key, value
 
+    def drop_keys(self) -> None:
+        """Give up what acts on queries and keys alone, in a layer that takes probabilities."""
+
 
 class LayerExchange:
     """What layers of one stack hand to later ones during one forward pass.

@@ -144,4 +144,7 @@ class Shared(AcrossLayers[SharedOptions]):
         if self.config.drop_query:
             maps.q = Absent(site.head_dim)
         surgery.place(site, maps)
+        heads = getattr(site.module, "heads", None)
+        if heads is not None:
+            heads.drop_keys()
         use_cache_layer(site.module, ValueOnlyLayer)

@@ -109,6 +109,11 @@ class Lora(Method[LoraArchitecture]):
                     "lora: this attention variant left no attention projections to adapt; use"
                     " another method"
                 )
+            if set(has) & set(self.config.sites):
+                raise IncompatibleError(
+                    f"lora: this attention variant has no projection of {self.config.targets} of"
+                    " its own; choose other targets"
+                )
             raise IncompatibleError(
                 f"lora: sites {self.config.sites} do not exist in a {family.name} backbone, which"
                 f" has {has}"
