@@ -332,6 +332,12 @@ def test_spaces_and_accents_at_an_answers_edges_are_not_cut_off() -> None:
         found = made.encode(question([answer]))
         for key in ("start_positions", "end_positions"):
             assert found[key] == plain[key]
+    # a zero-width space, which BERT's tokenizer drops
+    hidden = question(["longest"])
+    text = hidden["context"][0].replace("longest", "longest\u200b")
+    found = made.encode({**hidden, "context": [text], "texts": [["longest\u200b"]]})
+    for key in ("start_positions", "end_positions"):
+        assert found[key] == plain[key]
 
 
 @pytest.mark.parametrize("name", ["squad", "squad2"])

@@ -274,7 +274,8 @@ def _span(context: str, answer: str, starts: Sequence[int]) -> Span | None:
         )
     start = min(begins, key=lambda begin: abs(begin - starts[0]))
     end = start + len(answer)
-    # Tokens need not cover spaces and accents at its edges, which a window has not cut off then.
+    # Tokens need not cover spaces, accents and hidden characters at its edges, which a window has
+    # not cut off then.
     while end - start > 1 and _is_edge(context[end - 1]):
         end -= 1
     while end - start > 1 and _is_edge(context[start]):
@@ -283,4 +284,6 @@ def _span(context: str, answer: str, starts: Sequence[int]) -> Span | None:
 
 
 def _is_edge(character: str) -> bool:
-    return character.isspace() or unicodedata.combining(character) > 0
+    # marks, and what is not seen: tokenizers drop them as they clean a text
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Mn")
+    return hidden or character.isspace() or unicodedata.combining(character) > 0
