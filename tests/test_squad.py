@@ -36,7 +36,7 @@ BERT = BertConfig(
 
 
 def word_pieces() -> PreTrainedTokenizerBase:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = [
@@ -56,6 +56,7 @@ def word_pieces() -> PreTrainedTokenizerBase:
     backend = Tokenizer(
         models.WordLevel({word: n for n, word in enumerate(vocabulary)}, unk_token="[UNK]")
     )
+    backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
