@@ -69,6 +69,8 @@ def test_energy_that_a_counter_measured_is_not_said_to_come_from_the_estimate_be
     found = dict(facts(report))
     assert found["Energy"] == "measured by rapl"
     assert "estimate" not in found["Trials"] and report.spent_note == ""
+    phases = charts.energy_by_phase(report)
+    assert phases is not None and "Over all of them: train 88%" in phases.text
 
 
 def test_a_phase_that_fell_back_to_the_estimate_is_named_and_not_added_to_what_was_measured(
@@ -86,7 +88,7 @@ def test_a_phase_that_fell_back_to_the_estimate_is_named_and_not_added_to_what_w
     assert {row["search_energy_kwh"] for row in report.rows} == {None}
     phases = charts.energy_by_phase(report)
     assert phases is not None and phases.x.title == "Wh, partly estimated"
-    assert "Estimated in some run: load." in phases.text
+    assert "Estimated in some run: load;" in phases.text and "%" not in phases.text
     heads = {column.head for column in tables.leaderboard_columns(report)}
     assert {"energy", "search energy, partly estimated"} <= heads
     assert "Some energy here is an <strong>estimate</strong>" in page(report)

@@ -370,14 +370,15 @@ def energy_by_phase(report: Report) -> Chart | None:
         for phase, energy_wh in by_phase.items():
             label = report.arms[key].label
             rows.append({"arm": key, "label": label, "phase": phase, "energy_wh": energy_wh})
-    text = (
-        f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)}"
-        f" arms. Over all of them: {', '.join(shares)}."
-    )
+    text = f"Energy of one confirm run by phase, mean over seeds and tasks, for {len(labels)} arms."
     estimated = _estimated_phases(report)
     # The title of the axis says it where all of it is an estimate.
     if estimated and not report.estimated:
-        text += f" Estimated in some run: {listed(estimated)}."
+        text += (
+            f" Estimated in some run: {listed(estimated)}; measured and estimated do not add up."
+        )
+    else:
+        text += f" Over all of them: {', '.join(shares)}."
     columns = LABEL_COLUMNS | {
         "phase": "load, prepare (in full, also where a run reuses it), train, eval (validation), "
         "test or checkpoint",
