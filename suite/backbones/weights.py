@@ -28,6 +28,10 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     for name, buffer in frequencies.items():
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, buffer)
+    for module in model.modules():
+        # peft's AdaMSS computes in the dtype that it was attached in
+        if isinstance(vars(module).get("dtype"), torch.dtype):
+            module.dtype = dtype
 
 
 def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:

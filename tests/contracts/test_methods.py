@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from suite.backbones.loading import build
+from suite.backbones.weights import cast_weights
 from suite.config.arm import Arm
 from suite.config.sweep import BackboneChoice
 from suite.errors import ConfigError, IncompatibleError, UnknownNameError
@@ -311,6 +312,14 @@ def test_pefts_methods_that_compute_with_the_weights_are_counted_without_them() 
         toy.resolved, toy.head, Arm(backbone=toy.resolved.choice, method="peft:adamss")
     )
     assert counted == count(toy.model, task_head(toy.model, toy.resolved))
+
+
+@pytest.mark.parametrize("method", ["peft:adamss", "peft:vera", "peft:ia3"])
+def test_pefts_methods_compute_in_the_dtype_that_weights_are_cast_to(method: str) -> None:
+    toy = make_arm(method, "bert", "classification", architecture={})
+    cast_weights(toy.model, torch.bfloat16)
+    loss_of(toy.model, toy.batch(seed=0, size=2)).backward()
+    assert all(p.grad is not None for p in toy.model.parameters() if p.requires_grad)
 
 
 def test_a_method_that_does_not_serve_the_family_is_refused(
