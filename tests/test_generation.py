@@ -52,10 +52,12 @@ def objective(family: str, **training: Any) -> GenerationObjective:
     return goal
 
 
-def learnt(goal: GenerationObjective, family: str, columns: dict[str, list[str]]) -> Any:
+def learnt(
+    goal: GenerationObjective, family: str, columns: dict[str, list[str]], **shape: int
+) -> Any:
     """A tiny model that has learnt the rows by heart."""
     torch.manual_seed(0)
-    model = build(resolve(tiny_choice(family)), Head("text"))
+    model = build(resolve(tiny_choice(family, **shape)), Head("text"))
     batch, optimizer = (
         goal.collate(as_rows(goal.encode(columns))),
         torch.optim.AdamW(model.parameters(), lr=1e-2),
@@ -160,6 +162,14 @@ def test_a_decoder_needs_positions_for_all_that_it_may_write() -> None:
     for longest, positions in ((3, 74), (30, 94)):
         goal = objective("gpt2", **lengths, max_new_tokens=longest)
         assert (goal.positions, goal.trained_positions) == (positions, 74)
+
+
+def test_a_decoder_deeper_than_its_encoder_writes() -> None:
+    goal = objective("t5", beams=2)
+    model = learnt(goal, "t5", TWO, num_layers=1, num_decoder_layers=3)
+    batch = goal.collate(as_rows(goal.encode(TWO)))
+    with torch.no_grad():
+        assert goal.predict(model, batch, synced=False) == TWO["de"]
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])

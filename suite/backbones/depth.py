@@ -21,10 +21,10 @@ arXiv 2203.00555), and a plan builds every layer of every arm."""
 
 
 def check_depth(config: PreTrainedConfig, *, where: str) -> None:
-    """Refuse a configuration whose layers nobody could build in a reader's time, or let write.
+    """Refuse a configuration whose layers nobody could build in a reader's time.
 
     Raises:
-        ConfigError: A stack has more than `MOST_LAYERS` layers, or a decoder more than its encoder.
+        ConfigError: A stack has more than `MOST_LAYERS` layers.
     """
     for key in DEPTHS:
         depth = getattr(config, key, None)
@@ -32,15 +32,6 @@ def check_depth(config: PreTrainedConfig, *, where: str) -> None:
             raise ConfigError(
                 f"{where}got {depth} layers in a stack ({key}), expected at most {MOST_LAYERS}"
             )
-    known: Any = config
-    encoder, decoder = (getattr(known, key, None) for key in DEPTHS)
-    # `generate` of transformers 5 makes a cache of as many layers as the encoder has
-    if config.is_encoder_decoder and encoder and decoder and decoder > encoder:
-        raise ConfigError(
-            f"{where}got {decoder} layers of the decoder over {encoder} of the encoder, expected at"
-            " most as many: transformers' cache has no room for more, and answers are written"
-            " with it"
-        )
 
 
 def shorten(config: PreTrainedConfig, choice: BackboneChoice, *, where: str) -> PreTrainedConfig:

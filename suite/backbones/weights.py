@@ -29,9 +29,10 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, buffer)
     for module in model.modules():
+        known: Any = module
         # peft's AdaMSS computes in the dtype that it was attached in
         if isinstance(vars(module).get("dtype"), torch.dtype):
-            module.dtype = dtype
+            known.dtype = dtype
 
 
 def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:

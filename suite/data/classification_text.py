@@ -70,7 +70,7 @@ class TextToTextObjective(LabelObjective):
         return self._padded_with_target(rows)
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[float]:
-        with own_decoding(model, self.tokenizer, pad_id=self.pad_id):
+        with own_decoding(model, self.tokenizer, pad_id=self.pad_id) as options:
             written = model.generate(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
@@ -78,6 +78,7 @@ class TextToTextObjective(LabelObjective):
                 do_sample=False,
                 num_beams=1,
                 synced_gpus=synced,
+                **options,
             )
         texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
         return [float(self.words.value(text)) for text in texts]

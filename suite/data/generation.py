@@ -54,7 +54,7 @@ class GenerationObjective(Objective):
 
     def predict(self, model: Any, batch: Batch, *, synced: bool) -> list[str]:
         inputs = self._inputs(batch)
-        with own_decoding(model, self.tokenizer, pad_id=self.pad_id):
+        with own_decoding(model, self.tokenizer, pad_id=self.pad_id) as options:
             written = model.generate(
                 **inputs,
                 max_new_tokens=self.longest,
@@ -62,6 +62,7 @@ class GenerationObjective(Objective):
                 do_sample=False,
                 num_beams=self.beams,
                 synced_gpus=synced,
+                **options,
             )
         answers = self._answers(written, inputs)
         texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
