@@ -50,7 +50,7 @@ def test_auto_takes_autocast_where_the_processor_multiplies_bf16(
     assert precision_of(TrainingConfig(), "cpu") == "fp32"
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "read", "lst"])
+@pytest.mark.parametrize("method", ["full", "lora", "read", "lst", "peft:prefix-tuning"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_autocast_multiplies_in_bf16_and_keeps_weights_and_gradients_in_fp32(
     family: str, method: str

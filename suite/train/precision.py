@@ -1,8 +1,8 @@
 """Which precision a trial computes in on the processor it got, and autocast where that is the one.
 
 Autocast keeps fp32 weights, gradients and optimizer states, and multiplies matrices in bf16. It is
-entered in the forward of every transformers model inside an arm, because generation calls an
-encoder by itself. Autograd then runs each backward in the precision of its forward.
+entered in the forward of an arm and of every transformers model inside of it, because generation
+calls an encoder by itself. Autograd then runs each backward in the precision of its forward.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ def has_fast_bf16() -> bool:
 
 
 def autocast_forwards(model: nn.Module, device: str) -> None:
-    """Run the forward of every transformers model in `model` under bf16 autocast, from now on.
+    """Run the forward of `model` and of every transformers model in it under bf16 autocast.
+
+    It holds from now on. peft's model around another one may call the head itself (prefix tuning).
 
     Args:
         model: Whole, fp32, and not yet under ZeRO.
         device: "cuda" or "cpu".
     """
     for module in model.modules():
-        if isinstance(module, PreTrainedModel):
+        if module is model or isinstance(module, PreTrainedModel):
             entered: list[torch.autocast] = []
             module.register_forward_pre_hook(_enter(entered, device))
             # Always, because a forward that fails must not leave autocast on.
