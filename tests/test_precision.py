@@ -24,7 +24,7 @@ from suite.train.process_group import free_port
 from tests.ranks import in_processes
 from tests.test_loop import TRAINING, make_spec, run
 from tests.tiny import FAMILIES
-from tests.toy import resolved_tiny
+from tests.toy import loss_of, make_arm, resolved_tiny
 from tests.trained import trained_spec
 
 
@@ -77,6 +77,14 @@ def test_autocast_multiplies_in_bf16_and_keeps_weights_and_gradients_in_fp32(
     if family != "bert":
         written = model.generate(input_ids=batch["input_ids"], max_new_tokens=3, do_sample=False)
         assert written.shape[0] == 4
+
+
+@pytest.mark.parametrize("method", ["lora", "peft:vera", "peft:loha"])
+def test_deberta_masks_its_scores_under_autocast_whatever_its_maps_return(method: str) -> None:
+    toy = make_arm(method, "deberta", "classification", architecture={})
+    autocast_forwards(toy.model, "cpu")
+    loss_of(toy.model, toy.batch(seed=0, size=2)).backward()
+    assert all(p.grad is not None for p in toy.model.parameters() if p.requires_grad)
 
 
 def test_a_partitioned_map_has_the_gradients_of_its_forward_passs_precision() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
 from suite.config.training import Precision, TrainingConfig
 
@@ -61,6 +62,14 @@ def autocast_forwards(model: nn.Module, device: str) -> None:
             module.register_forward_pre_hook(_enter(entered, device))
             # Always, because a forward that fails must not leave autocast on.
             module.register_forward_hook(_exit(entered), always_call=True)
+        elif isinstance(module, DisentangledSelfAttention):
+            # DeBERTa fills masked scores by the dtype of its queries, and some of peft's layers
+            # return fp32.
+            module.query_proj.register_forward_hook(_as_scores)
+
+
+def _as_scores(_module: nn.Module, _args: Any, queries: Tensor) -> Tensor:
+    return queries.to(torch.bfloat16)
 
 
 def _enter(entered: list[torch.autocast], device: str) -> Any:
