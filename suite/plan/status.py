@@ -125,7 +125,7 @@ class CellReport:
                 unit = "decades"
             notes.append(f"range + {self.extensions} {unit}")
         if self.edge:
-            notes.append("scores may still rise beyond the range of rates")
+            notes.append("scores may still rise at the edge")
         if self.own_code is not None:
             notes.append(f"runs code of its checkpoint, {self.own_code}")
         return notes
