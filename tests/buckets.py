@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,12 +10,6 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 BUCKET = "suite-tests"
-
-
-def free_port() -> int:
-    """A port where nobody listened a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

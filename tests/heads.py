@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from tests.ports import free_port
 
 START_S = 280.0
 
@@ -35,12 +36,6 @@ class Head:
     url: str
     address: str
     environment: dict[str, str]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -98,20 +93,22 @@ def ray_head(*, token: str, cpus: int = 4, jobs: bool = True, **variables: str) 
                 else b"Ray runtime started" in Path(log.name).read_bytes()
             ),
             process,
-            Path(log.name),
         )
         yield head
-        assert process.poll() is None, f"the head has died:\n{Path(log.name).read_text()}"
+        assert process.poll() is None, "the head has died"
+    except BaseException as error:
+        error.add_note(f"the head said:\n{Path(log.name).read_text()}")
+        raise
     finally:
         _end(process)
         log.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _await(started: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+def _await(started: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     end_s = time.monotonic() + START_S
     while not started():
-        assert process.poll() is None and time.monotonic() < end_s, f"no head:\n{log.read_text()}"
+        assert process.poll() is None and time.monotonic() < end_s, "no head"
         time.sleep(0.3)
 
 

@@ -10,7 +10,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,11 +17,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 START_S = 600.0
 """A busy machine is slow to start a server; one that ends instead is noticed at once."""
@@ -38,12 +39,6 @@ def binaries() -> Path:
     if not found and on_path is None:
         pytest.skip("no PostgreSQL server here; Debian: apt-get install postgresql")
     return found[-1].parent if found else Path(str(on_path)).parent
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -380,7 +380,9 @@ def test_of_two_drivers_of_one_home_the_second_is_refused_and_takes_over_where_t
     with ray_head(token="0" * 32, jobs=False) as head, ExitStack() as stack:
         there = {**head.environment, "PYTHONPATH": str(ROOT), "HEAD": head.address}
         first = stack.enter_context(process(DRIVE, home.path, roots, BEAT_S, **there))
-        ended_first = line(first).split()[1]
+        told_first = line(first)
+        assert told_first.startswith("ended "), told_first or "it ended and said nothing"
+        ended_first = told_first.split()[1]
         refused = stack.enter_context(process(DRIVE, home.path, roots, BEAT_S, **there))
         assert f"is being run by process {first.pid} on" in line(refused)
 

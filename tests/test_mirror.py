@@ -29,7 +29,8 @@ from suite.storage.identity import home_id
 from suite.storage.mirror import Mirror
 from suite.storage.urls import open_storage
 from suite.storage.workspace import Workspace
-from tests.buckets import BUCKET, free_port, s3_server
+from tests.buckets import BUCKET, s3_server
+from tests.ports import free_port
 from tests.records import make_home, make_result, make_spec, write_trial
 from tests.tiny import tiny_choice
 

@@ -26,6 +26,7 @@ from suite.record.spec import Phase, TrialSpec
 from suite.storage.workspace import Workspace
 from suite.tracking.encode import run_status
 from suite.train.loop import Trainer
+from tests.ports import free_port
 from tests.records import cell_rows
 from tests.sweeps import decided, finish, toy_roots, toy_sweep
 
@@ -171,7 +172,7 @@ def test_the_trainer_records_a_pruned_trial(home: Home, tmp_path: Path) -> None:
         world_size=1,
     )
     spec = plan.search_spec(plan.cells[0], 0, 1e-3)
-    trainer = Trainer(Workspace(home, tmp_path / "data"), master_port=_free_port())
+    trainer = Trainer(Workspace(home, tmp_path / "data"), master_port=free_port())
     try:
         trainer.start(spec)
         record = trainer.epoch().record
@@ -188,14 +189,6 @@ def test_the_trainer_records_a_pruned_trial(home: Home, tmp_path: Path) -> None:
     assert not home.trial(spec).checkpoint.exists() or not any(
         home.trial(spec).checkpoint.iterdir()
     )
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # ---- two objectives ------------------------------------------------------------------------------------------------------

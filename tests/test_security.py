@@ -30,7 +30,8 @@ from suite.redact import has_password, redact, refuse_password
 from suite.tracking import open_store
 from suite.tune.driver import run_sweep
 from tests.commands import Suite, suite
-from tests.stores import free_port, mlflow_server
+from tests.ports import free_port
+from tests.stores import mlflow_server
 from tests.sweeps import make_roots, toy_sweep
 
 __all__ = ["suite"]

@@ -16,7 +16,8 @@ from suite.cli.export import _check_new, _folder_for
 from suite.errors import ConfigError, StorageError
 from suite.storage.base import PATIENCE_S, Storage, checked_key
 from suite.storage.urls import open_storage
-from tests.buckets import BUCKET, free_port, s3_server
+from tests.buckets import BUCKET, s3_server
+from tests.ports import free_port
 
 __all__ = ["s3_server"]
 

@@ -18,7 +18,8 @@ from suite.record.folder import Home
 from suite.record.spec import TrialSpec
 from suite.storage.urls import open_storage
 from suite.tune.driver import run_sweep
-from tests.buckets import BUCKET, free_port, running
+from tests.buckets import BUCKET, running
+from tests.ports import free_port
 from tests.sweeps import make_roots, toy_sweep
 
 ROOT = Path(__file__).parents[1]

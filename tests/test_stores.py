@@ -31,6 +31,7 @@ from suite.tracking.encode import BegunTrial, trial_record
 from suite.tracking.optuna_mirror import OptunaFollower, mirror_studies, open_storage
 from suite.tracking.rows import TAG
 from suite.tracking.store import Point
+from tests.ports import free_port
 from tests.records import (
     make_home,
     make_result,
@@ -39,7 +40,7 @@ from tests.records import (
     write_definition,
     write_trial,
 )
-from tests.stores import MlflowServer, Postgres, free_port, mlflow_server, postgres
+from tests.stores import MlflowServer, Postgres, mlflow_server, postgres
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from suite.tracking.progress import Progress
 from suite.tracking.store import Store, StoredRun, key_name
 from suite.tracking.writer import Syncer
 from tests.clocks import FakeClock
+from tests.ports import free_port
 from tests.records import (
     START_S,
     define,
@@ -562,11 +563,6 @@ def test_whatever_ends_an_attempt_is_told_in_one_line_and_tried_again(
     assert said[1:] == ["MLflow is behind (it was never reached); run: suite sync"]
     assert "KeyError" in (follower.never_worked or "")
     assert capfd.readouterr().err == "", "no traceback of a thread"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def start_server(db: Path, port: int) -> subprocess.Popen[bytes]:
