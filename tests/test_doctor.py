@@ -22,11 +22,13 @@ from suite.cluster.session import cluster
 from suite.doctor.cluster import check_cluster, check_versions, judge_clock
 from suite.doctor.finding import Finding, Level, fail, merge_nodes, ok, run_checks
 from suite.doctor.install import amdsmi, packages, sessions, token_file
-from suite.doctor.machine import container_limit, energy, gpus, socket_paths
+from suite.doctor.machine import energy, gpus, socket_paths
 from suite.doctor.mlflow import check_store
 from suite.doctor.optuna import check_optuna
 from suite.doctor.places import home_writable, left_as_found, storage
+from suite.plan.partitioning import container_limit
 from suite.tracking.optuna_mirror import open_storage
+from tests.control_groups import control_group
 from tests.test_meters_energy import NOT_SUPPORTED, FakeNvml
 
 ROOT = Path(__file__).parents[1]
@@ -155,20 +157,14 @@ def test_rapl_that_can_be_read_is_found_and_its_absence_is_a_warning(tmp_path: P
 
 
 def test_the_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
-    (tmp_path / "memory.current").write_text(f"{100 * MIB}\n")
-    (tmp_path / "memory.max").write_text("max\n")
+    control_group(tmp_path, limit="max", used=100 * MIB, pages=0)
     assert container_limit(tmp_path) is None
-    (tmp_path / "memory.max").write_text(f"{512 * MIB}\n")
-    (tmp_path / "memory.stat").write_text("anon 1\nactive_file 0\ninactive_file 0\n")
+    control_group(tmp_path, limit=512 * MIB, used=100 * MIB, pages=0)
     assert container_limit(tmp_path) == (512 * MIB, 100 * MIB)
 
 
 def test_pages_of_files_are_free_memory_of_a_container(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text(f"{512 * MIB}\n")
-    (tmp_path / "memory.current").write_text(f"{500 * MIB}\n")
-    pages = {"anon": 100, "file": 400, "inactive_file": 300, "active_file": 80}
-    lines = [f"{name} {size * MIB}\n" for name, size in pages.items()]
-    (tmp_path / "memory.stat").write_text("".join(lines))
+    control_group(tmp_path, limit=512 * MIB, used=500 * MIB, pages=380 * MIB)
     assert container_limit(tmp_path) == (512 * MIB, 120 * MIB)
 
 

@@ -30,6 +30,7 @@ from suite.storage.workspace import Workspace
 from suite.train.loop import Trainer
 from suite.train.process_group import free_port
 from suite.tune.driver import decide, run_sweep
+from tests.control_groups import control_group
 from tests.ranks import in_processes
 from tests.sweeps import make_roots, toy_roots, toy_sweep
 from tests.test_loop import TRAINING, make_spec, run
@@ -111,12 +112,12 @@ def test_workers_share_the_memory_of_their_node_and_the_fullest_one_decides() ->
 def test_a_container_has_no_more_memory_than_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partitioning, "CGROUP_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(partitioning, "CGROUP", tmp_path)
     assert local_memory_bytes() > 2**20
-    (tmp_path / "memory.max").write_text("max\n")
+    control_group(tmp_path, limit="max", used=2**19, pages=2**18)
     assert local_memory_bytes() > 2**20
-    (tmp_path / "memory.max").write_text("1048576\n")
-    assert local_memory_bytes() == 2**20
+    control_group(tmp_path, limit=2**20, used=2**19, pages=2**18)
+    assert local_memory_bytes() == 2**20 - 2**19 + 2**18
 
 
 def auto_plan() -> Plan:

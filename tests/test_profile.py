@@ -28,6 +28,7 @@ from suite.profiling.training import Training
 from suite.profiling.worker import Message, Visit
 from suite.train.process_group import close_process_group, free_port, init_process_group
 from tests.commands import Suite, suite
+from tests.control_groups import control_group
 from tests.ranks import forkserver_context, on_ranks
 from tests.tiny import tiny_choice
 
@@ -393,9 +394,8 @@ def test_a_rank_that_does_not_die_is_waited_for_a_while_and_not_for_ever(
 def test_ranks_on_a_cpu_share_what_their_container_may_take(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    limit = tmp_path / "memory.max"
-    limit.write_text(f"{2**20}\n")
-    monkeypatch.setattr(partitioning, "CGROUP_LIMIT", limit)
+    control_group(tmp_path, limit=2**20, used=0, pages=0)
+    monkeypatch.setattr(partitioning, "CGROUP", tmp_path)
     assert peak.free_bytes(Setting(**SHORT | {"ranks": 2})) == int(2**20 * peak.USABLE_FRAC) // 2
 
 

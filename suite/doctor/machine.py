@@ -183,6 +183,8 @@ def _is_virtual(api: Any, name: str) -> bool:
 
 def memory() -> Finding:
     """Check how much memory is free, within the container's limit where there is one."""
+    from suite.plan.partitioning import container_limit
+
     host = psutil.virtual_memory()
     total = host.total
     free = host.available
@@ -198,27 +200,6 @@ def memory() -> Finding:
     return _judge(
         "memory", free, text, remedy, least=LEAST_MEMORY_BYTES, little=LITTLE_MEMORY_BYTES
     )
-
-
-def container_limit(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
-    """Return the limit and the use of this process' control group (version 2), in bytes.
-
-    Pages of files do not count as used: the kernel takes them back before it kills a process.
-    None = there is no limit.
-    """
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        charged = int((root / "memory.current").read_text())
-        lines = (root / "memory.stat").read_text().splitlines()
-    except OSError:
-        # No control group of version 2 limits this process: the root group has no such files.
-        return None
-    if limit == "max":
-        return None
-    sizes = dict(line.split() for line in lines)
-    cached = int(sizes["inactive_file"]) + int(sizes["active_file"])
-    # The files are read one after the other, so their numbers need not fit.
-    return int(limit), max(charged - cached, 0)
 
 
 def disk(home: Path) -> Finding:

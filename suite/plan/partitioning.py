@@ -8,7 +8,6 @@ from numbers alone; `suite.profiling.fit` estimates the largest arm where they d
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -28,7 +27,7 @@ SMALL_FRAC = 0.25
 """Share of a worker's memory below which the layout of the states hardly matters."""
 USABLE_FRAC = 0.8
 """The rest is for what the estimate leaves out: libraries, evaluation, fragments, buckets."""
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP = Path("/sys/fs/cgroup")
 ASK_S = 60.0
 ASK_GPUS = (
     "import torch;"
@@ -128,10 +127,33 @@ def cpu_worker_bytes(layout: Layout, nodes: Sequence[Node], *, most_workers: int
 def local_memory_bytes() -> int:
     """Memory of this host that processes may still take, within the limit of its container."""
     free = psutil.virtual_memory().available
-    # Outside of a container there is no such file, and without a limit it says "max".
-    with contextlib.suppress(OSError, ValueError):
-        free = min(free, int(CGROUP_LIMIT.read_text()))
-    return free
+    # `psutil` reports the host's memory, of which a container may have little.
+    limit = container_limit(CGROUP)
+    if limit is None:
+        return free
+    most, used = limit
+    return max(min(free, most - used), 0)
+
+
+def container_limit(root: Path = CGROUP) -> tuple[int, int] | None:
+    """Return the limit and the use of this process' control group (version 2), in bytes.
+
+    Pages of files do not count as used: the kernel takes them back before it kills a process.
+    None = there is no limit.
+    """
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        charged = int((root / "memory.current").read_text())
+        lines = (root / "memory.stat").read_text().splitlines()
+    except OSError:
+        # No control group of version 2 limits this process: the root group has no such files.
+        return None
+    if limit == "max":
+        return None
+    sizes = dict(line.split() for line in lines)
+    cached = int(sizes["inactive_file"]) + int(sizes["active_file"])
+    # The files are read one after the other, so their numbers need not fit.
+    return int(limit), max(charged - cached, 0)
 
 
 def local_gpu_bytes() -> int | None:
