@@ -285,8 +285,10 @@ def existing_home(path: Path) -> Path:
     Raises:
         ConfigError: No trial was run there.
     """
+    from suite.record.folder import DATABASE
+
     # MLflow makes an empty store wherever it is pointed: a typing error must not look empty.
-    if not (path / "trials").is_dir() and not (path / "mlflow.db").exists():
+    if not (path / "trials").is_dir() and not (path / DATABASE).exists():
         raise ConfigError(
             f"--home {path}: holds no trials; expected a folder that `suite run` wrote to"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import uuid
@@ -58,8 +57,7 @@ def note_epoch(folder: TrialFolder, record: EpochRecord) -> None:
     if any(known.epoch == record.epoch for known in folder.epochs()):
         return
     folder.path.mkdir(parents=True, exist_ok=True)
-    with (folder.path / "epochs.jsonl").open("a") as file:
-        file.write(json.dumps(record.model_dump(mode="json")) + "\n")
+    folder.add_epoch(record)
 
 
 def check_home_is_shared(home: Home, storage: str | None) -> None:

@@ -25,7 +25,7 @@ from suite.plan.cell_state import CellState, make_states
 from suite.plan.definition import read_plan
 from suite.plan.plan import Plan, PlannedCell
 from suite.record.cells import Cell, Trial, group_cells
-from suite.record.folder import Home, TrialFolder
+from suite.record.folder import RESULT, Home, TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.looks import names as names_of_looks
 from suite.record.references import printed
@@ -187,7 +187,7 @@ def _digests(
         contests[name] = short_hash([files[key] for key in keys])
     pretrains = {}
     for spec in definition.plan.pretrains:
-        pretrains[spec.hash] = _stamp(str(home.trial(spec).path / "result.json"))
+        pretrains[spec.hash] = _stamp(str(home.trial(spec).path / RESULT))
     # A look that another host has kept arrives without a change of the definition.
     looks = names_of_looks(home, definition.plan.config.name)
     found = {}

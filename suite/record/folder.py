@@ -26,6 +26,7 @@ HOME/
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,13 @@ from suite.record.result import (
 from suite.record.spec import Phase, TrialSpec
 
 M = TypeVar("M", bound=BaseModel)
+SPEC = "spec.json"
 PROPOSAL = "proposal.json"
+RESULT = "result.json"
+CURVE = "epochs.jsonl"
+CHECKPOINT = "checkpoint"
 PRETRAINED = "pretrained"
+DATABASE = "mlflow.db"
 
 
 def read_record(path: Path, kind: type[M]) -> M | None:
@@ -95,7 +101,7 @@ class TrialFolder:
 
     @property
     def checkpoint(self) -> Path:
-        return self.path / "checkpoint"
+        return self.path / CHECKPOINT
 
     @property
     def best(self) -> Path:
@@ -119,7 +125,7 @@ class TrialFolder:
         may have another number of workers.
         """
         if self.spec() != spec:
-            write_json(self.path / "spec.json", spec.model_dump(mode="json"))
+            write_json(self.path / SPEC, spec.model_dump(mode="json"))
 
     def spec(self) -> TrialSpec | None:
         """The specification, or None where it was never written whole.
@@ -127,7 +133,7 @@ class TrialFolder:
         Raises:
             ConfigError: It is whole, but not one of this version.
         """
-        return read_record(self.path / "spec.json", TrialSpec)
+        return read_record(self.path / SPEC, TrialSpec)
 
     def write_proposal(self, proposal: Mapping[str, Any]) -> None:
         """Write where the trial's learning rate comes from; it is written once."""
@@ -147,7 +153,7 @@ class TrialFolder:
         return found
 
     def write_result(self, result: TrialResult) -> None:
-        write_atomic(self.path / "result.json", result.as_bytes())
+        write_atomic(self.path / RESULT, result.as_bytes())
 
     def result(self) -> TrialResult | None:
         """The result, or None while the trial is not finished.
@@ -158,7 +164,7 @@ class TrialFolder:
         Raises:
             ConfigError: It is whole, but not a record of this version.
         """
-        path = self.path / "result.json"
+        path = self.path / RESULT
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -180,12 +186,17 @@ class TrialFolder:
         """How messages call a file: by its place in the home."""
         return f"{self.path.parent.name}/{self.hash}/{path.name}"
 
+    def add_epoch(self, record: EpochRecord) -> None:
+        """Append an epoch to the training curve."""
+        with (self.path / CURVE).open("a") as file:
+            file.write(json.dumps(record.model_dump(mode="json")) + "\n")
+
     def epochs(self) -> list[EpochRecord]:
         """The training curve so far; an epoch that was trained again after a cut counts once."""
         found: dict[int, EpochRecord] = {}
         with contextlib.suppress(FileNotFoundError):
             # As bytes: one line that is no text must not hide the others.
-            for line in (self.path / "epochs.jsonl").read_bytes().splitlines():
+            for line in (self.path / CURVE).read_bytes().splitlines():
                 with contextlib.suppress(ValidationError):  # a crash may cut a line off
                     record = EpochRecord.model_validate_json(line)
                     # A later line wins: after a cut the epoch was trained again.
@@ -236,7 +247,12 @@ class Home:
     def tracking_uri(self) -> str:
         """The default MLflow store: sqlite, written by the driver alone."""
         # The path is absolute, so the address means the same from every working directory.
-        return sqlite_uri((self.path / "mlflow.db").resolve())
+        return sqlite_uri((self.path / DATABASE).resolve())
+
+    @property
+    def tracking_lock(self) -> Path:
+        """The file that a process locks while it writes the home's runs or its name in a store."""
+        return self.path / "tracking.lock"
 
     def trial(self, spec_or_hash: TrialSpec | str) -> TrialFolder:
         # A hash alone does not tell the phase; callers that have one mean a trial of a sweep.

@@ -15,7 +15,7 @@ from threading import Lock
 from urllib.parse import unquote, urlsplit
 
 from suite.errors import ConfigError, SuiteError, UnknownNameError
-from suite.record.folder import Home
+from suite.record.folder import RESULT, SPEC, Home
 from suite.report.data import read, sweeps
 from suite.report.page import page, waiting_page
 from suite.tracking.rows import TAG, runs_with_rows
@@ -24,7 +24,7 @@ from suite.tracking.store import open_store, resolve_uri
 # This machine alone: the server asks nobody for a password.
 HOST = "127.0.0.1"
 # A trial has a spec once it is handed out, and a result once it has ended.
-WATCHED = ("result.json", "spec.json")
+WATCHED = (RESULT, SPEC)
 
 
 class Source:

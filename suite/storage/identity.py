@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from suite.config.names import why_not
 from suite.errors import StorageError
-from suite.record.folder import Home
+from suite.record.folder import DATABASE, Home
 from suite.storage.urls import open_storage
 
 SHARED = "storage"
@@ -75,12 +75,12 @@ def renew(home: Home) -> str:
             f"{home.path}: got a home whose name is that of its storage, expected one of its own; "
             "fetch the storage into an empty --home instead"
         )
-    with FileLock(home.path / "tracking.lock"):
+    with FileLock(home.tracking_lock):
         old = home_id(home)
         # It holds the same runs under the old name, and the leaderboard would show both.
         for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
-                os.rename(home.path / f"mlflow.db{suffix}", home.path / f"mlflow-{old}.db{suffix}")
+                os.rename(home.path / f"{DATABASE}{suffix}", home.path / f"mlflow-{old}.db{suffix}")
         _tokens_path(home).unlink(missing_ok=True)
         identity_path(home).unlink()
         return home_id(home)

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from suite.errors import StorageError
 from suite.files import sha256, write_atomic
 from suite.record import looks
-from suite.record.folder import Home, TrialFolder
+from suite.record.folder import CHECKPOINT, CURVE, PRETRAINED, RESULT, Home, TrialFolder
+from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.result import FailureRecord, TrialResult
 from suite.storage.base import Storage
 from suite.storage.fence import Fence
@@ -29,10 +30,6 @@ from suite.storage.workspace import Workspace
 T = TypeVar("T")
 TRANSFERS = 8
 """Files on their way at once."""
-RESULT = "result.json"
-CURVE = "epochs.jsonl"
-EVALUATIONS = "lm-eval.json"
-CHECKPOINT = "checkpoint"
 DEFINITIONS = (".json", ".cells")
 RECORDS = (".json", ".jsonl", ".parquet")
 """Tables are made of these; all else in a trial's folder is weights and logs."""
@@ -304,7 +301,7 @@ class Mirror:
             remember_token(self.home, SHARED)
 
     def _pretrained(self) -> Iterable[TrialFolder]:
-        root = self.home.path / "pretrained"
+        root = self.home.path / PRETRAINED
         if not root.is_dir():
             return []
         return [TrialFolder(path) for path in sorted(root.iterdir()) if path.is_dir()]
@@ -373,7 +370,7 @@ class Mirror:
         if root == "cache":
             return weights and middle[:1] == ["tokenizers"]
         return (
-            root in ("trials", "pretrained", "lm-eval")
+            root in ("trials", PRETRAINED, "lm-eval")
             # deeper paths are checkpoints
             and len(middle) == 1
             and (weights or is_record(name))
@@ -387,9 +384,9 @@ class Mirror:
             return True
         # Of a trial that has ended only lm-eval's record changes.
         if folder in ended:
-            return name == EVALUATIONS
+            return name == LM_EVAL
         # A trial that still runs rewrites its curve and its predictions.
-        return name in (CURVE, EVALUATIONS) or name.endswith(".parquet")
+        return name in (CURVE, LM_EVAL) or name.endswith(".parquet")
 
     def _push_all(self, paths: Iterable[Path]) -> None:
         """Put the files that changed since this process put them, a few at a time.

@@ -59,7 +59,7 @@ def attach_reports(
     store = open_store(tracking_uri)
     known = store.experiments()
     attached = []
-    lock = home.path / "tracking.lock"
+    lock = home.tracking_lock
     try:
         # The same lock as in `writer`, so that the rows do not change while a report of them is
         # made.

@@ -18,7 +18,8 @@ from suite.config.hashing import short_hash
 from suite.errors import TrackingError
 from suite.leaderboard.fields import Row, metrics_of
 from suite.record.cells import Trial
-from suite.record.folder import TrialFolder
+from suite.record.folder import RESULT as RESULT_FILE
+from suite.record.folder import SPEC, TrialFolder
 from suite.record.lm_eval import FILE as LM_EVAL
 from suite.record.lm_eval import as_metrics, over_seeds, read_record
 from suite.record.result import EpochRecord, TrialResult
@@ -46,8 +47,8 @@ DIGEST = "suite.digest"
 REVISION = "suite.revision"
 MAX_REVISION_DIGITS = 15
 """MLflow's steps have 64 bits."""
-ARTIFACTS = ("spec.json", "result.json", "predictions-*.parquet", LM_EVAL)
-CONFIRM_ARTIFACTS = ("spec.json", "result.json", "rank0.log")
+ARTIFACTS = (SPEC, RESULT_FILE, "predictions-*.parquet", LM_EVAL)
+CONFIRM_ARTIFACTS = (SPEC, RESULT_FILE, "rank0.log")
 """What every confirm run brings: the leaderboard rests on it. Search trials are too many."""
 MAX_ARTIFACT_BYTES = 10 * 2**20
 HAVING = {"cell": "suite.arm", "trial": "suite.trial", files_of_rows.KIND: files_of_rows.TAG}

@@ -20,7 +20,7 @@ from suite.leaderboard.collect import folders_by_cell, sweep_rows
 from suite.leaderboard.fields import Row
 from suite.plan.definition import sweeps
 from suite.record.cells import Trial
-from suite.record.folder import Home, TrialFolder
+from suite.record.folder import RESULT, Home, TrialFolder
 from suite.storage.identity import home_id
 from suite.tracking.claim import Claim
 from suite.tracking.encode import cell_key
@@ -140,7 +140,7 @@ class Syncer:
                 are.
         """
         report = SyncReport()
-        lock = self.home.path / "tracking.lock"
+        lock = self.home.tracking_lock
         try:
             # Two processes that write a home at once would create every run twice.
             with FileLock(lock, timeout=LOCK_TIMEOUT_S):
@@ -235,5 +235,5 @@ class Syncer:
         for name in self._runs:
             if sweep in (None, name):
                 for folders in folders_by_cell(self.home, name).values():
-                    count += sum((folder.path / "result.json").exists() for folder in folders)
+                    count += sum((folder.path / RESULT).exists() for folder in folders)
         return count

@@ -12,7 +12,6 @@ result = trainer.finish()
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import math
 import os
@@ -452,8 +451,7 @@ class Trainer:
         if run.improves(record.validation_score):
             self._keep_best(run, record, evaluation)
         if self.rank == 0:
-            with (run.folder.path / "epochs.jsonl").open("a") as file:
-                file.write(json.dumps(progress.epochs[-1]) + "\n")
+            run.folder.add_epoch(record)
         self._log(
             run,
             f"epoch {record.epoch}: loss {record.train_loss:.4f}, "

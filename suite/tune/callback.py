@@ -19,7 +19,7 @@ from suite.errors import StorageError
 from suite.plan.events import Listeners
 from suite.plan.preflight import MIN_FREE_BYTES
 from suite.record.attempts import APART, OUT_OF_MEMORY
-from suite.record.folder import PROPOSAL, TrialFolder
+from suite.record.folder import PROPOSAL, SPEC, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord
 from suite.record.spec import TrialSpec
 from suite.storage.lease import Lease
@@ -126,7 +126,7 @@ class SweepCallback(tune.Callback):
         self._started.add(spec.hash)
         folder = self.home.trial(spec)
         # A study goes on from what its first trial was proposed from, so that comes first.
-        for name in (PROPOSAL, "spec.json"):
+        for name in (PROPOSAL, SPEC):
             path = folder.path / name
             if path.exists():
                 self._stored(partial(self.mirror.push_file, path))
