@@ -42,6 +42,7 @@ from suite.backbones.depth import check_depth, shorten
 from suite.backbones.heads import Head as Head
 from suite.backbones.heads import auto_class, head_config, set_loss
 from suite.backbones.presets import PRESETS, check_published
+from suite.backbones.weights import mark_new_pooler
 from suite.config.sweep import BackboneChoice
 from suite.config.task import load_task
 from suite.errors import BackboneError, ConfigError, HubUnreachableError, UnknownNameError
@@ -520,8 +521,7 @@ def _mark_new_pooler(resolved: ResolvedBackbone, model: PreTrainedModel, *, meta
     if meta and resolved.origin == "hub":  # looking would download the checkpoint
         return
     names = sources.weight_names(sources.weight_files(weights_folder(resolved)))
-    pooler: Any = model.base_model.pooler
-    pooler.is_new = not any("pooler." in name for name in names)
+    mark_new_pooler(model, names)
 
 
 def _train_padding_row(model: PreTrainedModel) -> None:

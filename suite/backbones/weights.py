@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,7 +55,8 @@ def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:
     try:
         with safe_open(str(path), framework="pt") as file:
             names = set(file.keys())
-            _mark_new_pooler(model, names)
+            # Before the names are checked, because a new pooler counts as head there.
+            mark_new_pooler(model, names)
             _check_names(model, family, names, path)
             # in place: other modules may hold the same parameters (tied embeddings)
             with torch.no_grad():
@@ -72,11 +74,11 @@ def load_weights(model: PreTrainedModel, family: Family, path: Path) -> None:
         ) from error
 
 
-def _mark_new_pooler(model: PreTrainedModel, names: set[str]) -> None:
+def mark_new_pooler(model: PreTrainedModel, names: Collection[str]) -> None:
+    """Note on the pooler, if the model has one, whether a checkpoint of these names lacks it."""
     pooler = cast(Any, getattr(model.base_model, "pooler", None))
     if pooler is not None:
-        # known before the names are checked, as a new pooler counts as head there
-        pooler.is_new = not any(".pooler." in name for name in names)
+        pooler.is_new = not any("pooler." in name for name in names)
 
 
 def _check_names(model: PreTrainedModel, family: Family, names: set[str], path: Path) -> None:

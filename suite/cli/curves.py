@@ -85,7 +85,7 @@ def chosen(cells: Sequence[Row], given: str | None) -> list[Row]:
 
 def _is_called(cell: Row, given: str) -> bool:
     # The start of a key is enough; an empty text is the start of every key and means none.
-    is_start = given != "" and f"{cell.arm}/{cell.task}".startswith(given)
+    is_start = given != "" and cell.cell_key.startswith(given)
     return is_start or given in names(cell)
 
 

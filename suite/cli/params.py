@@ -24,26 +24,6 @@ from suite.cli.options import (
 )
 from suite.cli.render import column
 
-KEYS = (
-    "backbone",
-    "attention",
-    "method",
-    "architecture",
-    "total",
-    "trainable",
-    "method_trainable",
-    "head_trainable",
-    "trainable_percent",
-    "attention.with_output_projection",
-    "attention.without_output_projection",
-    "attention.extra_over_base",
-    "kv_bytes_per_token",
-    "kv_tokens",
-    "cross_kv_bytes_per_token",
-    "kv_fraction",
-)
-"""The columns of CSV, in their order; numbers of the cache are null for a model without one."""
-
 
 class Precision(StrEnum):
     """Type of the numbers in the cache."""
@@ -109,4 +89,4 @@ def params(
         column("attention.with_output_projection", "attention", render.count),
         column("kv_bytes_per_token", "KV/token", render.size),
     ]
-    render.render([row], shown, fmt, keys=KEYS)
+    render.render([row], shown, fmt)

@@ -68,7 +68,7 @@ def sweep_rows(home: Home, sweep: str, *, known: Sequence[Row] = ()) -> list[Row
     before = {}
     for row in known:
         if row.home == own and row.sweep == sweep:
-            before[f"{row.arm}/{row.task}"] = row
+            before[row.cell_key] = row
     folders = folders_by_cell(home, sweep)
     digests = _digests(definition, home, folders)
     changed = []
@@ -270,7 +270,7 @@ def _confirmed(
     states: Mapping[str, CellState],
 ) -> list[Trial]:
     """The confirm runs of a row, by seed; for a row that was kept they are read from disk."""
-    key = f"{row.arm}/{row.task}"
+    key = row.cell_key
     if key in states:
         return [trial for trial in states[key].at_best if trial.result is not None]
     trials = []

@@ -39,6 +39,7 @@ from suite.leaderboard.measures import (
     validation_score,
 )
 from suite.record.lm_eval import as_metrics
+from suite.record.spec import cell_key
 
 NOT_VERIFIABLE = "not verifiable here"
 """How `unverified` of a row begins."""
@@ -704,6 +705,11 @@ class Row:
     digest: str = text(
         default="", hidden=True, meaning="digest of the files and settings that the row was made of"
     )
+
+    @property
+    def cell_key(self) -> str:
+        """The name of the row's cell."""
+        return cell_key(self.arm, self.task)
 
 
 FIELDS = tuple(Field(name=f.name, **f.metadata) for f in fields(Row))

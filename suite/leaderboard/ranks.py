@@ -155,7 +155,7 @@ def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
     tasks: dict[str, set[str]] = defaultdict(set)
     # The order of the arms decides the last bits of the sums, so it must not depend on the
     # caller's.
-    for row in sorted(rows, key=lambda row: f"{row.arm}/{row.task}"):
+    for row in sorted(rows, key=lambda row: row.cell_key):
         tasks[row.backbone].add(row.task)
         if is_ranked(row):
             finished[row.backbone, row.task].append(row)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from suite.backbones.base import Family
 from suite.config.loader import Strict, validate
+from suite.config.training import TrainingConfig
 
 if TYPE_CHECKING:
     from peft import PeftConfig  # at run time it would cost seconds
@@ -53,6 +54,11 @@ class Method(ABC, Generic[C]):
 
     def __init__(self, config: C) -> None:
         self.config = config
+
+    @classmethod
+    def keeps_states(cls, training: TrainingConfig) -> bool:
+        """Whether frozen stacks run without dropout, so that what they give can be kept."""
+        return not (training.frozen_dropout or cls.backward_through_backbone)
 
     @classmethod
     def configure(cls, architecture: Mapping[str, Any], *, where: str = "") -> Method[Any]:

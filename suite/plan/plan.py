@@ -19,7 +19,7 @@ from suite.errors import ConfigError, IncompatibleError, SuiteError
 from suite.plan.resources import DEFAULT_CPU_WORKERS
 from suite.record.cells import Trial
 from suite.record.references import check_references
-from suite.record.spec import Phase, TrialSpec
+from suite.record.spec import Phase, TrialSpec, cell_key
 
 if TYPE_CHECKING:  # torch is imported to check a plan, not to read one
     from suite.backbones.loading import Head, ResolvedBackbone
@@ -44,8 +44,7 @@ class PlannedCell:
 
     @property
     def key(self) -> str:
-        """Equal to `TrialSpec.cell` of each of its trials."""
-        return f"{self.arm.key}/{self.task.name}"
+        return cell_key(self.arm.key, self.task.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,8 +464,7 @@ def _check_arms(config: SweepConfig, cells: Sequence[PlannedCell], *, where: str
             check = (key, objective.head, objective.positions)
             if arm.backbone != resolved.choice:
                 continue
-            through_backbone = get_method(arm.method).backward_through_backbone
-            if not (config.training.frozen_dropout or through_backbone):
+            if get_method(arm.method).keeps_states(config.training):
                 with _placed(where):
                     objective.check_can_keep()
             if check in seen:

@@ -124,10 +124,8 @@ def _keeps_states(plan: Plan, backbone: BackboneChoice) -> bool:
     """Whether some arm of a backbone keeps what its frozen stacks give."""
     from suite.petl import get_method
 
-    if plan.config.training.frozen_dropout:
-        return False
     methods = {cell.arm.method for cell in plan.cells if cell.arm.backbone == backbone}
-    return any(not get_method(name).backward_through_backbone for name in methods)
+    return any(get_method(name).keeps_states(plan.config.training) for name in methods)
 
 
 def check_states_fit(

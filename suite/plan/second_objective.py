@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from suite.errors import ConfigError
 from suite.record.cells import Trial
@@ -41,12 +42,8 @@ def cost(result: TrialResult, objective: str) -> float | None:
     train = result.phases.get("train")
     if train is None:
         return None
-    values = {
-        "energy": train.energy_kwh,
-        "memory": train.memory.allocated_max_bytes,
-        "time": train.seconds,
-    }
-    return values[objective]
+    value: float | None = attrgetter(FIELDS[objective])(train)
+    return value
 
 
 def costs(trials: Iterable[Trial], objective: str | None) -> dict[int, float] | None:

@@ -21,6 +21,7 @@ import torch
 from suite.clock import CLOCK
 from suite.errors import ResourceError, SuiteError
 from suite.meters import hardware
+from suite.plan.partitioning import gib
 from suite.profiling import peak
 from suite.profiling.arms import ArmChoice, replace_record
 from suite.profiling.estimate import estimate
@@ -163,18 +164,14 @@ def _refuse_too_large(each: Findings, setting: Setting, free: int) -> None:
     if needed > free:
         each.end(
             "oom",
-            f"{_needs(each.record)}, {_gib(free)} are free;"
+            f"{_needs(each.record)}, {gib(free)} are free;"
             " try a smaller --micro-batch, or more --ranks",
         )
 
 
 def _needs(record: ArmProfile) -> str:
     assert record.estimate is not None
-    return f"needs about {_gib(record.estimate.memory.peak_bytes)} on each rank"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB"
+    return f"needs about {gib(record.estimate.memory.peak_bytes)} on each rank"
 
 
 def _visits(arms: Sequence[ArmChoice], found: Sequence[Findings], rounds: int) -> list[Visit]:

@@ -10,7 +10,7 @@ from suite.config.arm import Arm
 from suite.record.folder import Home, TrialFolder
 from suite.record.looks import Looks
 from suite.record.result import Status, TrialResult
-from suite.record.spec import Phase, TrialSpec
+from suite.record.spec import Phase, TrialSpec, cell_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        return f"{self.arm.key}/{self.task}"
+        return cell_key(self.arm.key, self.task)
 
     def confirmed(self) -> list[Trial]:
         """The confirm trials of what the search chose, finished or not.

@@ -30,6 +30,11 @@ RECIPES = {"lst": 3}
 """The number of a method that alone trains otherwise than before."""
 
 
+def cell_key(arm: str, task: str) -> str:
+    """The name of a cell: the key of its arm and its task."""
+    return f"{arm}/{task}"
+
+
 class Phase(StrEnum):
     """The half of READ's protocol that a trial belongs to, or the stage before it.
 
@@ -90,7 +95,7 @@ class TrialSpec(Strict):
     @property
     def cell(self) -> str:
         """The arm and the task, which name the study that this trial belongs to."""
-        return f"{self.arm.key}/{self.task.name}"
+        return cell_key(self.arm.key, self.task.name)
 
     @property
     def engine_key(self) -> str:

@@ -116,7 +116,6 @@ class Bars:
     x: Sequence[float]
     y: Sequence[str]
     style: int
-    details: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

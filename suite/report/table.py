@@ -135,9 +135,9 @@ def words(head: str, show: Callable[[Row], str], hint: str = "") -> Column:
     return Column(head, show, show, hint, number=False)
 
 
-def plain_words(key: str, head: str = "") -> Column:
-    """A column of one text as it stands; its head is the key unless another one is given."""
-    return words(head or key, lambda row: str(row[key]))
+def plain_words(key: str) -> Column:
+    """A column of one text as it stands; its head is the key."""
+    return words(key, lambda row: str(row[key]))
 
 
 def without(columns: Iterable[Column], *heads: str) -> list[Column]:

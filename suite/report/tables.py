@@ -244,10 +244,10 @@ def _extra_columns(report: Report) -> list[Column]:
     return columns
 
 
-def _field(name: str, *, note: str = "", hint: str = "") -> Column:
+def _field(name: str, *, note: str = "") -> Column:
     """The column of one number of the leaderboard's fields."""
     about = BY_NAME[name]
-    return number(name, about.title + note, SHOW[about.unit], hint or about.meaning)
+    return number(name, about.title + note, SHOW[about.unit], about.meaning)
 
 
 def _rank(row: Row) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from suite.config.loader import Strict
 from suite.errors import ResourceError, StaleDriverError, SweepConflictError
 from suite.storage.base import Storage
 from suite.storage.urls import open_storage
+
+C = TypeVar("C", bound=BaseModel)
 
 SHARED = (
     "expected a path on a disk that all nodes share, or a bucket that all reach"
@@ -60,9 +63,18 @@ def newest_run_claim(storage: Storage, run: str) -> tuple[int, RunClaim | None]:
     number = newest_number(storage, run_claims_key(run))
     if not number:
         return 0, None
-    key = f"{run_claims_key(run)}/{number}"
+    return number, read_claim(storage, f"{run_claims_key(run)}/{number}", RunClaim)
+
+
+def read_claim(storage: Storage, key: str, kind: type[C]) -> C:
+    """A claim as it was written.
+
+    Raises:
+        SweepConflictError: Another version of the suite wrote it, or it is gone.
+    """
     try:
-        return number, RunClaim.model_validate_json(storage.read(key) or b"")
+        # A claim that is gone reads as empty and is refused like a foreign one.
+        return kind.model_validate_json(storage.read(key) or b"")
     except ValidationError:
         raise SweepConflictError(
             f"{storage.url}: {key} is no claim of this version of the suite; "

@@ -28,7 +28,7 @@ from suite.config.loader import Strict
 from suite.errors import StorageError, SweepConflictError
 from suite.redact import printable
 from suite.storage.base import Storage
-from suite.storage.fence import Fence, claim_key, claims_key, newest_number
+from suite.storage.fence import Fence, claim_key, claims_key, newest_number, read_claim
 from suite.storage.urls import open_storage
 
 log = logging.getLogger(__name__)
@@ -351,15 +351,7 @@ def _submission_id() -> str:
 
 
 def _read_claim(storage: Storage, sweep: str, epoch: int) -> Claim:
-    key = claim_key(sweep, epoch)
-    try:
-        # A claim that is gone reads as empty and is refused like a foreign one.
-        return Claim.model_validate_json(storage.read(key) or b"")
-    except ValidationError:
-        raise SweepConflictError(
-            f"{storage.url}: {key} is no claim of this version of the suite; "
-            "end the driver that wrote it and remove the file, or choose another --home"
-        ) from None
+    return read_claim(storage, claim_key(sweep, epoch), Claim)
 
 
 def _read_beat(storage: Storage, sweep: str, epoch: int) -> Beat | None:

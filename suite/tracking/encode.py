@@ -247,7 +247,7 @@ def run_digest(result: TrialResult) -> str:
 def cell_tags(row: Row) -> dict[str, str]:
     """Names of a cell: those of its trials, and the key of its arm."""
     return {
-        "suite.cell": cell_key(row),
+        "suite.cell": row.cell_key,
         "suite.arm": row.arm,
         "sweep": row.sweep,
         "backbone": row.backbone,
@@ -257,11 +257,6 @@ def cell_tags(row: Row) -> dict[str, str]:
         "architecture": canonical_json(row.architecture),
         "task": row.task,
     }
-
-
-def cell_key(row: Row) -> str:
-    """The key of a row's cell, the same as `TrialSpec.cell` of its trials."""
-    return f"{row.arm}/{row.task}"
 
 
 def flatten(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:

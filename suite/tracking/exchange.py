@@ -25,7 +25,6 @@ from suite.leaderboard.fields import NOT_VERIFIABLE, Row, with_values
 from suite.leaderboard.file import SCHEMA_VERSION, read_rows, write_rows
 from suite.leaderboard.measures import mean, spread
 from suite.plan.cell_state import CellStatus
-from suite.tracking.encode import cell_key
 from suite.tracking.rows import read_rows as rows_of_store
 from suite.tracking.store import Store, open_store, without_password
 from suite.tracking.sweep_runs import SweepRuns
@@ -197,7 +196,7 @@ def _check_row(row: Row, *, where: str) -> None:
         raise TrackingError(f"{where}: got status {row.status!r}, expected {', '.join(known)}")
     _check_text(row, where=where)
     _check_numbers(row, where=where)
-    _check_scores(row, where=f"{where}: {row.sweep}/{cell_key(row)}")
+    _check_scores(row, where=f"{where}: {row.sweep}/{row.cell_key}")
 
 
 def _check_text(row: Row, *, where: str) -> None:
@@ -295,7 +294,7 @@ def _import_sweep(
 ) -> None:
     """Write the rows, which the leaderboard reads, and then a run for each cell, for people."""
     runs = SweepRuns(store, home=home, sweep=sweep)
-    here = {cell_key(row): row for row in runs.rows()}
+    here = {row.cell_key: row for row in runs.rows()}
     # Whoever has the later trial has the newer state of the whole sweep.
     if _last_end_s(here.values()) > _last_end_s(rows):
         report.older += len(rows)
@@ -303,7 +302,7 @@ def _import_sweep(
     counted = []
     for row in rows:
         _count(row, here, report)
-        known = here.get(cell_key(row))
+        known = here.get(row.cell_key)
         # A row that a home has here already may have been computed from its answers.
         if known is not None and known.digest == row.digest:
             counted.append(known)
@@ -327,7 +326,7 @@ def _imported(row: Row) -> Row:
 
 
 def _count(row: Row, here: Mapping[str, Row], report: ImportReport) -> None:
-    before = here.get(cell_key(row))
+    before = here.get(row.cell_key)
     if before is None:
         report.new += 1
     elif before.digest == row.digest:

@@ -30,7 +30,6 @@ from suite.tracking.encode import (
     RESULT,
     BegunTrial,
     arm_names,
-    cell_key,
     cell_tags,
     curve_metrics,
     run_digest,
@@ -125,7 +124,7 @@ class SweepRuns:
 
     def is_current(self, row: Row, *, artifacts: bool = False) -> bool:
         """Whether the run of a cell, and those of its trials, say what the row does."""
-        run = self._cells.get(cell_key(row))
+        run = self._cells.get(row.cell_key)
         return run is not None and run.tags.get(DIGEST) == _digest(row, artifacts=artifacts)
 
     def write_cell(self, row: Row, trials: Sequence[Trial] = (), *, artifacts: bool = False) -> int:
@@ -141,7 +140,7 @@ class SweepRuns:
         """
         # `write_live` writes those that still run.
         ended = [trial for trial in trials if trial.result is not None]
-        key = cell_key(row)
+        key = row.cell_key
         if key not in self._cells:
             self._cells[key] = self._create_cell(row, trials)
         cell = self._cells[key]
@@ -246,7 +245,7 @@ class SweepRuns:
         }
         return self.store.create_run(
             self.experiment,
-            name=cell_key(row),
+            name=row.cell_key,
             start_s=min(starts, default=row.ended_at or time.time()),
             tags=tags,
         )
@@ -360,7 +359,7 @@ class SweepRuns:
         # again.
         self.store.finish(cell.id, CELL_STATUS.get(row.status, "SCHEDULED"), end_s)
         self.store.log(cell.id, metrics=points, tags=tags)
-        self._cells[cell_key(row)] = replace(cell, tags={**cell.tags, **tags})
+        self._cells[row.cell_key] = replace(cell, tags={**cell.tags, **tags})
 
 
 def _next_revision(known: str) -> int:

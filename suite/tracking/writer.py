@@ -23,7 +23,6 @@ from suite.record.cells import Trial
 from suite.record.folder import RESULT, Home, TrialFolder
 from suite.storage.identity import home_id
 from suite.tracking.claim import Claim
-from suite.tracking.encode import cell_key
 from suite.tracking.live import LiveTrial
 from suite.tracking.store import Store, open_store
 from suite.tracking.sweep_runs import SweepRuns
@@ -189,7 +188,7 @@ class Syncer:
             artifacts = SweepConfig.model_validate_json(definition).tracking.artifacts
             for row in rows:
                 if verify or not runs.is_current(row, artifacts=artifacts):
-                    due.append(_Due(runs, row, folders[cell_key(row)], artifacts))
+                    due.append(_Due(runs, row, folders[row.cell_key], artifacts))
         self._refreshed_s = time.monotonic()
         # Reversed, because `run` takes cells from the end of the list.
         return due[::-1]

@@ -101,7 +101,7 @@ def build_spec(
         decoder_objective=spec.decoder_objective,
     )
     check_arm(resolved, objective.head, spec.arm, max_length=objective.positions)
-    if not (spec.training.frozen_dropout or get_method(method).backward_through_backbone):
+    if get_method(method).keeps_states(spec.training):
         objective.check_can_keep()
     return spec
 

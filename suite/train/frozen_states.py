@@ -38,7 +38,6 @@ from suite.errors import IncompatibleError
 from suite.files import replacing
 from suite.meters import PhaseMeter
 from suite.petl._frozen import GivenPass, StackStates, frozen_states
-from suite.petl.base import Method
 from suite.record.result import PreparationRecord
 from suite.record.spec import TrialSpec
 from suite.train.batches import read_rows
@@ -303,11 +302,6 @@ def keep_states(
     assert states is not None
     model.to("cpu").train(was_training)
     return states, record
-
-
-def is_off(spec: TrialSpec, method: Method[Any]) -> bool:
-    """Whether a trial's frozen stacks run without dropout."""
-    return not (spec.training.frozen_dropout or method.backward_through_backbone)
 
 
 def _layouts(

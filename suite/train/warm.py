@@ -34,7 +34,7 @@ from suite.storage.workspace import Workspace
 from suite.train.engine import Engine
 from suite.train.engine_config import uses_bf16
 from suite.train.fingerprint import frozen_fingerprint
-from suite.train.frozen_states import KeptStates, is_off, keep_states
+from suite.train.frozen_states import KeptStates, keep_states
 from suite.train.initial import initial_model
 from suite.train.precision import autocast_forwards, precision_of
 from suite.train.probe import Probe, probe, strays
@@ -245,7 +245,7 @@ def build_warm(spec: TrialSpec, workspace: Workspace, *, device: str, meter: Pha
     method = get_method(spec.arm.method).configure(spec.arm.architecture)
     states: KeptStates | None = None
     kept: PreparationRecord | None = None
-    if is_off(spec, method):
+    if method.keeps_states(spec.training):
         if uses_bf16(spec.training, device):
             # As the engine rounds them, because the states are those of its weights.
             cast_weights(model, torch.bfloat16)
