@@ -172,7 +172,7 @@ def compare_with_nvidia_smi(step: Callable[[], None], device: torch.device) -> N
         "nvidia-smi",
         "--query-gpu=power.draw.instant",
         "--format=csv,noheader,nounits",
-        f"--id={device.index or 0}",
+        f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}",
     ]
 
     def sample() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import torch
 
 from suite.cluster.host import oom_kills
 from suite.errors import DataError, HubUnreachableError, IncompatibleError, UnknownNameError
@@ -32,7 +33,7 @@ from suite.record.attempts import (
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import TrialSpec
-from suite.train.failure import is_infrastructure
+from suite.train.failure import is_infrastructure, status_of
 from suite.tune.breaker import CircuitBreaker
 from suite.tune.driver import run_sweep
 from tests.sweeps import toy_cluster, toy_sweep
@@ -407,6 +408,14 @@ def test_only_different_trials_that_fail_alike_without_progress_in_between_count
     ]
     assert not joins[0] and "join" in joins[1]
     assert not any(CircuitBreaker(None).failed(trial, record()) for trial in "abcdef")
+
+
+def test_memory_that_ran_out_is_no_fault_of_the_machine_whoever_says_it() -> None:
+    for text in ("CUBLAS_STATUS_ALLOC_FAILED", "NCCL error: cuda failure 2 'out of memory'"):
+        error = torch.distributed.DistBackendError(text)
+        assert status_of(error) is Status.OOM and not is_infrastructure(error)
+    lost = RuntimeError("No CUDA GPUs are available")
+    assert is_infrastructure(lost) and status_of(lost) is Status.FAILED
 
 
 def test_files_that_a_machine_lacks_are_not_the_trials_fault() -> None:

@@ -211,6 +211,19 @@ def one_ahead(_number: int, folder: Path) -> tuple[str, list[int]]:
     return str(refusal.value), epochs
 
 
+def test_the_peak_of_a_trial_alone_counts_no_lanes_that_trained_before(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    try:
+        for rate in (1e-3, 2e-3):  # The first one also builds the engine.
+            before = alone(trainer, spec_of("read", "bert", rate))
+        together(trainer, [spec_of("read", "bert", rate) for rate in (3e-3, 4e-3, 5e-3, 6e-3)])
+        after = alone(trainer, spec_of("read", "bert", 7e-3))
+    finally:
+        trainer.close()
+    peaks = [result.phases["train"].memory.allocated_max_bytes for result in (before, after)]
+    assert peaks[0] is not None and peaks[1] == pytest.approx(peaks[0], rel=0.01)
+
+
 def test_a_trial_does_not_train_beside_one_that_is_further(tmp_path: Path) -> None:
     ((said, epochs),) = in_processes(one_ahead, tmp_path)
     assert "[(0, 0), (1, 0)]" in said

@@ -152,6 +152,10 @@ def test_without_counter_and_power_energy_is_null_and_both_reasons_stand() -> No
     ("api", "reason"),
     [
         (FakeNvml(MigMode=(1, 1)), "MIG is on"),
+        (
+            FakeNvml(ComputeRunningProcesses=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)),
+            "NVML ComputeRunningProcesses",
+        ),
         (FakeNvml(HandleByUUID=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)), "cannot open GPU-a"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from suite.cluster.session import cluster
 from suite.config.training import Partitioning, TrainingConfig
@@ -65,6 +66,12 @@ def test_what_is_typed_stays_and_the_least_partitioned_comes_first(
         assert Partitioning(applied.zero_stage, applied.frozen_weights) == each
 
 
+@pytest.mark.parametrize(("offload", "stage"), [("optimizer", 0), ("all", 2)])
+def test_a_stage_that_cannot_offload_is_refused(offload: str, stage: int) -> None:
+    with pytest.raises(ValidationError, match=f"offload: {offload} needs ZeRO stage {stage + 1}"):
+        TrainingConfig(offload=offload, zero_stage=stage)
+
+
 def test_a_stage_that_is_typed_is_not_replaced() -> None:
     assert WHOLE.applied_to(TrainingConfig()).zero_stage == 3
     forced = TrainingConfig(frozen_weights="partitioned")
@@ -80,6 +87,7 @@ def test_a_stage_that_is_typed_is_not_replaced() -> None:
         ({"recorded": Partitioning(2)}, Partitioning(2), "trials of this sweep that have ended"),
         ({"device": "cuda", "training": AUTO | {"offload": "all"}}, PARTITIONED, "offload"),
         ({"worker_bytes": None, "training": {"zero_stage": 1}}, Partitioning(1), "file says"),
+        ({"training": AUTO | {"offload": "optimizer"}}, Partitioning(1), "states take"),
     ],
 )
 def test_small_unknown_recorded_and_typed_need_no_estimate(

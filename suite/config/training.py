@@ -18,6 +18,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 """How much AdamW keeps of a mean; with all of it the mean would never change."""
 Precision = Literal["fp32", "bf16", "bf16-autocast"]
 """What a trial computes in; bf16-autocast keeps fp32 weights."""
+LEAST_STAGE = {"none": 0, "optimizer": 1, "all": 3}
+"""The ZeRO stage from which DeepSpeed can move to CPU memory what `offload` names."""
 
 
 class TrainingConfig(Strict):
@@ -130,6 +132,16 @@ class TrainingConfig(Strict):
             raise ValueError(
                 f"keep: last scores the last of {self.epochs} epochs, and patience {self.patience} "
                 "may end a trial before it; set patience: null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _offload_has_its_stage(self) -> TrainingConfig:
+        least = LEAST_STAGE[self.offload]
+        if self.zero_stage != "auto" and self.zero_stage < least:
+            raise ValueError(
+                f"offload: {self.offload} needs ZeRO stage {least} or higher, "
+                f"got zero_stage {self.zero_stage}; set zero_stage: auto, or offload: none"
             )
         return self
 

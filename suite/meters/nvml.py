@@ -27,7 +27,7 @@ class Gpu:
 
     Raises:
         Unavailable: There is no driver, NVML does not know the board (a MIG slice has a UUID of its
-            own), or MIG is on.
+            own), MIG is on, or NVML does not list the board's processes.
     """
 
     def __init__(self, name: str, api: Any = pynvml) -> None:
@@ -40,6 +40,8 @@ class Gpu:
             raise Unavailable(f"NVML cannot open {name}: {error}") from error
         if self._mig_is_on():
             raise Unavailable("MIG is on: NVML meters the whole board")
+        # Every reading asks this, so a board that cannot answer has no reading.
+        self.ask("ComputeRunningProcesses")
 
     @classmethod
     def of(cls, device: torch.device) -> Gpu:

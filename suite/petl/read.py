@@ -86,13 +86,23 @@ class DepthNetwork(nn.Module):
     def forward(self, layers: Tensor) -> Tensor:
         """Map (N, B, T, d) to (B, T, d)."""
         depth, *rows, width = layers.shape
-        states, _ = self.cell(self.norm(layers).view(depth, -1, width))  # (N, B·T, h)
+        states = self._walk(self.norm(layers).view(depth, -1, width))  # (N, B·T, h)
         if self.state == "last":
             state = states[-1]  # (B·T, h)
         else:
             state = states.mean(0)
         out: Tensor = self.out(state)  # (B·T, d)
         return out.view(*rows, width)
+
+    def _walk(self, layers: Tensor) -> Tensor:
+        """The states of the cell after each of N layers: (N, B·T, d) to (N, B·T, h)."""
+        if not (layers.is_cuda and torch.is_autocast_enabled("cuda")):
+            states, _ = self.cell(layers)
+            return cast(Tensor, states)
+        # Under autocast cuDNN's cells compute in fp16, whatever type autocast is told.
+        with torch.autocast("cuda", enabled=False):
+            states, _ = self.cell(layers.to(self.out.weight.dtype))
+        return cast(Tensor, states)
 
 
 class Correction(nn.Module):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from suite.config.training import Partitioning, TrainingConfig
+from suite.config.training import LEAST_STAGE, Partitioning, TrainingConfig
 from suite.plan.cell_state import CellState
 from suite.plan.resources import Layout, Node
 
@@ -46,7 +46,7 @@ class Decision:
 
 def candidates(training: TrainingConfig) -> list[Partitioning]:
     """The layouts that a sweep's file leaves open, the least partitioned one first."""
-    stages: Sequence[int] = range(4)
+    stages: Sequence[int] = range(LEAST_STAGE[training.offload], 4)
     if training.zero_stage != "auto":
         stages = [training.zero_stage]
     found = []

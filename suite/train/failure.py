@@ -51,6 +51,9 @@ _SIGNS = (
     "unspecified launch failure",
     "ecc error",
     "device unavailable",
+    "cuda error: unknown error",
+    "no cuda gpus are available",
+    "no cuda-capable device",
     "busy or unavailable",
 )
 
@@ -61,7 +64,7 @@ def is_infrastructure(error: BaseException) -> bool:
     Network, disk, a lost device and another driver are the machine's, and so are files that are
     absent or changed since the driver checked them. All else is the trial's.
     """
-    if isinstance(error, IncompatibleError):
+    if isinstance(error, IncompatibleError) or _is_out_of_memory(error):
         return False
     if isinstance(error, _INFRASTRUCTURE):
         return True
@@ -72,12 +75,17 @@ def is_infrastructure(error: BaseException) -> bool:
 
 def status_of(error: BaseException) -> Status:
     """How a trial's own exception ends it: OOM or failed."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return Status.OOM
-    # Some libraries say it in a plain RuntimeError.
-    if "out of memory" in str(error).lower():
+    if _is_out_of_memory(error):
         return Status.OOM
     return Status.FAILED
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # NCCL, cuBLAS and others say it in a RuntimeError of their own.
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "alloc_failed" in text)
 
 
 def failure_record(error: BaseException, *, log_path: str = "") -> FailureRecord:

@@ -51,7 +51,7 @@ def train_trial(spec: TrialSpec, workspace: Workspace) -> TrialResult:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         try:
             mp.spawn(_rank, args=(spec, workspace, port, device), nprocs=spec.world_size)
-        except mp.ProcessRaisedException:
+        except (mp.ProcessRaisedException, mp.ProcessExitedException):
             # A trial that ended without a score has said so in its result.
             if folder.result() is None:
                 raise
@@ -74,9 +74,13 @@ def _rank(rank: int, spec: TrialSpec, workspace: Workspace, port: int, device: s
         while not trainer.epoch().done:
             pass
         trainer.finish()
-    except TrialEndedError:
-        # The spawner ends the other ranks only if this one raises.
+    except BaseException as error:
+        # The spawner ends the other ranks. They may wait in a collective, and leaving the group in
+        # order would wait for them.
         if spec.world_size > 1:
             raise
-    finally:
         trainer.close()
+        if not isinstance(error, TrialEndedError):
+            raise
+        return
+    trainer.close()

@@ -90,6 +90,7 @@ class Trainer:
         rank, world_size, local_rank: Place in the group.
         master_addr, master_port: Rendezvous of this group alone.
         device: "cpu" or "cuda".
+        memory_frac: The share of its GPU's memory that this rank may take; None = all of it.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Trainer:
         master_addr: str = "127.0.0.1",
         master_port: int,
         device: str = "cpu",
+        memory_frac: float | None = None,
     ) -> None:
         self.workspace = workspace
         self.rank = rank
@@ -110,6 +112,8 @@ class Trainer:
         if device == "cuda":
             # Before the group is made: NCCL takes the current device.
             torch.cuda.set_device(local_rank)
+            if memory_frac is not None:
+                torch.cuda.set_per_process_memory_fraction(memory_frac)
         init_process_group(
             rank=rank,
             world_size=world_size,
@@ -178,6 +182,8 @@ class Trainer:
             self._seed(specs[0], epoch=0)
             if specs[0].training.threads_per_worker is not None:
                 torch.set_num_threads(specs[0].training.threads_per_worker)
+            if self._warm is not None:
+                self._warm.keep_lanes(len(specs))
             self._common.take()
             for number, spec in enumerate(specs):
                 self._start_lane(number, spec, started_at)

@@ -30,9 +30,15 @@ def init_process_group(
 ) -> None:
     """Join the group's own rendezvous; every later collective has the deadline `timeout_s`."""
     quieten_deepspeed()
+    # Left alone, DeepSpeed takes a GPU that it sees, also where the trial trains on processors.
+    os.environ["DS_ACCELERATOR"] = device
     # Imported before there is a group: DeepSpeed takes the one that it finds for a default
     # argument, and that group is then never freed.
     import deepspeed  # noqa: F401
+    from deepspeed.accelerator import get_accelerator
+
+    found = get_accelerator().device_name()
+    assert found == device, f"DeepSpeed has settled on {found} in this process, not on {device}"
 
     # DeepSpeed reads these, and `suite.train.checkpoint` asks for the local rank.
     os.environ.update(
@@ -42,6 +48,9 @@ def init_process_group(
         MASTER_ADDR=address,
         MASTER_PORT=str(port),
     )
+    if device == "cuda":
+        # cuDNN's recurrent cells (READ) would use TF32 where all other products are in fp32.
+        torch.backends.cudnn.allow_tf32 = False
     backend = "nccl" if device == "cuda" else "gloo"
     # Left alone, torch notices a rank that hangs only after half an hour.
     timeout = timedelta(seconds=timeout_s)

@@ -96,6 +96,17 @@ class Warm:
         # Whatever the lane trained before: `reset` brings it to step 0.
         return replace(self, engine=self.beside[number - 1], pristine=False)
 
+    def keep_lanes(self, count: int) -> None:
+        """Free the engines of all lanes but the first `count`. Collective.
+
+        A trial's peak of memory would count the states of lanes that it does not use.
+        """
+        spare = self.beside[max(0, count - 1) :]
+        del self.beside[max(0, count - 1) :]
+        for engine in spare:
+            engine.release()
+        release_memory()
+
     def training_mode(self) -> None:
         """Put the model into training mode, all but frozen stacks whose states are kept."""
         self.engine.module.train()

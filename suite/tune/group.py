@@ -277,6 +277,9 @@ class Group:
                 "master_port": locations[0].port,
                 "device": layout.device,
             }
+            if 0 < layout.gpus < 1:
+                # Trials that share a GPU must not take one another's memory.
+                place["memory_frac"] = layout.gpus
             gpus = _gpus_on(location.node, locations) if layout.gpus else []
             arguments.append(
                 (self.settings.trainer, self.settings.workspace, gpus, location.interface, place)

@@ -114,7 +114,8 @@ def measure_confirmed(
     jobs = _jobs(_confirmed(states), config, workspace.home, data_root=workspace.data_root)
     if not jobs:
         return {}
-    function: Any = ray.remote(_measure)
+    # A process for each task, because a CUDA error stays with its process.
+    function: Any = ray.remote(max_calls=1)(_measure)
     task = function.options(
         num_cpus=settings.layout.cpus,
         num_gpus=settings.layout.gpus,
