@@ -70,14 +70,6 @@ def test_the_help_has_every_command_in_a_group(suite: Suite) -> None:
     assert all(f" {name} " in suite("--help")[1] for name in COMMANDS)
 
 
-def test_help_imports_neither_torch_nor_ray(tmp_path: Path) -> None:
-    code = "import sys; from suite.cli.app import app; print(sorted({'torch', 'ray', 'pandas', 'mlflow', 'rich'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert done.stdout.strip() in ("[]", "['rich']")
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

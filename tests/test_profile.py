@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from suite.errors import ConfigError, ResourceError
+from suite.errors import ResourceError
 from suite.plan import partitioning
 from suite.profiling import ArmProfile, Setting, choose, estimate_only, measure, peak, ratios
 from suite.profiling import run as profile_run
@@ -647,8 +647,3 @@ def test_a_gpu_that_is_not_there_is_missed_by_name(suite: Suite) -> None:
 def test_a_setting_that_cannot_be_cut_is_refused() -> None:
     with pytest.raises(ValueError, match="micro_batch 3"):
         Setting(batch=8, micro_batch=3)
-
-
-def test_no_combination_at_all_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="left no attention projections"):
-        choose(["bert-base"], ["lora"], ["fnet"])
