@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from suite.attention import variants
 from suite.config.arm import Arm
@@ -94,6 +96,38 @@ def test_both_are_listed_with_their_descriptions(suite: Suite, mine: Path) -> No
     ):
         rows = json.loads(suite("list", kind, "--format", "json")[1])
         assert name in [row["name"] for row in rows]
+
+
+def told(suite: Suite, *arguments: object) -> dict[str, Any]:
+    """What a command prints as JSON."""
+    printed: dict[str, Any] = json.loads(suite(*arguments, "--format", "json")[1])
+    return printed
+
+
+def test_the_method_is_counted_and_searched_as_it_is_written(suite: Suite, mine: Path) -> None:
+    counted = told(suite, "params", "--backbone", "minilm", "--method", "scale-norms")
+    # Two norms in each of 6 blocks, one after the embeddings.
+    assert counted["method_trainable"] == 13 * 384
+    sweep = {
+        "name": "own",
+        "backbones": [{"name": "bert-base", "config": TINY, "tokenizer": "bytes"}],
+        "methods": ["scale-norms"],
+        "tasks": ["acceptability"],
+    }
+    (mine / "own.yaml").write_text(yaml.safe_dump(sweep))
+    planned = told(suite, "run", mine / "own.yaml", "--dry-run", "--home", mine / "home")
+    assert planned["cells"][0]["learning_rate"] == [1e-4, 3e-2]
+
+
+def test_the_variant_is_counted_as_it_is_written(suite: Suite, mine: Path) -> None:
+    def counts(variant: str, backbone: str, *options: str) -> dict[str, Any]:
+        return told(suite, "params", "--backbone", backbone, "--attention", variant, *options)
+
+    three = ("--set", "attention.options.kv_heads=3")
+    first, mean = (counts(name, "bert-base", *three) for name in ("first-head", "gqa"))
+    whole = "attention.with_output_projection"
+    assert first[whole] == mean[whole]
+    assert counts("first-head", "t5-base")["kv_fraction"] == 1 / 12
 
 
 def test_an_edited_file_of_ones_own_gives_new_trials(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -434,66 +433,3 @@ def test_one_command_runs_a_sweep_and_the_others_read_it(
     ) == (1, 1, 0, 0, [])
     assert suite("sync")[1].startswith("0 trials written, 2 were there already")
     assert f"{row['score_mean']:.1f}" in suite("leaderboard")[1]
-
-
-def test_the_method_in_the_docs_works_as_it_is_written(
-    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """docs/adding.md, taken literally: a folder of the user's own, no file of the project touched."""
-    (_, code), (_, space) = re.findall(
-        r"```(python|yaml)\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL
-    )[:2]
-    for name, text in (("petl/scale_norms.py", code), ("search_spaces/scale-norms.yaml", space)):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(text)
-    monkeypatch.setenv("SUITE_PATH", str(tmp_path))
-    counted = json.loads(
-        suite("params", "--backbone", "minilm", "--method", "scale-norms", "--format", "json")[1]
-    )
-    assert (
-        counted["method_trainable"] == 13 * 384
-    )  # two norms in each of 6 blocks, one after the embeddings
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump({**SWEEP, "methods": ["scale-norms"]}))
-    planned = json.loads(
-        suite(
-            "run", tmp_path / "own.yaml", "--dry-run", "--home", tmp_path / "h", "--format", "json"
-        )[1]
-    )
-    assert planned["cells"][0]["learning_rate"] == [1e-4, 3e-2]
-
-
-def test_the_attention_variant_in_the_docs_works_as_it_is_written(
-    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding.md").read_text(), re.DOTALL)[
-        1
-    ]
-    (tmp_path / "attention").mkdir()
-    (tmp_path / "attention" / "first_head.py").write_text(code)
-    monkeypatch.setenv("SUITE_PATH", str(tmp_path))
-    setting = "attention.options.kv_heads=3"
-    counted, mean = (
-        json.loads(
-            suite(
-                "params",
-                "--backbone",
-                "bert-base",
-                "--attention",
-                name,
-                "--set",
-                setting,
-                "--format",
-                "json",
-            )[1]
-        )
-        for name in ("first-head", "gqa")
-    )
-    assert counted["attention.with_output_projection"] == mean["attention.with_output_projection"]
-    assert (
-        json.loads(
-            suite(
-                "params", "--backbone", "t5-base", "--attention", "first-head", "--format", "json"
-            )[1]
-        )["kv_fraction"]
-        == 1 / 12
-    )
