@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from suite.cli import main, render
 from suite.cli.app import COMMANDS, PANELS
 from suite.cli.options import SELDOM, Format
 from suite.cli.render import Column, column
+from suite.leaderboard.fields import NOT_VERIFIABLE, Row
+from suite.report import values
+from suite.stats.compare import NO_RANK
 from tests.commands import Suite, suite
 
 __all__ = ["suite"]
@@ -262,6 +266,38 @@ def test_values_are_written_for_reading(
     show: Callable[[Any], str], value: object, said: str
 ) -> None:
     assert show(value) == said
+
+
+def interval(over: str) -> dict[str, Any]:
+    return {"ci_low": 79.94, "ci_high": 82.4, "ci_of": over}
+
+
+@pytest.mark.parametrize(
+    ("show", "fields", "said"),
+    [
+        (values.mean_score, {"score_mean": None}, "-"),
+        (values.mean_score, {"score_mean": 83.14}, "83.1"),
+        (values.mean_score, {"score_mean": 83.14, "score_std": 0.4}, "83.1 ± 0.4"),
+        (values.mean_score, {"score_mean": 12.3, "higher_is_better": False}, "12.3 ↓"),
+        (values.interval, {}, "-"),
+        (values.interval, interval("seeds x items"), "79.9 to 82.4"),
+        (values.interval, interval("items"), "79.9 to 82.4 (over items only)"),
+        (partial(values.interval, short=True), interval("items"), "79.9 to 82.4 *"),
+        (values.rank, {"rank": "2-4"}, "2-4"),
+        (values.rank, {"rank": None}, "-"),
+        (values.rank, {"rank_missing": NO_RANK}, "none: one seed"),
+        (partial(values.rank, short=True), {"rank_missing": NO_RANK}, "one seed"),
+        (values.status, {"admitted": None}, "done"),
+        (values.status, {"admitted": False}, "rejected"),
+        (values.status, {"dirty": True}, "done (dirty)"),
+        (values.status, {"unverified": NOT_VERIFIABLE}, "done, not verifiable here"),
+    ],
+)
+def test_cells_of_the_leaderboard_are_written_for_reading(
+    show: Callable[[Any], str], fields: dict[str, Any], said: str
+) -> None:
+    row = Row(status="done", **fields)
+    assert show(vars(row)) == said
 
 
 @pytest.mark.parametrize(

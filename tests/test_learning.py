@@ -11,10 +11,11 @@ from scipy.stats import ttest_1samp
 
 from suite.leaderboard.fields import Row
 from suite.leaderboard.intervals import constant_fields
-from suite.leaderboard.learning import shows_constant, with_learning
+from suite.leaderboard.learning import with_learning
 from suite.leaderboard.measures import CellResults, loss_fall, loss_fall_p
 from suite.leaderboard.table import compare
 from suite.record.result import EpochRecord, TrialResult
+from suite.report.values import shows_baseline
 from tests.answers import make_answers, some_right
 from tests.records import make_result, make_spec
 from tests.test_validity import GOOD
@@ -72,7 +73,7 @@ def test_a_row_that_is_not_shown_to_learn_keeps_its_place_in_the_mean() -> None:
     *cells, mean = compare(rows)
     assert {row.task: row.shown_to_learn for row in cells} == {"sst2": False, "mrpc": True}
     assert (mean.task, mean.score_mean, mean.shown_to_learn) == ("mean", 70.0, None)
-    assert {row.task: shows_constant(vars(row)) for row in [*cells, mean]} == {
+    assert {row.task: shows_baseline(vars(row)) for row in [*cells, mean]} == {
         "sst2": True,
         "mrpc": False,
         "mean": False,
@@ -92,7 +93,7 @@ def test_one_seed_has_a_constant_answer_and_no_p_value() -> None:
     assert (found["constant_score"], found["constant_p"]) == (50.0, None)
     assert found["constant_missing"].startswith("one seed: no p-value")
     untested = replace(ROW, constant_p=None)
-    assert labels(untested) == [(None, None)] and shows_constant(vars(untested))
+    assert labels(untested) == [(None, None)] and shows_baseline(vars(untested))
 
 
 def run(*losses: float, halves: tuple[float, float] | None = None) -> TrialResult:

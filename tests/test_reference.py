@@ -278,7 +278,7 @@ def test_the_leaderboard_shows_the_paper_beside_ours(
     }
     show(home.tracking_uri, fmt=Format.MD)
     shown = capsys.readouterr().out
-    assert "| paper | difference |" in shown and f"| {agreement['difference']:+.1f} |" in shown
+    assert "| paper | ours - paper |" in shown and f"| {agreement['difference']:+.1f} |" in shown
 
     refer(home, lora.model_copy(update={"unlike": "another corpus"}))
     sync(home, tracking_uri=home.tracking_uri)

@@ -20,6 +20,7 @@ from suite.cli.options import (
 from suite.cli.render import Column, Row, column, put
 from suite.config.reference import MEAN
 from suite.errors import ConfigError
+from suite.report.values import ITEMS_ONLY
 
 if TYPE_CHECKING:
     pass
@@ -166,7 +167,7 @@ def _interval(row: Row) -> str:
         return render.MISSING
     shown = f"{_signed(row['low'])} to {_signed(row['high'])}"
     if row["interval_of"] == "items":
-        shown += " (over items only)"
+        shown += f" ({ITEMS_ONLY})"
     return shown
 
 

@@ -24,8 +24,8 @@ from suite.cli.options import (
 from suite.cli.render import Column, Row, column, put
 from suite.config.reference import MEAN
 from suite.errors import UnknownNameError
+from suite.report import values
 from suite.report.names import architecture_of
-from suite.report.values import Scale, is_estimate
 
 AXES = ("sweep", "backbone", "attention")
 DONE = "done"
@@ -185,11 +185,13 @@ def show(
     if fmt in (Format.TABLE, Format.MD) and not rejected:
         rows = with_test_runs(rows)
     title = _title_of(rows)
-    shown = columns(rows, among=everyone)
+    # A document has room for the words that a report has.
+    short = fmt is Format.TABLE
+    shown = columns(rows, among=everyone, short=short)
     if fields:
-        shown = [*_name_columns(rows, everyone), *_chosen_columns(rows, fields)]
+        shown = [*_name_columns(rows, everyone), *_chosen_columns(rows, fields, short=short)]
     keys: Sequence[str] = COLUMNS
-    key = _key(rows)
+    key = _key(rows, short=short)
     if fields and fmt in (Format.CSV, Format.JSON):
         keys = list(dict.fromkeys([*NAMES, *fields]))
         rows = [{name: row[name] for name in keys} for row in rows]
@@ -239,7 +241,7 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
         if row["rank"] is not None and row["shown_difference"] is not None:
             words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])
             said[f"ranks of {where}: {words} (Holm over all pairs of its arms)"] = None
-        elif _has_one_seed(row):
+        elif values.has_one_seed(row):
             said[f"{where}: {row['rank_missing']}"] = None
     for line in list(said)[:MOST_LINES]:
         render.say(line, err=True)
@@ -251,53 +253,52 @@ def constant(rows: Sequence[Row]) -> dict[str, str]:
     """Axes with the same value in every row: they stand above the table instead of in it."""
     found = {}
     for key in AXES:
-        values = {_axis(row, key) for row in rows}
-        if len(values) == 1:
-            found[key] = values.pop()
+        given = {_axis(row, key) for row in rows}
+        if len(given) == 1:
+            found[key] = given.pop()
     return found
 
 
-def columns(rows: Sequence[Row], *, among: Sequence[Row] = ()) -> list[Column]:
+def columns(rows: Sequence[Row], *, among: Sequence[Row] = (), short: bool = False) -> list[Column]:
     """Columns of the table, in the order of reading; one without any value is left out.
 
     Args:
         rows: The rows to show.
         among: These and the ones that are hidden, from which the names tell them apart.
+        short: Write marks instead of some words, because a terminal is narrow.
     """
-    shown = [*_name_columns(rows, among or rows), *_score_columns(rows)]
+    shown = [*_name_columns(rows, among or rows), *_score_columns(rows, short=short)]
     # What a choice rests on stands in front: it fits 80 columns.
     for name, rank in NUMBERS.items():
         # A column that few sweeps have needs a reason to be there, others always show.
         reason = ONLY_WITH.get(name)
         if reason is None or any(reason(row) for row in rows):
             shown.append(_number(name, rank, rows))
-    if any(_status(row) != DONE for row in rows):
-        shown.append(Column("status", _status, rank=1))
+    # A rejected row has its reasons in a column of their own.
+    if any(values.status(row) not in (DONE, values.REJECTED) for row in rows):
+        shown.append(Column("status", values.status, rank=1))
     if any(row["rejected"] for row in rows):
         shown.append(Column("rejected", lambda row: "; ".join(row["rejected"]), wraps=True))
     return shown
 
 
-def _chosen_columns(rows: Sequence[Row], names: Sequence[str]) -> list[Column]:
+def _chosen_columns(rows: Sequence[Row], names: Sequence[str], *, short: bool) -> list[Column]:
     """The columns of some fields, each as the usual table shows it."""
     special = {
-        "rank": Column("rank", _rank),
-        "score_mean": Column(_title("score_mean"), _score, right=True),
-        "ci_low": Column(_title("ci_low"), _interval, right=True),
-        "status": Column("status", _status),
-        "shown_to_learn": Column(_title("shown_to_learn"), _shown_to_learn),
-        "difference": Column(_title("difference"), _difference, right=True),
+        "rank": Column("rank", partial(values.rank, short=short)),
+        "score_mean": Column(_title("score_mean"), values.mean_score, right=True),
+        "ci_low": Column(_title("ci_low"), partial(values.interval, short=short), right=True),
+        "status": Column("status", values.status),
     }
     return [special.get(name) or _number(name, 0, rows) for name in names]
 
 
-def _key(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _key(rows: Sequence[Row], *, short: bool) -> list[tuple[str, str]]:
     """What the marks of a table mean: the head of the column that has them, and a sentence."""
     found = []
-    if any(row.get("ci_of") == "items" for row in rows):
-        found.append(
-            (_title("ci_low"), "*: the interval is over test items alone, as there is one seed")
-        )
+    if short and any(row.get("ci_of") == "items" for row in rows):
+        said = f"*: the interval is {values.ITEMS_ONLY}, as there is one seed"
+        found.append((_title("ci_low"), said))
     if any(row.get("edge") for row in rows):
         said = "edge: scores may still rise beyond an end of the range that was searched"
         found.append((_title("learning_rate"), said))
@@ -307,24 +308,10 @@ def _key(rows: Sequence[Row]) -> list[tuple[str, str]]:
         "common class is; shown where a row is not significantly better"
     )
     found.append((baseline, said))
-    if any(is_estimate(row) for row in rows if row.get("energy_source")):
+    if any(values.is_estimate(row) for row in rows if row.get("energy_source")):
         said = "energy: an estimate from processor time, where no counter can be read"
         found.append((_title("energy_kwh"), said))
     return found
-
-
-def _has_one_seed(row: Row) -> bool:
-    """Whether it is for its single seed that a row has no rank."""
-    from suite.stats.compare import NO_RANK
-
-    return bool(row["rank_missing"] == NO_RANK)
-
-
-def _rank(row: Row) -> str:
-    # An empty cell would read as if the rank were still to come.
-    if _has_one_seed(row):
-        return "one seed"
-    return render.text(row["rank"])
 
 
 def _name_columns(rows: Sequence[Row], among: Sequence[Row]) -> list[Column]:
@@ -347,21 +334,20 @@ def _name_columns(rows: Sequence[Row], among: Sequence[Row]) -> list[Column]:
     return shown
 
 
-def _score_columns(rows: Sequence[Row]) -> list[Column]:
+def _score_columns(rows: Sequence[Row], *, short: bool) -> list[Column]:
     """The test score, its rank, and the scores to compare it with."""
-    from suite.leaderboard.learning import shows_constant
-
-    shown = [Column(_title("score_mean"), _score, right=True)]
+    shown = [Column(_title("score_mean"), values.mean_score, right=True)]
     if any(row["ci_low"] is not None for row in rows):
-        shown.append(Column(_title("ci_low"), _interval, right=True, rank=1))
-    if any(row["rank"] or _has_one_seed(row) for row in rows):
-        shown.append(Column("rank", _rank, rank=1))
+        interval = partial(values.interval, short=short)
+        shown.append(Column(_title("ci_low"), interval, right=True, rank=1))
+    if any(row["rank"] or values.has_one_seed(row) for row in rows):
+        shown.append(Column("rank", partial(values.rank, short=short), rank=1))
     # The baseline is worth a look only where a row fails to beat it.
-    if any(shows_constant(row) for row in rows):
-        shown.append(Column(_title("constant_score"), _constant, right=True, rank=3))
+    if any(values.shows_baseline(row) for row in rows):
+        shown.append(Column(_title("constant_score"), values.baseline, right=True, rank=3))
     if any(row["reference_score"] is not None for row in rows):
         shown.append(_number("reference_score", 0, rows))
-        shown.append(Column(_title("difference"), _difference, right=True))
+        shown.append(_number("difference", 0, rows))
     return shown
 
 
@@ -446,11 +432,6 @@ ONLY_WITH: dict[str, Callable[[Row], bool]] = {
     "pretrain_s": _has("pretrain_steps"),
 }
 """A column is shown where one of the rows fulfils this."""
-SHOW_UNIT: dict[str, Callable[[Any], str]] = {
-    "count": render.count,
-    "percent": render.score,
-    "s": render.duration,
-}
 
 
 def _title(name: str) -> str:
@@ -465,94 +446,40 @@ def _number(name: str, rank: int, rows: Sequence[Row]) -> Column:
 
     about = BY_NAME[name]
     head = _title(name)
-    # These two need a second field of their row.
+    # These say more than their number or their flag.
     if name == "learning_rate":
-        return Column(head, render.learning_rate, right=True, rank=rank)
+        return Column(head, values.learning_rate, right=True, rank=rank)
     if name == "shown_to_learn":
-        return Column(head, _shown_to_learn, rank=rank)
+        return Column(head, values.shown_to_learn, rank=rank)
+    if name == "difference":
+        return column(name, head, values.signed, rank=rank)
     # One unit for a column, so that its numbers can be compared at a glance.
     if about.unit in ("kWh", "bytes"):
         scale = _scale(name, rows)
         return column(name, head, scale.show, rank=rank, unit=scale.unit)
     # Text stands left, numbers right.
     if about.kind in (Kind.INTEGER, Kind.NUMBER):
-        return column(name, head, SHOW_UNIT.get(about.unit, render.brief), rank=rank)
+        return column(name, head, values.SHOW.get(about.unit, values.brief), rank=rank)
     if about.kind is Kind.JSON:
-        return column(name, head, render.settings, rank=rank)
+        return column(name, head, values.settings, rank=rank)
     return column(name, head, rank=rank)
 
 
-def _scale(name: str, rows: Sequence[Row]) -> Scale:
+def _scale(name: str, rows: Sequence[Row]) -> values.Scale:
     """The unit of a column; all energies of a table have that of the runs' energy."""
     from suite.leaderboard.fields import BY_NAME
 
     unit = BY_NAME[name].unit
-    values = [row.get(name) for row in rows]
+    amounts = [row.get(name) for row in rows]
     if unit == "kWh" and any(row.get("energy_kwh") for row in rows):
-        values = [row["energy_kwh"] for row in rows]
-    return render.scale_of(unit, values)
+        amounts = [row["energy_kwh"] for row in rows]
+    return values.scale_of(unit, amounts)
 
 
 def _axis(row: Row, key: str) -> str:
     """The value of a row on an axis; a backbone that ran code of its own says so."""
     if key == "backbone":
-        return render.backbone(row)
+        return values.backbone(row)
     if key == "attention":
-        return render.attention(row)
+        return values.attention(row)
     return str(row[key])
-
-
-def _status(row: Row) -> str:
-    """`done (dirty)` where an edited checkout made one of the runs."""
-    shown = str(row["status"])
-    if row.get("dirty"):
-        shown += " (dirty)"
-    if row.get("unverified"):
-        shown += ", not verifiable here"
-    return shown
-
-
-def _score(row: Row) -> str:
-    """`83.1 ± 0.4`; an arrow marks scores of which less is better."""
-    mean = row["score_mean"]
-    shown = render.score(mean)
-    if row["score_std"] is not None:
-        shown += f" ± {render.score(row['score_std'])}"
-    # Without the arrow a reader takes the larger perplexity for the better one.
-    if mean is not None and row["higher_is_better"] is False:
-        shown += " ↓"
-    return shown
-
-
-def _constant(row: Row) -> str:
-    """The majority-class baseline, where a row is not significantly better."""
-    from suite.leaderboard.learning import shows_constant
-
-    if not shows_constant(row):
-        return render.MISSING
-    return render.score(row["constant_score"])
-
-
-def _shown_to_learn(row: Row) -> str:
-    """`yes`, `no`, or a dash where it was not tested."""
-    if row["shown_to_learn"] is None:
-        return render.MISSING
-    if row["shown_to_learn"]:
-        return "yes"
-    return "no"
-
-
-def _difference(row: Row) -> str:
-    """Our score minus the paper's, with its sign."""
-    return render.number(row["difference"], "+.1f")
-
-
-def _interval(row: Row) -> str:
-    """`79.9 - 82.4`; a star where the interval is over items alone."""
-    if row["ci_low"] is None:
-        return render.MISSING
-    shown = f"{render.score(row['ci_low'])} - {render.score(row['ci_high'])}"
-    # Such an interval leaves the variance between seeds out, and is too narrow for that.
-    if row["ci_of"] == "items":
-        shown += " *"
-    return shown

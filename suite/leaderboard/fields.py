@@ -460,7 +460,7 @@ class Row:
     )
     reference_source: str | None = text(average=Average.OWN, meaning="paper and table")
     difference: float | None = number(
-        "difference",
+        "ours - paper",
         unit="percent",
         metric=False,
         average=Average.OWN,

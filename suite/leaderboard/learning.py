@@ -13,12 +13,10 @@ Families are made of several rows, so this is computed when the leaderboard is r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from suite.config.reference import MEAN
 from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.ranks import is_ranked
 from suite.stats.significance import LEVEL, counted, holm
@@ -50,12 +48,3 @@ def with_learning(rows: Sequence[Row]) -> list[Row]:
             shown = p < 1 - LEVEL
             found[place] = with_values(rows[place], constant_p_holm=p, shown_to_learn=shown)
     return found
-
-
-def shows_constant(row: Mapping[str, Any]) -> bool:
-    """Whether a row of a table needs the constant answer beside its score.
-
-    A row that is shown to learn does not need it, and a mean row is not tested against one.
-    """
-    known = row["task"] != MEAN and row["constant_score"] is not None
-    return known and row["shown_to_learn"] is not True

@@ -252,7 +252,7 @@ def _score(row: Row) -> str:
         high = values.score(row["ci_high"])
         shown += f", 95% interval {low} to {high}"
         if row["ci_of"] == "items":
-            shown += " over items only"
+            shown += f" {values.ITEMS_ONLY}"
     return f"{shown}, {values.seeds([row])}"
 
 

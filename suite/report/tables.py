@@ -8,7 +8,6 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.leaderboard.fields import BY_NAME, FIELDS
-from suite.leaderboard.learning import shows_constant
 from suite.report import values
 from suite.report.chart import Chart
 from suite.report.data import Report
@@ -24,17 +23,7 @@ from suite.report.table import (
     values_of,
     words,
 )
-from suite.stats.compare import NO_RANK
 
-# How a number of the leaderboard's fields is shown, by its unit.
-SHOW: dict[str, Callable[[Any], str]] = {
-    "": values.brief,
-    "count": values.count,
-    "percent": values.score,
-    "bytes": values.size,
-    "s": values.duration,
-    "kWh": values.energy,
-}
 # Units that stand behind the meaning of a column; the others are in its words.
 NAMED_UNITS = ("kWh", "bytes", "s", "1/s")
 
@@ -141,17 +130,17 @@ def leaderboard_columns(report: Report) -> list[Column]:
 
     note = report.energy_note
     columns = [words("arm", report.label)]
-    if rows_with(rows, "rank") or any(row["rank_missing"] == NO_RANK for row in rows):
+    if any(row["rank"] or values.has_one_seed(row) for row in rows):
         hint = (
             "arms that no test tells apart share ranks; Holm's correction over all pairs of the"
             " arms of one home, backbone and task"
         )
-        columns.append(Column("rank", _rank, _rank_value, hint))
+        columns.append(Column("rank", values.rank, _rank_value, hint))
     columns.append(plain_words("task"))
     columns.append(
         Column(
             "score",
-            _score,
+            values.mean_score,
             lambda row: row["score_mean"],
             "test score, mean over seeds ± standard deviation; ↓ = less is better",
         )
@@ -160,16 +149,16 @@ def leaderboard_columns(report: Report) -> list[Column]:
         columns.append(
             Column(
                 BY_NAME["ci_low"].title,
-                _interval,
+                values.interval,
                 lambda row: row["ci_low"],
                 "over seeds and test items",
             )
         )
-    if any(shows_constant(row) for row in rows):
+    if any(values.shows_baseline(row) for row in rows):
         columns.append(
             Column(
                 BY_NAME["constant_score"].title,
-                _baseline,
+                values.baseline,
                 lambda row: row["constant_score"],
                 "best score of an answer that is the same for all items; shown where a row is not"
                 " significantly better",
@@ -178,7 +167,7 @@ def leaderboard_columns(report: Report) -> list[Column]:
     if rows_with(rows, "reference_score"):
         # Only a sweep that carries a paper's numbers has these two.
         columns.append(_field("reference_score"))
-        columns.append(number("difference", "ours - paper", _signed))
+        columns.append(number("difference", BY_NAME["difference"].title, values.signed))
     columns.append(
         Column(
             f"energy{note}",
@@ -201,7 +190,7 @@ def _extra_columns(report: Report) -> list[Column]:
         columns.append(
             words(
                 BY_NAME["shown_to_learn"].title,
-                _shown_to_learn,
+                values.shown_to_learn,
                 "significantly better than the majority-class baseline by a paired test, corrected"
                 " over the task's arms",
             )
@@ -240,21 +229,14 @@ def _extra_columns(report: Report) -> list[Column]:
     columns.append(_field("search_best"))
     columns.append(_field("search_trials"))
     columns.append(_field("search_energy_kwh", note=note))
-    columns.append(words("status", _status))
+    columns.append(words("status", values.status))
     return columns
 
 
 def _field(name: str, *, note: str = "") -> Column:
     """The column of one number of the leaderboard's fields."""
     about = BY_NAME[name]
-    return number(name, about.title + note, SHOW[about.unit], about.meaning)
-
-
-def _rank(row: Row) -> str:
-    # An empty cell would read as if the rank were still to come.
-    if row["rank_missing"] == NO_RANK:
-        return "none: one seed"
-    return row["rank"] or values.MISSING
+    return number(name, about.title + note, values.SHOW[about.unit], about.meaning)
 
 
 def _rank_value(row: Row) -> float | None:
@@ -264,42 +246,6 @@ def _rank_value(row: Row) -> float | None:
     best, worst = values.rank_bounds(row["rank"])
     # The worst place only decides between equal best ones while it stays below 1,000.
     return best + worst / 1000
-
-
-def _score(row: Row) -> str:
-    shown = values.score(row["score_mean"])
-    if row["score_mean"] is None:
-        return shown
-    if row["score_std"] is not None:
-        shown += f" ± {values.score(row['score_std'])}"
-    if row["higher_is_better"] is False:
-        # Not in the head of the column: one table may hold tasks of both kinds.
-        shown += " ↓"
-    return shown
-
-
-def _baseline(row: Row) -> str:
-    if not shows_constant(row):
-        return values.MISSING
-    return values.score(row["constant_score"])
-
-
-def _shown_to_learn(row: Row) -> str:
-    if row["shown_to_learn"] is None:
-        return values.MISSING
-    if row["shown_to_learn"]:
-        return "yes"
-    return "no"
-
-
-def _interval(row: Row) -> str:
-    if row["ci_low"] is None:
-        return values.MISSING
-    shown = f"{values.score(row['ci_low'])} to {values.score(row['ci_high'])}"
-    if row["ci_of"] == "items":
-        # With a single seed nothing is known of the spread over seeds.
-        shown += " (items only)"
-    return shown
 
 
 def _energy(row: Row) -> str:
@@ -318,22 +264,6 @@ def _energy_shown(note: str) -> Callable[[Row], str]:
     if note == ", partly estimated":
         return _energy_or_estimate
     return _energy
-
-
-def _signed(value: float | None) -> str:
-    return values.number(value, "+.1f")
-
-
-def _status(row: Row) -> str:
-    status = str(row["status"])
-    if row["admitted"] is False:
-        status = "rejected"
-    # The code had changes that no commit holds, so the row cannot be repeated exactly.
-    if row["dirty"]:
-        status += " (dirty)"
-    if row["unverified"] is not None:
-        status += ", not verifiable here"
-    return status
 
 
 def trial_columns(report: Report) -> list[Column]:
@@ -394,6 +324,6 @@ def rejected_columns(report: Report) -> list[Column]:
     return [
         words("arm", report.label),
         plain_words("task"),
-        Column("score", _score, lambda row: row["score_mean"]),
+        Column("score", values.mean_score, lambda row: row["score_mean"]),
         words("reason", lambda row: "; ".join(row["rejected"])),
     ]

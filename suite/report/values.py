@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
+from suite.config.reference import MEAN
 from suite.meters.record import ESTIMATE
 
 MISSING = "-"
+REJECTED = "rejected"
+ITEMS_ONLY = "over items only"
+"""What the interval of a single seed is: it knows nothing of the spread over seeds."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -115,6 +119,100 @@ def learning_rate(row: Mapping[str, Any]) -> str:
     return shown
 
 
+def status(row: Mapping[str, Any]) -> str:
+    """How far a row is, or that it is rejected: `done (dirty)`, `done, not verifiable here`."""
+    shown = str(row["status"])
+    # None = not checked, which is no reason to reject.
+    if row["admitted"] is False:
+        shown = REJECTED
+    # The code had changes that no commit holds, so the row cannot be repeated exactly.
+    if row["dirty"]:
+        shown += " (dirty)"
+    if row["unverified"] is not None:
+        from suite.leaderboard.fields import NOT_VERIFIABLE
+
+        shown += f", {NOT_VERIFIABLE}"
+    return shown
+
+
+def mean_score(row: Mapping[str, Any]) -> str:
+    """The test score of a row: `83.1 ± 0.4`; an arrow marks scores of which less is better."""
+    shown = score(row["score_mean"])
+    if row["score_mean"] is None:
+        return shown
+    if row["score_std"] is not None:
+        shown += f" ± {score(row['score_std'])}"
+    # Not in the head of the column: one table may hold tasks of both kinds.
+    if row["higher_is_better"] is False:
+        shown += " ↓"
+    return shown
+
+
+def interval(row: Mapping[str, Any], *, short: bool = False) -> str:
+    """The interval of a row's score: `79.9 to 82.4`, `79.9 to 82.4 (over items only)`.
+
+    Args:
+        row: The row.
+        short: Write a star instead of the words, because a terminal is narrow.
+    """
+    if row["ci_low"] is None:
+        return MISSING
+    shown = f"{score(row['ci_low'])} to {score(row['ci_high'])}"
+    if row["ci_of"] != "items":
+        return shown
+    if short:
+        return f"{shown} *"
+    return f"{shown} ({ITEMS_ONLY})"
+
+
+def has_one_seed(row: Mapping[str, Any]) -> bool:
+    """Whether it is for its single seed that a row has no rank."""
+    # It takes a while to import, and most commands show no rank.
+    from suite.stats.compare import NO_RANK
+
+    return bool(row["rank_missing"] == NO_RANK)
+
+
+def rank(row: Mapping[str, Any], *, short: bool = False) -> str:
+    """The rank of a row: `1`, `2-4`, `none: one seed`.
+
+    Args:
+        row: The row.
+        short: Write `one seed` alone, because a terminal is narrow.
+    """
+    # An empty cell would read as if the rank were still to come.
+    if has_one_seed(row):
+        if short:
+            return "one seed"
+        return "none: one seed"
+    return text(row["rank"])
+
+
+def shows_baseline(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a table needs the majority-class baseline beside its score.
+
+    A row that is shown to learn does not need it, and a mean row is not tested against one.
+    """
+    known = row["task"] != MEAN and row["constant_score"] is not None
+    return known and row["shown_to_learn"] is not True
+
+
+def baseline(row: Mapping[str, Any]) -> str:
+    """The majority-class baseline, where a row is not significantly better."""
+    if not shows_baseline(row):
+        return MISSING
+    return score(row["constant_score"])
+
+
+def shown_to_learn(row: Mapping[str, Any]) -> str:
+    """`yes`, `no`, or a dash where it was not tested."""
+    if row["shown_to_learn"] is None:
+        return MISSING
+    if row["shown_to_learn"]:
+        return "yes"
+    return "no"
+
+
 def is_estimate(row: Mapping[str, Any]) -> bool:
     """Whether some of a row's energy was estimated, not measured."""
     # A row over several runs names all of their sources.
@@ -161,6 +259,11 @@ def seeds(rows: Sequence[Mapping[str, Any]]) -> str:
 def score(value: float | None) -> str:
     """A metric in percent, to a tenth: a test set of a few hundred rows cannot tell more."""
     return number(value, ".1f")
+
+
+def signed(value: float | None) -> str:
+    """A difference of two scores, with its sign: `+0.4`."""
+    return number(value, "+.1f")
 
 
 def brief(value: float | None) -> str:
@@ -211,3 +314,14 @@ def energy(value: float | None) -> str:
         return MISSING
     scale = scale_of("kWh", [value])
     return f"{scale.show(value)} {scale.unit}"
+
+
+SHOW: dict[str, Callable[[Any], str]] = {
+    "": brief,
+    "count": count,
+    "percent": score,
+    "bytes": size,
+    "s": duration,
+    "kWh": energy,
+}
+"""How a number of the leaderboard's fields is shown, by its unit."""
