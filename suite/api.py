@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from suite.export.load import Loaded
-    from suite.leaderboard.table import Choice
+    from suite.leaderboard.choice import Choice
     from suite.plan.events import Listener
     from suite.plan.events import Outcome as Ending
     from suite.profiling import Profile
@@ -148,6 +148,7 @@ class Outcome:
 
         Raises:
             TrackingError: There are no results, or none of that choice.
+            ConfigError: `sort` is no sort key.
         """
         from suite.tracking.query import leaderboard
 
@@ -193,7 +194,7 @@ class Outcome:
 
         Raises:
             TrackingError: There are no results.
-            ConfigError: The page cannot be written there.
+            ConfigError: The page cannot be written there, or `sort` is no sort key.
         """
         from suite.report.compose import write_page
         from suite.report.data import read

@@ -17,11 +17,11 @@ import pytest
 
 from suite.cli.leaderboard import show
 from suite.cli.options import Format
-from suite.errors import TrackingError
+from suite.errors import TrackingError, UnknownNameError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.fields import COLUMNS, Row
 from suite.leaderboard.file import read_rows, write_rows
-from suite.leaderboard.table import mean_rows
+from suite.leaderboard.table import choose, mean_rows
 from suite.meters.record import PhaseRecord
 from suite.plan.definition import read_plan, store_definition
 from suite.plan.plan import make_plan
@@ -555,7 +555,6 @@ def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:
         ({"method": "lore"}, "unknown method 'lore'; did you mean lora"),
         ({"task": "cola"}, "unknown task 'cola'"),
         ({"attention": "pretraind"}, "unknown attention 'pretraind'; did you mean pretrained"),
-        ({"sort": "energie"}, "unknown sort key 'energie'; did you mean energy"),
     ],
 )
 def test_names_that_do_not_exist_are_answered_with_near_ones(
@@ -563,6 +562,14 @@ def test_names_that_do_not_exist_are_answered_with_near_ones(
 ) -> None:
     with pytest.raises(TrackingError, match=message):
         leaderboard(finished.tracking_uri, **options)
+
+
+def test_a_sort_key_that_does_not_exist_is_answered_before_anything_is_read() -> None:
+    message = r"^unknown sort key 'energie'; did you mean energy\?$"
+    with pytest.raises(UnknownNameError, match=message):
+        leaderboard("sqlite:////nowhere/mlflow.db", sort="energie")
+    with pytest.raises(UnknownNameError, match=message):
+        choose([], sort="energie")
 
 
 def test_no_results_yet_is_said_and_nothing_is_created(home: Home, tmp_path: Path) -> None:

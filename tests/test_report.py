@@ -925,7 +925,7 @@ def test_names_that_do_not_exist_are_answered_with_those_that_do(home: Home, sui
     assert code == 2 and "did you mean demo?" in err
     code, _, err = suite("report", "--home", home.path, "--sort", "beauty")
     assert code == 2 and "peop" in err
-    with pytest.raises(UnknownNameError, match="known: energy, memory"):
+    with pytest.raises(UnknownNameError, match="unknown sort key 'zzz'; known: energy, memory"):
         read(home.path, sort="zzz")
 
 

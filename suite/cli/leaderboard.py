@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
@@ -24,6 +23,7 @@ from suite.cli.options import (
 from suite.cli.render import Column, Row, column, put
 from suite.config.reference import MEAN
 from suite.errors import UnknownNameError
+from suite.leaderboard.choice import TARGET_FRAC, Sort
 from suite.report import values
 from suite.report.names import architecture_of
 
@@ -33,17 +33,6 @@ NAMES = ("sweep", "home", "backbone", "attention", "method", "architecture", "ta
 """Fields that tell rows apart; `--columns` keeps them in CSV and JSON."""
 MOST_LINES = 12
 """Lines below the table on what the ranks rest on."""
-
-
-class Sort(StrEnum):
-    """The field that orders the rows, the best first."""
-
-    SCORE = "score"
-    ENERGY = "energy"
-    MEMORY = "memory"
-    TRAINABLE = "trainable"
-    PRR = "prr"
-    PEOP = "peop"
 
 
 def leaderboard(
@@ -67,7 +56,7 @@ def leaderboard(
         typer.Option(
             min=0.01, max=1.0, help="Share of full's validation score, for the energy to it."
         ),
-    ] = 0.95,
+    ] = TARGET_FRAC,
     everything: Annotated[
         bool,
         typer.Option(
@@ -133,7 +122,7 @@ def show(
     *,
     sort: Sort = Sort.SCORE,
     fmt: Format,
-    target: float = 0.95,
+    target: float = TARGET_FRAC,
     rejected: bool = False,
     wide: bool = False,
     fields: Sequence[str] = (),
@@ -167,7 +156,7 @@ def show(
         task=task,
         method=method,
         attention=attention,
-        sort=sort.value,
+        sort=sort,
         target_frac=target,
         rejected=rejected,
     )

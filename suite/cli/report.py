@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.cli.leaderboard import Sort
 from suite.cli.options import (
     DEFAULT_HOME,
     HomeOption,
@@ -18,6 +17,7 @@ from suite.cli.options import (
 )
 from suite.cli.render import put
 from suite.errors import ConfigError, SuiteError, TrackingError
+from suite.leaderboard.choice import Sort
 from suite.report.compose import FOLDER, Form
 
 if TYPE_CHECKING:

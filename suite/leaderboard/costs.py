@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+from suite.leaderboard.choice import TARGET_FRAC
 from suite.leaderboard.fields import Row, with_values
 from suite.leaderboard.measures import CellResults, total
 from suite.record.result import TrialResult
 
-TARGET_FRAC = 0.95
-"""Share of full fine-tuning's validation score that counts as nearly as good; our choice."""
 FULL = "full"
 
 

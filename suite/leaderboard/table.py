@@ -11,18 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from suite.config.hashing import canonical_json
 from suite.config.reference import MEAN
 from suite.errors import TrackingError, UnknownNameError
 from suite.leaderboard.baselines import with_efficiency
-from suite.leaderboard.costs import (
-    TARGET_FRAC,
-    mean_reason,
-    with_energy_to_target,
-    with_selection_cost,
-)
+from suite.leaderboard.choice import SORT_FIELDS, TARGET_FRAC, Choice, Sort, sort_of
+from suite.leaderboard.costs import mean_reason, with_energy_to_target, with_selection_cost
 from suite.leaderboard.fields import (
     COLUMNS,
     NOT_VERIFIABLE,
@@ -45,14 +41,6 @@ from suite.record.looks import joint
 if TYPE_CHECKING:
     import pandas as pd
 
-SORTS = {
-    "score": "score_mean",
-    "energy": "energy_kwh",
-    "memory": "peak_memory_bytes",
-    "trainable": "trainable_parameters",
-    "prr": "prr",
-    "peop": "peop",
-}
 FRAME_TYPES = {Kind.INTEGER: "Int64", Kind.NUMBER: "float64", Kind.FLAG: "boolean"}
 AVERAGED = averaged(Average.MEAN, Average.SCORE)
 _averaged = attrgetter(*AVERAGED)
@@ -60,17 +48,6 @@ _columns = attrgetter(*COLUMNS)
 """These two read all columns of a row at once; a call for each would double the time of a table."""
 JSON_COLUMNS = of_kind(Kind.JSON)
 NUMBER_COLUMNS = of_kind(Kind.NUMBER)
-
-
-class Choice(TypedDict, total=False):
-    """Which rows are shown, and in which order; `choose` says what each key means."""
-
-    task: str | None
-    method: str | None
-    attention: str | None
-    sort: str
-    target_frac: float
-    rejected: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +69,7 @@ def choose(
     task: str | None = None,
     method: str | None = None,
     attention: str | None = None,
-    sort: str = "score",
+    sort: str = Sort.SCORE,
     target_frac: float = TARGET_FRAC,
     rejected: bool = False,
 ) -> Chosen:
@@ -119,9 +96,9 @@ def choose(
 
     Raises:
         TrackingError: Nothing of that task, method or attention is there, or all of it is rejected.
+        UnknownNameError: `sort` is no sort key.
     """
-    if sort not in SORTS:
-        raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
+    order = sort_of(sort)
     with _without_collector():
         # The filters come after the comparisons, because they may drop a row's baseline.
         found = compare(rows, target_frac)
@@ -134,7 +111,7 @@ def choose(
             raise TrackingError(
                 f"{len(found)} rows, and all are rejected; --all shows them with the reason"
             )
-        return Chosen(in_order(shown, sort), hidden=len(found) - len(shown))
+        return Chosen(in_order(shown, order), hidden=len(found) - len(shown))
 
 
 def leaderboard_of(rows: Sequence[Row], **choice: Unpack[Choice]) -> pd.DataFrame:
@@ -146,6 +123,7 @@ def leaderboard_of(rows: Sequence[Row], **choice: Unpack[Choice]) -> pd.DataFram
 
     Raises:
         TrackingError: As `choose`.
+        UnknownNameError: As `choose`.
     """
     chosen = choose(rows, **choice)
     with _without_collector():
@@ -320,13 +298,13 @@ def _stored_rank(mean_row: Row, stored: dict[str, Any]) -> dict[str, Any]:
     return stored or no_rank(ALONE)
 
 
-def in_order(rows: Iterable[Row], sort: str) -> list[Row]:
+def in_order(rows: Iterable[Row], sort: Sort) -> list[Row]:
     """Rows by sweep, task (mean rows last) and sort key; equal rows keep their order."""
 
     def place(row: Row) -> tuple[str, bool, str, bool, float]:
-        value = getattr(row, SORTS[sort])
-        most_first = sort in ("prr", "peop")
-        if sort == "score":
+        value = getattr(row, SORT_FIELDS[sort])
+        most_first = sort in (Sort.PRR, Sort.PEOP)
+        if sort is Sort.SCORE:
             most_first = row.higher_is_better is not False
         key = value or 0.0
         if most_first:

@@ -17,10 +17,11 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.errors import ConfigError, TrackingError, UnknownNameError
+from suite.leaderboard.choice import Sort, sort_of
 from suite.leaderboard.fields import Row as Cell
 from suite.leaderboard.fields import with_values
 from suite.leaderboard.measures import join, of_preparation
-from suite.leaderboard.table import SORTS, to_rows
+from suite.leaderboard.table import to_rows
 from suite.meters.record import ESTIMATE
 from suite.plan.cell_state import CellStatus
 from suite.plan.definition import known_plan
@@ -246,7 +247,7 @@ def read(
     sweep: str | None = None,
     *,
     tracking_uri: str | None = None,
-    sort: str = "score",
+    sort: str = Sort.SCORE,
 ) -> Report:
     """Read one sweep for its report.
 
@@ -258,8 +259,8 @@ def read(
 
     Raises:
         TrackingError: There are no results, or none of this sweep, or a newer version wrote them.
-        ConfigError: The home holds several sweeps and none was named, or a record is of another
-            version.
+        ConfigError: The home holds several sweeps and none was named, `sort` is no sort key, or a
+            record is of another version.
 
     Example:
         >>> report = suite.report.read("runs")  # doctest: +SKIP
@@ -267,8 +268,8 @@ def read(
     # MLflow takes seconds to import.
     from suite.tracking.store import open_store, resolve_uri
 
-    if sort not in SORTS:
-        raise UnknownNameError("column", sort, SORTS, where="--sort")
+    # Before the store is opened, so that a typing mistake is known at once.
+    sort_of(sort)
     place = Home(Path(home))
     uri = resolve_uri(place, tracking_uri)
     store = open_store(uri, create=False)
@@ -318,7 +319,7 @@ def _command(home: Path | str, sweep: str, tracking_uri: str | None, sort: str) 
     words = ["suite", "report", "--home", str(home), "--sweep", sweep]
     if tracking_uri is not None:
         words += ["--tracking-uri", without_password(tracking_uri)]
-    if sort != "score":
+    if sort != Sort.SCORE:
         words += ["--sort", sort]
     return shlex.join(words)
 

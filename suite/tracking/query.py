@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from suite.errors import TrackingError, UnknownNameError
-from suite.leaderboard.costs import TARGET_FRAC
+from suite.leaderboard.choice import TARGET_FRAC, Choice, Sort, sort_of
 from suite.leaderboard.fields import Row
-from suite.leaderboard.table import SORTS, Choice, Chosen, choose, leaderboard_of
+from suite.leaderboard.table import Chosen, choose, leaderboard_of
 from suite.tracking.kept_runs import note, recall, state_of
 from suite.tracking.rows import rows_of, runs_with_rows
 from suite.tracking.store import Store, open_store, sqlite_path
@@ -23,7 +22,7 @@ def leaderboard(
     task: str | None = None,
     method: str | None = None,
     attention: str | None = None,
-    sort: str = "score",
+    sort: str = Sort.SCORE,
     target_frac: float = TARGET_FRAC,
     rejected: bool = False,
 ) -> pd.DataFrame:
@@ -46,6 +45,7 @@ def leaderboard(
     Raises:
         TrackingError: The store cannot be read, has no results, or none of that sweep, task, method
             or attention.
+        UnknownNameError: `sort` is no sort key.
 
     Example:
         >>> uri = "sqlite:////abs/runs/mlflow.db"
@@ -67,14 +67,14 @@ def chosen(tracking_uri: str, *, sweep: str | None = None, **choice: Unpack[Choi
 
     Raises:
         TrackingError: As `leaderboard`.
+        UnknownNameError: As `leaderboard`.
     """
-    return choose(_rows(tracking_uri, sweep, choice.get("sort", "score")), **choice)
+    return choose(_rows(tracking_uri, sweep, choice.get("sort", Sort.SCORE)), **choice)
 
 
 def _rows(tracking_uri: str, sweep: str | None, sort: str) -> list[Row]:
     # Before the store is opened, so that a typing mistake is known at once.
-    if sort not in SORTS:
-        raise TrackingError(str(UnknownNameError("sort key", sort, SORTS, where="--sort")))
+    sort_of(sort)
     path = sqlite_path(tracking_uri)
     if path is not None:
         kept = [run for run in recall(path) if sweep in (None, run.tags["sweep"])]
