@@ -302,9 +302,6 @@ def test_the_command_says_how_many_are_hidden_and_shows_them_with_the_reason(
         and "rejected" not in printed.err
     )
     assert "| rejected | entailment: seed 2" in printed.out, "its status, and the reason"
-    show(mixed.tracking_uri, fmt=Format.MD, rejected=True, method="lora")
-    heads = capsys.readouterr().out
-    assert "| rejected |" in heads and "| status |" not in heads, "the reason tells it"
     show(mixed.tracking_uri, fmt=Format.JSON, task="entailment")
     printed = capsys.readouterr()
     assert "1 row is rejected; --all shows it" in printed.err

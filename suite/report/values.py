@@ -121,10 +121,10 @@ def learning_rate(row: Mapping[str, Any]) -> str:
 
 def status(row: Mapping[str, Any]) -> str:
     """How far a row is, or that it is rejected: `done (dirty)`, `done, not verifiable here`."""
-    shown = str(row["status"])
     # None = not checked, which is no reason to reject.
     if row["admitted"] is False:
-        shown = REJECTED
+        return REJECTED
+    shown = str(row["status"])
     # The code had changes that no commit holds, so the row cannot be repeated exactly.
     if row["dirty"]:
         shown += " (dirty)"
