@@ -79,9 +79,9 @@ class HangingRay:
         self.now_s = 0.0
         self.cancelled: list[Any] = []
 
-    def remote(self, *args: Any) -> Any:
-        # Of the function, then of each task.
-        return self if len(args) == 1 else object()
+    def remote(self, *args: Any, **options: Any) -> Any:
+        # Of the function with its options, then of each task.
+        return object() if args else lambda function: self
 
     def options(self, **_: Any) -> HangingRay:
         return self

@@ -354,6 +354,9 @@ class FakeNvml:
 
     nvmlDeviceGetPowerUsage = nvmlDeviceGetTotalEnergyConsumption
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[str]:
+        return []
+
 
 def test_energy_of_boards_that_cannot_be_metered_is_known_before_a_worker_starts(
     monkeypatch: pytest.MonkeyPatch,
