@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from suite.backbones.loading import Head
-from suite.cli.leaderboard import show
+from suite.cli.leaderboard import columns, show
 from suite.cli.options import Format
 from suite.errors import TrackingError
+from suite.leaderboard.fields import Row
 from suite.leaderboard.validity import judge, judge_mean
 from suite.record.cells import Trial, read_cells
 from suite.record.folder import Home
@@ -306,6 +307,12 @@ def test_the_command_says_how_many_are_hidden_and_shows_them_with_the_reason(
     printed = capsys.readouterr()
     assert "1 row is rejected; --all shows it" in printed.err
     assert [row["admitted"] for row in json.loads(printed.out)] == [True]
+
+
+def test_the_reason_of_a_rejected_row_needs_no_status_beside_it() -> None:
+    row = Row(status="done", admitted=False, rejected=["seed 2: it did not train"])
+    heads = [column.head for column in columns([vars(row)])]
+    assert "rejected" in heads and "status" not in heads
 
 
 def test_where_all_rows_are_rejected_the_error_says_so(mixed: Home) -> None:
