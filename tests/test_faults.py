@@ -17,7 +17,6 @@ import pytest
 import ray
 import torch
 
-from suite.cluster.host import oom_kills
 from suite.errors import DataError, HubUnreachableError, IncompatibleError, UnknownNameError
 from suite.plan.events import Listener, Outcome
 from suite.plan.status import status
@@ -134,15 +133,6 @@ def test_before_a_group_that_hangs_is_ended_the_stacks_of_all_its_ranks_are_kept
     assert "fake_trainer.py" in Path(hung.log_path).read_text()
 
 
-@pytest.mark.slow
-def test_a_stopped_process_is_called_stopped(home: Home, data_root: Path) -> None:
-    fault(home, "stop")
-    told = Told()
-    assert run(home, data_root, told, timeouts={"epoch_s": 4.0}).ok
-    (hung,) = told.retries
-    assert hung.message.endswith("; rank 1 is stopped")
-
-
 # ---- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -181,19 +171,6 @@ def test_a_kill_for_lack_of_memory_is_told_from_a_death_without_cause(
         "not tried for ever: a result, with the remedy"
     )
     assert outcome.failed and "micro_batch_size" in outcome.cells[0].failures[0].message
-
-
-@pytest.mark.slow
-def test_a_death_without_evidence_is_not_called_anything_else(home: Home, data_root: Path) -> None:
-    fault(home, "kill")
-    told = Told()
-    before = oom_kills()
-    assert run(home, data_root, told).ok
-    assert before, "there are counters"
-    if oom_kills() != before:
-        pytest.skip("somebody else's process was killed for lack of memory meanwhile")
-    (died,) = told.retries
-    assert died.type == "RankDied" and died.message.endswith("as after SIGKILL; by whom is unknown")
 
 
 # ---- a trial that kills its group every time --------------------------------------------------------------------------

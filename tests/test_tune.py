@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import ray
 
+from suite.cluster.host import oom_kills
 from suite.cluster.session import PASSED_ON, worker_environment
 from suite.errors import IncompatibleError, ResourceError, SweepConflictError
 from suite.plan.cell_state import CellStatus
@@ -137,12 +138,14 @@ def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(
         (home.path / f"fault-{fault}").write_text("any")
     recorder = Recorder()
     config = small(timeouts={"setup_s": 60.0, "epoch_s": 4.0})
+    before = oom_kills()
+    assert before, "there are counters"
     outcome = run_sweep(config, home=home, data_root=data_root, listeners=[recorder], trainer=FAKE)
     assert outcome.ok and outcome.finished == 3
     (spec, died), (same, hung) = recorder.named("retry")
     assert spec == same and home.trial(spec).failures() == [died, hung]
-    assert (died.type, hung.type) == ("RankDied", "Timeout")
     assert "rank 1" in died.message and "from rank [1]" in hung.message
+    assert hung.type == "Timeout" and hung.message.endswith("; rank 1 is stopped")
     assert {died.log_path, hung.log_path} == {str(home.trial(spec).log(1))}
     assert "about to die" in died.traceback, "the end of the rank's log is kept"
     first, second, third, *_ = calls(home)
@@ -155,6 +158,10 @@ def test_a_rank_that_dies_and_one_that_hangs_cost_an_attempt_each_and_no_epoch(
         and _gone(first["pid"])
         and _gone(second["pid"])
     )
+    if oom_kills() != before:
+        pytest.skip("somebody else's process was killed for lack of memory meanwhile")
+    assert died.type == "RankDied", "without evidence it is called nothing else"
+    assert died.message.endswith("as after SIGKILL; by whom is unknown")
 
 
 def test_a_trial_that_keeps_failing_is_reported_and_the_sweep_goes_on(
