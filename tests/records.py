@@ -241,7 +241,6 @@ def write_definition(
             stop=None,
             per="architecture",
             choose="best",
-            transfer=False,
         ),
         confirm=ConfirmConfig(seeds=list(seeds)),
         training=make_spec().training,

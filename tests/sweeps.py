@@ -55,7 +55,6 @@ def toy_sweep(**changes: Any) -> SweepConfig:
         "stop": None,
         "per": "architecture",
         "choose": "best",
-        "transfer": False,
     }
     search = plain | changes.pop("search", {"trials": 5, "startup_trials": 3})
     # Two ranks a trial, so that one trial at a time has both CPUs of the tests' clusters.

@@ -99,7 +99,7 @@ def test_a_study_begins_where_that_of_another_task_ended(home: Home) -> None:
     assert told["studies"] == [firsts[0].cell]
     assert abs(math.log10(firsts[1].learning_rate / 2e-4)) < 0.3
     off = Home(home.path / "off")
-    alone = planned({"transfer": False}, methods=[FULL], tasks=["toy", "toy2"])
+    alone = planned({}, methods=[FULL], tasks=["toy", "toy2"])
     ran = run_all(TrialQueue(alone, off, slots=1), off, score=score)
     rates = {spec.learning_rate for spec in ran if spec.number == 0 and spec.phase is Phase.SEARCH}
     assert len(rates) == 1, "both begin in the middle of the range"

@@ -192,8 +192,8 @@ def _search(preset: Preset, trials: int | None) -> list[str]:
             "confirm where the model of the curve is highest; best = the best score tried",
         ),
         line(
-            f"  transfer: {plain(preset.per == 'method')}",
-            "begin where finished searches of other tasks were best",
+            "  transfer: false",
+            "true: begin where finished searches of other tasks were best, if any have ended",
         ),
         line(
             # The loader refuses more start-up trials than trials.

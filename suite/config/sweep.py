@@ -167,7 +167,7 @@ class SearchConfig(Strict):
         "that was tried with the best score",
     )
     transfer: Literal["home"] | bool = Field(
-        True,
+        False,
         description="a study may begin where finished studies of other tasks were best; "
         "home = studies of other sweeps of the home too",
     )
