@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+"""A full disk and a full quota. A sweep pauses on these, so storages leave them OSErrors."""
 RIGHTS = "give this user the right to read and write there"
 SERVER = "see that the file server answers"
 REMEDIES = {

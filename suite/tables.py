@@ -8,7 +8,6 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
-import hashlib
 import io
 import json
 import lzma
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.errors import DataError
-from suite.files import parse_json
+from suite.files import parse_json, sha256
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,8 +116,7 @@ def sha256_of(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _sha256(path: Path, size_bytes: int, mtime_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path)
 
 
 def read_table(path: Path, *, delimiter: str | None = None, encoding: str | None = None) -> Table:

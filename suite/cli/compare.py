@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,9 +21,6 @@ from suite.cli.render import Column, Row, column, put
 from suite.config.reference import MEAN
 from suite.errors import ConfigError
 from suite.report.values import ITEMS_ONLY
-
-if TYPE_CHECKING:
-    pass
 
 
 def compare(

@@ -15,6 +15,7 @@ import typer
 from suite.cli import render
 from suite.cli.options import Format, FormatOption
 from suite.cli.render import Column, column, put
+from suite.cli.run import STOPPED
 
 if TYPE_CHECKING:
     from suite.profiling import ArmProfile, Profile
@@ -196,8 +197,7 @@ def profile(
             put(f"wrote {path}", err=True)
     if found.stopped:
         put("stopped; what was measured until then is above", err=True)
-        # As shells say it of a command that Ctrl-C ended.
-        raise typer.Exit(130)
+        raise typer.Exit(STOPPED)
     # An arm that is too large to be tried is a finding, not a failure.
     if any(arm.status in ("oom", "failed") for arm in found.arms):
         raise typer.Exit(1)

@@ -8,7 +8,6 @@ sweep is theirs.
 from __future__ import annotations
 
 import contextlib
-import errno
 import random
 import uuid
 from abc import ABC, abstractmethod
@@ -23,8 +22,6 @@ T = TypeVar("T")
 PATIENCE_S = 60.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-# A full disk and a full quota. The sweep pauses on these, so they stay OSErrors.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Storage(ABC):

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from suite.disk import FULL
 from suite.errors import StorageError
 from suite.files import replacing, write_atomic
-from suite.storage.base import NO_ROOM, PATIENCE_S, Storage, checked_key, visible
+from suite.storage.base import PATIENCE_S, Storage, checked_key, visible
 
 T = TypeVar("T")
 STALE = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO)
@@ -81,7 +82,7 @@ class FileStorage(Storage):
             return self.patiently(call, _is_stale)
         except OSError as error:
             # A full disk stays an OSError: a sweep waits for room and does not try again.
-            if error.errno in NO_ROOM:
+            if error.errno in FULL:
                 raise
             raise StorageError(
                 f"storage {self.url}: {key}: {error.strerror or error}; "

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from suite.disk import FULL
 from suite.errors import StorageError
 from suite.files import replacing
-from suite.storage.base import NO_ROOM, PATIENCE_S, Storage, checked_key, visible
+from suite.storage.base import PATIENCE_S, Storage, checked_key, visible
 
 T = TypeVar("T")
 CONNECT_S = 5.0
@@ -150,7 +151,7 @@ class S3Storage(Storage):
             return self.patiently(call, _is_transient)
         except _failures() as error:
             # A full disk stays an OSError: a sweep waits for room and does not try again.
-            if isinstance(error, OSError) and error.errno in NO_ROOM:
+            if isinstance(error, OSError) and error.errno in FULL:
                 raise
             raise StorageError(
                 f"storage {self.url}: {key or 'listing'}: {_explained(error, self.patience_s)}"
