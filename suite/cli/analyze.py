@@ -234,6 +234,7 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
     import torch
 
     from suite.attention.maps import self_attentions, watched
+    from suite.data.collate import IGNORED
     from suite.metrics.attention_maps import AttentionMaps
 
     sites = self_attentions(model, family)
@@ -249,7 +250,7 @@ def observed(model: Any, family: Family, inputs: Iterable[Batch]) -> dict[str, M
                 valid = batch["attention_mask"].flatten(0, -2) != 0  # (B, T)
                 # The decoder of an encoder-decoder reads the target, not the input.
                 if family.kind == "encoder-decoder" and name == "decoder-self":
-                    valid = batch["labels"] != -100
+                    valid = batch["labels"] != IGNORED
                 taken[name].add(maps, valid)
                 # One batch at a time: the maps of all inputs would fill the memory.
                 maps.clear()

@@ -14,6 +14,7 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.meters.record import ESTIMATE
+from suite.plan.cell_state import CellStatus
 from suite.report import values
 from suite.report.chart import Axis, Bars, Chart, Heat, Mark, Points
 from suite.report.data import Report, Row
@@ -538,7 +539,9 @@ def _costs_of_choice(report: Report) -> list[dict[str, Any]]:
         others = []
         trials = 0
         for row in report.rows:
-            if row["arm"] != arm.key or row["task"] == MEAN or row["status"] == "not chosen":
+            if row["arm"] != arm.key or row["task"] == MEAN:
+                continue
+            if row["status"] == CellStatus.NOT_CHOSEN:
                 continue
             own.append(_of_own(row))
             others.append(_of_others(row))

@@ -13,6 +13,7 @@ from typing import Any
 from suite.leaderboard.curves import confirmed_point, is_chosen
 from suite.leaderboard.fields import Row
 from suite.leaderboard.names import Names, distinct
+from suite.plan.cell_state import CellStatus
 from suite.report import values
 from suite.report.chart import Axis, Chart, Mark, Points, Span
 from suite.report.charts import ARM_COLUMNS, score_axis
@@ -198,7 +199,7 @@ def learning_rate_curves(
         # Taken over all cells, so that the chosen ones and the others have one scale.
         limits = score_limits([cell for _, cell in searched])
         for arm, cell in searched:
-            if chosen is None or chosen == (cell.status != "not chosen"):
+            if chosen is None or chosen == (cell.status != CellStatus.NOT_CHOSEN):
                 found.append(learning_rate_curve(cell, arm.label, limits))
     return found
 

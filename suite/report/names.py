@@ -10,6 +10,7 @@ from typing import Any
 
 from suite.config.reference import MEAN
 from suite.leaderboard.names import Names, differing, distinct
+from suite.plan.cell_state import CellStatus
 from suite.report import values
 
 # Characters of a key that are shown; a key ends in a hash.
@@ -68,7 +69,7 @@ def arms_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Arm]:
     chosen = []
     chosen_names = []
     for key, row in first_rows.items():
-        if row["status"] != "not chosen":
+        if row["status"] != CellStatus.NOT_CHOSEN:
             chosen.append(key)
             chosen_names.append(_names_of(row))
     labels |= dict(zip(chosen, distinct(chosen_names, among=names), strict=True))
