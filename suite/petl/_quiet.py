@@ -11,7 +11,7 @@ NOISE = (
     "`loftq_config` specified but will be ignored",
     # peft asks by transformers' old name
     "`is_gradient_checkpointing` is deprecated",
-    # BOFT without CUDA's compiler is slower, and its butterfly factor is always 1, the default
+    # BOFT without CUDA's compiler is slower; where it would also be another method, it is refused
     "Failed to load the CUDA extension",
     "Setting boft_n_butterfly_factor to 1",
     # GPT-2's maps are stored transposed; peft corrects the option and says so each time

@@ -438,6 +438,7 @@ def _attach(
         if isinstance(module, ModulesToSaveWrapper):
             wrapped.set_submodule(place, module.original_module)
     _check_folded(wrapped, name=name)
+    _check_butterfly(wrapped, options, name=name)
     if not any(parameter.requires_grad for parameter in wrapped.parameters()):
         raise IncompatibleError(
             f"{name}: nothing trains on this {family.name} backbone; it needs something peft does"
@@ -478,6 +479,21 @@ def _set_task(config: PeftConfig, model: PreTrainedModel, family: Family, *, nam
         config.task_type = TaskType.SEQ_2_SEQ_LM
     else:
         config.task_type = TaskType.CAUSAL_LM
+
+
+def _check_butterfly(wrapped: nn.Module, options: Mapping[str, Any], *, name: str) -> None:
+    """Check that peft trains with as many butterfly factors as BOFT was given.
+
+    Raises:
+        IncompatibleError: It would train with one.
+    """
+    factors = options.get("boft_n_butterfly_factor", 1)
+    if factors == 1 or all(getattr(m, "fbd_cuda_available", True) for m in wrapped.modules()):
+        return
+    raise IncompatibleError(
+        f"{name}: boft_n_butterfly_factor: got {factors}, but peft would train with 1: its CUDA"
+        " extension does not build here, which needs CUDA's compiler (nvcc) and ninja"
+    )
 
 
 def _check_folded(wrapped: nn.Module, *, name: str) -> None:

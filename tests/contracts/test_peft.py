@@ -105,6 +105,18 @@ def test_what_peft_would_not_do_is_refused(key: str) -> None:
         get_method("peft:lora").configure({key: {"x": 1}})
 
 
+def test_butterfly_factors_that_peft_would_set_to_one_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As where CUDA's compiler is missing; with one and a GPU they train.
+    monkeypatch.setattr("peft.tuners.boft.layer.get_fbd_cuda", lambda: None)
+    resolved = resolve(BackboneChoice(name="minilm"))
+    asked = {"boft_block_size": 4, "boft_n_butterfly_factor": 2}
+    arm = Arm(backbone=resolved.choice, method="peft:boft", architecture=asked)
+    with pytest.raises(IncompatibleError, match="boft_n_butterfly_factor: got 2, but"):
+        count_arm(resolved, Head("classification", 2), arm)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_of_lora_by_name_is_lora_with_its_option(form: str) -> None:
     method = get_method(f"peft:{form}").configure({"r": 4})
