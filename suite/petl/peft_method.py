@@ -491,8 +491,9 @@ def _check_butterfly(wrapped: nn.Module, options: Mapping[str, Any], *, name: st
     if factors == 1 or all(getattr(m, "fbd_cuda_available", True) for m in wrapped.modules()):
         return
     raise IncompatibleError(
-        f"{name}: boft_n_butterfly_factor: got {factors}, but peft would train with 1: its CUDA"
-        " extension does not build here, which needs CUDA's compiler (nvcc) and ninja"
+        f"{name}: boft_n_butterfly_factor: got {factors}, but peft would train with 1, because its"
+        " CUDA extension does not build here; leave it at 1, or install nvcc, ninja and a PyTorch"
+        " with CUDA"
     )
 
 

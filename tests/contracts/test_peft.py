@@ -108,7 +108,7 @@ def test_what_peft_would_not_do_is_refused(key: str) -> None:
 def test_butterfly_factors_that_peft_would_set_to_one_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As where CUDA's compiler is missing; with one and a GPU they train.
+    # As where the extension does not build.
     monkeypatch.setattr("peft.tuners.boft.layer.get_fbd_cuda", lambda: None)
     resolved = resolve(BackboneChoice(name="minilm"))
     asked = {"boft_block_size": 4, "boft_n_butterfly_factor": 2}
