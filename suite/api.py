@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from suite.config.loader import apply_changes, load_yaml, with_overrides
+from suite.config.names import DEFAULT_HOME
 from suite.config.sweep import SweepConfig
 from suite.config.sweep_files import checked_sweep
 from suite.errors import ConfigError
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from suite.profiling import Profile
     from suite.record.result import TrialResult
     from suite.tracking.follower import Follower
-
-HOME = "runs"
-"""Where trials are kept unless another folder is named, as for the commands."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -212,7 +210,7 @@ class Outcome:
 def run(
     sweep: Sweep | str | Path,
     *,
-    home: str | Path = HOME,
+    home: str | Path = DEFAULT_HOME,
     data_root: str | Path | None = None,
     address: str | None = None,
     storage: str | None = None,
@@ -291,7 +289,7 @@ def _followers(
 
 
 def results(
-    home: str | Path = HOME, sweep: str | None = None, *, tracking_uri: str | None = None
+    home: str | Path = DEFAULT_HOME, sweep: str | None = None, *, tracking_uri: str | None = None
 ) -> Outcome:
     """The results of a sweep that ran elsewhere or before.
 
@@ -326,7 +324,7 @@ def trial(
     ranks: int = 1,
     test: bool = False,
     again: bool = False,
-    home: str | Path = HOME,
+    home: str | Path = DEFAULT_HOME,
     data_root: str | Path | None = None,
 ) -> TrialResult:
     """Train once, without Ray, Optuna or MLflow; a trial that has ended is not trained again.

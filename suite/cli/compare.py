@@ -9,7 +9,6 @@ import typer
 
 from suite.cli import complete, render
 from suite.cli.options import (
-    DEFAULT_HOME,
     Format,
     FormatOption,
     HomeOption,
@@ -18,6 +17,7 @@ from suite.cli.options import (
     existing_home,
 )
 from suite.cli.render import Column, Row, column, put
+from suite.config.names import DEFAULT_HOME
 from suite.config.reference import MEAN
 from suite.errors import ConfigError
 from suite.report.values import ITEMS_ONLY

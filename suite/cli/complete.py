@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from suite.config.names import DEFAULT_HOME
 from suite.config.space import peft_spaces
 from suite.registry import plug_in_files, shipped_folder, stem_to_name, user_folders, yaml_names
 
@@ -64,7 +65,7 @@ def sweeps(incomplete: str) -> list[str]:
 def sweeps_of_home(context: typer.Context, incomplete: str) -> list[str]:
     """Sweeps that were run in the home that the command line names."""
     # Options behind the cursor are not parsed yet: then it is the usual home.
-    home = Path(context.params.get("home") or "runs")
+    home = Path(context.params.get("home") or DEFAULT_HOME)
     return _matching([path.stem for path in (home / "sweeps").glob("*.json")], incomplete)
 
 
@@ -84,7 +85,7 @@ def _planned(context: typer.Context) -> Iterator[tuple[str, str]]:
     from suite.plan.definition import read_plan
     from suite.record.folder import Home
 
-    home = Path(context.params.get("home") or "runs")
+    home = Path(context.params.get("home") or DEFAULT_HOME)
     for name in sweeps_of_home(context, ""):
         try:
             plan = read_plan(Home(home), name)

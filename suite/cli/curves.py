@@ -10,7 +10,6 @@ import typer
 
 from suite.cli import render
 from suite.cli.options import (
-    DEFAULT_HOME,
     Format,
     FormatOption,
     HomeOption,
@@ -19,6 +18,7 @@ from suite.cli.options import (
     home_to_read,
 )
 from suite.cli.render import Column, column
+from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError, UnknownNameError
 from suite.leaderboard.curves import confirmed_point, is_chosen
 from suite.leaderboard.select import short_names

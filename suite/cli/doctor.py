@@ -11,7 +11,6 @@ import typer
 
 from suite.cli import render
 from suite.cli.options import (
-    DEFAULT_HOME,
     AddressOption,
     Format,
     FormatOption,
@@ -21,6 +20,7 @@ from suite.cli.options import (
     TrackingOption,
 )
 from suite.cli.render import Row, column
+from suite.config.names import DEFAULT_HOME
 from suite.redact import redact
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from suite.cli import complete
-from suite.cli.options import DEFAULT_HOME, HomeOption, TasksOption, existing_home
+from suite.cli.options import HomeOption, TasksOption, existing_home
 from suite.cli.render import put, size, stdout_for_result
+from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:

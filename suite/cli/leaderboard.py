@@ -10,7 +10,6 @@ import typer
 
 from suite.cli import complete, render
 from suite.cli.options import (
-    DEFAULT_HOME,
     Format,
     FormatOption,
     HomeOption,
@@ -21,6 +20,7 @@ from suite.cli.options import (
     split_names,
 )
 from suite.cli.render import Column, Row, column, put
+from suite.config.names import DEFAULT_HOME
 from suite.config.reference import MEAN
 from suite.errors import UnknownNameError
 from suite.leaderboard.choice import TARGET_FRAC, Sort

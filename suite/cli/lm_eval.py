@@ -11,7 +11,6 @@ import typer
 
 from suite.cli import complete, render
 from suite.cli.options import (
-    DEFAULT_HOME,
     DataRootOption,
     Format,
     FormatOption,
@@ -24,6 +23,7 @@ from suite.cli.options import (
 from suite.cli.paper import with_paper
 from suite.cli.render import Column, Row, column, put
 from suite.config.lm_eval import DEFAULT_TASKS
+from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError, IncompatibleError
 
 if TYPE_CHECKING:

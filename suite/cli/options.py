@@ -246,8 +246,6 @@ AttentionOption: TypeAlias = Annotated[
         help="An attention variant (suite list attention).",
     ),
 ]
-# In the working folder, so that a first run asks for no path.
-DEFAULT_HOME = Path("runs")
 
 
 def split_names(text: str) -> list[str]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from suite.cli.options import (
-    DEFAULT_HOME,
     HomeOption,
     OnlySweepOption,
     TrackingOption,
     home_to_read,
 )
 from suite.cli.render import put
+from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError, SuiteError, TrackingError
 from suite.leaderboard.choice import Sort
 from suite.report.compose import FOLDER, Form

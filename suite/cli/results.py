@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from suite.cli.options import (
-    DEFAULT_HOME,
     HomeOption,
     OnlySweepOption,
     TrackingOption,
     home_to_read,
 )
 from suite.cli.render import put
+from suite.config.names import DEFAULT_HOME
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file; its name ends in .json or .parquet.")

@@ -14,7 +14,6 @@ import typer
 from suite.cli import complete, leaderboard, render
 from suite.cli.attach import attach
 from suite.cli.options import (
-    DEFAULT_HOME,
     AddressOption,
     DataRootOption,
     Format,
@@ -30,6 +29,7 @@ from suite.cli.options import (
     TrustOption,
 )
 from suite.cli.render import put
+from suite.config.names import DEFAULT_HOME
 from suite.errors import SuiteError
 from suite.registry import find_sweep
 

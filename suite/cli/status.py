@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.cli import render
-from suite.cli.options import DEFAULT_HOME, Format, FormatOption, HomeOption, OnlySweepOption
+from suite.cli.options import Format, FormatOption, HomeOption, OnlySweepOption
 from suite.cli.render import Column, Row, column, put
+from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError
 
 if TYPE_CHECKING:

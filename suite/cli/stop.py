@@ -11,9 +11,10 @@ import psutil
 import typer
 
 from suite.cli import complete
-from suite.cli.options import DEFAULT_HOME, HomeOption, StorageOption
+from suite.cli.options import HomeOption, StorageOption
 from suite.cli.render import put
 from suite.cli.submit import DashboardOption
+from suite.config.names import DEFAULT_HOME
 from suite.errors import ConfigError, ResourceError
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import typer
 
 from suite.cli.attach import attach
 from suite.cli.options import (
-    DEFAULT_HOME,
     HomeOption,
     OnlySweepOption,
     OptunaOption,
@@ -17,6 +16,7 @@ from suite.cli.options import (
     existing_home,
 )
 from suite.cli.render import put
+from suite.config.names import DEFAULT_HOME
 from suite.errors import StorageError, TrackingError
 
 if TYPE_CHECKING:

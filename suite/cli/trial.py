@@ -8,7 +8,6 @@ import typer
 
 from suite.cli import complete
 from suite.cli.options import (
-    DEFAULT_HOME,
     AttentionOption,
     BackboneOption,
     DataRootOption,
@@ -19,6 +18,7 @@ from suite.cli.options import (
     TrustOption,
 )
 from suite.cli.render import put, stdout_for_result
+from suite.config.names import DEFAULT_HOME
 
 
 def trial(

@@ -6,7 +6,13 @@ Names also come from files and stores that others write, so every reader of thes
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+DEFAULT_HOME = Path("runs")
+"""Where trials are kept unless another folder is named.
+
+It is in the working folder, so that a first run asks for no path.
+"""
 SWEEP = r"[a-z0-9][a-z0-9._-]{0,63}"
 TASK = r"\w[\w.-]*"
 """The stem of a task's file. It never begins with a dot, so it is no way out of a folder."""

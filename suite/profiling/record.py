@@ -145,6 +145,6 @@ class Profile(Record):
     )
     idle_watts_missing: str | None = None
     hardware: dict[str, Any]
-    versions: dict[str, str]
+    versions: dict[str, str | None]
     arms: list[ArmProfile]
     stopped: bool = Field(False, description="interrupted: some rounds are missing")

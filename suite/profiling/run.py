@@ -11,7 +11,6 @@ import multiprocessing.connection
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
@@ -36,11 +35,10 @@ from suite.profiling.record import (
 )
 from suite.profiling.setting import Setting
 from suite.profiling.worker import TIMEOUT_S, Message, Visit, one_line, rank_main
+from suite.record.provenance import versions
 from suite.train.process_group import free_port
 
 OnProgress = Callable[[str], None]
-# Packages whose versions decide the numbers.
-PACKAGES = ("torch", "transformers", "deepspeed", "peft", "petl-suite")
 # How often the parent looks whether a rank has died.
 POLL_S = 1.0
 # A collective has its own deadline; this one is for ranks that hang elsewhere.
@@ -409,7 +407,7 @@ def _profile(
         setting=setting.model_dump(mode="json"),
         **measured_on,
         hardware=hardware(),
-        versions={name: version(name) for name in PACKAGES},
+        versions=versions(),
         arms=list(arms),
         stopped=stopped,
     )
