@@ -187,6 +187,24 @@ def test_t5s_blocks_fill_the_input_as_the_paper_says() -> None:
     assert (goal.block_tokens, len(read), len(target)) == (568, 512, 114)
 
 
+@pytest.mark.parametrize(
+    ("corrupted_frac", "mean_span_tokens"), [(0.5, 4.0), (0.7, 8.0), (0.8, 32.0), (0.1, 10.0)]
+)
+def test_blocks_fill_the_input_whatever_is_corrupted(
+    corrupted_frac: float, mean_span_tokens: float
+) -> None:
+    goal: Any = objective(
+        "t5", 512, corrupted_frac=corrupted_frac, mean_span_tokens=mean_span_tokens
+    )
+    read, _ = goal.corrupt(np.full(goal.block_tokens, 40), np.random.default_rng(0))
+    assert 511 <= len(read) <= 512
+
+
+def test_spans_that_cannot_be_kept_apart_are_refused() -> None:
+    with pytest.raises(IncompatibleError, match=r"raise pretrain\.mean_span_tokens"):
+        objective("t5", 512, corrupted_frac=0.6, mean_span_tokens=1.0)
+
+
 def test_a_random_cut_has_parts_of_every_size_and_their_sum() -> None:
     draw = np.random.default_rng(0)
     cuts = [tuple(segments(5, 2, draw).tolist()) for _ in range(200)]

@@ -264,17 +264,26 @@ class SpanObjective(PretrainingObjective):
         return read + self.end, target + self.end
 
     def _longest_block(self) -> int:
-        """The most tokens of text that, once corrupted, fill `max_length` and no more."""
-        longest = 0
+        """The most tokens of text that, once corrupted, fill `max_length` and no more.
+
+        Raises:
+            IncompatibleError: The spans cannot be kept apart, or there is no room for any.
+        """
         most = self.training.max_length
+        hidden_frac, span = self.task.corrupted_frac, self.task.mean_span_tokens
+        if hidden_frac / span > 1 - hidden_frac:
+            raise IncompatibleError(
+                f"pretrain.corrupted_frac {hidden_frac} in spans of {span} tokens leaves less than "
+                "one token between two spans; lower it, or raise pretrain.mean_span_tokens"
+            )
         # a block may be longer than the input, because each span shrinks to one sentinel
-        for tokens in range(2, 2 * most + 2):
+        read_frac = 1 - hidden_frac + hidden_frac / span
+        # rounding may drop one hidden token, and half a span
+        for tokens in range(int((most + 2) / read_frac) + 1, 1, -1):
             hidden, spans = self._spans(tokens)
             if tokens - hidden + spans + len(self.end) <= most and spans <= tokens - hidden:
-                longest = tokens
-        if not longest:
-            raise IncompatibleError(f"pretrain.max_length {most} leaves no room for text; raise it")
-        return longest
+                return tokens
+        raise IncompatibleError(f"pretrain.max_length {most} leaves no room for text; raise it")
 
     def _spans(self, tokens: int) -> tuple[int, int]:
         """How many tokens of a block are hidden, and in how many spans."""
