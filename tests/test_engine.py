@@ -190,6 +190,26 @@ def test_zero_3_has_hooks_only_around_what_it_gathers(found: Found) -> None:
         assert [name for name, holds in modules if not holds] == [""], "the whole model alone"
 
 
+def rates_of_lanes() -> list[list[float]]:
+    """The rates of the parameters of two lanes, where one parameter has a factor."""
+    model = model_of("read", "bert")
+    name = next(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    engine = Engine(model, TRAINING, world_size=2, device="cpu", lanes=True, factors={name: 16.0})
+    lanes = [engine, engine.beside()]
+    found = []
+    for lane in lanes:
+        lane.set_learning_rate(1.0)
+        found.append(sorted(group["lr"] for group in lane._engine.optimizer.param_groups))
+    for lane in lanes:
+        lane.release()
+    return found
+
+
+def test_a_parameter_has_its_factor_in_every_lane(found: Found) -> None:
+    for rates in found["lanes"]:
+        assert rates == [[1.0, 16.0], [1.0, 16.0]]
+
+
 def everything(rank: int, folder: Path) -> dict[str, Any]:
     """All of the above in one pair of processes: starting them costs more than what they do."""
     return {
@@ -200,6 +220,7 @@ def everything(rank: int, folder: Path) -> dict[str, Any]:
         "damage": damaged_generations(rank, folder / "damage"),
         "unfreeze": unfreeze_later(rank),
         "hooks": hooked_modules(rank),
+        "lanes": rates_of_lanes(),
     }
 
 

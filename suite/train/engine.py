@@ -76,7 +76,8 @@ class Engine:
         self.device = device
         self.config = engine_config(training, world_size=world_size, device=device)
         self.trained_names = [name for name, p in model.named_parameters() if p.requires_grad]
-        groups = _groups(model, factors or {})
+        self._factors = dict(factors or {})
+        groups = _groups(model, self._factors)
         offloaded = device == "cuda" and training.offload != "none"
         optimizer = _adamw(groups, training, offloaded=offloaded)
         # Before ZeRO copies the parameters: its flat buffers take their dtype from them.
@@ -212,6 +213,7 @@ class Engine:
             self.training,
             world_size=self.world_size,
             device=self.device,
+            factors=self._factors,
             _kept_names=self.kept_names,
         )
 
