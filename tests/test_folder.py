@@ -98,6 +98,17 @@ def test_a_line_of_the_curve_that_is_no_text_is_passed_over(folder: TrialFolder)
     assert folder.epochs() == [kept]
 
 
+def test_the_epoch_after_a_line_that_was_cut_off_is_kept(folder: TrialFolder) -> None:
+    first = make_result(make_spec()).epochs[0]
+    second = first.model_copy(update={"epoch": first.epoch + 1})
+    for record in (first, second):
+        folder.add_epoch(record)
+    curve = folder.path / "epochs.jsonl"
+    curve.write_bytes(curve.read_bytes()[:-20])
+    folder.add_epoch(second)
+    assert folder.epochs() == [first, second]
+
+
 def test_a_damaged_record_of_an_attempt_counts_as_one(folder: TrialFolder) -> None:
     folder.add_failure(FailureRecord(type="LostError", message="its host was lost"))
     path = folder.path / "failure-0.json"

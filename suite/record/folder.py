@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,8 +189,14 @@ class TrialFolder:
 
     def add_epoch(self, record: EpochRecord) -> None:
         """Append an epoch to the training curve."""
-        with (self.path / CURVE).open("a") as file:
-            file.write(json.dumps(record.model_dump(mode="json")) + "\n")
+        line = json.dumps(record.model_dump(mode="json")).encode() + b"\n"
+        with (self.path / CURVE).open("ab+") as file:
+            # After a line that a crash cut off, this one must begin anew, or both are lost.
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line
+            file.write(line)
 
     def epochs(self) -> list[EpochRecord]:
         """The training curve so far; an epoch that was trained again after a cut counts once."""
