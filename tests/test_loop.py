@@ -322,6 +322,10 @@ def test_a_step_is_timed_from_the_end_of_the_one_before(monkeypatch: pytest.Monk
     assert clock.seconds() == [], "each step once"
 
 
+def test_the_only_step_of_a_trial_trains() -> None:
+    assert lr_multiplier(TRAINING.model_copy(update={"warmup_frac": 0.1}), 0, 1) == 1.0
+
+
 def test_the_schedule_is_hugging_faces() -> None:
     from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 

@@ -11,9 +11,10 @@ def lr_multiplier(training: TrainingConfig, step: int, total_steps: int) -> floa
     """Factor on the learning rate at a 0-based step.
 
     It rises linearly from 0 during the warm-up. Then the schedule takes it down to 0 at
-    `total_steps`.
+    `total_steps`. The last step is never part of the warm-up: a trial of one step would train with
+    a rate of 0.
     """
-    warmup = math.ceil(training.warmup_frac * total_steps)
+    warmup = min(math.ceil(training.warmup_frac * total_steps), total_steps - 1)
     if step < warmup:
         return step / warmup
     if training.schedule == "constant":
