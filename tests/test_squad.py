@@ -7,6 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -412,14 +414,27 @@ def test_a_row_in_two_splits_is_found_by_its_id(tmp_path: Path) -> None:
         _prepare_changed("validation", {"id": "00000001"}, tmp_path)
 
 
-def _prepare_changed(split: str, changes: dict[str, Any], folder: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def test_answers_may_be_large_strings(tmp_path: Path) -> None:
+    """As polars writes them."""
+    text = pa.large_list(pa.large_string())
+    answers = pa.struct({"text": text, "answer_start": pa.large_list(pa.int32())})
+    _prepare_changed("train", {}, tmp_path, types={"answers": answers})
 
+
+def _prepare_changed(
+    split: str,
+    changes: dict[str, Any],
+    folder: Path,
+    types: dict[str, pa.DataType] | None = None,
+) -> None:
     task = load_task("squad")
     assert isinstance(task, QuestionAnsweringTask)
     path = write_rows(task, folder) / "rajpurkar/squad/plain_text" / f"{split}.parquet"
     rows = pq.read_table(path).to_pylist()
     rows[3].update(changes)
-    pq.write_table(pa.Table.from_pylist(rows), path)
+    table = pa.Table.from_pylist(rows)
+    for name, kind in (types or {}).items():
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table[name].cast(kind))
+    pq.write_table(table, path)
     prepare(task, goal(), limit=LimitConfig(), data_root=folder, cache=folder / "cache")

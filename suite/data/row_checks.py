@@ -87,7 +87,7 @@ def check_ids(tables: Mapping[str, pa.Table], task: TaskConfig, *, where: str) -
 
 def _check_answers(table: pa.Table, task: QuestionAnsweringTask, *, where: str) -> None:
     checks = (
-        (task.answers, pa.types.is_string, "texts"),
+        (task.answers, is_text, "texts"),
         (task.starts, pa.types.is_integer, "whole numbers"),
     )
     for column, holds, what in checks:
