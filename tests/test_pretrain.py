@@ -111,6 +111,7 @@ def test_the_defaults_are_the_published_settings() -> None:
             "steps x fraction 7 is not a multiple",
         ),
         ({"corrupted_frac": 1.0}, "less than 1"),
+        ({"micro_batch_size": 3}, "batch_size 128 is not divisible by micro_batch_size 3"),
     ],
 )
 def test_a_stage_that_does_not_fit_together_is_refused(changes: dict[str, Any], says: str) -> None:

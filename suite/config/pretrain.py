@@ -10,7 +10,7 @@ from suite.config.loader import Strict
 from suite.config.numbers import MOST_COUNT, Amount, Count, PositiveAmount, Seed
 from suite.config.space import MOST
 from suite.config.task import ObjectiveName
-from suite.config.training import Beta, Fraction
+from suite.config.training import Beta, Fraction, check_micro_batch
 
 
 class PretrainConfig(Strict):
@@ -105,4 +105,5 @@ class PretrainConfig(Strict):
                 raise ValueError(
                     f"{name} {steps} is not a multiple of checkpoint_every_steps {every}"
                 )
+        check_micro_batch(self.batch_size, self.micro_batch_size)
         return self

@@ -147,13 +147,21 @@ class TrainingConfig(Strict):
 
     @model_validator(mode="after")
     def _micro_batch_divides(self) -> TrainingConfig:
-        # the rest would make a smaller step than all others, with another mean of the loss
-        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"batch_size {self.batch_size} is not divisible by "
-                f"micro_batch_size {self.micro_batch_size}"
-            )
+        check_micro_batch(self.batch_size, self.micro_batch_size)
         return self
+
+
+def check_micro_batch(batch_size: int, micro_batch_size: int | None) -> None:
+    """Check that a batch is a whole number of micro-batches.
+
+    Raises:
+        ValueError: The rest would make a smaller step than all others, with another mean of the
+            loss.
+    """
+    if micro_batch_size is not None and batch_size % micro_batch_size:
+        raise ValueError(
+            f"batch_size {batch_size} is not divisible by micro_batch_size {micro_batch_size}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
