@@ -30,11 +30,16 @@ def check_home(home: Home) -> None:
     """Check that a home can be written to, without writing; it need not exist yet.
 
     Raises:
-        ResourceError: Another user may have prepared it, it cannot be written to, or its disk is
-            full.
+        ResourceError: Another user may have prepared it, it cannot be written to, it is a link to
+            nothing, or its disk is full.
     """
     there = home.path
     while not there.exists():
+        if there.is_symlink():
+            raise ResourceError(
+                f"{there}: a link to {there.readlink()}, which is not there; mount or make that, or"
+                " choose another --home"
+            )
         there = there.parent
     if there == home.path:
         _check_owner(there)
