@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+from suite.errors import ResourceError
+from suite.plan.preflight import check_home
 from suite.record.folder import Home
 from suite.tracking import sync
 from tests.answers import some_right, write_confirmed
@@ -39,6 +41,13 @@ for words in json.loads(sys.argv[1]):
 for path in sys.argv[2:]:
     print("STORE", Path(path).parent.name, *open_store(f"sqlite:///{path}", create=False).experiments())
 """
+
+
+def test_a_home_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "not-mounted")
+    with pytest.raises(ResourceError, match=r"link: a link to .*not-mounted, which is not there"):
+        check_home(Home(link))
 
 
 @pytest.fixture
