@@ -206,7 +206,7 @@ def _decoded(path: Path, content: bytes, encoding: str | None) -> str:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raw = content.splitlines()[line - 1]
+        raw = content.split(b"\n")[line - 1].removesuffix(b"\r")
         # what it would be as the most common other encoding lets a person decide
         guess = _short(raw.decode("cp1252", errors="replace"))
         raise DataError(

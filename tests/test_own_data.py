@@ -110,7 +110,8 @@ def test_delimiter_and_encoding_are_found(delimiter: str, encoding: str, tmp_pat
 
 
 def test_another_encoding_is_named_by_its_line_and_can_be_given(write: Write) -> None:
-    rows = [*ROWS, {"text": "café", "label": "good"}]
+    # a carriage return within a value ends no line
+    rows = [*ROWS[:-1], {"text": "one\rtwo", "label": "good"}, {"text": "café", "label": "good"}]
     Path("rows.csv").write_bytes(csv_text(rows).encode("cp1252"))
     with pytest.raises(DataError, match=r"rows\.csv:62: not utf-8.*cp1252.*café"):
         load_task_file(write({"files": "rows.csv"}))
