@@ -157,6 +157,23 @@ def test_a_later_export_replaces_and_an_earlier_one_does_not(
     ), "MLflow's own pages show the newer"
 
 
+def test_an_export_of_fewer_seeds_is_later_than_that_of_all(
+    merged: Home, empty_db: Path, tmp_path: Path
+) -> None:
+    """Whoever drops seeds looks again at the test scores, which an older file must not hide."""
+    source = new_home(tmp_path / "source", empty_db)
+    files = [tmp_path / "all.json", tmp_path / "fewer.json"]
+    for seeds, path in zip(([1, 2, 3], [1, 2]), files, strict=True):
+        write_definition(source, ["lora"], ["agreement"], trials=3, seeds=seeds)
+        write_cell(source, "lora", trials=3, seeds=seeds)
+        sync(source, tracking_uri=source.tracking_uri)
+        export_results(path, tracking_uri=source.tracking_uri)
+    found = [import_results(path, tracking_uri=merged.tracking_uri) for path in (*files, files[0])]
+    assert found == [ImportReport(new=1), ImportReport(replaced=1), ImportReport(older=1)]
+    (row,) = rows(merged)
+    assert row["seeds"] == 2 and row["test_looks"] > 1
+
+
 def test_a_database_that_was_rebuilt_does_not_make_its_cells_older(
     merged: Home, empty_db: Path, tmp_path: Path
 ) -> None:

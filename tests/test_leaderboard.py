@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +23,7 @@ from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.fields import COLUMNS, Row
 from suite.leaderboard.file import read_rows, write_rows
 from suite.leaderboard.table import choose, mean_rows
-from suite.meters.record import PhaseRecord
+from suite.meters.record import ESTIMATE, PhaseRecord
 from suite.plan.definition import read_plan, store_definition
 from suite.plan.plan import make_plan
 from suite.plan.queue import TrialQueue
@@ -31,6 +32,7 @@ from suite.record.folder import Home
 from suite.record.result import Status
 from suite.record.spec import TrialSpec
 from suite.tracking import leaderboard, open_store, sync, to_rows
+from tests.answers import some_right, write_answers, write_confirmed
 from tests.records import (
     RATES,
     cell_rows,
@@ -306,6 +308,29 @@ def test_a_missing_measurement_makes_its_mean_or_sum_null_and_nothing_else(home:
     assert (summary.train_s, summary.search_s, summary.seeds) == (15.5, 85.0, 2)
 
 
+def test_energy_that_was_measured_for_some_seeds_and_estimated_for_others_has_no_mean(
+    home: Home,
+) -> None:
+    write_cell(home, "full", trials=3, seeds=[1, 2])
+    spec = make_spec("full", seed=2, learning_rate=RATES[2])
+    result = make_result(spec)
+    train = result.phases["train"].model_copy(update={"energy_source": "rapl"})
+    write_trial(home, spec, result.model_copy(update={"phases": result.phases | {"train": train}}))
+    define(home)
+    (row,) = choose(sweep_rows(home, "demo")).rows
+    assert row.energy_source == f"{ESTIMATE}+rapl"
+    assert (row.energy_kwh, row.energy_to_target_kwh) == (None, None)
+    assert row.energy_to_target_missing is not None and "estimated" in row.energy_to_target_missing
+
+
+def test_the_row_of_a_cell_whose_answers_were_changed_is_made_again(home: Home) -> None:
+    (spec,) = write_confirmed(home, "lora", [[True] * 10])
+    define(home)
+    before = sweep_rows(home, "demo")
+    write_answers(home, spec, {"index": ["test/0"], "gold": [1], "prediction": [0.0]})
+    assert sweep_rows(home, "demo", known=before)[0].digest != before[0].digest
+
+
 def test_trials_that_failed_before_measuring_leave_the_search_cost_known(home: Home) -> None:
     write_cell(home, trials=3, seeds=[1])
     spec = make_spec("lora", number=3)
@@ -461,6 +486,18 @@ def test_a_mean_row_needs_several_tasks_and_all_tasks_of_the_sweep() -> None:
     lacking, whole = mean_of(*cells)
     assert (lacking.score_mean, lacking.status) == (None, "searching")
     assert (whole.score_mean, whole.status) == (pytest.approx(0.7, abs=1e-12), "done")
+
+
+def test_a_mean_waits_for_a_task_that_nobody_has_begun(home: Home) -> None:
+    write_definition(home, ["full", "lora"], ["agreement", "entailment", "third"], trials=1)
+    for task in ("agreement", "entailment"):
+        for method, share in (("full", 0.9), ("lora", 0.5)):
+            right = some_right(np.random.default_rng(0), share)
+            write_confirmed(home, method, right, task)
+    found = [row for row in choose(sweep_rows(home, "demo")).rows if row.task == "mean"]
+    assert [(row.score_mean, row.status, row.rank) for row in found] == [
+        (None, "searching", None)
+    ] * 2
 
 
 def test_mean_rows_of_real_cells(finished: Home) -> None:

@@ -38,8 +38,8 @@ FORMAT = short_hash([7, NAMES, RECIPE, RECIPES])
 
 All rows are then made again.
 """
-DECIDING = {"search", "confirm", "training", "limit", "decoder_objective"}
-"""Parts of a sweep that decide which trials count and when a cell is done."""
+DECIDING = {"search", "confirm", "training", "limit", "decoder_objective", "tasks"}
+"""Parts of a sweep that decide which trials count, and when a cell is done or a mean over tasks."""
 
 # These two live as long as the process: a driver asks for the same rows at every update.
 _cell_of_folder: dict[str, tuple[str, str]] = {}
@@ -113,7 +113,7 @@ class _Definition:
 def _definition(home: Home, sweep: str) -> _Definition:
     path = home.sweep_definition(sweep)
     # They are the cache's key: a definition that is written again is read again.
-    stamps = _stamp(str(path)), _stamp(str(path.with_suffix(".cells")))
+    stamps = _stamp(path), _stamp(path.with_suffix(".cells"))
     return _read_definition(home.path, sweep, stamps)
 
 
@@ -187,7 +187,7 @@ def _digests(
         contests[name] = short_hash([files[key] for key in keys])
     pretrains = {}
     for spec in definition.plan.pretrains:
-        pretrains[spec.hash] = _stamp(str(home.trial(spec).path / RESULT))
+        pretrains[spec.hash] = _stamp(home.trial(spec).path / RESULT)
     # A look that another host has kept arrives without a change of the definition.
     looks = names_of_looks(home, definition.plan.config.name)
     found = {}
@@ -202,13 +202,16 @@ def _digests(
 
 
 def _marks(folder: TrialFolder) -> list[str | int | None]:
-    """The marks that change when a trial is handed out, ends, or is measured by lm-eval."""
-    path = str(folder.path)
-    # Times are enough: both files are replaced whole and never written in place.
-    return [folder.hash, _stamp(f"{path}/result.json"), _stamp(f"{path}/{LM_EVAL}")]
+    """The marks that change when a trial is handed out, ends, or is measured by lm-eval.
+
+    And when somebody changes or removes its answers, from which the score is computed again.
+    """
+    # Times are enough: the files are replaced whole and never written in place.
+    files = (folder.path / RESULT, folder.predictions("test"), folder.path / LM_EVAL)
+    return [folder.hash, *map(_stamp, files)]
 
 
-def _stamp(path: str) -> int | None:
+def _stamp(path: Path) -> int | None:
     """When a file was written, ns since 1970; None where there is none."""
     try:
         return os.stat(path).st_mtime_ns

@@ -12,10 +12,11 @@ from statistics import fmean
 
 from suite.leaderboard.choice import TARGET_FRAC
 from suite.leaderboard.fields import Row, with_values
-from suite.leaderboard.measures import CellResults, total
+from suite.leaderboard.measures import CellResults, mixes_energy, total
 from suite.record.result import TrialResult
 
 FULL = "full"
+MIXED = "the energy of some confirm runs was measured, that of others estimated"
 
 
 def selection_of(searched: Sequence[TrialResult]) -> dict[str, float | None]:
@@ -139,6 +140,8 @@ def _energy(row: Row, target: float) -> float:
     """Mean energy of the confirm runs up to the target, kWh."""
     if not row.progress:
         raise ValueError("no confirm run has ended")
+    if mixes_energy(row.energy_source):
+        raise ValueError(MIXED)
     spent: dict[int, float] = {}
     for seed, _, _ in row.progress:
         # A run has several epochs here, and its energy counts once.

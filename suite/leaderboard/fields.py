@@ -19,10 +19,10 @@ from typing import Any
 from suite.leaderboard.measures import (
     CellResults,
     Measure,
+    energy_of_runs,
     energy_source,
     from_scratch,
     frozen_dropout,
-    last_end_s,
     loss_fall,
     loss_fall_p,
     mean_of_runs,
@@ -245,9 +245,10 @@ class Row:
         unit="kWh",
         average=Average.MEAN,
         report=True,
-        measure=mean_of_runs(from_scratch("energy_kwh")),
+        measure=energy_of_runs(from_scratch("energy_kwh")),
         meaning="training of a confirm run with what its method prepares first, mean over seeds; "
-        "null where one seed has none",
+        "null where one seed has none, or where that of some seeds was measured and of others "
+        "estimated",
     )
     energy_source: str | None = text(
         "measured by",
@@ -607,7 +608,7 @@ class Row:
         unit="kWh",
         average=Average.MEAN,
         report=True,
-        measure=mean_of_runs(of_preparation("energy_kwh")),
+        measure=energy_of_runs(of_preparation("energy_kwh")),
         meaning="part of energy_kwh before the first step, in full although runs share it: what "
         "the method prepares from training data, and the pass of frozen stacks whose states are "
         "kept; null where there is neither, or where one was measured and the other estimated",
@@ -688,11 +689,19 @@ class Row:
     reference_mean: dict[str, Any] = mapping(
         hidden=True, meaning="what a paper printed for the mean over the arm's tasks"
     )
+    planned_tasks: int = integer(
+        unit="count",
+        metric=False,
+        hidden=True,
+        default=0,
+        average=Average.SAME,
+        meaning="tasks of the sweep, over all of which the mean is; 0 = an earlier version's row",
+    )
     ended_at: float | None = number(
         unit="s",
         hidden=True,
-        measure=last_end_s,
-        meaning="when the last of its trials ended, seconds since 1970",
+        meaning="when the last of its trials ended, those of seeds that the sweep no longer names "
+        "among them, seconds since 1970",
     )
     mean_rank: dict[str, Any] = mapping(
         hidden=True,

@@ -51,7 +51,16 @@ class CellResults:
 
 def partly_estimated(costs: Iterable[PhaseRecord | None]) -> bool:
     """Whether the energy of some phases was estimated, and that of others measured."""
-    sources = {cost.energy_source for cost in costs if cost is not None and cost.energy_source}
+    return _of_both_kinds(cost.energy_source for cost in costs if cost is not None)
+
+
+def mixes_energy(energy_source: str | None) -> bool:
+    """Whether a row's `energy_source` names the estimate beside something that measures."""
+    return _of_both_kinds((energy_source or "").split("+"))
+
+
+def _of_both_kinds(names: Iterable[str | None]) -> bool:
+    sources = {name for name in names if name}
     return ESTIMATE in sources and len(sources) > 1
 
 
@@ -63,6 +72,21 @@ def mean_of_runs(read: Callable[[TrialResult], float | None]) -> Measure:
     """The mean over the confirm runs; None where one of them lacks the number."""
 
     def measure(results: CellResults) -> float | None:
+        return mean(read(run) for run in results.confirmed)
+
+    return measure
+
+
+def energy_of_runs(read: Callable[[TrialResult], float | None]) -> Measure:
+    """The same for an energy, which is also None where runs differ in that it was estimated."""
+
+    def measure(results: CellResults) -> float | None:
+        costs: list[PhaseRecord | None] = []
+        for run in results.confirmed:
+            costs += [run.phases.get("train"), *(made.cost for made in run.made_before)]
+        # A mean of both would be neither a measurement nor an estimate.
+        if partly_estimated(costs):
+            return None
         return mean(read(run) for run in results.confirmed)
 
     return measure
@@ -260,14 +284,6 @@ def _loss_fall(run: TrialResult) -> float | None:
     if checked is None or checked.loss_first is None or checked.loss_last is None:
         return None
     return checked.loss_first - checked.loss_last
-
-
-def last_end_s(results: CellResults) -> float | None:
-    """When the last of the trials ended, seconds since 1970."""
-    ends = []
-    for result in (*results.confirmed, *results.searched):
-        ends.append(result.finished_at)
-    return max(ends, default=None)
 
 
 def mean(values: Iterable[float | None]) -> float | None:

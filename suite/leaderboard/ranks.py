@@ -7,7 +7,7 @@ the rows that they compare, and computed again only when one of those has change
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,16 @@ def why_not_ranked(row: Row) -> str:
     return "only finished rows are ranked"
 
 
+def tasks_of_mean(rows: Collection[Row]) -> int:
+    """Over how many tasks the mean of an arm is: all that the sweep plans, begun or not.
+
+    Args:
+        rows: All rows of one sweep of one home.
+    """
+    # Rows of an earlier version do not hold how many are planned.
+    return max(len({row.task for row in rows}), max(row.planned_tasks for row in rows))
+
+
 def with_ranks(rows: Sequence[Row], read: Read, known: Known | None = None) -> list[Row]:
     """The same rows with their rank and that of their arm's mean row, or the reasons for none.
 
@@ -161,7 +171,7 @@ def _places(rows: Sequence[Row]) -> dict[Place, list[Row]]:
             finished[row.backbone, row.task].append(row)
     for backbone, names in tasks.items():
         # With one task the mean is that task.
-        if len(names) > 1:
+        if len(names) > 1 and len(names) == tasks_of_mean(rows):
             finished[backbone, MEAN] = _complete(finished, backbone, names)
     places = {}
     for place, members in finished.items():

@@ -62,7 +62,14 @@ def cell_row(state: CellState, *, home: str, digest: str = "") -> Row:
         **of_score,
         **measured(CellResults(scored, ended)),
         **_references(state, of_score["score_mean"]),
+        ended_at=_last_end_s(state),
     )
+
+
+def _last_end_s(state: CellState) -> float | None:
+    """When the last trial of a cell ended; a sweep that loses seeds never becomes older."""
+    trials = (*state.searched, *state.confirm.values(), *state.set_aside)
+    return max((trial.result.finished_at for trial in trials if trial.result), default=None)
 
 
 def score_fields(confirmed: Sequence[Trial], searched: Sequence[Trial]) -> dict[str, Any]:
@@ -109,6 +116,7 @@ def _names(state: CellState) -> dict[str, Any]:
         "sweep": state.plan.config.name,
         **arm.names,
         "arm": arm.key,
+        "planned_tasks": len(state.plan.config.tasks),
         "own_code": arm.own_code,
         # PRR and PEoP compare within the first, costs within the second.
         "rivals": _arm_without(arm, "attention", "pretrain"),

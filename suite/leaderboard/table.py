@@ -18,7 +18,7 @@ from suite.config.reference import MEAN
 from suite.errors import TrackingError, UnknownNameError
 from suite.leaderboard.baselines import with_efficiency
 from suite.leaderboard.choice import SORT_FIELDS, TARGET_FRAC, Choice, Sort, sort_of
-from suite.leaderboard.costs import mean_reason, with_energy_to_target, with_selection_cost
+from suite.leaderboard.costs import MIXED, mean_reason, with_energy_to_target, with_selection_cost
 from suite.leaderboard.fields import (
     COLUMNS,
     NOT_VERIFIABLE,
@@ -30,8 +30,8 @@ from suite.leaderboard.fields import (
     with_values,
 )
 from suite.leaderboard.learning import with_learning
-from suite.leaderboard.measures import join, mean, spread
-from suite.leaderboard.ranks import ALONE, is_ranked, no_rank, why_not_ranked
+from suite.leaderboard.measures import join, mean, mixes_energy, spread
+from suite.leaderboard.ranks import ALONE, is_ranked, no_rank, tasks_of_mean, why_not_ranked
 from suite.leaderboard.row import reference_fields
 from suite.leaderboard.validity import judge_mean
 from suite.plan.cell_state import CellStatus
@@ -181,16 +181,16 @@ def having(rows: list[Row], key: str, value: str | None) -> list[Row]:
 
 def mean_rows(rows: Sequence[Row]) -> list[Row]:
     """One row per arm that has more than one task, in the order of the arms."""
-    tasks: dict[tuple[str, str], set[str]] = defaultdict(set)
+    sweeps: dict[tuple[str, str], list[Row]] = defaultdict(list)
     arms: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        tasks[row.sweep, row.home].add(row.task)
+        sweeps[row.sweep, row.home].append(row)
         arms[row.sweep, row.home, row.arm].append(row)
+    tasks = {sweep: tasks_of_mean(members) for sweep, members in sweeps.items()}
     found = []
     for (sweep, home, _), members in arms.items():
         if len(members) > 1:
-            # An arm is complete once it has a row for every task that any arm of its sweep has.
-            found.append(_mean_row(members, complete=len(members) == len(tasks[sweep, home])))
+            found.append(_mean_row(members, complete=len(members) == tasks[sweep, home]))
     return found
 
 
@@ -211,6 +211,11 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
         values["seeds"] = min(row.seeds for row in rows)
         values["search_trials"] = round(fmean(row.search_trials for row in rows))
         values["energy_to_target_missing"] = mean_reason(rows)
+    source = join(row.energy_source for row in rows)
+    # A mean of measured and estimated energy would be neither.
+    if mixes_energy(source):
+        values |= dict.fromkeys(("energy_kwh", "prepare_energy_kwh", "energy_to_target_kwh"))
+        values["energy_to_target_missing"] = MIXED
     # Without both there is no mean score, so there is no spread of one.
     if complete and one_direction:
         by_seed = _seed_means(rows)
@@ -226,7 +231,7 @@ def _mean_row(rows: Sequence[Row], *, complete: bool) -> Row:
         task=MEAN,
         score_std=spread(by_seed.values()),
         seed_scores=by_seed,
-        energy_source=join(row.energy_source for row in rows),
+        energy_source=source,
         precision=join(row.precision for row in rows),
         frozen_dropout=join(row.frozen_dropout for row in rows),
         status=_least_finished([row.status for row in rows], complete=complete),

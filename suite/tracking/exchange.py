@@ -263,7 +263,8 @@ def import_results(path: Path, *, tracking_uri: str, sweep: str | None = None) -
     """Bring the results of a file into a store; done twice, the second time changes nothing.
 
     A home's sweep that the store has already is replaced, unless the last of its trials in the
-    store ended later than that in the file. Nothing is written unless the whole file is good.
+    store ended later than that in the file, or its test scores were looked at more often. Nothing
+    is written unless the whole file is good.
 
     Args:
         path: What `export_results` wrote, here or elsewhere.
@@ -296,7 +297,7 @@ def _import_sweep(
     runs = SweepRuns(store, home=home, sweep=sweep)
     here = {row.cell_key: row for row in runs.rows()}
     # Whoever has the later trial has the newer state of the whole sweep.
-    if _last_end_s(here.values()) > _last_end_s(rows):
+    if _lateness(here.values()) > _lateness(rows):
         report.older += len(rows)
         return
     counted = []
@@ -335,9 +336,17 @@ def _count(row: Row, here: Mapping[str, Row], report: ImportReport) -> None:
         report.replaced += 1
 
 
-def _last_end_s(rows: Iterable[Row]) -> float:
-    # A cell without an ended trial is older than any other.
-    return max((row.ended_at or 0.0 for row in rows), default=0.0)
+def _lateness(rows: Iterable[Row]) -> tuple[float, int]:
+    """The later a state of a sweep is, the greater: when its last trial ended, and its looks.
+
+    A sweep whose seeds change has another look at its test scores, and may train nothing for it.
+    """
+    last_end_s, looks = 0.0, 0
+    for row in rows:
+        # A cell without an ended trial is older than any other.
+        last_end_s = max(last_end_s, row.ended_at or 0.0)
+        looks += row.test_looks
+    return last_end_s, looks
 
 
 def describe(report: ImportReport, path: Path, tracking_uri: str) -> str:
