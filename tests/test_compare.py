@@ -372,6 +372,25 @@ def test_all_pairs_are_corrected_together(finished: Home, suite: Suite) -> None:
         assert row["p_holm"] >= row["p"]
 
 
+def test_the_same_pair_of_two_sweeps_is_two_pairs_and_each_row_names_its_sweep(
+    tmp_path: Path,
+    suite: Suite,  # noqa: F811
+) -> None:
+    home = Home(tmp_path)
+    for sweep in ("big", "small"):
+        for method in ("lora", "read"):
+            right = some_right(np.random.default_rng(0), SHARES[method], items=60)
+            write_confirmed(home, method, right, sweep=sweep)
+        define(home, sweep)
+    code, out, err = suite("compare", "--all-pairs", "--home", home.path, "--format", "md")
+    assert code == 0 and out.startswith("| sweep | A | B | task |"), "no title names one sweep"
+    assert [line.split(" | ")[0] for line in out.splitlines()[2:]] == ["| big", "| small"]
+    assert "can show" not in err, "a column says it of each row"
+    one = ("compare", "--all-pairs", "--home", home.path, "--sweep", "big", "--format", "md")
+    _, out, err = suite(*one)
+    assert out.startswith("A: big:") and "sweep" not in out and "agreement: 3 seeds can" in err
+
+
 def test_arms_of_two_sweeps_are_compared_where_they_were_asked_the_same(
     tmp_path: Path,
     suite: Suite,  # noqa: F811

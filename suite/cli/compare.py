@@ -116,6 +116,9 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
             column("score_a", "score A", render.score, rank=3),
             column("score_b", "score B", render.score, rank=3),
         ]
+        # Of several pairs, each is of one sweep.
+        if len({row["sweep_a"] for row in rows}) > 1:
+            scores.insert(0, column("sweep_a", "sweep"))
     power = []
     if _several_pairs(rows):
         power.append(column("shown_difference", "tells apart", render.score, rank=3))
@@ -156,7 +159,8 @@ def _short_names(keys: set[str]) -> dict[str, str]:
 
 
 def _several_pairs(rows: Sequence[Row]) -> bool:
-    return len({(row["arm_a"], row["arm_b"]) for row in rows}) > 1
+    pairs = {(row["sweep_a"], row["arm_a"], row["sweep_b"], row["arm_b"]) for row in rows}
+    return len(pairs) > 1
 
 
 def _interval(row: Row) -> str:
