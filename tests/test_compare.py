@@ -162,12 +162,25 @@ def test_a_row_that_is_not_shown_to_learn_has_the_baseline_beside_its_score(
 def test_ranks_that_do_not_say_what_they_could_show_are_not_taken_for_those_of_one_seed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = {"sweep": "s", "backbone": "b", "task": "t", "rank": "1-2", "rank_missing": None}
-    row |= {"seeds": 3, "shown_difference": None, "seeds_for_point": None}
+    row = {"sweep": "s", "home": "h", "backbone": "b", "task": "t", "rank": "1-2"}
+    row |= {"seeds": 3, "rank_missing": None, "shown_difference": None, "seeds_for_point": None}
     _say_what_ranks_rest_on([row])
     assert capsys.readouterr().err == ""
     _say_what_ranks_rest_on([row | {"shown_difference": 4.0, "seeds_for_point": 9}])
     assert "3 seeds can show a difference of 4.0 points" in capsys.readouterr().err
+
+
+def test_what_ranks_rest_on_names_the_home_where_there_are_two(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"sweep": "s", "home": "h", "backbone": "b", "task": "t", "rank": "1"}
+    row |= {"seeds": 3, "shown_difference": 4.0, "seeds_for_point": 9}
+    _say_what_ranks_rest_on([row])
+    assert "ranks of s, b, t: " in capsys.readouterr().err
+    _say_what_ranks_rest_on([row, row | {"home": "other"}])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("ranks of s in home h, b, t: ")
+    assert second.startswith("ranks of s in home other, b, t: ")
 
 
 def test_ranks_that_hold_read_no_answers_and_a_changed_cell_is_ranked_anew(

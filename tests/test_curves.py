@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from suite.cli.curves import points
+from suite.cli.curves import columns, points
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.costs import with_energy_to_target, with_selection_cost
 from suite.leaderboard.curves import (
@@ -31,6 +31,7 @@ from suite.record.folder import Home
 from suite.record.result import EpochRecord, PreparationRecord, Status
 from suite.report.chart import Points
 from suite.report.curves import learning_rate_curve as drawn_curve
+from suite.report.curves import of_cells
 from suite.tracking import leaderboard, sync, to_rows
 from tests.commands import Suite, suite
 from tests.records import (
@@ -397,6 +398,17 @@ def test_suite_curves_prints_and_draws_what_was_tried(
     assert code == 2 and "did you mean lora" in err
     code, _, err = suite("curves", "--home", home.path, "--figure", "c.pdf")
     assert code == 2 and "ends in .png" in err
+
+
+def test_cells_of_two_homes_are_told_apart() -> None:
+    cell = make_cell(home="h", curve=[[1e-3, 60.0, "completed", 8]])
+    cells = [cell, replace(cell, home="other")]
+    assert [point["home"] for one in cells for point in points(one)] == ["h", "other"]
+    assert "home" in [column.head for column in columns(cells)]
+    assert "home" not in [column.head for column in columns([cell, cell])]
+    assert [chart.title for chart in of_cells(cells)] == ["lora @ h / a", "lora @ other / a"]
+    sweeps = [cell, replace(cell, sweep="other")]
+    assert [chart.title for chart in of_cells(sweeps)] == ["demo:lora / a", "other:lora / a"]
 
 
 def test_panels_of_one_method_are_told_apart_by_what_differs_in_their_architectures() -> None:

@@ -105,6 +105,7 @@ def points(cell: Row) -> list[dict[str, Any]]:
         rows.append(
             {
                 "sweep": cell.sweep,
+                "home": cell.home,
                 "backbone": cell.backbone,
                 "attention": cell.attention,
                 "attention_options": cell.attention_options,
@@ -127,9 +128,10 @@ def points(cell: Row) -> list[dict[str, Any]]:
 
 
 def columns(cells: Sequence[Row]) -> list[Column]:
-    """Columns of the table; a sweep or backbone that all cells share is left out."""
+    """Columns of the table; a sweep, home or backbone that all cells share is left out."""
     varying = []
-    for key in ("sweep", "backbone"):
+    # Imported results may hold the same sweep of two homes.
+    for key in ("sweep", "home", "backbone"):
         if len({getattr(cell, key) for cell in cells}) > 1:
             varying.append(column(key))
     sizes = []

@@ -223,9 +223,14 @@ def _say_what_ranks_rest_on(rows: Sequence[Row]) -> None:
     """Say on stderr, by task, what the ranks could tell apart, or why one seed gives none."""
     from suite.stats.power import sentence
 
+    several_homes = len({row["home"] for row in rows}) > 1
     said: dict[str, None] = {}
     for row in rows:
-        where = f"{row['sweep']}, {row['backbone']}, {row['task']}"
+        sweep = row["sweep"]
+        # Ranks compare the rows of one home.
+        if several_homes:
+            sweep += f" in home {row['home']}"
+        where = f"{sweep}, {row['backbone']}, {row['task']}"
         # Rows of an older file have ranks, and not what these could show.
         if row["rank"] is not None and row["shown_difference"] is not None:
             words = sentence(row["seeds"], row["shown_difference"], row["seeds_for_point"])

@@ -221,7 +221,7 @@ def score_limits(cells: Sequence[Row]) -> Limits | None:
 
 
 def of_cells(cells: Sequence[Row]) -> list[Chart]:
-    """Draw one chart per cell; the cells may be of several sweeps.
+    """Draw one chart per cell; the cells may be of several sweeps and homes.
 
     The titles leave out what all cells have in common.
     """
@@ -233,8 +233,14 @@ def of_cells(cells: Sequence[Row]) -> list[Chart]:
     limits = {}
     for task, found in by_task.items():
         limits[task] = score_limits(found)
+    several_sweeps = len({cell.sweep for cell in cells}) > 1
+    several_homes = len({cell.home for cell in cells}) > 1
     charts = []
     for cell, label in zip(cells, distinct(names), strict=True):
+        if several_sweeps:
+            label = f"{cell.sweep}:{label}"
+        if several_homes:
+            label += f" @ {cell.home}"
         charts.append(learning_rate_curve(cell, label, limits[cell.task]))
     return charts
 
