@@ -17,8 +17,11 @@ from suite.report.data import Report, read
 from suite.report.page import page
 from suite.report.site import write_site
 from suite.storage.identity import home_id
+from suite.tracking import leaderboard, sync, to_rows
+from suite.tracking.attach import attach_reports
 from suite.tracking.exchange import export_results, import_results
 from tests.commands import Suite, suite
+from tests.records import make_home, write_definition
 from tests.report_home import SHARES, TASKS, make_report_home
 
 __all__ = ["suite"]
@@ -106,6 +109,42 @@ def test_the_index_knows_the_home_whose_ranks_it_compares(
     assert '["home", "backbone"].every' in html
     alone = write_site([read(homes[0].path)], tmp_path / "alone")[0].read_text()
     assert ">home</button>" not in alone
+
+
+def test_a_report_of_a_home_shows_imported_rows_beside_its_own(
+    tmp_path: Path, empty_db: Path
+) -> None:
+    found = []
+    for name, methods in (("own", ["lora"]), ("away", ["lora", "full"])):
+        home = make_home(tmp_path / name, methods, ["agreement"], trials=1, seeds=[1])
+        shutil.copy(empty_db, home.path / "mlflow.db")
+        sync(home, tracking_uri=home.tracking_uri)
+        found.append(home)
+    own, away = found
+    assert attach_reports(own, own.tracking_uri, _empty_page) == ["demo"]
+    export_results(tmp_path / "away.json", tracking_uri=away.tracking_uri)
+    import_results(tmp_path / "away.json", tracking_uri=own.tracking_uri)
+    write_definition(own, ["lora", "full"], ["agreement"], trials=1, seeds=[1])
+
+    report = read(own.path)
+    here, there = home_id(own), home_id(away)
+    rows = to_rows(leaderboard(own.tracking_uri))
+    assert len(report.rows) == len(rows) == 3, "the rows of suite leaderboard"
+    labels = {f"lora @ {here}", f"lora @ {there}", f"full @ {there}"}
+    assert {arm.label for arm in report.arms.values()} == labels
+    (run,) = report.confirm_runs
+    assert report.label(run) == f"lora @ {here}", "its trials are those of its own arm"
+    (missing,) = report.missing
+    assert missing.startswith("1 of 2 planned cells have no ended trial yet: ")
+    assert "every trial of this home that ended has a score" in page(report)
+    assert attach_reports(own, own.tracking_uri, _empty_page) == ["demo"], "it has other rows now"
+    assert attach_reports(own, own.tracking_uri, _empty_page) == []
+
+
+def _empty_page(home: Home, sweep: str, folder: Path) -> Path:
+    path = folder / f"{sweep}.html"
+    path.touch()
+    return path
 
 
 def test_one_home_is_not_named(homes: list[Home]) -> None:

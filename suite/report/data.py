@@ -66,6 +66,8 @@ class Report:
         failures: Attempts that their machine ended, and trials without a score. Trials that the
             search ended early are no failures.
         command: The command that writes its page, as a shell takes it; it holds no password.
+        own_home: The name of this home in the store, whose trials and plan these are; None where it
+            has none.
         sources: Energy sources of trials that are not among `trials`.
     """
 
@@ -78,6 +80,7 @@ class Report:
     provenance: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
     command: str = ""
+    own_home: str | None = None
     sources: frozenset[str] = frozenset()
 
     @cached_property
@@ -199,7 +202,12 @@ class Report:
         found = []
         if self.plan is not None:
             planned = {cell.key for cell in self.plan.cells}
-            absent = sorted(planned - {f"{own_key(arm)}/{task}" for arm, task in self.cells})
+            ended = set()
+            for (arm, task), cell in self.cells.items():
+                # The plan is this home's: another one may have what this one still lacks.
+                if self.own_home in (None, cell.home):
+                    ended.add(f"{own_key(arm)}/{task}")
+            absent = sorted(planned - ended)
             if absent:
                 named = ", ".join(absent[:MOST_NAMED])
                 if len(absent) > MOST_NAMED:
@@ -277,15 +285,11 @@ def read(
         sweep = _only(sorted(store.experiments()))
     # Rejected rows, too: the report says what was taken out, and why.
     rows = to_rows(leaderboard(uri, sweep=sweep, rejected=True, sort=sort))
-    own = _own_id(place)
-    # A store without rows of this home is meant as a whole.
-    shared = own is None or not rows_where(rows, "home", own)
     stored = read_rows(store, sweep)
-    if not shared:
-        rows = rows_where(rows, "home", own)
-        stored = [cell for cell in stored if cell.home == own]
+    own = _own_id(place)
+    several_homes = len(set(values_of(rows, "home"))) > 1
     # The same arm of two homes is two arms: their runs were never compared.
-    if len(set(values_of(rows, "home"))) > 1:
+    if several_homes:
         rows = [row | {"arm": key_in_home(row["home"], row["arm"])} for row in rows]
         stored = [with_values(cell, arm=key_in_home(cell.home, cell.arm)) for cell in stored]
     cells = {(cell.arm, cell.task): cell for cell in stored}
@@ -299,6 +303,9 @@ def read(
         failures += failure_rows(trial)
         if trial.result is not None:
             provenance.append(trial.result.provenance)
+    if several_homes and own is not None:
+        for row in (*trial_rows, *failures):
+            row["arm"] = key_in_home(own, row["arm"])
     return Report(
         sweep=sweep,
         rows=rows,
@@ -309,6 +316,7 @@ def read(
         provenance=provenance,
         failures=failures,
         command=_command(home, sweep, tracking_uri, sort),
+        own_home=own,
     )
 
 

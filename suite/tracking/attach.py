@@ -5,6 +5,7 @@ There is one run for each home and sweep; its file is replaced when results chan
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Collection
@@ -82,9 +83,11 @@ def _attach(store: Store, experiment: str, home: Home, sweep: str, build: Build)
     # Another home brought this sweep into the store; this one has published nothing of it.
     if not with_rows:
         return False
-    of_rows = with_rows[0].tags[files_of_rows.TAG]
+    # A report shows the rows of all homes that have the sweep in this store.
+    files = [run.tags[files_of_rows.TAG] for run in files_of_rows.runs_with_rows(store, sweep)]
+    of_rows = hashlib.sha256("\n".join(files).encode()).hexdigest()
     reports = store.runs([experiment], of_home, having=OF_ROWS)
-    # The tag names the content of the rows, so equal tags mean an equal report.
+    # The tags name the content of the rows, so equal tags mean an equal report.
     if reports and reports[0].tags[OF_ROWS] == of_rows:
         return False
     Claim(home, store).take(experiment)
