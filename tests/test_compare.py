@@ -133,6 +133,29 @@ def test_a_table_of_eighty_columns_has_what_a_choice_rests_on_and_breaks_no_word
     assert max(map(len, out.splitlines())) <= 60 and "agreement" in out and "failures" in out
 
 
+@pytest.mark.parametrize("width", [40, 60])
+def test_narrow_comparisons_drop_columns_and_break_no_word(
+    finished: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    suite: Suite,  # noqa: F811
+    width: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for arms in (["--all-pairs", "--task", "agreement"], ["full", "lora", "--task", "agreement"]):
+        rows = call(suite, finished, *arms)
+        _, out, err = suite("compare", *arms, "--home", finished.path)
+        head, *lines = out.split("A - B")[-1].splitlines()
+        assert max(len(line) for line in (head, *lines)) <= width
+        text = " ".join(" ".join(lines).split())
+        for row in rows:
+            assert f"{row['difference']:+.2f}" in text
+        assert "cannot be told" in text and "apart" in text
+        if "--all-pairs" in arms:
+            assert text.count("A is better") == 2 and " full lora " in text
+        said = " ".join(err.split())
+        assert "95% interval, p, p (Holm), effect g, seeds, items" in said
+
+
 def test_a_row_that_is_not_shown_to_learn_has_the_baseline_beside_its_score(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -361,7 +361,7 @@ def test_a_mean_row_says_which_task_has_no_energy_to_target(home: Home) -> None:
 
 
 def test_suite_curves_prints_and_draws_what_was_tried(
-    home: Home, suite: Suite, tmp_path: Path
+    home: Home, suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_definition(
         home, ["full", "lora"], ["agreement", PERPLEXITY], learning_rates=(1e-6, 1e-3), trials=3
@@ -394,6 +394,21 @@ def test_suite_curves_prints_and_draws_what_was_tried(
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     code, out, _ = suite("curves", "--home", home.path)
     assert code == 0 and "chosen (edge)" in out and "diverged" in out
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, err = suite("curves", "lora/agreement", "--home", home.path)
+    head, rule, *lines = out.splitlines()[1:]
+    assert head.split() == ["method", "rate", "validation"] and len(rule) <= 40
+    assert [line.split()[:2] for line in lines] == [
+        ["lora", "0.0001"],
+        ["lora", "0.0003"],
+        ["lora", "0.001"],
+    ]
+    said = " ".join(err.split())
+    assert "no room here for: attention, architecture, task, status, choice;" in said
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = suite("curves", "--home", home.path)
+    assert "agreement" in out and PERPLEXITY in out
+    monkeypatch.delenv("COLUMNS")
     code, _, err = suite("curves", "lorra", "--home", home.path)
     assert code == 2 and "did you mean lora" in err
     code, _, err = suite("curves", "--home", home.path, "--figure", "c.pdf")

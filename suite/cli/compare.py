@@ -104,36 +104,35 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     # The title names the arms of a single pair; of several, every row names its own.
     scores = [
         column("task"),
-        column("score_a", "A", render.score),
-        column("score_b", "B", render.score),
+        column("score_a", "A", render.score, rank=1),
+        column("score_b", "B", render.score, rank=1),
     ]
+    power = []
     if _several_pairs(rows):
         names = _short_names({row["arm_a"] for row in rows} | {row["arm_b"] for row in rows})
         scores = [
             Column("A", lambda row: names[row["arm_a"]]),
             Column("B", lambda row: names[row["arm_b"]]),
-            column("task"),
-            column("score_a", "score A", render.score, rank=3),
-            column("score_b", "score B", render.score, rank=3),
+            column("task", rank=1),
+            column("score_a", "score A", render.score, rank=6),
+            column("score_b", "score B", render.score, rank=6),
         ]
         # Of several pairs, each is of one sweep.
         if len({row["sweep_a"] for row in rows}) > 1:
             scores.insert(0, column("sweep_a", "sweep"))
-    power = []
-    if _several_pairs(rows):
-        power.append(column("shown_difference", "tells apart", render.score, rank=3))
+        power.append(column("shown_difference", "tells apart", render.score, rank=6))
     looks = []
     if any((row["test_looks"] or 0) > 1 for row in rows):
-        looks = [column("test_looks", "test looks", render.count)]
+        looks = [column("test_looks", "test looks", render.count, rank=3)]
     return [
         *scores,
         Column("A - B", lambda row: _signed(row["difference"]), right=True),
-        Column("95% interval", _interval, right=True),
-        column("p", show=_p, rank=1),
-        column("p_holm", "p (Holm)", _p),
-        column("effect", "effect g", render.brief, rank=2),
-        column("seeds", show=render.count, rank=3),
-        column("items", show=render.count, rank=3),
+        Column("95% interval", _interval, right=True, rank=2),
+        column("p", show=_p, rank=4),
+        column("p_holm", "p (Holm)", _p, rank=3),
+        column("effect", "effect g", render.brief, rank=5),
+        column("seeds", show=render.count, rank=6),
+        column("items", show=render.count, rank=6),
         *power,
         *looks,
         Column("", _verdict, wraps=True),

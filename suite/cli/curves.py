@@ -132,24 +132,33 @@ def columns(cells: Sequence[Row]) -> list[Column]:
     varying = []
     # Imported results may hold the same sweep of two homes.
     for key in ("sweep", "home", "backbone"):
-        if len({getattr(cell, key) for cell in cells}) > 1:
-            varying.append(column(key))
+        if _varies(cells, key):
+            varying.append(column(key, rank=1))
     sizes = []
     # A sweep may search the batch size too.
     if len({size for cell in cells for *_, size in cell.curve}) > 1:
-        sizes.append(column("batch_size", "batch"))
+        sizes.append(column("batch_size", "batch", rank=2))
     return [
         *varying,
-        Column("attention", render.attention),
+        Column("attention", render.attention, rank=_rank(cells, "attention")),
         column("method"),
-        column("architecture", show=render.settings, rank=1),
-        column("task"),
+        column("architecture", show=render.settings, rank=5),
+        column("task", rank=_rank(cells, "task")),
         column("learning_rate", "learning rate", render.brief),
         *sizes,
         column("validation_score", "validation", render.score),
-        column("status"),
-        Column("", _mark),
+        column("status", rank=3),
+        Column("choice", _mark, rank=2),
     ]
+
+
+def _varies(cells: Sequence[Row], key: str) -> bool:
+    return len({getattr(cell, key) for cell in cells}) > 1
+
+
+def _rank(cells: Sequence[Row], key: str) -> int:
+    """How soon a narrow terminal drops a name: early where it tells no rows apart."""
+    return 1 if _varies(cells, key) else 4
 
 
 def _mark(row: render.Row) -> str:

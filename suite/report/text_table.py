@@ -46,10 +46,15 @@ def make_table(cells: Sequence[Sequence[str]], columns: Sequence[Column], width:
     # A rule under the head alone: this reads well in a terminal and in a log.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     widths = []
+    least = []
     for at, c in enumerate(columns):
-        widths.append(_width(c, [line[at] for line in cells]))
+        texts = [line[at] for line in cells]
+        widths.append(_width(c, texts))
+        # A sentence makes room first: it may stand on as many lines as it has words.
+        words = " ".join(texts).split() if c.wraps else texts
+        least.append(_width(c, words))
     # Where not even the names fit, they are broken: nothing is cut off.
-    fits = _line_width(widths) <= width
+    fits = _line_width(least) <= width
     for c, needed in zip(columns, widths, strict=True):
         lines = textwrap.wrap(c.head, needed, break_on_hyphens=False)
         if c.unit:
