@@ -399,6 +399,15 @@ def test_nothing_shared_stays_alive_after_a_forward_pass_even_a_failed_one(name:
     assert not exchange.given and not exchange.is_open
 
 
+@pytest.mark.parametrize("name", ["shared", "cla"])
+def test_a_layer_that_is_given_nothing_says_so(name: str) -> None:
+    model, found, _ = converted(name, {}, "llama")
+    for site in sites_of(model, found):
+        vars(site.module).pop("gives", None)
+    with pytest.raises(AssertionError, match=r"no layer gave the (probabilities|key_value) that"):
+        logits_of(model, batch_of(found))
+
+
 # ---- options -----------------------------------------------------------------------------------------------------------
 
 

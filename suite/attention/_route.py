@@ -158,6 +158,7 @@ def _attended(
     from_layer = options.pop("from_layer", None)
     gives: str | None = getattr(module, "gives", None)
     takes: str | None = getattr(module, "takes", None)
+    assert takes is None or from_layer is not None, f"no layer gave the {takes} that this one takes"
     if takes == "key_value":
         key, value = from_layer
     # given before `heads`, so that the taking layer makes heads of its own
@@ -333,4 +334,8 @@ def _hand_over(
     A block's hooks run outside of its checkpoint, so the tensors are among the arguments that the
     block is recomputed from.
     """
-    return args, {**kwargs, "from_layer": block.exchange.given[block.taken_from]}
+    given = block.exchange.given
+    # the blocks of a replayed frozen stack run no attention, so none gives and none takes
+    if not given:
+        return args, kwargs
+    return args, {**kwargs, "from_layer": given[block.taken_from]}
