@@ -36,7 +36,7 @@ from suite.plan.resources import lay_out
 from suite.plan.status import status
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
-from suite.record.spec import RECIPE, Phase, TrialSpec
+from suite.record.spec import ALL_LINEAR, RECIPE, Phase, TrialSpec
 from suite.registry import shipped_folder
 from tests.fake_trainer import score_of
 from tests.sweeps import finish, run_all, toy_roots, toy_sweep
@@ -136,6 +136,14 @@ def test_trials_of_another_recipe_are_left_aside(
     monkeypatch.setattr("suite.record.spec.RECIPE", RECIPE + 1)
     assert not read_states(plan, home)[cell.key].search
     assert TrialQueue(plan, home, slots=1).next() is not None
+
+
+def test_only_arms_that_wrapped_the_task_head_have_the_recipe_without_it() -> None:
+    everywhere = {"name": "peft:lora", "architecture": {"target_modules": "all-linear"}}
+    rate = {"learning_rate": 0.003}
+    plan = planned(methods=[everywhere | rate, {"name": "peft:lora"} | rate])
+    recipes = [plan.confirm_spec(cell, 0.003, 1).recipe for cell in plan.cells]
+    assert recipes == [ALL_LINEAR, RECIPE]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ Source: https://github.com/huggingface/peft; the paper of each method stands in 
 Deviations:
     - peft's own defaults hold, also for the modules it adapts (`target_modules`), as far as it
       knows the backbone.
-    - peft's copy of the task head (`modules_to_save`) is taken out again; the suite trains the head
-      itself, as for every method.
+    - The suite trains the task head itself, as for every method. peft is told to save the head
+      (`modules_to_save`), so that no target, as `all-linear`, reaches into it; its copy of the head
+      is taken out again.
     - Methods that lengthen the input (p-tuning, prompt-tuning) are refused on decoders. With a
       classification head peft 0.21 reads the last position, which is padding in a right-padded
       batch; in generation it drops `position_ids`, so that a written answer depends on how far its
@@ -424,6 +425,8 @@ def _attach(
     _check_start(model, options, name=name)
     if config.is_prompt_learning:
         _set_task(config, model, family, name=name)
+    else:
+        _keep_from_head(config, model, family)
     # first, so that only what peft adds or unfreezes trains
     freeze(model)
     try:
@@ -445,6 +448,15 @@ def _attach(
             " not get here"
         )
     return wrapped
+
+
+def _keep_from_head(config: PeftConfig, model: PreTrainedModel, family: Family) -> None:
+    """Let no target of peft's lie in the task head.
+
+    `exclude_modules` would say it more plainly, but half of peft's methods lack it, as OSF.
+    """
+    known: Any = config
+    known.modules_to_save = list(family.head_names(model)) or None
 
 
 def _check_start(model: PreTrainedModel, options: Mapping[str, Any], *, name: str) -> None:

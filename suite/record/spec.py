@@ -26,8 +26,12 @@ RECIPE = 2
 It is part of a trial's hash, so that trials of two recipes never share a cell.
 """
 # LST 3: its side blocks, down- and up-projections start as in the official code.
-RECIPES = {"lst": 3}
+# OSF 3: it leaves the task head alone.
+RECIPES = {"lst": 3, "peft:osf": 3}
 """The number of a method that alone trains otherwise than before."""
+# 3: it leaves the task head alone, as OSF does, which adapts all maps by default.
+ALL_LINEAR = 3
+"""The number of every method of peft with `target_modules: all-linear`."""
 
 
 def cell_key(arm: str, task: str) -> str:
@@ -85,6 +89,8 @@ class TrialSpec(Strict):
     @property
     def recipe(self) -> int:
         """The number of the code's way to train it."""
+        if self.arm.architecture.get("target_modules") == "all-linear":
+            return ALL_LINEAR
         return RECIPES.get(self.arm.method, RECIPE)
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.backbones.loading import Head, resolve
 from suite.config.arm import Arm
@@ -16,7 +17,7 @@ from suite.config.sweep import BackboneChoice
 from suite.errors import ConfigError, IncompatibleError, SuiteError
 from suite.petl import get_method
 from suite.petl._lora_starts import CONFIGS
-from suite.petl.arm import count_arm
+from suite.petl.arm import ArmCount, count, count_arm, task_head
 from suite.petl.peft_method import (
     FORMS,
     OURS,
@@ -24,7 +25,7 @@ from suite.petl.peft_method import (
     UNUSABLE_OPTIONS,
     peft_types,
 )
-from tests.toy import logits_of, make_arm, train
+from tests.toy import Answer, Toy, logits_of, make_arm, train
 
 # Each needs something that only a user knows: which tokens, or how many layers.
 OWN_CHOICE = {"peft:trainable-tokens", "peft:adaption-prompt"}
@@ -115,6 +116,24 @@ def test_butterfly_factors_that_peft_would_set_to_one_are_refused(
     arm = Arm(backbone=resolved.choice, method="peft:boft", architecture=asked)
     with pytest.raises(IncompatibleError, match="boft_n_butterfly_factor: got 2, but"):
         count_arm(resolved, Head("classification", 2), arm)
+
+
+@pytest.mark.parametrize("answer", ["classification", "regression"])
+@pytest.mark.parametrize("name", ["peft:osf", "peft:lora", "peft:pissa"])
+def test_no_target_of_pefts_lies_in_the_task_head(name: str, answer: Answer) -> None:
+    # RoBERTa's head has two maps; the second has one row where the answer is a number.
+    # OSF adapts all maps by default.
+    architecture = {} if name == "peft:osf" else {"target_modules": "all-linear"}
+    toy = make_arm(name, "roberta", answer, architecture=architecture)
+    heads = tuple(f"{head}." for head in toy.family.head_names(toy.model))  # type: ignore[arg-type]
+    for place, module in toy.model.named_modules():
+        assert not (isinstance(module, BaseTunerLayer) and f"{place}.".startswith(heads)), place
+    plain = make_arm("bitfit", "roberta", answer)
+    assert counted(toy).head == counted(plain).head
+
+
+def counted(toy: Toy) -> ArmCount:
+    return count(toy.model, task_head(toy.model, toy.resolved))
 
 
 @pytest.mark.parametrize("form", FORMS)
