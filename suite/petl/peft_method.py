@@ -33,6 +33,7 @@ from peft import (
     LoraConfig,
     PeftConfig,
     PeftModel,
+    PeftType,
     TaskType,
     get_peft_model,
 )
@@ -425,6 +426,7 @@ def _attach(
     _check_start(model, options, name=name)
     if config.is_prompt_learning:
         _set_task(config, model, family, name=name)
+        _set_shape(config, model, family)
     else:
         _keep_from_head(config, model, family)
     # first, so that only what peft adds or unfreezes trains
@@ -491,6 +493,22 @@ def _set_task(config: PeftConfig, model: PreTrainedModel, family: Family, *, nam
         config.task_type = TaskType.SEQ_2_SEQ_LM
     else:
         config.task_type = TaskType.CAUSAL_LM
+
+
+def _set_shape(config: Any, model: PreTrainedModel, family: Family) -> None:
+    """Tell peft how many layers a prefix is for, and how wide their keys and values are.
+
+    peft takes the encoder's layers for the decoder's, and the backbone's width for that of its
+    heads, which is another in T5 3B and 11B.
+    """
+    if config.peft_type != PeftType.PREFIX_TUNING:
+        return
+    if config.num_layers is None:
+        config.num_layers = len(family.stacks(model)[-1].blocks)
+    if config.token_dim is None:
+        site = next(iter(family.attention_sites(model)))
+        # of all query heads: peft itself takes the share of grouped keys and values
+        config.token_dim = site.heads * site.head_dim
 
 
 def _check_butterfly(wrapped: nn.Module, options: Mapping[str, Any], *, name: str) -> None:

@@ -11,7 +11,7 @@ from peft import PromptTuningConfig, TaskType, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from suite.backbones.loading import build
+from suite.backbones.loading import build, resolve
 from suite.backbones.weights import cast_weights
 from suite.config.arm import Arm
 from suite.config.sweep import BackboneChoice
@@ -167,6 +167,33 @@ def test_generation_is_the_models_own_and_blind_to_padding(
         assert answered == alone
         if beams == 1:
             assert answered == greedy_without_cache(toy, row)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "numbers"),
+    [
+        ("t5", {"d_kv": 16}, 5 * 2 * 2 * 64),
+        ("t5", {"num_decoder_layers": 3}, 5 * 3 * 2 * 32),
+        ("t5", {"num_layers": 3}, 5 * 2 * 2 * 32),
+        ("llama", {"head_dim": 16}, 5 * 2 * 2 * 32),
+    ],
+)
+def test_a_prefix_has_the_shape_of_the_keys_and_values_that_it_is_put_before(
+    family: str, shape: dict[str, int], numbers: int
+) -> None:
+    resolved = resolve(tiny_choice(family, **shape))
+    head = make_head("text")
+    arm = Arm(
+        backbone=resolved.choice,
+        method="peft:prefix-tuning",
+        architecture=SMALL["peft:prefix-tuning"],
+    )
+    toy = Toy(*build_arm(resolved, head, arm), resolved, head)
+    assert count(toy.model, ()).method == numbers
+    losses = train(toy, steps=12)
+    assert sum(losses[-4:]) < sum(losses[:4])
+    row = [11, 25, 17, 30, 44]
+    assert generate(toy, [row], beams=1) == [greedy_without_cache(toy, row)]
 
 
 @pytest.mark.parametrize("method", IDENTITY_AT_START)
