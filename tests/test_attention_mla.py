@@ -222,6 +222,24 @@ def check(name: str, options: dict[str, Any], family: str, message: str) -> None
         check_arm(resolved, head, Arm(backbone=resolved.choice, attention=choice, method="full"))
 
 
+@pytest.mark.parametrize(
+    ("method", "architecture", "message"),
+    [
+        ("lora", {"targets": ["q", "k"]}, r"lora: .* drops 12 of the 16 features .* leave k out"),
+        ("peft:lora", {"target_modules": ["k_proj"]}, r"k_proj .* drops 12 of 16 .* other maps"),
+        ("peft:ia3", {}, r"k_proj .* drops 12 of 16 features"),
+    ],
+)
+def test_weights_for_the_features_that_keys_do_not_have_are_refused(
+    method: str, architecture: dict[str, Any], message: str
+) -> None:
+    resolved = resolved_tiny("llama")
+    choice = AttentionChoice(name="mla")
+    arm = Arm(backbone=resolved.choice, attention=choice, method=method, architecture=architecture)
+    with pytest.raises(IncompatibleError, match=message):
+        check_arm(resolved, make_head("text"), arm)
+
+
 def test_keys_with_a_norm_are_compressed_only_whole() -> None:
     check("mla", {"rotary": 4}, "qwen3", r"layer 0 normalises .* options.rotary to 8")
     _, found, variant = converted("mla", "qwen3")

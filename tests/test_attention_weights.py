@@ -10,7 +10,11 @@ from scipy.stats import ttest_1samp
 
 from suite.attention._weighted import WeightedLinear
 from suite.attention.weights import weight_changes
+from suite.petl import get_method
+from suite.petl.arm import count
+from suite.petl.base import head_parameters
 from tests.attention import arm, converted, projection, weighted_in
+from tests.toy import SMALL
 
 
 def test_changes_are_measured_against_the_mean() -> None:
@@ -72,6 +76,17 @@ def test_weights_that_started_at_random_are_measured_against_their_own_start() -
 def test_changes_are_found_inside_of_a_methods_wrapper() -> None:
     model, found, _ = arm("wgqa", "lora", "t5")
     assert len(weight_changes(cast(Any, model), found)) == 8
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("name", ["wgqa", "row-wgqa"])
+def test_lora_counts_the_features_that_a_weighted_map_returns(name: str, family: str) -> None:
+    model, found, variant = arm(name, "lora", family)
+    backbone, _, _ = converted(name, family)
+    new = sum(p.numel() for p in variant.new_parameters(backbone, found))
+    lora = get_method("lora").configure(SMALL["lora"])
+    expected = lora.expected_trainable(backbone, found) + new
+    assert count(model, head_parameters(model, found)).method == expected
 
 
 def test_models_without_learned_weights_have_no_changes() -> None:

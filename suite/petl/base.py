@@ -138,6 +138,16 @@ def freeze(model: nn.Module) -> None:
         parameter.requires_grad_(False)
 
 
+def surplus(module: nn.Module) -> int:
+    """How many features a map returns for which it has no row: zeros, which nothing reads.
+
+    What a method adds to them (MLA's rotated keys) is dropped.
+    """
+    if not isinstance(module, nn.Linear):
+        return 0
+    return max(module.out_features - len(module.weight), 0)
+
+
 def backbone_norms(model: PreTrainedModel, family: Family) -> Iterator[nn.Module]:
     """The norms that are no part of the task head (ModernBERT's has one)."""
     head = tuple(f"{name}." for name in family.head_names(model))

@@ -31,7 +31,7 @@ from transformers.pytorch_utils import Conv1D
 from suite.backbones.base import Absent, AttentionSite, Family
 from suite.errors import IncompatibleError
 from suite.petl._quiet import without_noise
-from suite.petl.base import Architecture, Method, freeze
+from suite.petl.base import Architecture, Method, freeze, surplus
 
 Site = Literal["encoder-self", "decoder-self", "decoder-cross"]
 
@@ -89,14 +89,15 @@ class Lora(Method[LoraArchitecture]):
         """r (in + out) per adapted matrix."""
         total = 0
         for module in self._targets(model, family):
-            total += self.config.rank * sum(module.weight.shape)
+            total += self.config.rank * _features(module)
         return total
 
     def _targets(self, model: PreTrainedModel, family: Family) -> Iterator[nn.Linear | Conv1D]:
         """The adapted modules, each once (a fused q, k, v is one).
 
         Raises:
-            IncompatibleError: No attention is chosen, or a projection is not a plain linear map.
+            IncompatibleError: No attention is chosen, or a projection is not a plain linear map, or
+                most of what it returns is dropped.
         """
         modules: dict[nn.Module, None] = {}  # a dictionary keeps their order, a set does not
         for site in family.attention_sites(model):
@@ -124,6 +125,13 @@ class Lora(Method[LoraArchitecture]):
                     f"lora: cannot adapt a {type(module).__name__}; leave this projection out of"
                     " targets"
                 )
+            dropped = surplus(module)
+            if dropped:
+                raise IncompatibleError(
+                    f"lora: this attention variant drops {dropped} of the {module.out_features}"
+                    " features of its keys, so that weights for them would never train; leave k"
+                    " out of targets"
+                )
             yield module
 
     def _projections(self, site: AttentionSite) -> Iterator[nn.Module]:
@@ -133,3 +141,10 @@ class Lora(Method[LoraArchitecture]):
             # an attention variant may do without it
             if not isinstance(projection, Absent):
                 yield projection
+
+
+def _features(module: nn.Linear | Conv1D) -> int:
+    """Input and output features together; a weighted map's weight has more rows than outputs."""
+    if isinstance(module, Conv1D):
+        return sum(module.weight.shape)
+    return module.in_features + module.out_features

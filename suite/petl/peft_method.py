@@ -50,7 +50,7 @@ from suite.errors import ConfigError, IncompatibleError, UnknownNameError
 from suite.petl._lora_optimizers import MOST_RATIO, freeze_a, loraplus_factors
 from suite.petl._lora_starts import CONFIGS, MOVES_BASE, check_rank, prepare_start
 from suite.petl._quiet import without_noise
-from suite.petl.base import Architecture, Batch, Method, freeze, head_parameters
+from suite.petl.base import Architecture, Batch, Method, freeze, head_parameters, surplus
 
 # fields of peft's configuration that the suite sets itself, or that say nothing about the method
 OURS = frozenset(
@@ -528,14 +528,15 @@ def _check_butterfly(wrapped: nn.Module, options: Mapping[str, Any], *, name: st
 
 
 def _check_folded(wrapped: nn.Module, *, name: str) -> None:
-    """Check that no peft layer computes with a weight that an attention variant folds.
+    """Check that what peft puts beside a map fits what an attention variant makes of it.
 
     Attention variants with learned weights over heads have maps that return fewer features than
-    their weight has rows. Only shapes are checked, on the meta device, where every arm is built
-    before it runs.
+    their weight has rows, and MLA's key map returns more. Only shapes are checked, on the meta
+    device, where every arm is built before it runs.
 
     Raises:
-        IncompatibleError: A layer returns as many features as the weight has rows.
+        IncompatibleError: A layer returns as many features as a folded weight has rows, or weights
+            of it would never train.
     """
     for place, module in wrapped.named_modules():
         if not isinstance(module, BaseTunerLayer):
@@ -547,6 +548,12 @@ def _check_folded(wrapped: nn.Module, *, name: str) -> None:
         rows = base.weight.shape[0]
         if rows == base.out_features:
             continue
+        if surplus(base):
+            raise IncompatibleError(
+                f"{name}: at {place} the attention variant drops {surplus(base)} of"
+                f" {base.out_features} features, so that weights for them would never train; name"
+                " the other maps in architecture.target_modules"
+            )
         if name in OF_ALL_ROWS or not _keeps_width(layer):
             raise IncompatibleError(
                 f"{name}: at {place} it computes with a weight of {rows} rows, which are folded to"
