@@ -62,6 +62,30 @@ def test_nothing_is_chosen_beyond_what_has_a_score() -> None:
     assert found.rate < 4e-4
 
 
+def test_a_choice_that_failed_is_chosen_between_its_own_rates_only() -> None:
+    """The other choice trains at every rate, and this one diverges at a third of them."""
+    other = [
+        Observation(Candidate(o.tried.rate, (0,)), o.utility)
+        for o in observed([1e-5, 1e-4, 1e-3], 1e-3)
+    ]
+    trained = Observation(Candidate(3e-5, (1,)), 75.0)
+    failed = Observation(Candidate(2e-4, (1,)), None)
+    found, _ = CurveModel(LOW, HIGH, [*other, trained, failed], levels=[(0,), (1,)]).best((1,))
+    assert found == trained.tried
+    found, _ = CurveModel(LOW, HIGH, [*other, trained], levels=[(0,), (1,)]).best((1,))
+    assert found.rate > 1e-4, "nothing says that it fails there"
+
+
+@pytest.mark.parametrize(("slope", "end"), [(200.0, "high"), (-200.0, "low")])
+def test_a_narrow_range_has_two_ends_and_rates_enough(slope: float, end: str) -> None:
+    trials: list[Observation] = []
+    for _ in range(8):
+        tried = CurveModel(1e-3, 1.1e-3, trials).next()
+        trials.append(Observation(tried, 80.0 + slope * math.log10(tried.rate / 1e-3)))
+    assert len({trial.tried for trial in trials}) == 8
+    assert CurveModel(1e-3, 1.1e-3, trials).rises_to() == end
+
+
 def test_what_is_left_to_gain_shrinks_with_what_is_known_and_is_the_same_each_time() -> None:
     few = observed([1e-6, 5e-5, 3e-3], 2e-4, noise=0.3)
     rates = [float(rate) for rate in np.geomspace(LOW, HIGH, 16)]

@@ -58,6 +58,8 @@ LEAST_WEIGHT = 0.004
 """Settings that explain the trials worse than this share of all are left out."""
 STEP = 0.05
 """Distance of the learning rates that are looked at, decades; double with several choices."""
+LEAST_PLACES = 17
+"""Learning rates that are looked at in the narrowest range: more than a study tries (ours)."""
 # Nodes and weights of a normal distribution, for what a trial might show.
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -174,9 +176,10 @@ class CurveModel:
         self._levels = list(levels)
         self._observed = [observation.tried for observation in observed]
         self._scored = [o.tried for o in observed if o.utility is not None]
+        self._failing = {o.tried.levels for o in observed if o.utility is None}
         self._pending = list(pending)
         step = STEP if len(self._levels) == 1 else 2 * STEP
-        count = max(2, round((self.high - self.low) / step) + 1)
+        count = max(LEAST_PLACES, round((self.high - self.low) / step) + 1)
         self._grid = np.linspace(self.low, self.high, count)
         settings = _settings(len(self._levels) > 1, hint is not None)
         self._fit(settings, _utilities(observed))
@@ -285,23 +288,39 @@ class CurveModel:
     def best(self, levels: tuple[int, ...] | None = None) -> tuple[Candidate, float]:
         """Where the mean is highest, and how high, between the outermost rates with a score.
 
+        Of a choice with a trial without a score, only that choice's own rates count.
+
         Args:
             levels: Look only at this choice.
         """
         average = self._average.copy()
-        scored = [math.log10(candidate.rate) for candidate in self._scored]
+        # Beyond the rates with a score nothing was seen: a model must not choose what it only
+        # extrapolates. A little room is for the grid, whose places are not the rates that were
+        # tried.
+        room = float(self._grid[1] - self._grid[0])
         x = self._places_of_grid[:, 0]
-        if scored:
-            # Beyond them nothing was seen: a model must not choose what it only extrapolates. A
-            # little room is for the grid, whose places are not the rates that were tried.
-            room = float(self._grid[1] - self._grid[0])
-            outside = (x < min(scored) - room) | (x > max(scored) + room)
-            average[outside] = -math.inf
-        if levels is not None:
-            others = (self._places_of_grid[:, 1:] != np.array(levels, dtype=float)).any(1)
-            average[others] = -math.inf
+        for choice in self._levels:
+            here = (self._places_of_grid[:, 1:] == np.array(choice, dtype=float)).all(1)
+            seen = self._rates_of(choice)
+            if levels in (None, choice) and seen:
+                low, high = math.log10(min(seen)) - room, math.log10(max(seen)) + room
+                here &= (x < low) | (x > high)
+            average[here] = -math.inf
         place = int(average.argmax())
-        return self._candidate(place), float(average[place])
+        found = self._candidate(place)
+        if found.levels in self._failing:
+            seen = self._rates_of(found.levels)
+            found = Candidate(min(max(seen), max(min(seen), found.rate)), found.levels)
+        return found, float(average[place])
+
+    def _rates_of(self, choice: tuple[int, ...]) -> list[float]:
+        """The rates with a score that tell what a choice does; both ends before there is one."""
+        if not self._scored:
+            return [self._lowest, self._highest]
+        # What others can do at a rate says nothing of a choice that was seen to fail.
+        if choice in self._failing:
+            return [tried.rate for tried in self._scored if tried.levels == choice]
+        return [tried.rate for tried in self._scored]
 
     def at(self, candidates: Sequence[Candidate]) -> list[float]:
         """The mean at some candidates, from the nearest place of the grid."""
@@ -318,9 +337,11 @@ class CurveModel:
         """The end of the range at which the mean is highest; None where that lies inside."""
         place = int(self._average.argmax())
         x = self._places_of_grid[place, 0]
-        if x - self.low <= STEP:
+        # The ends of a narrow range are no wider than a quarter of it.
+        end = min(STEP, (self.high - self.low) / 4)
+        if x - self.low <= end:
             return "low"
-        if self.high - x <= STEP:
+        if self.high - x <= end:
             return "high"
         return None
 
