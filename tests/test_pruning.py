@@ -113,6 +113,18 @@ def test_halving_asks_at_its_rungs_only_and_keeps_the_best_quarter(home: Home) -
     )
 
 
+def test_a_trial_that_diverged_holds_no_place_in_a_rung(home: Home) -> None:
+    trials = specs(3)
+    for spec, level in zip(trials, (70.0, 60.0, 66.0), strict=True):
+        curve(home, spec, [level])
+    assert asked(home, trials[:2], 1, "asha"), "the first one may still win"
+    finish(home, trials[0], None, Status.DIVERGED)
+    assert not asked(home, trials[:2], 1, "asha")
+    finish(home, trials[1], None, Status.PRUNED)
+    assert not asked(home, trials, 1, "asha")
+    assert asked(home, [trials[0], trials[2], trials[1]], 1, "asha")
+
+
 def test_the_answer_depends_on_the_curves_alone_and_not_on_later_epochs(home: Home) -> None:
     trials = specs(3)
     curve(home, trials[0], [60.0, 61.0])

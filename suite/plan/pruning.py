@@ -56,8 +56,9 @@ def is_weak(
     curves = []
     for peer in peers:
         folder = home.trial(peer)
-        # A median is taken over trials that have a score; halving counts the others as well.
-        if pruning.pruner != "median" or _is_completed(folder):
+        # A median is taken over trials that have a score; halving counts those that are on their
+        # way or were pruned as well. One that failed would hold the place of a trial that learns.
+        if _is_completed(folder) or (pruning.pruner != "median" and not _has_failed(folder)):
             curves.append(_curve(folder, spec.task))
     with quiet():
         if pruning.pruner == "median":
@@ -108,6 +109,11 @@ def _frozen(study: optuna.Study, number: int) -> FrozenTrial:
 def _curve(folder: TrialFolder, task: TaskConfig) -> dict[int, float]:
     records: list[EpochRecord] = folder.epochs()
     return {record.epoch: task.utility(record.validation_score) for record in records}
+
+
+def _has_failed(folder: TrialFolder) -> bool:
+    result = folder.result()
+    return result is not None and result.status.is_failure
 
 
 def _is_completed(folder: TrialFolder) -> bool:

@@ -43,6 +43,11 @@ class Status(StrEnum):
     def has_score(self) -> bool:
         return self is Status.COMPLETED
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether it ended without a score by itself; the search ends a pruned one."""
+        return self not in (Status.COMPLETED, Status.PRUNED)
+
 
 class ParameterCount(Record):
     """Counted by `ds_numel`: partitioned parameters count whole, shared tensors once."""
