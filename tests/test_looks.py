@@ -93,6 +93,20 @@ def test_another_learning_rate_is_a_further_look(tmp_path: Path) -> None:
     assert count == 2 and warning is not None and f"seeds 1 at {RATES[1]:.3g}" in warning
 
 
+def test_a_rate_that_was_tested_and_chosen_again_with_more_seeds_is_a_further_look(
+    tmp_path: Path,
+) -> None:
+    """The search chose another rate in between, which hid that the first one had been tested."""
+    home = Home(tmp_path)
+    ask(home, [1, 2, 3])
+    better = make_spec("lora", number=4, learning_rate=2e-3)
+    write_trial(home, better, make_result(better, score=99.0))
+    write_definition(home, ["lora"], ["agreement"], trials=5, seeds=[1, 2, 3])
+    ask(home, range(1, 6))
+    count, warning = looks(home)
+    assert count == 2 and warning is not None and "seeds 1, 2, 3 at" in warning
+
+
 def test_another_architecture_that_was_tested_is_a_further_look(tmp_path: Path) -> None:
     """A search that goes on may choose otherwise, after a test score of its first choice."""
     home = Home(tmp_path)

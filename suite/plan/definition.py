@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from suite.plan.cell_state import read_states
 from suite.plan.plan import Plan, PlannedCell
 from suite.record.cells import read_cells
 from suite.record.folder import Home
-from suite.record.looks import keep_look
+from suite.record.looks import Setting, keep_look
 from suite.record.spec import TrialSpec
 from suite.storage.lease import Lease, held_lease
 
@@ -170,12 +171,17 @@ def store_definition(plan: Plan, home: Home) -> None:
 
 
 def _keep_look(plan: Plan, home: Home) -> None:
-    settings = {}
+    """Keep all sets of confirm runs with a test score, those of an earlier choice among them."""
+    kept: dict[tuple[tuple[int, ...], int], dict[str, Setting]] = defaultdict(dict)
     for key, state in read_states(plan, home, outcomes=True).items():
-        for trial in state.at_best:
-            if trial.result is not None and trial.result.score is not None:
-                settings[key] = (trial.spec.learning_rate, trial.spec.training.batch_size)
-    keep_look(home, plan.config.name, plan.config.confirm.seeds, settings)
+        places: Counter[tuple[int, ...]] = Counter()
+        for setting, seeds in state.own_looks.sets:
+            if (setting, seeds) not in state.logged:
+                # A record has one setting of a cell, so a second one goes into a second record.
+                kept[seeds, places[seeds]][key] = setting
+                places[seeds] += 1
+    for (seeds, _), settings in kept.items():
+        keep_look(home, plan.config.name, seeds, settings)
 
 
 def stored_cells(plan: Plan) -> StoredCells:
@@ -326,7 +332,7 @@ def _changes(old: Plan, new: Plan) -> list[str]:
 
 
 def _architecture_changes(old: Plan, new: Plan, home: Home) -> list[str]:
-    """Give one line for every architecture that comes or goes where its method has trials already.
+    """Give one line for every architecture that comes, goes or changes its study, with trials.
 
     An architecture that joins a shared study late would lose its contest untried, and with one that
     goes its trials would vanish. One with a study of its own may come at any time.
@@ -341,6 +347,10 @@ def _architecture_changes(old: Plan, new: Plan, home: Home) -> list[str]:
         for name in now.keys() - was.keys():
             if new.study_of(now[name]) != now[name].key:
                 changed.append((now[name], "new"))
+        # Trials of studies of their own would be more than the budget of one that is shared.
+        for name in was.keys() & now.keys():
+            if old.study_of(was[name]) != new.study_of(now[name]):
+                changed.append((now[name], f"searched otherwise ({_searched(old, new)})"))
         if changed:
             found.append((was, changed))
     # To read the trials takes time, and only here does it matter which there are.
@@ -355,6 +365,10 @@ def _architecture_changes(old: Plan, new: Plan, home: Home) -> list[str]:
                 f"{what}, and the method has trials already"
             )
     return sorted(lines)
+
+
+def _searched(old: Plan, new: Plan) -> str:
+    return f"architectures: {old.config.architectures} -> {new.config.architectures}"
 
 
 def _by_architecture(plan: Plan) -> dict[str, dict[str, PlannedCell]]:
