@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from suite.errors import SweepConflictError
 from suite.plan.cell_state import CellStatus, read_states
-from suite.plan.definition import store_definition
+from suite.plan.definition import check_definition, store_definition
 from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
 from suite.record.folder import Home
 from suite.record.spec import Phase, TrialSpec
-from tests.sweeps import run_all, toy_roots, toy_sweep
+from tests.sweeps import finish, run_all, toy_roots, toy_sweep
 
 __all__ = ["toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
@@ -171,6 +172,45 @@ def test_a_study_that_goes_on_keeps_confirm_runs_that_are_nearly_the_best(home: 
     assert any(spec.phase is Phase.CONFIRM for spec in moved), "another rate is clearly better"
 
 
+def test_a_rate_beyond_a_range_that_became_smaller_again_is_not_confirmed(home: Home) -> None:
+    def rises(spec: TrialSpec) -> float:
+        return 80.0 - math.log10(spec.learning_rate / 2e-2) ** 2
+
+    for extensions, most in ((2, 3e-2), (0, 3e-3)):
+        search = {"trials": 6, "edge_guard": {"extensions": extensions}}
+        plan = planned(search, methods=[FULL])
+        run_all(TrialQueue(plan, home, slots=1), home, score=rises)
+        (state,) = read_states(plan, home).values()
+        assert most / 10 < (state.best_learning_rate or 0) <= most
+
+
+def test_architectures_with_trials_of_their_own_do_not_become_one_search(home: Home) -> None:
+    """Each had the whole budget, so the method would have it several times."""
+    plan = planned({}, methods=["lora"], architectures="all")
+    store_definition(plan, home)
+    check_definition(ranks({}), home)
+    run_all(TrialQueue(plan, home, slots=1), home, score=score, at_most=1)
+    with pytest.raises(SweepConflictError, match="architectures: all -> search"):
+        check_definition(ranks({}), home)
+
+
+def test_an_extension_of_a_grid_over_several_choices_stays_in_the_new_part(home: Home) -> None:
+    search = {
+        "sampler": "grid",
+        "choose": "best",
+        "edge_guard": {"extensions": 1, "trials": 4},
+    }
+    plan = planned(search, methods=[FULL], training={"epochs": 3, "batch_size": [8, 16]})
+    ran = run_all(
+        TrialQueue(plan, home, slots=1), home, score=lambda spec: math.log10(spec.learning_rate)
+    )
+    (state,) = read_states(plan, home).values()
+    opened = state.study.opened
+    assert opened is not None
+    later = [s for s in ran if s.phase is Phase.SEARCH and s.number >= opened.first]
+    assert len(later) == 4 and min(spec.learning_rate for spec in later) > 3e-3
+
+
 def test_lora_begins_at_ten_times_the_rate_of_full_while_no_study_of_lora_has_ended(
     home: Home,
 ) -> None:
@@ -216,6 +256,23 @@ def test_a_study_whose_best_may_lie_beyond_an_end_tries_the_end_first(home: Home
     assert any(spec.learning_rate == 3e-5 for spec in search if spec.number < first_beyond)
     confirmed = [spec.learning_rate for spec in ran if spec.phase is Phase.CONFIRM]
     assert confirmed[0] > 3e-5
+
+
+def test_the_stop_rule_waits_for_a_whole_round_however_many_lanes_fit(tmp_path: Path) -> None:
+    search = {"lanes": 4, "trials": 15, "stop": {"tolerance": 0.1}}
+    plan = planned(search, methods=["read"], architectures="first")
+    arm = plan.cells[0].arm.key
+    counts = []
+    for fit in (1, 3, 4):
+        home = Home(tmp_path / str(fit))
+        queue = TrialQueue(plan, home, slots=1, lanes={arm: fit})
+        while (spec := queue.next()) is not None:
+            for lane in (spec, *queue.beside(spec)):
+                finish(home, lane, 80.0 - 3 * math.log10(lane.learning_rate / 1e-4) ** 2)
+                queue.ended(lane)
+        (state,) = read_states(plan, home).values()
+        counts.append((state.study.ended, state.study.trials))
+    assert counts == [("stopped", 7)] * 3, "three even ones and a round of four"
 
 
 def test_with_a_fixed_rate_lanes_try_every_choice_once(home: Home) -> None:

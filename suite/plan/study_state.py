@@ -98,6 +98,7 @@ class StudyState:
                 self.plan.config.search,
                 self.fit,
                 choices=self.plan.choices_among(self.cells[0], len(self.cells)),
+                ends_round=self._ends_round,
             )
         return self._study
 
@@ -144,7 +145,10 @@ class StudyState:
         if best in others or not others or self.plan.config.search.choose == "best":
             return best
         model = self.model
-        if model is None:
+        searched = self.study.searched
+        # A range that was made smaller again counts no trial beyond it.
+        others = [c for c in others if searched.low <= c.learning_rate <= searched.high]
+        if model is None or not others:
             return best
         places = []
         for choice in (best, *others):
@@ -299,22 +303,18 @@ class StudyState:
 
     def _begin(self, number: int) -> int:
         """Number of the trial from which the rounds are counted that lead to a trial."""
-        begin = 0
-        startup = self.plan.config.search.startup_trials
-        if number >= startup and self.hint is None:
-            begin = startup
-        for first in self._new_begins():
-            if number >= first:
-                begin = max(begin, first)
-        return begin
+        return self.study.begin_of_rounds(number, self._startup)
 
-    def _new_begins(self) -> list[int]:
-        begins = []
-        if self.study.at_end is not None:
-            begins.append(self.study.at_end[0])
-        if self.study.opened is not None:
-            begins.append(self.study.opened.first)
-        return begins
+    def _ends_round(self, study: Study) -> bool:
+        begin = study.begin_of_rounds(study.trials, self._startup)
+        return (study.trials - begin) % self.plan.lanes(self.cells[0]) == 0
+
+    @property
+    def _startup(self) -> int:
+        """The trials before the model is asked; none where the study began from a hint."""
+        if self.hint is not None:
+            return 0
+        return self.plan.config.search.startup_trials
 
     def next(self) -> tuple[TrialSpec, dict[str, Any]] | None:
         """The next trial and where its learning rate comes from; None where there is none."""
@@ -443,6 +443,15 @@ class StudyState:
             return self._all_levels()[0]
         return model.best()[0].levels
 
+    def _place_in_grid(self, number: int, levels: tuple[int, ...]) -> int:
+        """How far the grid of a choice has come; an extension begins a new part of it."""
+        opened = self.study.opened
+        first = 0
+        if opened is not None and number >= opened.first:
+            first = opened.first
+        numbers = [t.spec.number for t in self.in_order if self._levels(t.spec) == levels]
+        return first + sum(first <= other < number for other in numbers)
+
     def _ask_optuna(
         self,
         number: int,
@@ -470,7 +479,7 @@ class StudyState:
             startup_trials=search.startup_trials,
             finished=finished,
             running=running,
-            number=len(finished) + len(running) if search.sampler == "grid" else number,
+            number=self._place_in_grid(number, levels) if search.sampler == "grid" else number,
             opened=self.study.opened,
             costs=costs(same, search.second),
         )
