@@ -268,6 +268,11 @@ def test_resources_that_can_never_fit_are_refused() -> None:
         lay_out(ResourceConfig(workers=2, gpus_per_worker=0.5), [{"CPU": 8.0, "GPU": 1.0}])
 
 
+def test_gpus_without_a_number_of_workers_are_refused_where_there_are_none() -> None:
+    with pytest.raises(ResourceError, match=r"1 workers of 1 CPU, 1 GPU each never fit"):
+        lay_out(ResourceConfig(gpus_per_worker=1), [{"CPU": 8.0}])
+
+
 # ---- definition ------------------------------------------------------------------------------------------------------------
 
 

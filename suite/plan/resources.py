@@ -137,8 +137,9 @@ def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | Non
         if total_gpus:
             gpus = 1.0
     default_workers = DEFAULT_CPU_WORKERS
-    # On GPUs a trial gets all that it can reach, one for each rank.
-    if gpus:
+    # On GPUs a trial gets all that it can reach, one for each rank. Where a sweep wants GPUs and
+    # there are none, one worker is enough to be told so below.
+    if gpus and total_gpus:
         default_workers = total_gpus
     # An earlier run of the sweep comes before the cluster's size, because the world size is part of
     # every trial's identity.
