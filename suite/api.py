@@ -282,8 +282,9 @@ def _followers(
     uri = resolve_uri(home, tracking_uri, write=True)
     followers: list[Follower] = [TrackingListener(home, uri, sweep=sweep)]
     if optuna is not None:
-        from suite.tracking.optuna_mirror import OptunaFollower
+        from suite.tracking.optuna_mirror import OptunaFollower, check_url
 
+        check_url(optuna)
         followers.append(OptunaFollower(home, optuna, sweep=sweep))
     return followers
 

@@ -127,6 +127,7 @@ def test_the_help_has_every_command_in_a_group(suite: Suite) -> None:
         (("status", "--home", "nowhere"), "--home nowhere: holds no sweep"),
         (("leaderboard", "--home", "nowhere"), "--home nowhere: holds no trials"),
         (("sync", "--home", "nowhere"), "--home nowhere: holds no trials"),
+        (("sync", "--home", "nowhere", "--optuna", "foo://bar"), "--optuna foo://bar: expected"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 
+from suite import api
 from suite.errors import TrackingError
 from suite.files import write_json
 from suite.record.folder import Home
@@ -31,6 +32,7 @@ from suite.tracking.encode import BegunTrial, trial_record
 from suite.tracking.optuna_mirror import OptunaFollower, mirror_studies, open_storage
 from suite.tracking.rows import TAG
 from suite.tracking.store import Point
+from suite.tune import driver
 from tests.ports import free_port
 from tests.records import (
     make_home,
@@ -407,6 +409,17 @@ def test_optuna_is_kept_out_of_mlflows_database(tmp_path: Path, empty_db: Path) 
         mirror_studies(home, f"sqlite:///{tmp_path}/mlflow.db")
     with pytest.raises(TrackingError, match=r"expected postgresql://"):
         mirror_studies(home, "redis://localhost")
+
+
+@pytest.mark.parametrize("option", ["optuna", "tracking_uri"])
+def test_a_store_that_can_be_none_is_refused_before_anything_starts(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "run_sweep", lambda *_, **__: pytest.fail("the sweep began"))
+    url = "postgresql+foo://me:hunter2@host/y"
+    with pytest.raises(TrackingError, match=r"postgresql\+foo://\*\*\*@host") as told:
+        api.run("quickstart", home=tmp_path / "runs", **{option: url})
+    assert "hunter2" not in str(told.value)
 
 
 def test_a_running_sweep_is_mirrored_and_an_optuna_that_is_away_only_said(tmp_path: Path) -> None:

@@ -60,11 +60,24 @@ def test_nothing_is_written_beside_a_home_whatever_its_name(tmp_path: Path, empt
     [
         *("mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"),
         *("sqlite:////tmp/x%00y.db", "sqlite:////tmp/x\0y.db", "sqlite:////tmp/\ud800.db"),
+        *("foo://bar", "postgresql+foo://me@host/y"),
     ],
 )
 def test_stores_that_cannot_work_are_refused(uri: str, tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="sqlite:///PATH"):
         resolve_uri(Home(tmp_path), uri)
+
+
+def test_a_store_of_a_plug_in_of_mlflow_may_be_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking._tracking_service.utils import _tracking_store_registry
+
+    def away(**_: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setitem(_tracking_store_registry._registry, "plugged", away)
+    assert resolve_uri(Home(tmp_path), "plugged://host") == "plugged://host"
 
 
 def test_an_address_that_is_not_closed_is_refused_without_its_password(tmp_path: Path) -> None:

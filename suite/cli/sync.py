@@ -64,6 +64,12 @@ def sync(
     from suite.tracking.store import resolve_uri, without_password
     from suite.tracking.writer import sync as bring_up_to_date
 
+    # Before the long parts, which a mistyped URL would make useless.
+    uri = resolve_uri(Home(home), tracking_uri, write=True)
+    if optuna is not None:
+        from suite.tracking.optuna_mirror import check_url
+
+        check_url(optuna)
     # First the files: MLflow is brought up to date from what the home then holds.
     if storage is not None:
         _fetch(Home(home), storage, weights=weights)
@@ -72,7 +78,6 @@ def sync(
     going_on = _going_on(place, sweep)
     if new_id:
         put(f"{place.path} is {renew(place)} in MLflow and Optuna from now on")
-    uri = resolve_uri(place, tracking_uri, write=True)
     progress = Progress()
     report = bring_up_to_date(
         place,

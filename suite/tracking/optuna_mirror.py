@@ -22,7 +22,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import create_engine, inspect, make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -123,23 +123,38 @@ def journal_path(url: str) -> Path | None:
     return Path(url.removeprefix("journal://"))
 
 
-def database_url(url: str) -> str:
-    """A database's URL with driver and deadlines; the path of an sqlite file becomes absolute.
+def check_url(url: str) -> None:
+    """Refuse what can be no storage, before anything else is begun; asks no server.
 
     Raises:
-        TrackingError: The URL is of another kind, or names MLflow's own database, or an sqlite file
-            on a network file system.
+        TrackingError: The URL is of another kind or cannot be read, nobody knows the driver of its
+            database, or it names an sqlite file on a network file system.
     """
+    if journal_path(url) is not None:
+        return
     # Optuna would take any URL that SQLAlchemy can parse; the suite is tried with these three.
     if not re.match(r"(sqlite:///|postgres(ql)?[:+]|mysql[:+])", url):
         raise TrackingError(
             f"--optuna {redact(url)}: expected postgresql://USER:PASSWORD@HOST/DATABASE, "
             "sqlite:///PATH or journal:///PATH"
         )
-    url = with_deadlines(with_driver(url))
+    with explained(url):
+        make_url(with_driver(url)).get_dialect()
     path = sqlite_path(url)
     if path is not None:
         check_local(path, option="--optuna")
+
+
+def database_url(url: str) -> str:
+    """A database's URL with driver and deadlines; the path of an sqlite file becomes absolute.
+
+    Raises:
+        TrackingError: `check_url` refuses the URL, or it names MLflow's own database.
+    """
+    check_url(url)
+    url = with_deadlines(with_driver(url))
+    path = sqlite_path(url)
+    if path is not None:
         url = sqlite_uri(path)
         # The look for MLflow's tables below would make an empty file.
         if not path.exists():

@@ -130,8 +130,8 @@ def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = Fa
             is refused.
 
     Raises:
-        TrackingError: A folder, which MLflow 3 no longer writes, an in-memory database, or one
-            that cannot be written safely.
+        TrackingError: A folder, which MLflow 3 no longer writes, an in-memory database, one that
+            cannot be written safely, or a kind of store that MLflow does not know.
     """
     chosen = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
     try:
@@ -149,10 +149,43 @@ def resolve_uri(home: Home, tracking_uri: str | None = None, *, write: bool = Fa
         )
     path = sqlite_path(chosen)
     if path is None:
-        return with_driver(chosen)
+        uri = with_driver(chosen)
+        _check_kind(uri)
+        return uri
     if write:
         check_local(path)
     return sqlite_uri(path)
+
+
+def _check_kind(uri: str) -> None:
+    """Refuse a URI for which neither MLflow nor a plug-in of it has a store; asks no server.
+
+    Raises:
+        TrackingError: Nobody knows its scheme, or the driver of its database.
+    """
+    set_environment()
+    from mlflow import MlflowClient
+    from mlflow.store.db.db_types import DATABASE_ENGINES
+    from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import NoSuchModuleError
+
+    try:
+        # A client of a database connects at once, and a server that is away is no mistake.
+        if uri.startswith(tuple(DATABASE_ENGINES)):
+            make_url(uri).get_dialect()
+        else:
+            MlflowClient(uri)
+    except (NoSuchModuleError, UnsupportedModelRegistryStoreURIException):
+        raise TrackingError(
+            f"tracking store {without_password(uri)}: MLflow knows no store of this kind; "
+            "expected sqlite:///PATH.db or http(s)://HOST:PORT"
+        ) from None
+    # What else is wrong is told when the store is opened.
+    except (ValueError, ImportError):
+        return
+    except _store_errors():
+        return
 
 
 def sqlite_path(uri: str) -> Path | None:
