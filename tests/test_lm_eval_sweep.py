@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from suite.cluster.session import cluster
@@ -23,9 +24,12 @@ from suite.storage.workspace import Workspace
 from suite.tune import measure
 from suite.tune.driver import run_sweep
 from suite.tune.group import RunSettings
+from tests.commands import Suite, suite
 from tests.lm_tasks import keep_caches, write_lm_tasks, write_suite_task
 from tests.records import make_result, make_spec
 from tests.tiny import tiny_choice
+
+__all__ = ["suite"]
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +208,16 @@ def test_what_lm_eval_would_refuse_is_found_before_a_worker_starts(
     with pytest.raises(error, match=said):
         run_sweep(sweep(tasks, **changes), home=home, data_root=data)
     assert not list(home.trials())
+
+
+def test_a_dry_run_refuses_what_cannot_write(
+    roots: tuple[Path, Path], tmp_path: Path, suite: Suite
+) -> None:
+    path = tmp_path / "asked.yaml"
+    config = sweep(roots[1], backbones=[tiny_choice("bert")])
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    code, _, err = suite("run", path, "--dry-run", "--home", tmp_path / "runs")
+    assert code == 2 and "is an encoder" in err
 
 
 def test_the_sweep_is_stored_with_its_key(roots: tuple[Path, Path]) -> None:

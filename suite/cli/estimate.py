@@ -64,6 +64,11 @@ def show_plan(
     elif layout is not None:
         world_size = layout.workers
     plan, work = checked_plan(config, where=where, world_size=world_size)
+    if config.lm_eval is not None:
+        # Imports torch, which a plan that is kept does without.
+        from suite.evaluation.subjects import check_plan
+
+        check_plan(plan)
     check_definition(plan, place)
     states = read_states(plan, place)
     check_records(states)

@@ -18,6 +18,7 @@ from suite.errors import IncompatibleError
 from suite.evaluation.harness import Opened
 from suite.petl import get_method
 from suite.petl.arm import build_arm
+from suite.plan.plan import Plan, objectives
 from suite.record.cells import Cell, Trial
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
@@ -136,6 +137,26 @@ def confirmed_trials(cells: Iterable[Cell]) -> list[Trial]:
             if trial.result is not None and trial.result.score is not None:
                 trials.append(trial)
     return trials
+
+
+def check_plan(plan: Plan, *, cache: Path | None = None, data_root: Path | None = None) -> None:
+    """Check that lm-eval can ask every model of a sweep.
+
+    Args:
+        plan: The sweep.
+        cache: As in `objectives`.
+        data_root: As in `objectives`.
+
+    Raises:
+        IncompatibleError: A cell whose model does not write from left to right.
+    """
+    arms = {cell.arm.backbone.name: cell.arm for cell in plan.cells}
+    tasks = {cell.task.name: cell.task for cell in plan.cells}
+    for resolved, objective in objectives(
+        plan.config, tasks.values(), where=plan.config.name, cache=cache, data_root=data_root
+    ):
+        check_writes(resolved)
+        check_head(objective.head, arms[resolved.choice.name], objective.task.name)
 
 
 def check_writes(resolved: ResolvedBackbone) -> None:

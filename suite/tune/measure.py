@@ -20,7 +20,7 @@ from suite.config.lm_eval import LmEvalConfig, parse_requests
 from suite.errors import ConfigError
 from suite.evaluation.library import Library
 from suite.plan.cell_state import CellState
-from suite.plan.plan import Plan, objectives
+from suite.plan.plan import Plan
 from suite.record.cells import Trial
 from suite.record.folder import Home
 from suite.record.lm_eval import FILE, read_record
@@ -59,15 +59,9 @@ def check_lm_eval(plan: Plan, *, home: Home, data_root: Path | None) -> None:
     config = plan.config.lm_eval
     if config is None:
         return
-    from suite.evaluation.subjects import check_head, check_writes
+    from suite.evaluation.subjects import check_plan
 
-    arms = {cell.arm.backbone.name: cell.arm for cell in plan.cells}
-    tasks = {cell.task.name: cell.task for cell in plan.cells}
-    for resolved, objective in objectives(
-        plan.config, tasks.values(), where=plan.config.name, cache=home.cache, data_root=data_root
-    ):
-        check_writes(resolved)
-        check_head(objective.head, arms[resolved.choice.name], objective.task.name)
+    check_plan(plan, cache=home.cache, data_root=data_root)
     library = Library(config.include_path)
     if library.folder is not None:
         _check_trusted(library.folder)
