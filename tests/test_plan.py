@@ -269,8 +269,41 @@ def test_resources_that_can_never_fit_are_refused() -> None:
 
 
 def test_gpus_without_a_number_of_workers_are_refused_where_there_are_none() -> None:
-    with pytest.raises(ResourceError, match=r"1 workers of 1 CPU, 1 GPU each never fit"):
+    with pytest.raises(ResourceError, match=r"1 worker of 1 CPU, 1 GPU never fits"):
         lay_out(ResourceConfig(gpus_per_worker=1), [{"CPU": 8.0}])
+
+
+@pytest.mark.parametrize(
+    ("asked", "node", "said"),
+    [
+        (
+            {"workers": 2, "gpus_per_worker": 1},
+            {"CPU": 2.0},
+            "holds 0 for want of GPUs; set resources.gpus_per_worker: 0 to train on CPUs, or add nodes with GPUs",
+        ),
+        (
+            {"workers": 3, "gpus_per_worker": 1},
+            {"CPU": 8.0, "GPU": 2.0},
+            "holds 2 for want of GPUs; lower resources.workers, or add nodes",
+        ),
+        (
+            {"workers": 4, "gpus_per_worker": 1},
+            {"CPU": 1.0, "GPU": 4.0},
+            "holds 1 for want of CPUs; lower resources.workers or resources.cpus_per_worker, or add nodes",
+        ),
+        (
+            {"workers": 1, "cpus_per_worker": 3.0},
+            {"CPU": 2.0},
+            "holds 0; lower resources.cpus_per_worker, or add larger nodes",
+        ),
+    ],
+)
+def test_what_is_short_is_named_with_what_helps(
+    asked: dict[str, Any], node: dict[str, float], said: str
+) -> None:
+    with pytest.raises(ResourceError) as told:
+        lay_out(ResourceConfig.model_validate(asked), [node])
+    assert str(told.value).endswith(said)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------------

@@ -183,17 +183,55 @@ def _never_fits(key: str, workers: int, layout: Layout, nodes: Sequence[Node]) -
     for node in nodes:
         has.append(", ".join(f"{node.get(name, 0):g} {name}" for name in bundle))
     have = " + ".join(has) or "nothing"
-    most = layout.room_on(nodes).most
-    if layout.placement == "strict-pack":
-        where = f"no node of the cluster ({have}) holds more than {most}"
-        remedy = "set resources.placement: pack, or add larger nodes"
+    room = layout.room_on(nodes)
+    if room.one_node:
+        where = f"no node of the cluster ({have}) holds more than {room.most}"
     else:
-        where = f"the cluster ({have}) holds {most}"
-        remedy = "or add nodes"
-    return (
-        f"resources: {workers} workers of {need} each never fit: {where}; "
-        f"lower resources.{key} or resources.cpus_per_worker, {remedy}"
-    )
+        where = f"the cluster ({have}) holds {room.most}"
+    short = _short_of(layout, nodes)
+    # Where only one resource is asked for, its name says nothing new.
+    if len(bundle) > 1:
+        where += f" for want of {short}s"
+    *remedies, last = _remedies(key, workers, layout, nodes, short=short)
+    what = f"{workers} workers of {need} each never fit"
+    if workers == 1:
+        what = f"1 worker of {need} never fits"
+    return f"resources: {what}: {where}; {', '.join([*remedies, f'or {last}'])}"
+
+
+def _short_of(layout: Layout, nodes: Sequence[Node]) -> str:
+    """The resource for which the fewest workers fit; of two alike the last, which is the GPU."""
+    room = {}
+    for name, amount in layout.bundle.items():
+        counts = tuple(_count(node, {name: amount}) for node in nodes)
+        room[name] = Capacity(counts, layout.room_on(nodes).one_node).most
+    return min(reversed(room), key=room.__getitem__)
+
+
+def _remedies(
+    key: str, workers: int, layout: Layout, nodes: Sequence[Node], *, short: str
+) -> list[str]:
+    """What helps where a trial never fits: the nearest first, and more machines last."""
+    room = layout.room_on(nodes)
+    if short == "GPU" and not any(node.get("GPU") for node in nodes):
+        return ["set resources.gpus_per_worker: 0 to train on CPUs", "add nodes with GPUs"]
+    lower = []
+    if room.most:
+        lower.append(f"resources.{key}")
+    if short == "CPU":
+        lower.append("resources.cpus_per_worker")
+    # Below one, ranks would share a GPU.
+    elif layout.gpus > 1:
+        lower.append("resources.gpus_per_worker")
+    remedies = []
+    if lower:
+        remedies.append("lower " + " or ".join(lower))
+    if room.one_node and sum(room.nodes) >= workers:
+        remedies.append("set resources.placement: pack")
+    more = "add nodes"
+    if room.one_node or not room.most:
+        more = "add larger nodes"
+    return [*remedies, more]
 
 
 def _count(node: Node, bundle: Mapping[str, float]) -> int:
