@@ -34,6 +34,7 @@ from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
 from suite.plan.resources import lay_out
 from suite.plan.status import status
+from suite.record.attempts import PREEMPTED
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
 from suite.record.spec import ALL_LINEAR, RECIPE, Phase, TrialSpec
@@ -715,6 +716,17 @@ def test_a_trial_whose_retries_are_used_up_stops_its_cell_for_this_run_only(home
         "RankDied",
     )
     assert TrialQueue(plan, home, slots=1).next() == broken
+
+
+def test_a_trial_that_left_in_order_is_no_failure_and_goes_on(home: Home) -> None:
+    plan = planned()
+    store_definition(plan, home)
+    left = TrialQueue(plan, home, slots=1).next()
+    assert left is not None
+    notice = FailureRecord(type=PREEMPTED, message="as asked", log_path="x.log")
+    home.trial(left).add_failure(notice)
+    report = status(home, "toy")[0]
+    assert (report.failures, report.notes) == ((), ["1 interrupted, to go on"])
 
 
 def test_trials_of_other_definitions_in_the_home_are_not_of_the_plan(home: Home) -> None:

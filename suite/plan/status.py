@@ -58,8 +58,9 @@ class CellReport:
         running: Trials that are handed out and have not ended; without a live driver the next run
             takes them up first.
         left: Trials that are not handed out yet.
-        failures: Trials that ended without a score, and attempts of unfinished trials that their
-            machine ended.
+        failures: Trials that ended without a score, and unfinished ones whose attempts failed.
+        interrupted: Unfinished trials no attempt of which counts, such as those that left after a
+            notice; they go on.
         pruned: Search trials that were ended early; they are no failures.
         extensions: Decades by which the edge guard lengthened the range.
         saved_trials: Search trials that the stop rule saved.
@@ -103,6 +104,7 @@ class CellReport:
     study: Mapping[str, Any] = field(default_factory=dict)
     contest: str | None = None
     best_utility: float | None = None
+    interrupted: int = 0
 
     @property
     def done(self) -> int:
@@ -113,6 +115,8 @@ class CellReport:
     def notes(self) -> list[str]:
         """What became of the study beyond its budget, in words."""
         notes = []
+        if self.interrupted:
+            notes.append(f"{self.interrupted} interrupted, to go on")
         if self.waits_for:
             notes.append(f"waits for {self.waits_for} more studies of its architectures")
         if self.saved_trials:
@@ -169,6 +173,7 @@ def _joined(group: Sequence[CellReport]) -> CellReport:
         left=sum(report.left for report in group),
         total=sum(report.total for report in group),
         failures=tuple(failures),
+        interrupted=sum(report.interrupted for report in group),
     )
 
 
@@ -239,6 +244,7 @@ def cell_status(state: CellState) -> CellReport:
         study=study,
         contest=state.cell.contest,
         best_utility=best_utility,
+        interrupted=sum(_interrupted(trial) for trial in trials),
     )
 
 
@@ -324,13 +330,18 @@ def _failures(state: CellState) -> tuple[TrialFailure, ...]:
     return tuple(found)
 
 
+def _interrupted(trial: Trial) -> bool:
+    """Whether a trial has not ended, was begun before, and no attempt of it counts."""
+    folder = trial.folder
+    return trial.result is None and bool(folder.failures()) and not counted(folder)
+
+
 def _failure(trial: Trial, *, retries: int) -> TrialFailure | None:
-    """Why a trial has no score, by its result or by the last attempt that its machine ended."""
+    """Why a trial has no score, by its result or by the last attempt that counts."""
     result = trial.result
     record: FailureRecord | None
     if result is None:
-        # Where none counts, the last attempt of all still says what happened.
-        attempts = counted(trial.folder) or trial.folder.failures()
+        attempts = counted(trial.folder)
         if not attempts:
             return None
         record = attempts[-1]
