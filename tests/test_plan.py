@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from suite import petl
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import (
     ConfigError,
@@ -378,6 +380,27 @@ def ranks_space(tmp_path: Path, architectures: str) -> None:
     own = tmp_path / "user" / "search_spaces" / "lora.yaml"
     own.parent.mkdir(exist_ok=True)
     own.write_text(shipped.read_text().split("architectures:")[0] + architectures)
+
+
+def test_a_choice_that_a_search_space_lists_twice_is_a_mistake_of_its_file(tmp_path: Path) -> None:
+    ranks_space(tmp_path, RANKS + "  - {rank: 16, alpha: 16.0}\n")
+    with pytest.raises(ConfigError, match=r"search_spaces/lora\.yaml.*'rank': 16.* listed twice"):
+        planned(methods=["lora"])
+
+
+def test_near_names_a_method_that_exists_also_one_of_ones_own(tmp_path: Path) -> None:
+    def plan_near(method: str) -> Plan:
+        ranks_space(tmp_path, RANKS)
+        space = tmp_path / "user" / "search_spaces" / "lora.yaml"
+        space.write_text(space.read_text().replace("method: full", f"method: {method}"))
+        return planned(methods=["lora"])
+
+    with pytest.raises(UnknownNameError, match=r"near .*unknown method 'fulll'; did you mean full"):
+        plan_near("fulll")
+    own = tmp_path / "user" / "petl"
+    own.mkdir()
+    shutil.copy(Path(petl.__file__).parent / "bitfit.py", own / "mine.py")
+    assert plan_near("mine").cells
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -122,6 +122,13 @@ class SearchSpace(Strict):
         list[dict[str, Any]], Field(min_length=1, description="the first is the default")
     ]
 
+    @model_validator(mode="after")
+    def _distinct(self) -> SearchSpace:
+        for place, choice in enumerate(self.architectures):
+            if choice in self.architectures[:place]:
+                raise ValueError(f"architectures: {choice} is listed twice; remove one of them")
+        return self
+
 
 FIRST_LINE = re.compile(r"description: (\w[^#:'\"]*)\n")
 PEFT = "peft-"
