@@ -351,10 +351,13 @@ def trial(
         The record. `score` is the best validation score, with `test` the test score of that epoch.
 
     Raises:
-        SuiteError: A name, key or value cannot be used, or the data cannot be read.
+        SuiteError: A name, key, value or home cannot be used, or the data cannot be read.
     """
+    from suite.plan.preflight import check_home
     from suite.train.by_hand import build_spec, train_by_hand
 
+    place = Home(Path(home))
+    check_home(place)
     values: dict[str, Any] = {"seed": seed}
     if learning_rate is not None:
         values["learning_rate"] = learning_rate
@@ -372,7 +375,7 @@ def trial(
         ranks=ranks,
         test=test,
     )
-    return train_by_hand(spec, Home(Path(home)), data_root=_path(data_root), again=again)
+    return train_by_hand(spec, place, data_root=_path(data_root), again=again)
 
 
 def params(

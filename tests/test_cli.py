@@ -113,6 +113,13 @@ def test_the_help_has_every_command_in_a_group(suite: Suite) -> None:
             ("trial", "--backbone", "minilm", "--method", "lora", "--task", "acceptabilty"),
             "unknown task 'acceptabilty'; did you mean acceptability",
         ),
+        (
+            (
+                *("trial", "--backbone", "minilm", "--method", "lora", "--task", "sst2"),
+                *("--home", str(ROOT / "pyproject.toml")),
+            ),
+            "pyproject.toml: cannot be written to; choose another --home",
+        ),
         (("run", "quickstrat"), "unknown sweep 'quickstrat'; did you mean quickstart?"),
         (
             (

@@ -58,9 +58,12 @@ def trial(
     `score` is the best validation score; with --test the test score of that epoch.
     """
     # torch takes seconds to import, and `--help` must not wait for it.
+    from suite.plan.preflight import check_home
     from suite.record.folder import Home
     from suite.train.by_hand import build_spec, train_by_hand
 
+    place = Home(home)
+    check_home(place)
     spec = build_spec(
         backbone,
         method,
@@ -70,12 +73,12 @@ def trial(
         ranks=ranks,
         test=test,
     )
-    folder = Home(home).trial(spec)
+    folder = place.trial(spec)
     if not again and folder.result() is not None:
         put(f"already trained: {folder.path}; --again trains anew", err=True)
     with stdout_for_result():
         # After the specification was checked: a mistake must not cost the earlier run.
-        result = train_by_hand(spec, Home(home), data_root=data_root, again=again)
+        result = train_by_hand(spec, place, data_root=data_root, again=again)
     # The very content of result.json, with its checksum.
     print(result.as_bytes().decode(), end="")
     # The record is printed all the same: it holds the cause.
