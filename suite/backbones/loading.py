@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -220,13 +221,19 @@ def load_tokenizer(resolved: ResolvedBackbone, *, draft: bool = False) -> PreTra
         if not draft:
             raise
         # a plan can be checked without network; training still needs the real one
-        log.warning("not checked: the tokenizer of %s, for %s", resolved.choice.name, error)
+        _say_unchecked(resolved.choice.name, str(error))
         return draft_bpe()
     _check_vocabulary(resolved, tokenizer, where="")
     if tokenizer.pad_token_id != resolved.config.pad_token_id:
         # GPT-2 and Llama bring none; _align_tokens took the end-of-sequence token
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(resolved.config.pad_token_id)
     return tokenizer
+
+
+@cache
+def _say_unchecked(backbone: str, why: str) -> None:
+    """Say what was not checked: once, since a plan is checked in several passes."""
+    log.warning("not checked: the tokenizer of %s, for %s", backbone, why)
 
 
 def identity(resolved: ResolvedBackbone) -> dict[str, str]:
