@@ -56,17 +56,22 @@ def plug_in_roots() -> list[Path]:
 
 
 def check_plug_in_roots() -> None:
-    """Refuse a folder in `SUITE_PATH` that is not there: its plug-ins would be missing in silence.
+    """Refuse a folder of plug-ins or tasks that is not there: they would be missing in silence.
 
     Raises:
         ConfigError: With the folder, and what to do.
     """
-    for root in plug_in_roots():
-        if not root.is_dir():
-            raise ConfigError(
-                f"SUITE_PATH: {root}: no such folder (looked from {Path.cwd()}); expected folders "
-                f"with petl/, attention/, tasks/, ... in them and {os.pathsep!r} between them"
-            )
+    expected = {
+        "SUITE_PATH": "folders with petl/, attention/, tasks/, ... in them",
+        TASK_FOLDERS: "folders whose *.yaml and *.py are tasks",
+    }
+    for variable, folders in expected.items():
+        for folder in _folders(variable):
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"{variable}: {folder}: no such folder (looked from {Path.cwd()}); expected "
+                    f"{folders}, and {os.pathsep!r} between them"
+                )
 
 
 def _folders(variable: str) -> list[Path]:

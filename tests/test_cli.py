@@ -159,12 +159,19 @@ def test_a_mistake_of_the_command_line_is_no_line_of_the_file(suite: Suite) -> N
         assert code == 2 and err.startswith(f"error: --set: {said}"), err
 
 
-def test_folders_of_ones_own_that_hold_nothing_to_use_are_told(
+@pytest.mark.parametrize("variable", ["SUITE_PATH", "SUITE_TASKS"])
+def test_a_folder_of_ones_own_that_is_not_there_is_told(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, f"{tmp_path}:{tmp_path / 'nowhere'}")
+    code, _, err = suite("list", "sweeps")
+    assert code == 2
+    assert err.startswith(f"error: {variable}: {tmp_path / 'nowhere'}: no such folder")
+
+
+def test_plug_ins_of_ones_own_that_cannot_be_used_are_told(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SUITE_PATH", str(tmp_path / "nowhere"))
-    code, _, err = suite("list", "sweeps")
-    assert code == 2 and "SUITE_PATH" in err and "no such folder" in err
     (tmp_path / "petl").mkdir()
     text = (ROOT / "suite" / "petl" / "bitfit.py").read_text()
     (tmp_path / "petl" / "mine.py").write_text(text.replace("def attach", "def atach"))
