@@ -45,6 +45,10 @@ class UnknownNameError(ConfigError):
         super().__init__(f"{place}unknown {kind} {name!r}; {hint}")
 
 
+class OwnCodeError(SuiteError):
+    """An exception in a plug-in of the user's own; its cause is the exception itself."""
+
+
 class IncompatibleError(ConfigError):
     """Two choices that do not go together (a method and a family, a batch and a world size)."""
 

@@ -13,18 +13,23 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
 
-from suite.errors import ConfigError, UnknownNameError
+from suite.errors import ConfigError, OwnCodeError, SuiteError, UnknownNameError
 
 T = TypeVar("T")
 
 
 TASK_FOLDERS = "SUITE_TASKS"
 """Environment variable with folders of task files, separated by `:`. `--tasks DIR` sets it."""
+OWN_MODULES = "suite_user"
+"""The package in whose name the user's files are imported."""
 
 
 def user_folders(axis: str, *, code: bool = False) -> list[Path]:
@@ -196,7 +201,7 @@ class Registry(Generic[T]):
     def _load(self, path: Path, *, shipped: bool) -> ModuleType:
         if shipped:
             return importlib.import_module(f"{self.package}.{path.stem}")
-        name = f"suite_user.{self.axis}.{path.stem}"
+        name = f"{OWN_MODULES}.{self.axis}.{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -231,24 +236,73 @@ class Registry(Generic[T]):
             )
         # A misspelt function leaves the class abstract, and its name would be unknown.
         if unfinished and not classes:
-            raise ConfigError(f"{module.__file__}: {_what_is_missing(unfinished[0], self.kind)}")
+            self._check_whole(unfinished[0], module)
         if not classes:
             return None
         cls = classes[0]
         if "name" not in vars(cls):
             cls.name = stem_to_name(module.__name__.rsplit(".", 1)[-1])  # type: ignore[attr-defined]
+        self._check_whole(cls, module)
         return cls
 
+    def _check_whole(self, cls: type[T], module: ModuleType) -> None:
+        """Refuse a class without a function or an attribute that `base` leaves open.
 
-def _what_is_missing(cls: type, kind: str) -> str:
-    """Name the functions that a class must define and does not, and near names that it has."""
+        Raises:
+            ConfigError: With the file, what is missing, and near names that the class has.
+        """
+        # `inspect.isabstract` is true where this set is not empty.
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        for name in inspect.get_annotations(self.base):
+            # The file's stem gives the name.
+            if name != "name" and not hasattr(cls, name):
+                missing.append(name)
+        if missing:
+            raise ConfigError(
+                f"{module.__file__}: class {cls.__name__} is no whole {self.kind}: "
+                f"it does not define {_with_near_names(cls, missing)}"
+            )
+
+
+def _with_near_names(cls: type, missing: Sequence[str]) -> str:
+    """What a class must define and does not, each with a near name that it has."""
     own = [name for name in vars(cls) if not name.startswith("__")]
     said = []
-    # `inspect.isabstract` is true where this set is not empty.
-    for name in sorted(getattr(cls, "__abstractmethods__", ())):
+    for name in missing:
         near = get_close_matches(name, own, n=1)
         said.append(f"{name} (it has {near[0]})" if near else name)
-    return f"class {cls.__name__} is no whole {kind}: it does not define {', '.join(said)}"
+    return ", ".join(said)
+
+
+@contextmanager
+def own_code_named() -> Iterator[None]:
+    """Turn what a plug-in of the user's raises into an error that names its file and line.
+
+    An exception that passed through no such file is a bug of ours, and keeps its traceback.
+
+    Raises:
+        OwnCodeError: The user's code raised something; the exception is its cause.
+    """
+    try:
+        yield
+    except SuiteError:
+        raise
+    # A user's file may raise anything.
+    except Exception as error:
+        place = _own_line(error)
+        if place is None:
+            raise
+        raise OwnCodeError(f"{place}: {type(error).__name__}: {error}") from error
+
+
+def _own_line(error: Exception) -> str | None:
+    """File and line of the user's that an exception passed through, the innermost one."""
+    place = None
+    # The innermost frame comes last.
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").startswith(f"{OWN_MODULES}."):
+            place = f"{frame.f_code.co_filename}:{line}"
+    return place
 
 
 def stem_to_name(stem: str) -> str:

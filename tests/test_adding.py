@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from suite.attention import variants
+from suite.cli import main
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
 from suite.petl import methods
@@ -128,6 +129,67 @@ def test_the_variant_is_counted_as_it_is_written(suite: Suite, mine: Path) -> No
     whole = "attention.with_output_projection"
     assert first[whole] == mean[whole]
     assert counts("first-head", "t5-base")["kv_fraction"] == 1 / 12
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "missing"),
+    [
+        ("petl/scale_norms.py", "    Config = ScaleNormsArchitecture\n", "method: .* Config"),
+        ("petl/scale_norms.py", '    source = "ours"\n', "method: .* source"),
+        ("backbones/gemma.py", '    model_types = ("gemma",)\n', "backbone family: .* model_types"),
+    ],
+)
+def test_what_a_class_of_ones_own_lacks_is_told_with_its_file(
+    suite: Suite, mine: Path, file: str, line: str, missing: str
+) -> None:
+    (mine / "backbones").mkdir()
+    (mine / "backbones/gemma.py").write_text(blocks("python")[2])
+    text = (mine / file).read_text()
+    assert line in text
+    (mine / file).write_text(text.replace(line, ""))
+    code, _, err = suite("params", "--backbone", "minilm", "--method", "scale-norms")
+    assert code == 2
+    assert re.match(f"error: {mine / file}: class .* is no whole {missing}$", err)
+
+
+RAISE = "raise ValueError('boom')"
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "other", "said"),
+    [
+        ("petl/scale_norms.py", "freeze(model)", RAISE, "ValueError: boom"),
+        ("petl/scale_norms.py", "return model", "return None", "returns None, expected the model"),
+        ("attention/first_head.py", "surgery.place(site, maps)", RAISE, "ValueError: boom"),
+    ],
+)
+def test_what_code_of_ones_own_raises_is_told_with_file_and_line(
+    suite: Suite, mine: Path, file: str, line: str, other: str, said: str
+) -> None:
+    text = (mine / file).read_text()
+    (mine / file).write_text(text.replace(line, other))
+    arm = ["--backbone", "minilm", "--method", "scale-norms", "--attention", "first-head"]
+    code, _, err = suite("params", *arm)
+    number = text.partition("def attach" if "None" in said else line)[0].count("\n") + 1
+    assert code == 2
+    assert err.startswith(f"error: {mine / file}:{number}: ") and said in err
+
+
+def test_an_exception_in_a_shipped_method_stays_a_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, mine: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(methods.get("bitfit"), "attach", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        main(["params", "--backbone", "minilm", "--method", "bitfit"])
+
+
+def test_the_variant_says_how_many_heads_it_takes(suite: Suite, mine: Path) -> None:
+    five = ("--set", "attention.options.kv_heads=5")
+    code, _, err = suite("params", "--backbone", "minilm", "--attention", "first-head", *five)
+    assert code == 2 and "set options.kv_heads to one of [1, 2, 3, 4, 6, 12]" in err
 
 
 def test_an_edited_file_of_ones_own_gives_new_trials(

@@ -17,7 +17,13 @@ import pytest
 import ray
 import torch
 
-from suite.errors import DataError, HubUnreachableError, IncompatibleError, UnknownNameError
+from suite.errors import (
+    DataError,
+    HubUnreachableError,
+    IncompatibleError,
+    OwnCodeError,
+    UnknownNameError,
+)
 from suite.plan.events import Listener, Outcome
 from suite.plan.status import status
 from suite.record.attempts import (
@@ -399,6 +405,19 @@ def test_files_that_a_machine_lacks_are_not_the_trials_fault() -> None:
     for error in (DataError("x"), HubUnreachableError("x"), UnknownNameError("task", "x", [])):
         assert is_infrastructure(error)
     assert not is_infrastructure(IncompatibleError("rank 64 of 32 features"))
+
+
+def test_code_of_ones_own_ends_a_trial_as_what_it_raised_does() -> None:
+    def wrapped(raised: Exception) -> OwnCodeError:
+        error = OwnCodeError("mine.py:3: attach")
+        error.__cause__ = raised
+        return error
+
+    assert status_of(wrapped(MemoryError())) is Status.OOM
+    assert status_of(wrapped(KeyError("a bug"))) is Status.FAILED
+    assert is_infrastructure(wrapped(OSError("stale file handle")))
+    assert not is_infrastructure(wrapped(KeyError("a bug")))
+    assert not is_infrastructure(OwnCodeError("returns None"))
 
 
 @pytest.mark.slow

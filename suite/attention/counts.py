@@ -19,6 +19,7 @@ from suite.attention.base import Variant
 from suite.backbones.base import Family
 from suite.backbones.loading import Head, ResolvedBackbone, build
 from suite.config.sweep import AttentionChoice
+from suite.registry import own_code_named
 
 Dtype = Literal["fp16", "bf16", "fp32"]
 DTYPE_BYTES: dict[Dtype, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -55,6 +56,7 @@ class AttentionCount:
     kv_fraction: float | None
 
 
+@own_code_named()
 def count_attention(
     resolved: ResolvedBackbone, head: Head, attention: AttentionChoice, *, dtype: Dtype = "fp16"
 ) -> AttentionCount:
@@ -69,6 +71,7 @@ def count_attention(
     Raises:
         ConfigError: Unknown names or keys, or values out of range.
         IncompatibleError: The backbone cannot be converted.
+        OwnCodeError: A variant of the user's own raises something else.
     """
     variant = variants.get(attention.name).configure(attention.options)
     model = build(resolved, head, meta=True)

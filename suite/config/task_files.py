@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from suite.config.loader import Key, Lines, Strict, load_yaml
 from suite.errors import ConfigError, UnknownNameError
-from suite.registry import shipped_folder, stem_to_name, user_folders
+from suite.registry import OWN_MODULES, shipped_folder, stem_to_name, user_folders
 
 RowHook = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 ScoreHook = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
@@ -314,7 +314,7 @@ def _module(path: Path, content: bytes) -> ModuleType:
 
     It is made of exactly the bytes that are hashed, whatever compiled copies lie about.
     """
-    module = ModuleType(f"suite_user.tasks.{path.stem}")
+    module = ModuleType(f"{OWN_MODULES}.tasks.{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look their module up
     with _blamed(path, "cannot be run"):

@@ -9,17 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from suite.attention import variants
 from suite.attention.base import Variant
 from suite.backbones import all_families
+from suite.backbones.base import Family
 from suite.backbones.fit import method_refusal, served_families, variant_refusal
 from suite.backbones.loading import Head, ResolvedBackbone, build
 from suite.backbones.weights import load_weights
 from suite.config.arm import Arm
-from suite.errors import IncompatibleError
+from suite.errors import IncompatibleError, OwnCodeError
 from suite.petl import get_method
 from suite.petl.base import Method, head_parameters
+from suite.registry import own_code_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class ArmCount:
     method: int
 
 
+@own_code_named()
 def build_arm(
     resolved: ResolvedBackbone,
     head: Head,
@@ -74,6 +78,7 @@ def build_arm(
     Raises:
         ConfigError: A name or key is unknown, or a value out of range.
         IncompatibleError: The choices do not go together.
+        OwnCodeError: A plug-in of the user's own raises something else.
     """
     pretrained = pretrained or arm.pretrain is not None
     petl = get_method(arm.method).configure(arm.architecture)
@@ -92,11 +97,27 @@ def build_arm(
     if new and not petl.backward_through_backbone:
         check_trained(variant, petl, pretrained=pretrained)
         new = []  # a pretrain run has trained them, and they stay frozen
-    trained = petl.attach(model, family)
+    trained = _attached(petl, model, family)
     # after attach, which freezes whatever the method does not train
     for parameter in (*new, *task_head(trained, resolved)):
         parameter.requires_grad_(True)
     return trained, petl
+
+
+def _attached(petl: Method[Any], model: PreTrainedModel, family: Family) -> nn.Module:
+    """The model to train, as the method makes it.
+
+    Raises:
+        OwnCodeError: It makes something else, as where `return model` was forgotten.
+    """
+    trained: object = petl.attach(model, family)
+    if not isinstance(trained, nn.Module):
+        code = type(petl).attach.__code__
+        raise OwnCodeError(
+            f"{code.co_filename}:{code.co_firstlineno}: attach of method {petl.name} returns"
+            f" {trained!r}, expected the model to train, an nn.Module"
+        )
+    return trained
 
 
 def check_pair(

@@ -486,7 +486,8 @@ def _placed(place: str) -> Iterator[None]:
     except IncompatibleError as error:
         raise IncompatibleError(f"{place}: {error}") from None
     except SuiteError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        # Its cause is kept: it may be an exception in the user's own code.
+        raise ConfigError(f"{place}: {error}") from error.__cause__
 
 
 def _workers(config: SweepConfig, backbone: str, world_size: int) -> int:

@@ -14,6 +14,7 @@ from suite.errors import (
     ConfigError,
     DataError,
     IncompatibleError,
+    OwnCodeError,
     StaleDriverError,
     StorageError,
 )
@@ -64,6 +65,7 @@ def is_infrastructure(error: BaseException) -> bool:
     Network, disk, a lost device and another driver are the machine's, and so are files that are
     absent or changed since the driver checked them. All else is the trial's.
     """
+    error = _raised(error)
     if isinstance(error, IncompatibleError) or _is_out_of_memory(error):
         return False
     if isinstance(error, _INFRASTRUCTURE):
@@ -75,9 +77,16 @@ def is_infrastructure(error: BaseException) -> bool:
 
 def status_of(error: BaseException) -> Status:
     """How a trial's own exception ends it: OOM or failed."""
-    if _is_out_of_memory(error):
+    if _is_out_of_memory(_raised(error)):
         return Status.OOM
     return Status.FAILED
+
+
+def _raised(error: BaseException) -> BaseException:
+    """What was raised first, where that was in the user's own code."""
+    if isinstance(error, OwnCodeError) and error.__cause__ is not None:
+        return error.__cause__
+    return error
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
