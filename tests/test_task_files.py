@@ -107,6 +107,33 @@ def test_a_python_file_is_the_task_of_its_stem_with_hyphens(folder: Path) -> Non
     assert task.code is not None and not task.code.rows and not task.code.score
 
 
+def test_the_file_of_a_task_is_answered_with_the_tasks_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "others").mkdir()
+    files = (
+        (folder, "long_word.py"),
+        (tmp_path / "tasks", "a.yaml"),
+        (tmp_path / "others", "b.yaml"),
+    )
+    for where, name in files:
+        written(where, PLAIN, name)
+    written(tmp_path / "others", PLAIN, "c.py")
+    for given, said in (
+        ("mine/long_word.py", "write long-word"),
+        ("tasks/a.yaml", "write a"),
+        (
+            "others/b.yaml",
+            "write b, and put the file into tasks/ of the working folder or give --tasks others",
+        ),
+        ("others/c.py", "write c, and give --tasks others"),
+    ):
+        with pytest.raises(UnknownNameError, match=f"a task is named by its file's stem: {said}$"):
+            load_task(given)
+
+
 def test_rows_makes_the_tasks_columns_and_drops_rows(folder: Path, root: Path) -> None:
     written(folder, PLAIN + ROWS)
     task = load_task("long-word")

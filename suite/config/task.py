@@ -7,6 +7,7 @@ also the kind of tasks that ask for a number. `KINDS` holds all kinds.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -429,12 +430,31 @@ def load_task(name: str, *, where: str = "") -> TaskConfig:
 
 
 def _task_advice(name: str) -> str:
-    """Where tasks were looked for, and what to do with a file of rows."""
+    """Where tasks were looked for, and what to do with a file."""
+    path = Path(name)
+    # `os.path` takes any text, also one that is too long for a path.
+    if path.suffix in (".yaml", ".py") and os.path.isfile(path):
+        return _advice_on_file(path)
     folders = [*user_folders("tasks"), shipped_folder("tasks")]
     searched = f"looked in {', '.join(map(str, folders))}"
-    if form_of(Path(name)) is None:
+    if form_of(path) is None:
         return searched
     return f"{searched}; for a task on the rows of a file: suite init --data {name}"
+
+
+def _advice_on_file(path: Path) -> str:
+    """How a task is named whose file was given instead."""
+    name = task_name(path)
+    said = f"a task is named by its file's stem: write {name}"
+    found = task_paths().get(name)
+    # Another file of this name would be taken.
+    if found is not None and found.samefile(path):
+        return said
+    where = f"give --tasks {path.parent}"
+    # Python is never taken from the working folder.
+    if path.suffix == ".yaml":
+        where = f"put the file into tasks/ of the working folder or {where}"
+    return f"{said}, and {where}"
 
 
 def load_task_file(path: Path) -> TaskConfig:
