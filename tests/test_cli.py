@@ -154,9 +154,17 @@ def test_a_mistake_of_the_command_line_is_no_line_of_the_file(suite: Suite) -> N
         ("search.trails=3", "unknown key 'search.trails'; did you mean"),
         ("training.Epochs=3", "unknown key 'training.Epochs'; known: adam_beta1"),
         ("tasks=[1]", "tasks.0: got 1, expected text"),
+        ("search.objective=[score,score]", "search: objective: got ['score', 'score'], expected"),
+        ("confirm.seeds=[1,1]", "confirm: seeds are not distinct: [1, 1]"),
     ):
         code, _, err = suite("run", "quickstart", "--dry-run", "--set", item)
         assert code == 2 and err.startswith(f"error: --set: {said}"), err
+    asha = "--set", "search.pruner=asha", "--set", "training.epochs=1"
+    code, _, err = suite("run", "quickstart", "--dry-run", *asha)
+    assert code == 2 and "quickstart.yaml with --set: search.pruner asha ends trials" in err
+    for item in ("search..trials=4", ".name=x", "search.=1"):
+        code, _, err = suite("run", "quickstart", "--dry-run", "--set", item)
+        assert code == 2 and err.startswith(f"error: --set {item!r}: a part of the key is empty")
 
 
 @pytest.mark.parametrize("variable", ["SUITE_PATH", "SUITE_TASKS"])

@@ -218,23 +218,9 @@ def validate(
 
 def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> str:
     """Put one of pydantic's errors into our words."""
-    *outer, last = error["loc"] or ("",)
-    # The last part of an unknown key's place is the key itself, whatever it looks like.
-    kept = [part for part in outer if not _is_union_tag(part)]
-    if error["type"] == "extra_forbidden" or not _is_union_tag(last):
-        kept.append(last)
-    loc: Key = tuple(kept)
+    loc = _loc(error)
     key = ".".join(map(str, loc))
-    place = where
-    # from the inside out, for the nearest line
-    for length in range(len(loc), 0, -1):
-        # a key that is missing has no line; the nearest one around it has
-        if loc[:length] in lines:
-            place = f"{where}:{lines[loc[:length]]}"
-            # No line of the file has what was typed.
-            if lines[loc[:length]] == SET:
-                place = "--set"
-            break
+    place = _place(loc, where, lines)
     got = error.get("input")
     # most likely a typing mistake, so the nearest known key is suggested
     if error["type"] == "extra_forbidden":
@@ -259,6 +245,34 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
     if error["type"] != "value_error" and not isinstance(got, (Mapping, BaseModel)):
         message += f", got {got!r}"
     return f"{place}: {message}"
+
+
+def _loc(error: Any) -> Key:
+    """The key that an error is about, without the types that pydantic puts among its parts."""
+    kept = []
+    for part in error["loc"]:
+        if not _is_union_tag(part):
+            kept.append(part)
+    # The last part of an unknown key's place is the key itself, whatever it looks like.
+    if error["type"] == "extra_forbidden" and _is_union_tag(error["loc"][-1]):
+        kept.append(error["loc"][-1])
+    return tuple(kept)
+
+
+def _place(loc: Key, where: str, lines: Lines) -> str:
+    """Where a key was given: a line of the file, or `--set`."""
+    for key, line in lines.items():
+        # A group may be refused for what `--set` put into it, which stands on no line.
+        if line == SET and key[: len(loc)] == loc:
+            # Of the whole file, any other part may be at fault as well.
+            return "--set" if loc else f"{where} with --set"
+    # from the inside out, for the nearest line
+    for length in range(len(loc), 0, -1):
+        # a key that is missing has no line; the nearest one around it has
+        line = lines.get(loc[:length])
+        if line is not None:
+            return "--set" if line == SET else f"{where}:{line}"
+    return where
 
 
 def _with_point(number: str) -> str:
@@ -339,6 +353,8 @@ def _put(data: dict[str, Any], key: str, value: Any, *, where: str) -> None:
     # each key begins at the top, and goes down one level with each of its parts
     target: Any = data
     *parents, last = key.split(".")
+    if not all((*parents, last)):
+        raise ConfigError(f"{where}: a part of the key is empty, expected a name between the dots")
     for part in parents:
         # a group that the file leaves out is made
         target = target.setdefault(part, {})
