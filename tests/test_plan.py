@@ -15,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from suite import petl
+from suite.config.loader import validate
 from suite.config.sweep import ResourceConfig, SweepConfig
 from suite.errors import (
     ConfigError,
@@ -102,6 +103,51 @@ def test_a_number_is_a_fixed_learning_rate_that_is_confirmed_without_a_search(ho
     assert read_plan(home, plan.config.name) == plan and all(
         cell.left == 0 for cell in status(home, plan.config.name)
     )
+
+
+def test_a_whole_number_is_a_learning_rate_too() -> None:
+    (cell,) = planned(methods=[{"name": "lora", "learning_rate": 1}]).cells
+    assert cell.learning_rate.fixed and cell.learning_rate.low == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        *(
+            (
+                {"methods": [{"name": "lora", "learning_rate": rate}]},
+                f"methods.0.learning_rate: got {rate!r}, expected a number in (0, 10], "
+                "or {low: ..., high: ...}",
+            )
+            for rate in (-1, 0.0, 20, 20.0, True, "much", [0.1])
+        ),
+        (
+            {"methods": [{"name": "lora", "learning_rate": "1e-3"}]},
+            "methods.0.learning_rate: got the text '1e-3', expected a number; "
+            "YAML reads it as text, write 1.0e-3",
+        ),
+        (
+            {"search": {"transfer": "homee"}},
+            "search.transfer: Input should be 'home' or a valid boolean, got 'homee'",
+        ),
+        (
+            {"training": {"precision": "fp8"}},
+            "training.precision: Input should be 'fp32', 'bf16', 'bf16-autocast' or 'auto', "
+            "got 'fp8'",
+        ),
+        (
+            {"training": {"zero_stage": "four"}},
+            "training.zero_stage: Input should be a valid integer or 'auto', got 'four'",
+        ),
+    ],
+)
+def test_a_wrong_value_is_answered_with_all_that_is_allowed(
+    changes: dict[str, Any], said: str
+) -> None:
+    names = {"name": "toy", "backbones": ["minilm"], "methods": ["full"], "tasks": ["toy"]}
+    with pytest.raises(ConfigError) as raised:
+        validate(SweepConfig, names | changes, where="toy.yaml")
+    assert str(raised.value) == f"toy.yaml: {said}"
 
 
 def test_what_the_sweep_says_of_a_method_hides_its_search_space() -> None:

@@ -211,7 +211,8 @@ def validate(
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
-        messages = [_explain(model, fault, where, lines or {}) for fault in error.errors()]
+        faults = _joined(error.errors())
+        messages = [_explain(model, fault, where, lines or {}) for fault in faults]
         # each alternative of a union gives the same error
         raise ConfigError("\n".join(dict.fromkeys(messages))) from None
 
@@ -247,6 +248,23 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
     return f"{place}: {message}"
 
 
+def _joined(errors: Iterable[Any]) -> list[Any]:
+    """Pydantic's errors, with one for all alternatives of a union: each says what it allows."""
+    found: list[Any] = []
+    first: dict[Key, Any] = {}
+    for error in errors:
+        loc = _loc(error)
+        # An alternative's error ends with the alternative itself.
+        if loc == error["loc"]:
+            found.append(error)
+        elif loc in first:
+            first[loc]["msg"] += f" or {error['msg'].removeprefix('Input should be ')}"
+        else:
+            first[loc] = error
+            found.append(error)
+    return found
+
+
 def _loc(error: Any) -> Key:
     """The key that an error is about, without the types that pydantic puts among its parts."""
     kept = []
@@ -269,9 +287,9 @@ def _place(loc: Key, where: str, lines: Lines) -> str:
     # from the inside out, for the nearest line
     for length in range(len(loc), 0, -1):
         # a key that is missing has no line; the nearest one around it has
-        line = lines.get(loc[:length])
-        if line is not None:
-            return "--set" if line == SET else f"{where}:{line}"
+        at = loc[:length]
+        if at in lines:
+            return "--set" if lines[at] == SET else f"{where}:{lines[at]}"
     return where
 
 
@@ -289,8 +307,10 @@ def _is_union_tag(part: str | int) -> bool:
     """Whether a part of an error's place is a type of a union, which pydantic puts among keys."""
     if not isinstance(part, str):
         return False
+    if part.startswith("constrained-") or part in ("str", "int", "float", "bool"):
+        return True
     # names of models are capitalised and keys are not; "[" stands in types such as list[str]
-    return part[:1].isupper() or part in ("str", "int", "float", "bool") or "[" in part
+    return part[:1].isupper() or "[" in part
 
 
 def _keys_beside(model: type[BaseModel], loc: Key) -> Sequence[str]:

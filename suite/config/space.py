@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -35,11 +35,15 @@ class LearningRateRange(Strict):
     @model_validator(mode="before")
     @classmethod
     def _number(cls, given: Any) -> Any:
-        # YAML reads 1.0e-3 as a float; an integer is no sensible rate, and the check of the type
-        # refuses it
-        if isinstance(given, float):
+        if isinstance(given, (Mapping, LearningRateRange)):
+            return given
+        # True is a number too, for Python.
+        is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+        if is_number and 0 < given <= MOST:
             return {"low": given, "high": given, "fixed": True}
-        return given
+        raise ValueError(
+            f"got {given!r}, expected a number in (0, {MOST:g}], or {{low: ..., high: ...}}"
+        )
 
     def trials(self, budget: int, choices: int) -> int:
         """How many trials of a sweep's budget a study uses.

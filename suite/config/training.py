@@ -85,7 +85,7 @@ class TrainingConfig(Strict):
     adam_beta2: Beta = 0.999
     adam_eps: PositiveAmount = 1e-8
     gradient_clipping: Amount = Field(1.0, description="global gradient norm; 0 = off (ours)")
-    precision: Precision | Literal["auto"] = Field(
+    precision: Literal[Precision, "auto"] = Field(
         "auto",
         description="bf16-autocast = fp32 weights, products of matrices in bf16; auto = bf16 on a "
         "GPU, bf16-autocast on a CPU with AMX or AVX-512 for bf16, fp32 on another CPU",
