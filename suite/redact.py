@@ -19,16 +19,25 @@ HIDDEN = "***"
 MIN_SECRET_CHARS = 6
 """A shorter value of a secret variable would be found by chance in harmless text."""
 
-_USER_AND_PASSWORD = re.compile(r"(?<=://)[^\s/@'\"]*:[^\s'\"]*@|(?<=://)[^\s/'\"]*@")
+# A password may have quotes. One ends the URL only where it closes the one before the scheme, or
+# where another text of JSON begins.
+_QUOTE = r"""(?!(?P=quote)(?:[,;:)\]}>]|$)|["'][\]}]*[,:][\[{]*\\?["'])["']"""
+_USER_AND_PASSWORD = re.compile(
+    r"""(?P<head>(?:(?P<quote>["'])[\w+.-]{1,40})?://)"""
+    # A URL without a user matches too: else the search would go on behind its quote, and find it.
+    # The look ahead is for speed.
+    rf"""(?:(?=\S*@)(?P<user>(?:[^\s/@:"']|{_QUOTE})*)(?::(?P<password>(?:[^\s"']|{_QUOTE})*))?@)?"""
+)
+# What is hidden already stays as it is. A quote is the end unless the value goes on behind it.
+_VALUE = r"""(?!\*\*\*)([^\s&'",;)](?:[^\s&'",;)]|["'](?=[^\s&'",;:)\]}>]))*)"""
 _NAMED = re.compile(
     r"(?i)\b([\w-]{0,40}(?:password|passwd|passphrase)|(?:[\w-]{0,40}[_-])?pwd|[\w-]{0,40}[_-]pass"
     r"|(?:[\w-]{0,40}[_-])?(?:token|secret|signature|credentials?)"
     r"|[\w-]{0,40}(?:api|access|secret|account)[_-]?key(?:[_-]id)?)"
-    # What is hidden already stays as it is.
-    r"=(?!\*\*\*)([^\s&'\",;)]+)"
+    rf"={_VALUE}"
 )
 # In small letters `sort_key=score` is no secret, and `KEY=VALUE` is what `--set` expects.
-_VARIABLE = re.compile(r"\b(?!KEY=)([A-Z][A-Z0-9_]{0,60})=(?!\*\*\*)([^\s&'\",;)]+)")
+_VARIABLE = re.compile(rf"\b(?!KEY=)([A-Z][A-Z0-9_]{{0,60}})={_VALUE}")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*")
 _SECRET_WORD = re.compile("KEY|TOKEN|SECRET|PASS|PWD|CREDENTIAL|CONNECTION_?STRING")
 _OTHER_WORD = re.compile(
@@ -45,7 +54,6 @@ _CONTROL = re.compile(
     # These turn the direction of writing, so that a text reads otherwise than it is.
     r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
-_PASSWORD_IN_URL = re.compile(r"://[^\s/@'\":]*:([^\s'\"]+)@")
 
 
 def redact(text: object, *, environment: Mapping[str, str] | None = None) -> str:
@@ -62,7 +70,7 @@ def redact(text: object, *, environment: Mapping[str, str] | None = None) -> str
     shown = str(text)
     for secret in secrets_of(environment):
         shown = shown.replace(secret, HIDDEN)
-    shown = _USER_AND_PASSWORD.sub(f"{HIDDEN}@", shown)
+    shown = _USER_AND_PASSWORD.sub(_without_user, shown)
     shown = _NAMED.sub(rf"\1={HIDDEN}", shown)
     shown = _VARIABLE.sub(_without_secret, shown)
     return _BEARER.sub(rf"\1 {HIDDEN}", shown)
@@ -77,11 +85,10 @@ def secrets_of(environment: Mapping[str, str]) -> list[str]:
             found.add(value)
         # A connection string is hidden as a whole, and a driver may print a part of it.
         found |= _named_secrets(value)
-        if "://" in value:
-            for password in _PASSWORD_IN_URL.findall(value):
-                found.add(password)
-                # A driver may print it decoded.
-                found.add(unquote(password))
+        for password in _passwords(value):
+            found.add(password)
+            # A driver may print it decoded.
+            found.add(unquote(password))
     long_enough = [value for value in found if len(value) >= MIN_SECRET_CHARS]
     # The longest first: a secret may be a part of another one.
     return sorted(long_enough, key=len, reverse=True)
@@ -94,6 +101,12 @@ def is_secret_name(variable: str) -> bool:
     return has_word and not _ABOUT_A_SECRET.search(name)
 
 
+def _passwords(text: str) -> list[str]:
+    """Return the passwords of the URLs in a text."""
+    found = [url["password"] for url in _USER_AND_PASSWORD.finditer(text)]
+    return [password for password in found if password]
+
+
 def _named_secrets(text: str) -> set[str]:
     """Return the values of `password=VALUE` and the like in a text."""
     found = {value for _, value in _NAMED.findall(text)}
@@ -101,6 +114,13 @@ def _named_secrets(text: str) -> set[str]:
         if is_secret_name(name):
             found.add(value)
     return found
+
+
+def _without_user(url: re.Match[str]) -> str:
+    """The beginning of a URL as it may be shown."""
+    if url["user"] is None:
+        return url[0]
+    return f"{url['head']}{HIDDEN}@"
 
 
 def _without_secret(found: re.Match[str]) -> str:
@@ -120,7 +140,7 @@ def printable(text: str) -> str:
 
 def has_password(url: str) -> bool:
     """Whether a URL carries a password, or a secret in its query."""
-    return bool(_PASSWORD_IN_URL.search(url) or _named_secrets(url))
+    return bool(_passwords(url) or _named_secrets(url))
 
 
 def refuse_password(url: str | None, *, option: str, instead: str) -> None:

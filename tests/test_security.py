@@ -187,6 +187,21 @@ def test_no_secret_is_in_a_file_an_output_or_a_title(watched: Watched) -> None:
         ("Authorization: Bearer abcdefgh12345", "Authorization: Bearer ***"),
         ("16 tokens, max_length=128, key 'a' = 3", "16 tokens, max_length=128, key 'a' = 3"),
         ("http://h:5000/path", "http://h:5000/path"),
+        ("postgresql://u:it's-secret@h/db", "postgresql://***@h/db"),
+        ('postgresql://u:pa"ss@h/db', "postgresql://***@h/db"),
+        ('x = "http://u:it\'s@h"', 'x = "http://***@h"'),
+        ("got 'http://u:it's@h', sorry", "got 'http://***@h', sorry"),
+        ("postgresql:///db?user=u&password=it's", "postgresql:///db?user=u&password=***"),
+        ("'http://h/?token=it\"s'; x", "'http://h/?token=***'; x"),
+        ('["http://h:1/x","me@x.org"]', '["http://h:1/x","me@x.org"]'),
+        ('{"a":"see http://h:1/x","b":"me@x.org"}', '{"a":"see http://h:1/x","b":"me@x.org"}'),
+        ('<a href="http://h:1/x">me@x.org</a>', '<a href="http://h:1/x">me@x.org</a>'),
+        ("('http://h:1','me@x.org')", "('http://h:1','me@x.org')"),
+        ("'http://h:1/x' of me@x.org", "'http://h:1/x' of me@x.org"),
+        (
+            '{"a":"http://u:it\'s@h:1/x","b":["http://u:p@g","http://f/?token=c"],"c":"s"}',
+            '{"a":"http://***@h:1/x","b":["http://***@g","http://f/?token=***"],"c":"s"}',
+        ),
     ],
 )
 def test_what_looks_like_a_secret_is_hidden(text: str, shown: str) -> None:
@@ -271,6 +286,7 @@ def test_workers_elsewhere_get_no_secret(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ResourceError, match=r"HF_ENDPOINT=https://\*\*\*@mirror: holds a password"):
         worker_environment(1)
     assert has_password("https://u:MARKED@mirror")
+    assert has_password("https://u:it's@mirror") and has_password('https://u:a"b@mirror')
 
 
 LOCAL_CLUSTER = """
