@@ -135,6 +135,7 @@ def test_the_help_has_every_command_in_a_group(suite: Suite) -> None:
         (("leaderboard", "--home", "nowhere"), "--home nowhere: holds no trials"),
         (("sync", "--home", "nowhere"), "--home nowhere: holds no trials"),
         (("sync", "--home", "nowhere", "--optuna", "foo://bar"), "--optuna foo://bar: expected"),
+        (("sync", "--new-id", "--take-over"), "--new-id, --take-over: got both"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )

@@ -17,7 +17,7 @@ from suite.cli.options import (
 )
 from suite.cli.render import put
 from suite.config.names import DEFAULT_HOME
-from suite.errors import StorageError, TrackingError
+from suite.errors import ConfigError, StorageError, TrackingError
 
 if TYPE_CHECKING:
     from suite.record.folder import Home
@@ -57,6 +57,11 @@ def sync(
 
     The command writes only what is missing: running it twice does nothing twice.
     """
+    if new_id and take_over:
+        raise ConfigError(
+            "--new-id, --take-over: got both; this copy is either a home of its own or the home "
+            "from now on, so give one of them"
+        )
     # MLflow takes seconds to import, and `--help` must not wait for it.
     from suite.record.folder import Home
     from suite.storage.identity import renew
