@@ -109,6 +109,7 @@ def find_sweep(given: str) -> Path:
 
     Raises:
         UnknownNameError: It is neither.
+        ConfigError: It is a folder.
     """
     known = yaml_names("sweeps")
     path = Path(given)
@@ -116,10 +117,16 @@ def find_sweep(given: str) -> Path:
         return path
     if given in known:
         return known[given]
-    # A typing error in a path is likely, so files beside it are suggested too
-    files = [str(file) for file in path.parent.glob("*.yaml")]
     where = "SWEEP (a file or a known name)"
-    raise UnknownNameError("sweep", given, [*known, *files], where=where)
+    if path.is_dir():
+        held = ", ".join(_yaml_files(path)) or "none"
+        raise ConfigError(f"{where}: {given} is a folder; sweeps may be among its files: {held}")
+    # A typing error in a path is likely, so files beside it are suggested too
+    raise UnknownNameError("sweep", given, [*known, *_yaml_files(path.parent)], where=where)
+
+
+def _yaml_files(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.glob("*.yaml") if path.is_file())
 
 
 def plug_in_files(folder: Path) -> list[Path]:

@@ -168,6 +168,19 @@ def test_a_mistake_of_the_command_line_is_no_line_of_the_file(suite: Suite) -> N
         assert code == 2 and err.startswith(f"error: --set {item!r}: a part of the key is empty")
 
 
+def test_a_folder_is_no_sweep(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all.yaml").mkdir()
+    (tmp_path / "all.yaml" / "one.yaml").write_text("")
+    code, _, err = suite("run", "all.yaml")
+    assert code == 2
+    assert "all.yaml is a folder; sweeps may be among its files: all.yaml/one.yaml" in err
+    code, _, err = suite("run", "al.yaml")
+    assert code == 2 and "did you mean all.yaml" not in err
+
+
 @pytest.mark.parametrize("variable", ["SUITE_PATH", "SUITE_TASKS"])
 def test_a_folder_of_ones_own_that_is_not_there_is_told(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str

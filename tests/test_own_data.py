@@ -391,6 +391,13 @@ def test_init_says_what_it_needs_of_a_file(
     assert [path.name for path in Path.cwd().iterdir()] == ["rows.csv"]
 
 
+def test_init_says_which_splits_a_file_can_be_of(suite: Suite, write: Write) -> None:
+    Path("rows.csv").write_text(csv_text())
+    code, _, err = suite("init", "--data", "tran=rows.csv", "--text", "text", "--label", "label")
+    assert code == 2 and "--data tran=rows.csv: no such file" in err
+    assert "before = stands one of train, validation, test" in err
+
+
 def test_init_never_hides_a_shipped_task_nor_overwrites_one(suite: Suite, write: Write) -> None:
     Path("sst2.csv").write_text(csv_text())
     command = ("init", "--data", "sst2.csv", "--text", "text", "--label", "label")

@@ -319,6 +319,10 @@ def test_what_is_wrong_with_a_submission_is_said_before_anything_is_sent(
             "is not below --working-dir",
         ),
         (["quickstart", "--home", "/runs", "--working-dir", folder], "--address: got none"),
+        (
+            [elsewhere, *there[:2], "--home", "/runs", "--working-dir", folder / "none"],
+            f"--working-dir {folder}/none: no such folder",
+        ),
         (["quickstart", "--home", "/runs", "--address", "http://[::1"], "no Ray dashboard"),
         (["quickstart", "--home", "/runs", "--address", "http://head:x"], "no Ray dashboard"),
     ):

@@ -108,6 +108,8 @@ def submit(
 
     # Links resolved: paths are compared with it to see what lies inside.
     folder = working_dir.resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"--working-dir {working_dir}: no such folder (looked from {Path.cwd()})")
     found = find_sweep(sweep)
     relative_tasks = None
     with ExitStack() as stack:

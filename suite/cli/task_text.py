@@ -58,7 +58,10 @@ def files_of(given: Sequence[str], delimiter: str | None, encoding: str | None) 
     data = validate(FileData, {**keys, **more}, where="--data")
     for path in data.paths.values():
         if not (Path.cwd() / path).is_file():
-            raise DataError(f"--data {path}: no such file (looked from {Path.cwd()})")
+            hint = ""
+            if "=" in path:
+                hint = f"; before = stands one of {', '.join(FILE_SPLITS)}"
+            raise DataError(f"--data {path}: no such file (looked from {Path.cwd()}){hint}")
     return data
 
 

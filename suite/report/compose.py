@@ -69,7 +69,7 @@ def write(report: Report, out: Path, form: Form) -> list[Path]:
         return _WRITERS[form](report, out)
     except OSError as error:
         raise ConfigError(
-            f"--out {out}: cannot be written: {error.strerror or error}; give another folder"
+            f"{out}: cannot be written: {error.strerror or error}; give another folder"
         ) from error
 
 
