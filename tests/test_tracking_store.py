@@ -232,11 +232,14 @@ def test_a_kill_while_the_tables_are_made_leaves_no_half_made_database(tmp_path:
     assert not list(tmp_path.glob(".*")), "what the kills left is gone"
 
 
-def test_the_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [0, 1])
+def test_the_database_of_another_program_is_refused_and_left_as_it_is(
+    tmp_path: Path, rows: int
+) -> None:
     path = tmp_path / "mine.db"
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE mine (a)")
-        connection.execute("INSERT INTO mine VALUES (1)")
+        connection.executemany("INSERT INTO mine VALUES (?)", [(1,)] * rows)
     before = path.read_bytes()
     with pytest.raises(TrackingError, match="tables of another program"):
         open_store(f"sqlite:///{path}")

@@ -70,17 +70,30 @@ def prepare_sqlite(path: Path) -> None:
 def is_half_made(path: Path) -> bool:
     """Whether a file without the newest revision is one whose tables were never finished.
 
-    Nothing was tracked in such a file, while the database of another MLflow, or of another
-    program, has rows.
+    Nothing was tracked in such a file, while the database of another MLflow has rows, and that of
+    another program has other tables.
     """
     with _engine(sqlite_uri(path)) as engine, engine.connect() as connection:
         tables = inspect(connection).get_table_names()
+        if not all(_is_mlflows(name) for name in tables):
+            return False
         for name in set(tables) - set(FILLED_BY_MLFLOW):
             query = select(literal(1)).select_from(table(name)).limit(1)
             if connection.execute(query).first() is not None:
                 return False
     # An empty file is no half: sqlite makes one of every name that it is asked for.
     return bool(tables)
+
+
+def _is_mlflows(table: str) -> bool:
+    """Whether MLflow makes a table of that name, or alembic on the way."""
+    # Imported for its effect: it imports the modules of all tables.
+    import mlflow.store.db.utils  # noqa: F401
+    from mlflow.store.db.base_sql_model import Base
+
+    # alembic changes a table of sqlite by way of another one, and a kill leaves it there.
+    name = table.removeprefix("_alembic_tmp_")
+    return name == "alembic_version" or name in Base.metadata.tables
 
 
 def _make_whole(path: Path) -> None:
