@@ -10,6 +10,7 @@ import torch
 
 from suite.attention import variants
 from suite.backbones.loading import Head, build, load_tokenizer, resolve
+from suite.cli.lm_eval import result_rows
 from suite.config.arm import Arm
 from suite.config.lm_eval import LmEvalConfig, Request, parse_requests
 from suite.config.sweep import AttentionChoice
@@ -240,6 +241,16 @@ def test_only_what_is_new_is_measured(folder: Path, tmp_path: Path) -> None:
     assert after.finished_at > before.finished_at and after.total == before.total
 
 
+def test_a_plan_names_the_results_of_its_own_settings(folder: Path, tmp_path: Path) -> None:
+    subject = untrained(arm("llama"), Home(tmp_path))
+    for length in (64, 32, 64):
+        wanted = config(folder, tasks=["first_choose"], limit=2, max_length=length)
+        measure([subject], wanted, device="cpu")
+        _, keys = plan([subject], wanted, Library(folder), device="cpu")
+        (found,) = read(subject.folder).only(keys[subject.folder]).evaluations.values()
+        assert found.settings.max_length_tokens == length
+
+
 def test_a_changed_task_file_is_another_evaluation(tmp_path: Path) -> None:
     folder, subject = write_lm_tasks(tmp_path / "tasks"), untrained(arm("llama"), Home(tmp_path))
     wanted = config(folder, tasks=["first_choose"])
@@ -317,6 +328,27 @@ def test_of_two_evaluations_of_one_name_the_later_one_counts(tmp_path: Path) -> 
     add_evaluation(tmp_path, made(0.1, at=1.0, limit=None, definition="d"))
     assert len(read(tmp_path).evaluations) == 2
     assert read(tmp_path).latest()["t"].total.scores["acc"].value == 0.9
+
+
+def test_only_numbers_of_equal_settings_are_averaged(tmp_path: Path) -> None:
+    for name, value in (("a", 0.5), ("b", 0.7)):
+        add_evaluation(tmp_path / name, made(value))
+    add_evaluation(tmp_path / "b", made(0.1, at=2.0, definition="d"))
+    records = [read(tmp_path / "a"), read(tmp_path / "b")]
+    both = over_seeds(records)["t"]["acc"]
+    assert (both["mean"], both["seeds"]) == (pytest.approx(0.6), 2), "most seeds have it"
+    add_evaluation(tmp_path / "a", made(0.3, at=3.0, definition="d"))
+    later = over_seeds([read(tmp_path / "a"), read(tmp_path / "b")])["t"]["acc"]
+    assert (later["mean"], later["seeds"]) == (pytest.approx(0.2), 2), "as many, and later"
+
+
+def test_rows_are_of_the_settings_that_were_asked_for(tmp_path: Path) -> None:
+    subject = untrained(arm("llama"), Home(tmp_path))
+    asked = made(0.9)
+    add_evaluation(subject.folder, asked)
+    add_evaluation(subject.folder, made(0.1, at=2.0, definition="d"))
+    rows = result_rows([subject], {subject.folder: {asked.settings.key}})
+    assert [row["value"] for row in rows] == [0.9]
 
 
 def test_a_file_cut_short_counts_as_none(tmp_path: Path) -> None:

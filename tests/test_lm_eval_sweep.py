@@ -13,12 +13,15 @@ import yaml
 from pydantic import ValidationError
 
 from suite.cluster.session import cluster
+from suite.config.lm_eval import LmEvalConfig, parse_requests
 from suite.config.sweep import SweepConfig
 from suite.errors import ConfigError, IncompatibleError
+from suite.evaluation.harness import settings_of
+from suite.evaluation.library import Library
 from suite.plan.resources import Layout
 from suite.record.cells import Trial
 from suite.record.folder import Home
-from suite.record.lm_eval import FILE, read_record
+from suite.record.lm_eval import FILE, Evaluation, TaskScores, add_evaluation, read_record
 from suite.record.spec import Phase
 from suite.storage.workspace import Workspace
 from suite.tune import measure
@@ -121,6 +124,30 @@ def test_a_measurement_that_hangs_ends_at_the_deadline_of_all_tasks_and_says_so(
         str(trial.folder.path): "no answer within 50 s a task (timeouts.epoch_s)"
         for trial in trials
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({}, False),
+        ({"max_length": 64, "dtype": "fp32"}, False),
+        ({"max_length": 32}, True),
+        ({"dtype": "bf16"}, True),
+    ],
+)
+def test_what_was_measured_counts_under_the_settings_that_the_sweep_gives(
+    tmp_path: Path, changes: dict[str, Any], left: bool
+) -> None:
+    folder = write_lm_tasks(tmp_path / "lm", count=6)
+    config = LmEvalConfig(tasks=["first_choose"], include_path=str(folder))
+    (request,) = parse_requests(config.tasks)
+    library = Library(folder)
+    settings = settings_of(request, config, library, positions=64, device="cpu")
+    total = TaskScores(scores={}, samples=6)
+    ended = {"device": "cpu", "batch_size": "8", "seconds": 1.0, "finished_at": 1.0}
+    add_evaluation(tmp_path, Evaluation(settings=settings, total=total, **ended))
+    wanted = config.model_copy(update=changes)
+    assert measure._has_all(tmp_path, wanted, library) != left
 
 
 @pytest.mark.slow

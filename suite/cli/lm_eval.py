@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -246,10 +246,9 @@ def _measured(
         again=again,
         on_progress=lambda line: put(line, err=True),
     )
-    # The records may hold tasks of other calls: show those that were asked for, with the names
-    # that lm-eval gives the members of a group.
-    _, names = plan(subjects, config, Library(config.include_path), device=device)
-    return list(result_rows(subjects, names)), failed
+    # The records may hold results of other calls, with other tasks or settings.
+    _, wanted = plan(subjects, config, Library(config.include_path), device=device)
+    return list(result_rows(subjects, wanted)), failed
 
 
 def _untrained(
@@ -323,21 +322,24 @@ def _of_home(
     return list(found.values())
 
 
-def result_rows(subjects: Iterable[Subject], names: Iterable[str]) -> Iterable[Row]:
-    """A row for each arm, task of its training, lm-eval task and metric, over the seeds."""
+def result_rows(subjects: Iterable[Subject], wanted: Mapping[Path, Set[str]]) -> Iterable[Row]:
+    """A row for each arm, task of its training, lm-eval task and metric, over the seeds.
+
+    Args:
+        wanted: By a subject's folder the keys of the results to show.
+    """
     from suite.config.hashing import canonical_json
     from suite.record.lm_eval import over_seeds, read_record
 
-    wanted = set(names)
     # Options and architectures are nested: as canonical JSON they can be the key of a group.
     groups = defaultdict(list)
     for subject in subjects:
         groups[canonical_json(_names_of(subject))].append(subject)
     for members in groups.values():
-        summary = over_seeds([read_record(member.folder) for member in members])
-        for name, metrics in summary.items():
-            if name not in wanted:
-                continue
+        records = []
+        for member in members:
+            records.append(read_record(member.folder).only(wanted[member.folder]))
+        for name, metrics in over_seeds(records).items():
             for metric, numbers in metrics.items():
                 yield {
                     **_names_of(members[0]),

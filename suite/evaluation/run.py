@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -34,34 +35,35 @@ def plan(
     *,
     device: str,
     again: bool = False,
-) -> tuple[list[Work], set[str]]:
+) -> tuple[list[Work], dict[Path, set[str]]]:
     """Find what is not measured yet.
 
     Args:
         again: Also measure what was measured before.
 
     Returns:
-        The work that is left, and the names of all results asked for in `lm-eval.json`.
+        The work that is left, and by a subject's folder the keys of all results asked for.
     """
     work: list[Work] = []
-    names: set[str] = set()
+    wanted: dict[Path, set[str]] = {}
     requests = parse_requests(config.tasks)
     for subject in subjects:
         known = {}
         if not again:
             known = read_record(subject.folder).evaluations
         left = []
+        wanted[subject.folder] = set()
         for request in requests:
             settings = settings_of(
                 request, config, library, positions=subject.positions, device=device
             )
             # Also for what is there already: the caller shows old and new results in one table.
-            names.add(settings.name)
+            wanted[subject.folder].add(settings.key)
             if settings.key not in known:
                 left.append((request, settings))
         if left:
             work.append(Work(subject, left))
-    return work, names
+    return work, wanted
 
 
 def load_tasks(work: Sequence[Work], library: Library) -> dict[Request, Loaded]:

@@ -6,7 +6,7 @@ An evaluation that stands in the file is not done again.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -100,6 +100,11 @@ class LmEvalRecord(Record):
     schema_version: int = SCHEMA_VERSION
     evaluations: dict[str, Evaluation] = Field(default_factory=dict)
 
+    def only(self, keys: Set[str]) -> LmEvalRecord:
+        """The evaluations under these settings, by their keys."""
+        chosen = {key: e for key, e in self.evaluations.items() if key in keys}
+        return LmEvalRecord(evaluations=chosen)
+
     def latest(self) -> dict[str, Evaluation]:
         """The evaluations by name.
 
@@ -172,17 +177,32 @@ def over_seeds(
     between seeds, None for one. `stderr` is the mean of what lm-eval states for each, which is
     about the questions and would not vanish with more seeds. A seed without the evaluation is
     left out.
+
+    All numbers of a name are of equal settings: those that most seeds have, or of two with as many
+    those that were measured last.
     """
-    scores: dict[str, dict[str, list[Score]]] = {}
+    by_settings: dict[str, dict[str, list[Evaluation]]] = {}
     for record in records:
-        for name, evaluation in record.latest().items():
-            for metric, score in evaluation.total.scores.items():
-                # Of a group the total counts; its parts stay in the file.
-                scores.setdefault(name, {}).setdefault(metric, []).append(score)
+        for evaluation in record.evaluations.values():
+            of_name = by_settings.setdefault(evaluation.settings.name, {})
+            of_name.setdefault(evaluation.settings.key, []).append(evaluation)
     found = {}
-    for name, metrics in sorted(scores.items()):
-        found[name] = {metric: _spread(values) for metric, values in metrics.items()}
+    for name, of_name in sorted(by_settings.items()):
+        found[name] = _metrics(max(of_name.values(), key=_seeds_then_end))
     return found
+
+
+def _seeds_then_end(evaluations: Sequence[Evaluation]) -> tuple[int, float]:
+    return len(evaluations), max(e.finished_at for e in evaluations)
+
+
+def _metrics(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | int | None]]:
+    scores: dict[str, list[Score]] = {}
+    for evaluation in evaluations:
+        # Of a group the total counts; its parts stay in the file.
+        for metric, score in evaluation.total.scores.items():
+            scores.setdefault(metric, []).append(score)
+    return {metric: _spread(values) for metric, values in scores.items()}
 
 
 def _spread(scores: Sequence[Score]) -> dict[str, float | int | None]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from suite.config.lm_eval import LmEvalConfig, parse_requests
+from suite.config.lm_eval import LmEvalConfig, Request, parse_requests
 from suite.errors import ConfigError
 from suite.evaluation.library import Library
 from suite.plan.cell_state import CellState
@@ -167,20 +167,35 @@ def _jobs(
 
 
 def _has_all(folder: Path, config: LmEvalConfig, library: Library) -> bool:
-    """Whether a folder has an evaluation of every task, whatever number types and lengths it had.
+    """Whether a folder has an evaluation of every task under the settings that a config gives.
 
-    Those depend on the machine.
+    Types and lengths that it leaves open depend on the machine: any counts.
     """
-    found = set()
+    known = []
     for evaluation in read_record(folder).evaluations.values():
-        s = evaluation.settings
-        found.add((s.task, s.shots, s.limit, s.seed, s.definition, s.lm_eval))
+        known.append(evaluation.settings.model_dump().items())
     for request in parse_requests(config.tasks):
-        definition = library.definition(request)
-        asked = (request.name, request.shots, config.limit, config.seed)
-        if (*asked, definition, library.version) not in found:
+        asked = _asked(request, config, library).items()
+        if not any(asked <= settings for settings in known):
             return False
     return True
+
+
+def _asked(request: Request, config: LmEvalConfig, library: Library) -> dict[str, str | int | None]:
+    """The settings of an evaluation that a config gives, by their names in the record."""
+    asked: dict[str, str | int | None] = {
+        "task": request.name,
+        "shots": request.shots,
+        "limit": config.limit,
+        "seed": config.seed,
+        "definition": library.definition(request),
+        "lm_eval": library.version,
+    }
+    if config.dtype != "auto":
+        asked["dtype"] = config.dtype
+    if config.max_length is not None:
+        asked["max_length_tokens"] = config.max_length
+    return asked
 
 
 def _outcome(reference: Any, job: Job) -> dict[str, str]:
