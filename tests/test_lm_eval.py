@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +408,23 @@ def test_a_mistake_is_found_before_the_model_is_loaded(
             config(folder, **changes),
             device="cpu",
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tasks": ["first_choose:30"]}, "first_choose:30: cannot be measured: .*fewer rows than"),
+        ({"tasks": ["first_choose"], "max_length": 1}, "an answer of more than 1 tokens"),
+    ],
+)
+def test_a_task_that_lm_eval_cannot_ask_is_told_of_each_model(
+    changes: dict[str, Any], said: str, folder: Path, tmp_path: Path
+) -> None:
+    subjects = [untrained(arm(family), Home(tmp_path)) for family in ("llama", "gpt2")]
+    failed = measure(subjects, config(folder, **changes), device="cpu")
+    assert list(failed) == [str(subject.folder) for subject in subjects]
+    for why in failed.values():
+        assert re.search(said, why)
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_the_model_is_loaded(

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from suite.config.lm_eval import LmEvalConfig, Request
-from suite.errors import ConfigError
-from suite.evaluation.library import Library, Loaded, quiet
+from suite.errors import ConfigError, DataError
+from suite.evaluation.library import Library, Loaded, quiet, short_reason
 from suite.record.lm_eval import Evaluation, Score, Settings, TaskScores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -139,6 +139,9 @@ def evaluate(
 
     This does what `lm_eval.simple_evaluate` does, without its survey of the machine, which takes
     longer than a small task.
+
+    Raises:
+        DataError: lm-eval cannot ask the task under these settings.
     """
     import lm_eval
 
@@ -157,9 +160,12 @@ def evaluate(
         tasks = {leaf.task_name: leaf for leaf in loaded.leaves}
         members = {name: group.child_names for name, group in groups.items()}
         asked: Any = {"tasks": tasks, "groups": groups, "group_map": members}
-        found: Any = lm_eval.evaluate(
-            lm, asked, limit=settings.limit, bootstrap_iters=BOOTSTRAPS, log_samples=False
-        )
+        try:
+            found: Any = lm_eval.evaluate(
+                lm, asked, limit=settings.limit, bootstrap_iters=BOOTSTRAPS, log_samples=False
+            )
+        except (ValueError, AssertionError) as error:
+            raise DataError(_why_not(loaded, settings, error)) from error
     parts = {}
     if groups:
         # A single task has no parts: its total says it all.
@@ -176,6 +182,15 @@ def evaluate(
         batch_size=str(lm.batch_size),
         seconds=time.perf_counter() - start,
         finished_at=time.time(),
+    )
+
+
+def _why_not(loaded: Loaded, settings: Settings, error: Exception) -> str:
+    """Say what a task may lack; lm-eval draws the shots and checks the lengths as it goes."""
+    return (
+        f"lm-eval task {loaded.request}: cannot be measured: {short_reason(error)}; likely it has"
+        f" fewer rows than shots, or an answer of more than {settings.max_length_tokens} tokens"
+        " (max_length)"
     )
 
 

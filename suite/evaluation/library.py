@@ -63,6 +63,11 @@ def version() -> str:
     return metadata.version("lm_eval")
 
 
+def short_reason(error: Exception) -> str:
+    """What an error of lm-eval says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split())[:MESSAGE_CHARS] or type(error).__name__
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep lm-eval from downloading code, starting processes and logging warnings."""
@@ -158,7 +163,7 @@ class Library:
         return "list them with: lm-eval ls tasks"
 
     def _why_not(self, request: Request, error: Exception) -> str:
-        reason = " ".join(str(error).split())[:MESSAGE_CHARS] or type(error).__name__
+        reason = short_reason(error)
         remedy = "correct it"
         if not self._is_own(request.name):
             remedy = "connect this machine to the hub once, so that its data are in the cache"
