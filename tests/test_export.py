@@ -474,10 +474,11 @@ def test_the_cards_lines_run_as_they_are_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spec = trained_spec(method, family, task=load_task(task))
-    restored, _ = exported(home, spec, tmp_path / "out")
+    folder = tmp_path / 'o"u\\x'
+    restored, _ = exported(home, spec, folder)
     # the card calls the folder by its name alone, whose path is one of this machine
     monkeypatch.chdir(tmp_path)
-    left = run_card(tmp_path / "out")
+    left = run_card(folder)
     assert left["blocks"] == blocks
     model = left["model"] if blocks > 1 else left["model"].model
     same_answers(restored.model, model.eval(), restored)

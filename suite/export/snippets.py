@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,12 +21,12 @@ def loading_lines(restored: Restored, description: Description, name: str) -> It
         name: The folder, as the blocks call it.
     """
     columns = text_columns(restored.spec.task)
-    texts = [f'"the {column}"' for column in columns]
+    texts = [_quoted(f"the {column}") for column in columns]
     row = texts[0]
     if len(texts) > 1:
         row = f"({', '.join(texts)})"
     yield from _block(
-        "import suite", f'model = suite.load("{name}")', f"print(model.predict([{row}]))"
+        "import suite", f"model = suite.load({_quoted(name)})", f"print(model.predict([{row}]))"
     )
     if restored.objective.head.kind == "choice":
         yield ""
@@ -42,7 +43,7 @@ def loading_lines(restored: Restored, description: Description, name: str) -> It
     if reads_plain_text(restored) and labelled:
         yield from _block(
             "from transformers import pipeline",
-            f'classify = pipeline("text-classification", "{name}", truncation=True)',
+            f'classify = pipeline("text-classification", {_quoted(name)}, truncation=True)',
             f"print(classify({_pipeline_text(restored)}))",
         )
         yield from ("", "or, for the model itself,", "")
@@ -54,6 +55,11 @@ def loading_lines(restored: Restored, description: Description, name: str) -> It
             "There, let it write answers for one text at a time, or for texts of equal length: peft"
             " counts the padding of a batch as positions, and the answers change."
         )
+
+
+def _quoted(text: str) -> str:
+    """A text as Python's source has it: a folder's name may have quotes and backslashes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _block(first: str, *lines: str) -> Iterator[str]:
@@ -69,12 +75,14 @@ def _model_block(restored: Restored, description: Description, name: str) -> Ite
     kind = type(model).__name__
     if description.format == "transformers":
         yield from _block(
-            f"from transformers import {kind}", f'model = {kind}.from_pretrained("{name}")'
+            f"from transformers import {kind}", f"model = {kind}.from_pretrained({_quoted(name)})"
         )
         return
     if reads_plain_text(restored) and description.base == "copy":
         auto = "AutoPeftModelForSequenceClassification"
-        yield from _block(f"from peft import {auto}", f'model = {auto}.from_pretrained("{name}")')
+        yield from _block(
+            f"from peft import {auto}", f"model = {auto}.from_pretrained({_quoted(name)})"
+        )
         return
     imports = ["from peft import PeftModel", f"from transformers import {kind}"]
     if restored.resolved.origin == "package" and description.base == "name":
@@ -82,7 +90,7 @@ def _model_block(restored: Restored, description: Description, name: str) -> Ite
     yield from _block(
         "\n".join(imports),
         f"base = {kind}.from_pretrained({_base_arguments(restored, description, name)})",
-        f'model = PeftModel.from_pretrained(base, "{name}")',
+        f"model = PeftModel.from_pretrained(base, {_quoted(name)})",
     )
 
 
@@ -102,15 +110,15 @@ def _pipeline_text(restored: Restored) -> str:
 def _base_arguments(restored: Restored, description: Description, name: str) -> str:
     """The arguments of `from_pretrained` that give the adapter's base."""
     if description.base == "copy":
-        return f'"{name}/{BASE}"'
+        return _quoted(f"{name}/{BASE}")
     base = base_name(restored)
-    arguments = f'"{base}"'
+    arguments = _quoted(base)
     if restored.resolved.origin == "package":
         package, _, inside = base.removeprefix("package:").partition("/")
-        arguments = f'str(files("{package}") / "{inside}")'
+        arguments = f"str(files({_quoted(package)}) / {_quoted(inside)})"
     revision = description.base_identity.get("commit")
     if revision:
-        arguments += f', revision="{revision}"'
+        arguments += f", revision={_quoted(revision)}"
     head = restored.objective.head
     if head.kind in ("classification", "regression"):
         # A checkpoint that was not made for this task holds neither of these.
