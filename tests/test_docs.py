@@ -42,6 +42,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_page_names_the_commands_that_take_a_folder_of_tasks() -> None:
+    take = set()
+    for section in reference().split("\n## suite ")[1:]:
+        if "`--tasks DIR`" in section:
+            take.add(section.partition("\n")[0])
+    listed = re.search(r"`--tasks DIR` \(on (.*)\)", (DOCS / "cli.md").read_text())
+    assert listed is not None
+    assert set(re.findall("`([^`]+)`", listed[1])) == take
+
+
+def test_the_help_of_a_trial_names_what_set_takes_as_the_page_does(suite: Suite) -> None:
+    told = " ".join(suite("trial", "--help")[1].split())
+    page = (DOCS / "cli.md").read_text().partition("`--set` takes ")[2].partition("and the\nmethod")
+    names = re.findall(r"`([a-z_.*]+)`", page[0])
+    assert len(names) == 7
+    assert [name for name in names if name not in told] == []
+
+
 def test_the_site_needs_no_network(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20

@@ -53,8 +53,8 @@ def trial(
 ) -> None:
     """Train once, without Ray, Optuna or MLflow, and print the result record as JSON.
 
-    --set takes learning_rate (default 1e-3), seed, training.*, limit.*, and the method's own
-    settings by their bare names (rank=8).
+    --set takes learning_rate (default 1e-3), seed, training.*, limit.*, decoder_objective,
+    backbone.*, attention.options.*, and the method's own settings by their bare names (rank=8).
     `score` is the best validation score; with --test the test score of that epoch.
     """
     # torch takes seconds to import, and `--help` must not wait for it.
