@@ -352,6 +352,13 @@ def test_a_folder_that_holds_something_is_left_alone(home: Home, tmp_path: Path)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine"]
 
 
+def test_a_link_to_an_empty_folder_is_filled_and_stays_a_link(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "disk" / "out").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "out")
+    exported(home, trained_spec("lora", "bert"), tmp_path / "out")
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "disk" / "out" / "suite.json").exists()
+
+
 def test_a_model_whose_answers_do_not_come_back_is_not_written(home: Home, tmp_path: Path) -> None:
     folder, _ = write_trained(home, trained_spec("read", "bert"))
     restored = restore(folder, home)

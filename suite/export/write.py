@@ -247,6 +247,8 @@ def _no_progress_bars() -> Iterator[None]:
 @contextmanager
 def _replacing_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target`, which gets its name in the end, or is removed after an error."""
+    # A folder cannot replace a link, but what it leads to.
+    target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     # In the same parent, so that renaming it at the end is atomic.
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
