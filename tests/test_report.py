@@ -863,6 +863,8 @@ def test_a_document_has_tables_and_figures_that_exist(report: Report, tmp_path: 
 
 def test_markdown_of_others_stays_text() -> None:
     assert escaped("a|b\n<b> [x](y) `c` *d*") == "a\\|b &lt;b&gt; \\[x](y) \\`c\\` \\*d\\*"
+    # One backslash would make another one text, and the link live.
+    assert escaped(r"\[x](y)") == r"\\\[x](y)"
 
 
 def test_build_gives_the_page_that_a_tracking_server_may_keep(home: Home, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from suite.redact import printable, redact
 
 Row = Mapping[str, Any]
 R = TypeVar("R", bound=Row)
-# What would end a cell or a line's text in Markdown, or begin a tag. `&` comes first: the others
-# put it into the text.
+# What would end a cell or a line's text in Markdown, or begin a tag. The backslash and `&` come
+# first: the others put them into the text.
 ESCAPES = {
+    "\\": "\\\\",
     "&": "&amp;",
     "<": "&lt;",
     ">": "&gt;",
