@@ -9,8 +9,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -318,6 +321,35 @@ def test_a_server_that_is_away_fails_without_its_password(uri: str) -> None:
     assert (
         found.level is Level.FAIL and "127.0.0.1:9" in found.found and "s3cr3t" not in repr(found)
     )
+
+
+class OnlyForUsers(BaseHTTPRequestHandler):
+    """As much of an MLflow server with users as the doctor asks for."""
+
+    def do_GET(self) -> None:
+        known = self.headers.get("Authorization") == "Basic bWU6czNjcjN0"
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(metadata.version("mlflow").encode() if known else b"You are not authent")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_server_with_users_tells_its_version_to_one_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("suite.doctor.mlflow.open_store", lambda uri, **_: None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), OnlyForUsers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}"
+        refused = check_store(uri)
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "s3cr3t")
+        found = check_store(uri)
+        server.shutdown()
+    assert refused.level is Level.FAIL and "does not say its version" in refused.found
+    assert found.level is Level.OK and metadata.version("mlflow") in found.found
 
 
 # Optuna's storage

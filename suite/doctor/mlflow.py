@@ -13,7 +13,13 @@ from suite.doctor.finding import Finding, fail, ok, warn
 from suite.errors import TrackingError
 from suite.storage.databases import check_local, with_deadlines
 from suite.tracking.schema import revision
-from suite.tracking.store import open_store, set_environment, sqlite_path, without_password
+from suite.tracking.store import (
+    load_mlflow,
+    open_store,
+    set_environment,
+    sqlite_path,
+    without_password,
+)
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 ANSWER_S = 10.0
@@ -75,16 +81,13 @@ def _server(uri: str) -> Finding:
     Raises:
         TrackingError: It does not answer.
     """
+    # The import takes seconds, which are not the server's.
+    load_mlflow()
     began_s = time.perf_counter()
     open_store(uri, create=False)
     took_s = time.perf_counter() - began_s
     ours = metadata.version("mlflow")
-    try:
-        theirs = requests.get(f"{uri.rstrip('/')}/version", timeout=ANSWER_S).text.strip()[:40]
-    except requests.RequestException as error:
-        raise TrackingError(
-            f"{without_password(uri)}: does not say its version: {type(error).__name__}"
-        ) from None
+    theirs = _version(uri)
     text = f"{without_password(uri)}: MLflow {theirs}, answers in {took_s * 1000:.0f} ms"
     # Patch releases keep the interface between server and client.
     if theirs.split(".")[:2] != ours.split(".")[:2]:
@@ -94,3 +97,24 @@ def _server(uri: str) -> Finding:
             remedy="use the same minor version on both sides",
         )
     return ok("mlflow", found=text)
+
+
+def _version(uri: str) -> str:
+    """The version of an MLflow server.
+
+    Raises:
+        TrackingError: It does not say.
+    """
+    from mlflow.exceptions import MlflowException
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    try:
+        # MLflow's own request sends the user and password, or the token, as all its others do.
+        answer = http_request(get_default_host_creds(uri), "/version", "GET", timeout=ANSWER_S)
+        answer.raise_for_status()
+    except (requests.RequestException, MlflowException) as error:
+        raise TrackingError(
+            f"{without_password(uri)}: does not say its version: {type(error).__name__}"
+        ) from None
+    return str(answer.text).strip()[:40]
