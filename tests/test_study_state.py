@@ -18,7 +18,7 @@ from suite.plan.plan import Plan, make_plan
 from suite.plan.queue import TrialQueue
 from suite.record.folder import Home
 from suite.record.spec import Phase, TrialSpec
-from tests.sweeps import finish, run_all, toy_roots, toy_sweep
+from tests.sweeps import run_all, toy_roots, toy_sweep
 
 __all__ = ["toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
@@ -256,23 +256,6 @@ def test_a_study_whose_best_may_lie_beyond_an_end_tries_the_end_first(home: Home
     assert any(spec.learning_rate == 3e-5 for spec in search if spec.number < first_beyond)
     confirmed = [spec.learning_rate for spec in ran if spec.phase is Phase.CONFIRM]
     assert confirmed[0] > 3e-5
-
-
-def test_the_stop_rule_waits_for_a_whole_round_however_many_lanes_fit(tmp_path: Path) -> None:
-    search = {"lanes": 4, "trials": 15, "stop": {"tolerance": 0.1}}
-    plan = planned(search, methods=["read"], architectures="first")
-    arm = plan.cells[0].arm.key
-    counts = []
-    for fit in (1, 3, 4):
-        home = Home(tmp_path / str(fit))
-        queue = TrialQueue(plan, home, slots=1, lanes={arm: fit})
-        while (spec := queue.next()) is not None:
-            for lane in (spec, *queue.beside(spec)):
-                finish(home, lane, 80.0 - 3 * math.log10(lane.learning_rate / 1e-4) ** 2)
-                queue.ended(lane)
-        (state,) = read_states(plan, home).values()
-        counts.append((state.study.ended, state.study.trials))
-    assert counts == [("stopped", 7)] * 3, "three even ones and a round of four"
 
 
 def test_with_a_fixed_rate_lanes_try_every_choice_once(home: Home) -> None:

@@ -60,21 +60,6 @@ class Study:
             return 0
         return self.budget - self.trials
 
-    def begin_of_rounds(self, number: int, startup: int) -> int:
-        """Number of the trial from which the rounds of lanes are counted that lead to a trial.
-
-        Args:
-            number: Number of the trial.
-            startup: Trials before the rounds of the model, which begin anew after them.
-        """
-        begins = [0, startup]
-        # What comes before a trial at an end, or a longer range, is what these build on.
-        if self.at_end is not None:
-            begins.append(self.at_end[0])
-        if self.opened is not None:
-            begins.append(self.opened.first)
-        return max(begin for begin in begins if begin <= number)
-
 
 def decide(
     trials: Sequence[Trial],
@@ -83,7 +68,6 @@ def decide(
     fit: Fit,
     *,
     choices: int = 0,
-    ends_round: Callable[[Study], bool],
 ) -> Study:
     """The study as its trials so far leave it.
 
@@ -93,8 +77,6 @@ def decide(
         config: The budget and its rules, the same for every arm.
         fit: Makes the model of the curve.
         choices: Among how many architectures and batch sizes it chooses; 0 = nothing to choose.
-        ends_round: Whether the trials of a study end with a whole round of lanes. It is asked last,
-            because the answer may need to import a method.
     """
     study = Study(planned, planned.trials(config.trials, choices))
     # All stages are gone through from the first, so the outcome depends on the trials alone and not
@@ -108,10 +90,7 @@ def decide(
     if _is_used_up(study.budget, trials):
         edge = _rising_end(study.searched, ended(counted), config, fit)
         return replace(study, ended="budget", edge=edge)
-    # Within a round it would depend on how many lanes fit into memory whether anybody asks.
-    if _may_stop(study, counted, config) and ends_round(study):
-        return _stopped_early(study, counted, config, fit)
-    return study
+    return _stopped_early(study, counted, config, fit)
 
 
 def within(trials: Sequence[Trial], budget: int) -> list[Trial]:
@@ -203,8 +182,10 @@ def _was_tried(searched: LearningRateRange, end: End, trials: Sequence[Trial]) -
 
 
 def _stopped_early(study: Study, counted: Sequence[Trial], config: SearchConfig, fit: Fit) -> Study:
-    """The study as the stop rule leaves it, which may be asked."""
-    assert config.stop is not None
+    """The study as the stop rule leaves it, where it may be asked."""
+    rule = config.stop
+    if rule is None or not _may_stop(study, counted, config):
+        return study
     model = fit(study.searched, counted)
     # The model is asked last, because it costs time.
     if model is None:
@@ -213,15 +194,13 @@ def _stopped_early(study: Study, counted: Sequence[Trial], config: SearchConfig,
     if edge is not None and _can_grow(study, edge, config):
         return study
     room = model.gain_left()
-    if room < config.stop.tolerance:
+    if room < rule.tolerance:
         return replace(study, room=room, ended="stopped", edge=edge)
     return replace(study, room=room)
 
 
 def _may_stop(study: Study, counted: Sequence[Trial], config: SearchConfig) -> bool:
-    """Whether there is a stop rule, and trials enough to ask it."""
-    if config.stop is None:
-        return False
+    """Whether the stop rule is asked at all."""
     done = ended(counted)
     least = config.least_trials
     if study.opened is not None:

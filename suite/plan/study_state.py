@@ -98,7 +98,6 @@ class StudyState:
                 self.plan.config.search,
                 self.fit,
                 choices=self.plan.choices_among(self.cells[0], len(self.cells)),
-                ends_round=self._ends_round,
             )
         return self._study
 
@@ -303,18 +302,22 @@ class StudyState:
 
     def _begin(self, number: int) -> int:
         """Number of the trial from which the rounds are counted that lead to a trial."""
-        return self.study.begin_of_rounds(number, self._startup)
+        begin = 0
+        startup = self.plan.config.search.startup_trials
+        if number >= startup and self.hint is None:
+            begin = startup
+        for first in self._new_begins():
+            if number >= first:
+                begin = max(begin, first)
+        return begin
 
-    def _ends_round(self, study: Study) -> bool:
-        begin = study.begin_of_rounds(study.trials, self._startup)
-        return (study.trials - begin) % self.plan.lanes(self.cells[0]) == 0
-
-    @property
-    def _startup(self) -> int:
-        """The trials before the model is asked; none where the study began from a hint."""
-        if self.hint is not None:
-            return 0
-        return self.plan.config.search.startup_trials
+    def _new_begins(self) -> list[int]:
+        begins = []
+        if self.study.at_end is not None:
+            begins.append(self.study.at_end[0])
+        if self.study.opened is not None:
+            begins.append(self.study.opened.first)
+        return begins
 
     def next(self) -> tuple[TrialSpec, dict[str, Any]] | None:
         """The next trial and where its learning rate comes from; None where there is none."""
