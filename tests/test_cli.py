@@ -261,7 +261,11 @@ def test_what_others_wrote_commands_neither_a_terminal_nor_a_spreadsheet(
     name = "=A1\x1b]0;owned\x07\x1b[2J\u202e\x9b|<b>"
     render.render([{"name": name, "rate": -1.5}], [column("name"), column("rate")], fmt)
     out = capsys.readouterr().out
-    assert "\\x1b]0;owned\\x07" in out
+    shown = "\\x1b]0;owned\\x07"
+    if fmt is Format.MD:
+        # Markdown takes a backslash for the beginning of an escape.
+        shown = shown.replace("\\", "\\\\")
+    assert shown in out
     assert not set(out) & set("\x1b\x07\u202e\x9b")
     if fmt is Format.CSV:
         assert out.splitlines()[1].startswith("'=A1")

@@ -211,7 +211,9 @@ def test_ranks_that_hold_read_no_answers_and_a_changed_cell_is_ranked_anew(
 ) -> None:
     fill(home, items=100)
     before = sweep_rows(home, "demo")
-    monkeypatch.setattr(TrialFolder, "predictions", lambda *_: pytest.fail("answers were read"))
+    monkeypatch.setattr(
+        "suite.leaderboard.ranks.read_answers", lambda *_: pytest.fail("answers were read")
+    )
     monkeypatch.setattr(TrialFolder, "result", lambda *_: pytest.fail("a result was read"))
     assert sweep_rows(home, "demo", known=before) == before
     monkeypatch.undo()
