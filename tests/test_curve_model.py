@@ -106,6 +106,19 @@ def test_a_choice_learns_from_the_trials_of_another() -> None:
     assert abs(math.log10(found.rate / 2e-4)) < 0.3, "one trial of its own, at the others' best"
 
 
+def test_a_choice_that_fails_says_little_of_one_that_does_well_at_the_same_rates() -> None:
+    good = {1e-5: 70.0, 1e-4: 80.0, 6e-4: 88.0}
+    scored = [Observation(Candidate(rate, (0,)), score) for rate, score in good.items()]
+    failed = [Observation(Candidate(rate, (1,)), None) for rate in (5e-4, 1e-3)]
+
+    model = CurveModel(1e-6, 3e-3, [*scored, *failed], levels=[(0,), (1,)])
+
+    chosen, mean = model.best()
+    assert chosen.levels == (0,)
+    assert chosen.rate == pytest.approx(6e-4, rel=0.3)
+    assert mean == pytest.approx(88.0, abs=1.5)
+
+
 def test_a_hint_that_the_trials_contradict_loses_its_weight() -> None:
     source = CurveModel(LOW, HIGH, observed([1e-6, 1e-5, 6e-5, 5e-4, 3e-3], 3e-5)).curve()
     agreeing = CurveModel(LOW, HIGH, observed([3e-5, 4e-4, 3e-6], 3e-5), hint=source)

@@ -287,6 +287,28 @@ def print_architectures(folder: Path, repeats: int) -> None:
             _line(noise, budget, _points(joint), _points(apart))
 
 
+def print_failing(folder: Path, repeats: int) -> None:
+    """Three architectures in one study, of which one fails from the middle of the range, or always.
+
+    The search need not know which one fails: what it finds of the others is what counts.
+    """
+    _head("noise", "trials", "none fails", "one fails beyond the middle", "one always fails")
+    for noise in NOISES:
+        for budget in (8, 12):
+            cells = []
+            for limit in (math.inf, (LOW + HIGH) / 2, -math.inf):
+                found = []
+                for n, shape, curve in made(repeats):
+                    curves = siblings(curve, np.random.default_rng([21, n, SHAPES.index(shape)]))
+                    one = curves[n % 3]
+                    curves[n % 3] = Curve(one.truth, min(one.diverges, limit))
+                    rng = np.random.default_rng([22, n])
+                    searched = Searched(folder, curves, noise, rng, trials=budget, **NO_GUARD)
+                    found.append(searched.run().regret())
+                cells.append(_points(found))
+            _line(noise, budget, *cells)
+
+
 def siblings(curve: Curve, rng: np.random.Generator) -> list[Curve]:
     """Three architectures: a point apart in level, a seventh of a decade in their best rate."""
     found = []
@@ -362,6 +384,7 @@ PARTS = {
     "edge": print_edge,
     "stop": print_stop,
     "architectures": print_architectures,
+    "failing": print_failing,
     "transfer": print_transfer,
 }
 

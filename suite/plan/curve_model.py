@@ -40,6 +40,8 @@ NOISES = (0.3, 0.6, 1.2, 2.4)
 """Standard deviations of what seed and validation set add to a score, points."""
 CHOICES_APART = (0.3, 1.5)
 """How far the curves of two choices lie apart, points; of this a half changes with the rate."""
+FAILURE_APART = 8.0
+"""The same where a trial failed: one choice may fail at a rate at which another does well."""
 OFFSET = 2.0
 """Standard deviation of a curve's level, in heights."""
 BEND = (3.0, 3.0, 2.0)
@@ -124,9 +126,13 @@ class _Settings:
         )
 
 
-@lru_cache(maxsize=4)
-def _settings(with_choices: bool, with_hint: bool) -> _Settings:
-    aparts = CHOICES_APART if with_choices else (0.0,)
+@lru_cache(maxsize=8)
+def _settings(with_choices: bool, with_hint: bool, with_failures: bool) -> _Settings:
+    aparts: tuple[float, ...] = (0.0,)
+    if with_choices:
+        aparts = CHOICES_APART
+    if with_choices and with_failures:
+        aparts = (*CHOICES_APART, FAILURE_APART)
     rows = []
     weights = []
     for length, signal, noise, apart in product(LENGTHS, SIGNALS, NOISES, aparts):
@@ -181,7 +187,7 @@ class CurveModel:
         step = STEP if len(self._levels) == 1 else 2 * STEP
         count = max(LEAST_PLACES, round((self.high - self.low) / step) + 1)
         self._grid = np.linspace(self.low, self.high, count)
-        settings = _settings(len(self._levels) > 1, hint is not None)
+        settings = _settings(len(self._levels) > 1, hint is not None, bool(self._failing))
         self._fit(settings, _utilities(observed))
 
     def _fit(self, settings: _Settings, utilities: Array) -> None:
