@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -442,6 +443,13 @@ def test_ctrl_c_stops_cleanly_and_says_so(home: Home, data_root: Path) -> None:
     assert outcome.interrupted and outcome.reason == "stopped by Ctrl-C" and outcome.finished == 1
     assert signal.getsignal(signal.SIGINT) is before
     assert driver_pid(home, "toy") is None
+
+
+def test_a_signal_to_the_drivers_process_group_does_not_reach_the_cluster() -> None:
+    """`timeout` sends SIGTERM to it, which would end Ray before the trials have left."""
+    started = {process.name(): process.pid for process in psutil.Process().children()}
+    for name in ("gcs_server", "raylet"):
+        assert os.getpgid(started[name]) != os.getpgid(0), name
 
 
 def test_more_workers_than_the_cluster_holds_is_an_error_before_any_worker(

@@ -8,10 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
+from ray._private import services
 from ray._private import worker as ray_worker
 from ray._private.state import state as cluster_state
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
@@ -94,6 +96,7 @@ def cluster(address: str | None, *, threads: int) -> Iterator[list[Node]]:
             folder = private / "ray"
             make_token()
             stack.enter_context(loopback_only())
+            stack.enter_context(_spared_our_signals())
         stack.callback(ray.shutdown)
         _connect(address, folder, threads)
         yield cluster_nodes()
@@ -308,6 +311,22 @@ def _private_folder() -> Path:
         if is_ours and owner.isdigit() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(stale, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir="/tmp"))
+
+
+@contextmanager
+def _spared_our_signals() -> Iterator[None]:
+    """Start Ray's processes outside this process's group.
+
+    `timeout`, and a shell that ends a job, send SIGTERM to the whole group. It would end Ray at
+    once, before the trials could write a checkpoint. Ray itself spares them only SIGINT. They end
+    with this process all the same: the kernel sees to that.
+    """
+    before = services.ConsolePopen
+    services.ConsolePopen = partial(before, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
 
 
 @contextmanager
