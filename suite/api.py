@@ -22,6 +22,14 @@ from suite.config.loader import apply_changes, load_yaml, with_overrides
 from suite.config.names import DEFAULT_HOME
 from suite.config.sweep import SweepConfig
 from suite.config.sweep_files import checked_sweep
+from suite.config.variables import (
+    DATA_ROOT,
+    HOME,
+    OPTUNA,
+    STORAGE,
+    given_or_set,
+    path_given_or_set,
+)
 from suite.errors import ConfigError
 from suite.record.folder import Home
 from suite.registry import find_sweep
@@ -210,7 +218,7 @@ class Outcome:
 def run(
     sweep: Sweep | str | Path,
     *,
-    home: str | Path = DEFAULT_HOME,
+    home: str | Path | None = None,
     data_root: str | Path | None = None,
     address: str | None = None,
     storage: str | None = None,
@@ -225,12 +233,13 @@ def run(
 
     Args:
         sweep: The sweep, its file, or its name.
-        home: Folder for trials and `mlflow.db`.
-        data_root: Local data that replace the hub.
+        home: Folder for trials and `mlflow.db`; None = `$SUITE_HOME`, else `runs`.
+        data_root: Local data that replace the hub; None = `$SUITE_DATA_ROOT`, else the hub.
         address: A running Ray cluster, or `auto`; None = this machine.
-        storage: URL below which the home is mirrored where hosts share no disk.
+        storage: URL below which the home is mirrored where hosts share no disk; None =
+            `$SUITE_STORAGE`, else nowhere.
         tracking_uri: MLflow store; None = `$MLFLOW_TRACKING_URI`, else `mlflow.db` in the home.
-        optuna: Storage that the studies are mirrored to.
+        optuna: Storage that the studies are mirrored to; None = `$SUITE_OPTUNA`, else nowhere.
         insecure: Whether a cluster may be used that asks nobody for a token.
         retry_given_up: Whether trials are tried again that used up their retries.
         progress: Whether a table is shown meanwhile: on a terminal, or below a notebook's cell;
@@ -250,14 +259,14 @@ def run(
     # a cluster without a token runs anybody's code: ask before Ray connects
     if address is not None and not insecure:
         require_token(address)
-    place = Home(Path(home))
-    followers = _followers(sweep.config.name, place, tracking_uri, optuna)
+    place = _home(home)
+    followers = _followers(sweep.config.name, place, tracking_uri, given_or_set(optuna, OPTUNA))
     told = [*listeners, *followers]
     options: dict[str, Any] = {
         "home": place,
-        "data_root": _path(data_root),
+        "data_root": path_given_or_set(data_root, DATA_ROOT),
         "address": address,
-        "storage": storage,
+        "storage": given_or_set(storage, STORAGE),
         "where": sweep.where,
         "retry_given_up": retry_given_up,
     }
@@ -290,12 +299,15 @@ def _followers(
 
 
 def results(
-    home: str | Path = DEFAULT_HOME, sweep: str | None = None, *, tracking_uri: str | None = None
+    home: str | Path | None = None,
+    sweep: str | None = None,
+    *,
+    tracking_uri: str | None = None,
 ) -> Outcome:
     """The results of a sweep that ran elsewhere or before.
 
     Args:
-        home: The folder that `suite.run` or `suite run` wrote to.
+        home: The folder that `suite.run` or `suite run` wrote to; None = as of `run`.
         sweep: Name of the sweep; not needed where the home has one.
         tracking_uri: MLflow store, as of `run`.
 
@@ -305,7 +317,7 @@ def results(
     from suite.report.data import only_sweep
     from suite.tracking.store import resolve_uri
 
-    place = Home(Path(home))
+    place = _home(home)
     name = only_sweep(place.path, sweep, tracking_uri)
     return Outcome(place.path, name, resolve_uri(place, tracking_uri))
 
@@ -325,7 +337,7 @@ def trial(
     ranks: int = 1,
     test: bool = False,
     again: bool = False,
-    home: str | Path = DEFAULT_HOME,
+    home: str | Path | None = None,
     data_root: str | Path | None = None,
 ) -> TrialResult:
     """Train once, without Ray, Optuna or MLflow; a trial that has ended is not trained again.
@@ -344,8 +356,8 @@ def trial(
         ranks: Worker processes; 1 = this process.
         test: Whether the test data are scored too, with the best epoch.
         again: Whether an earlier run of exactly this trial is forgotten.
-        home: Folder for the trial.
-        data_root: Local data that replace the hub.
+        home: Folder for the trial; None = as of `run`.
+        data_root: Local data that replace the hub; None = as of `run`.
 
     Returns:
         The record. `score` is the best validation score, with `test` the test score of that epoch.
@@ -356,7 +368,7 @@ def trial(
     from suite.plan.preflight import check_home
     from suite.train.by_hand import build_spec, train_by_hand
 
-    place = Home(Path(home))
+    place = _home(home)
     check_home(place)
     values: dict[str, Any] = {"seed": seed}
     if learning_rate is not None:
@@ -375,7 +387,9 @@ def trial(
         ranks=ranks,
         test=test,
     )
-    return train_by_hand(spec, place, data_root=_path(data_root), again=again)
+    return train_by_hand(
+        spec, place, data_root=path_given_or_set(data_root, DATA_ROOT), again=again
+    )
 
 
 def params(
@@ -508,7 +522,5 @@ def load(folder: str | Path) -> Loaded:
     return load_folder(folder)
 
 
-def _path(given: str | Path | None) -> Path | None:
-    if given is None:
-        return None
-    return Path(given)
+def _home(given: str | Path | None) -> Home:
+    return Home(path_given_or_set(given, HOME) or DEFAULT_HOME)

@@ -12,7 +12,7 @@ import pytest
 
 import suite as package
 from suite.config.sweep_files import load_sweep
-from suite.errors import ConfigError, UnknownNameError
+from suite.errors import ConfigError, DataError, StorageError, TrackingError, UnknownNameError
 from suite.plan.cell_state import read_states
 from suite.plan.definition import read_plan
 from suite.plan.events import Outcome
@@ -122,6 +122,30 @@ def test_a_trial_by_hand_takes_its_settings_as_arguments(tmp_path: Path) -> None
             home=tmp_path,
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_variables_stand_for_what_is_not_given_as_for_the_commands(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUITE_HOME", str(home.path))
+    assert package.results().home == home.path
+    assert package.results(home=str(home.path / ".")).home == home.path
+    monkeypatch.setenv("SUITE_HOME", str(tmp_path / "home"))
+    # Nowhere, so that a sweep that does not see the others ends too.
+    monkeypatch.setenv("SUITE_DATA_ROOT", str(tmp_path / "nowhere"))
+    sweep = package.Sweep(name="s", **KEYS)
+    with monkeypatch.context() as with_optuna:
+        with_optuna.setenv("SUITE_OPTUNA", "foo://bar")
+        with pytest.raises(TrackingError, match="foo://bar"):
+            package.run(sweep, progress=False)
+    with monkeypatch.context() as with_storage:
+        with_storage.setenv("SUITE_STORAGE", "foo://bar")
+        with pytest.raises(StorageError, match="storage foo://bar"):
+            package.run(sweep, progress=False)
+        with pytest.raises(DataError, match=r"looked for .*/nowhere/"):
+            package.run(sweep, storage=(tmp_path / "mirror").as_uri(), progress=False)
+    with pytest.raises(DataError, match=r"looked for .*/nowhere/"):
+        package.trial(backbone="minilm", method="full", task="sst2")
 
 
 def test_a_notebook_shows_one_output_that_is_replaced(home: Home) -> None:

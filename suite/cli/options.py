@@ -12,6 +12,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from suite.cli import complete
+from suite.config import variables
 from suite.config.trust import trusting
 from suite.errors import ConfigError
 from suite.redact import refuse_password
@@ -32,7 +33,7 @@ SELDOM = "Clusters, stores and trust"
 HomeOption: TypeAlias = Annotated[
     Path,
     typer.Option(
-        "--home", metavar="DIR", envvar="SUITE_HOME", help="Where trials and mlflow.db live."
+        "--home", metavar="DIR", envvar=variables.HOME, help="Where trials and mlflow.db live."
     ),
 ]
 DataRootOption: TypeAlias = Annotated[
@@ -40,7 +41,7 @@ DataRootOption: TypeAlias = Annotated[
     typer.Option(
         "--data-root",
         metavar="DIR",
-        envvar="SUITE_DATA_ROOT",
+        envvar=variables.DATA_ROOT,
         help="Local data, not the hub: DIR/<hub id>/<config>/<split>.parquet or .csv.",
     ),
 ]
@@ -59,8 +60,8 @@ def no_password(context: typer.Context, option: typer.CallbackParam, url: str | 
         # A mistake that is refused needs the way that works, and each option has its own.
         own = {
             "tracking_uri": f"put the whole URL into MLFLOW_TRACKING_URI{server}",
-            "storage": "put it into SUITE_STORAGE",
-            "optuna": "put it into SUITE_OPTUNA",
+            "storage": f"put it into {variables.STORAGE}",
+            "optuna": f"put it into {variables.OPTUNA}",
         }
         refuse_password(url, option=option.opts[0], instead=own[str(option.name)])
     return url
@@ -71,7 +72,7 @@ StorageOption: TypeAlias = Annotated[
     typer.Option(
         "--storage",
         metavar="URL",
-        envvar="SUITE_STORAGE",
+        envvar=variables.STORAGE,
         callback=no_password,
         help="Where hosts that share no disk keep what they do: s3://BUCKET/PREFIX.",
         rich_help_panel=SELDOM,
@@ -96,7 +97,7 @@ OptunaOption: TypeAlias = Annotated[
     typer.Option(
         "--optuna",
         metavar="URL",
-        envvar="SUITE_OPTUNA",
+        envvar=variables.OPTUNA,
         callback=no_password,
         help="Mirror the studies there, for optuna-dashboard: postgresql://..., sqlite:///PATH or "
         "journal:///PATH.",

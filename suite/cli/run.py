@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from suite.cli.options import (
 )
 from suite.cli.render import put
 from suite.config.names import DEFAULT_HOME
+from suite.config.variables import OPTUNA, given_or_set
 from suite.errors import SuiteError
 from suite.registry import find_sweep
 
@@ -147,7 +147,7 @@ class Asked:
             ("--tracking-uri", self.tracking_uri),
         ]
         # Optuna's URL may hold a password: one from the environment is not shown.
-        if self.optuna != os.environ.get("SUITE_OPTUNA"):
+        if self.optuna != given_or_set(None, OPTUNA):
             options.append(("--optuna", self.optuna))
         options += [("--set", item) for item in self.overrides]
         options += [("--trust-remote-code", item) for item in self.trust]
@@ -166,7 +166,7 @@ class Asked:
         words = ["suite", "sync", *self.home_option]
         if self.tracking_uri is not None:
             words += ["--tracking-uri", self.tracking_uri]
-        if self.optuna is not None and self.optuna != os.environ.get("SUITE_OPTUNA"):
+        if self.optuna is not None and self.optuna != given_or_set(None, OPTUNA):
             words += ["--optuna", self.optuna]
         return shlex.join(words)
 

@@ -1,0 +1,35 @@
+"""Environment variables that stand for what is not given, to the commands and from Python alike."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+HOME = "SUITE_HOME"
+DATA_ROOT = "SUITE_DATA_ROOT"
+STORAGE = "SUITE_STORAGE"
+OPTUNA = "SUITE_OPTUNA"
+
+
+def given_or_set(given: str | None, variable: str) -> str | None:
+    """What was given; else what the variable says; None = neither.
+
+    An empty variable says nothing, as for Typer.
+
+    Args:
+        given: The option or argument; None = it was not given.
+        variable: Name of the variable that stands for it.
+    """
+    if given is not None:
+        return given
+    return os.environ.get(variable) or None
+
+
+def path_given_or_set(given: str | Path | None, variable: str) -> Path | None:
+    """As `given_or_set`, of a path."""
+    if given is not None:
+        return Path(given)
+    found = given_or_set(None, variable)
+    if found is None:
+        return None
+    return Path(found)
