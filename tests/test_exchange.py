@@ -23,6 +23,7 @@ from suite.tracking.exchange import (
     import_results,
     read_results,
 )
+from suite.tracking.rows import read_rows
 from suite.tracking.sweep_runs import SweepRuns
 from tests.commands import Suite, suite
 from tests.records import (
@@ -193,6 +194,20 @@ def test_a_database_that_was_rebuilt_does_not_make_its_cells_older(
         tmp_path / "after.json", tracking_uri=merged.tracking_uri
     ) == ImportReport(replaced=1)
     assert rows(merged)[0]["seeds"] == 4
+
+
+def test_a_home_that_syncs_after_an_import_of_its_rows_sends_its_trials(
+    cluster: Home, merged: Home, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.json"
+    export_results(path, tracking_uri=cluster.tracking_uri)
+    import_results(path, tracking_uri=merged.tracking_uri)
+    report = sync(cluster, tracking_uri=merged.tracking_uri)
+    assert (report.written, report.cells) == (16, 4)
+    found = [row.unverified for row in read_rows(open_store(merged.tracking_uri))]
+    assert found == [row.unverified for row in read_rows(open_store(cluster.tracking_uri))]
+    assert import_results(path, tracking_uri=merged.tracking_uri) == ImportReport(already=4)
+    assert sync(cluster, tracking_uri=merged.tracking_uri).cells == 0
 
 
 def test_an_interrupted_import_is_completed_by_the_next(

@@ -43,6 +43,8 @@ from suite.record.spec import cell_key
 
 NOT_VERIFIABLE = "not verifiable here"
 """How `unverified` of a row begins."""
+IMPORTED = f"{NOT_VERIFIABLE}: imported without its answers"
+"""How it begins where the row came from a file."""
 
 
 class Kind(Enum):

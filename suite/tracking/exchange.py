@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from suite.config.names import KINDS, why_not
 from suite.errors import TrackingError, UnknownNameError
 from suite.files import read_json, replacing
-from suite.leaderboard.fields import NOT_VERIFIABLE, Row, with_values
+from suite.leaderboard.fields import IMPORTED, Row, with_values
 from suite.leaderboard.file import SCHEMA_VERSION, read_rows, write_rows
 from suite.leaderboard.measures import mean, spread
 from suite.plan.cell_state import CellStatus
@@ -322,8 +322,7 @@ def _imported(row: Row) -> Row:
     """The row as this store has it: nobody can compute its score again from answers."""
     if row.score_mean is None:
         return row
-    reason = f"{NOT_VERIFIABLE}: imported without its answers, which home {row.home} has"
-    return with_values(row, unverified=reason)
+    return with_values(row, unverified=f"{IMPORTED}, which home {row.home} has")
 
 
 def _count(row: Row, here: Mapping[str, Row], report: ImportReport) -> None:

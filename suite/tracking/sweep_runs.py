@@ -122,18 +122,30 @@ class SweepRuns:
         self._rows = files_of_rows.publish(self.store, run, rows, lost=self._rows_lost)
         self._rows_lost = False
 
-    def is_current(self, row: Row, *, artifacts: bool = False) -> bool:
-        """Whether the run of a cell, and those of its trials, say what the row does."""
-        run = self._cells.get(row.cell_key)
-        return run is not None and run.tags.get(DIGEST) == _digest(row, artifacts=artifacts)
+    def is_current(self, row: Row, *, artifacts: bool | None = None) -> bool:
+        """Whether the run of a cell, and those of its trials, say what the row does.
 
-    def write_cell(self, row: Row, trials: Sequence[Trial] = (), *, artifacts: bool = False) -> int:
+        Args:
+            row: The row of the cell.
+            artifacts: As in `write_cell`.
+        """
+        run = self._cells.get(row.cell_key)
+        if run is None:
+            return False
+        # An import asks for nothing that a sync of the row's own home has not written.
+        wanted = [artifacts] if artifacts is not None else [None, False, True]
+        return run.tags.get(DIGEST) in [_digest(row, artifacts=each) for each in wanted]
+
+    def write_cell(
+        self, row: Row, trials: Sequence[Trial] = (), *, artifacts: bool | None = None
+    ) -> int:
         """Bring a cell's run and the runs of its trials up to date, after `publish`.
 
         Args:
             row: The row of the cell.
             trials: The trials of the cell in this home; an imported cell has none.
-            artifacts: Whether the small files of a trial are wanted too.
+            artifacts: Whether the small files of a trial are wanted too; None = the cell is
+                imported, and its trials are elsewhere.
 
         Returns:
             Runs of trials that were written.
@@ -343,7 +355,7 @@ class SweepRuns:
         self.store.log(run.id, tags=tags)
         return replace(run, tags={**run.tags, **tags})
 
-    def _write_numbers(self, cell: StoredRun, row: Row, *, artifacts: bool) -> None:
+    def _write_numbers(self, cell: StoredRun, row: Row, *, artifacts: bool | None) -> None:
         end_s = row.ended_at or time.time()
         # MLflow shows the value with the highest step as the latest.
         revision = _next_revision(cell.tags.get(REVISION, "0"))
@@ -370,8 +382,9 @@ def _next_revision(known: str) -> int:
     return int(time.time())
 
 
-def _digest(row: Row, *, artifacts: bool) -> str:
-    # With `artifacts`, so that switching them on later sends the files of cells that are done.
+def _digest(row: Row, *, artifacts: bool | None) -> str:
+    # With `artifacts`, so that switching them on later sends the files of cells that are done, and
+    # a home that syncs after an import of its rows sends the trials.
     return short_hash([FORMAT, row.digest, artifacts])
 
 

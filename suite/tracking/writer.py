@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from suite.config.sweep import SweepConfig
 from suite.errors import SuiteError, TrackingError, UnknownNameError
 from suite.leaderboard.collect import folders_by_cell, sweep_rows
-from suite.leaderboard.fields import Row
+from suite.leaderboard.fields import IMPORTED, Row
 from suite.plan.definition import sweeps
 from suite.record.cells import Trial
 from suite.record.folder import RESULT, Home, TrialFolder
@@ -201,7 +201,10 @@ class Syncer:
         known: list[Row] = []
         try:
             # Read with `verify` too: a file of rows that is lost must be found, and sent again.
-            known = runs.rows()
+            for row in runs.rows():
+                # This home's own export was imported here: the answers are in its folders.
+                if not (row.unverified or "").startswith(IMPORTED):
+                    known.append(row)
         except TrackingError:
             known = []  # lost, or of another version: they are made again from the folders
         if verify:
