@@ -37,6 +37,15 @@ def test_every_command_has_help_with_its_example(suite: Suite, name: str) -> Non
     assert f"Example: suite {name} " in " ".join(out.split())
 
 
+def test_the_help_breaks_lines_where_the_terminal_ends(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in suite("init", "--help")[1].splitlines()]
+    assert "leave open. It checks the answers before it writes." in lines
+    assert "…" not in suite("task", "check", "--help")[1], "no word is cut"
+
+
 def test_a_full_disk_is_said_in_a_sentence() -> None:
     command = [
         sys.executable,

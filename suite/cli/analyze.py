@@ -85,9 +85,9 @@ def attention(
 ) -> None:
     """Show how alike the layers' self-attention probabilities are, and how much they vary.
 
-    Writes numbers (parquet, JSON) and figures (PNG). The table shows each layer's similarity to
-    the next one by three measures: zero-padded and averaged over data (the Shared Attention
-    paper's), on each input's valid pairs, and there less uniform attention. --set takes
+    The command writes numbers (parquet, JSON) and figures (PNG). The table shows each layer's
+    similarity to the next one by three measures: zero-padded and averaged over data (the Shared
+    Attention paper's), on each input's valid pairs, and there less uniform attention. --set takes
     backbone.config.*, attention.options.* and training.max_length.
     """
     with stdout_for_result():

@@ -6,6 +6,7 @@ mistake in what was given; 130 stopped by Ctrl-C, 143 by SIGTERM.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 
@@ -126,14 +127,27 @@ _analyses = typer.Typer(
     help="Analyze attention: how alike layers are, how much they vary, how learned weights moved.",
     no_args_is_help=True,
 )
+
+
+def _help_of(command: Callable[..., None]) -> str:
+    """The docstring with each paragraph on one line; typer would keep the lines of the source."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
 # `epilog` stands last in --help, where people look for an example.
 for _panel, _names in PANELS.items():
     for _name in _names:
         _command, _example = COMMANDS[_name]
-        app.command(_name, epilog=f"Example: {_example}", rich_help_panel=_panel)(_command)
+        app.command(
+            _name,
+            help=_help_of(_command),
+            epilog=f"Example: {_example}",
+            rich_help_panel=_panel,
+        )(_command)
 for _group, _commands in ((_tasks, TASKS), (_analyses, ANALYSES)):
     for _name, (_command, _example) in _commands.items():
-        _group.command(_name, epilog=f"Example: {_example}")(_command)
+        _group.command(_name, help=_help_of(_command), epilog=f"Example: {_example}")(_command)
 app.add_typer(_tasks, name="task", rich_help_panel="Run")
 app.add_typer(_analyses, name="analyze", rich_help_panel="Look")
 

@@ -27,7 +27,7 @@ def compare(
     first: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ARM_A",
+            metavar="ARM_A",
             autocompletion=complete.arms,
             help="[SWEEP:] a method, ATTENTION/METHOD, ... or the beginning of a key.",
         ),
@@ -35,7 +35,7 @@ def compare(
     second: Annotated[
         str | None,
         typer.Argument(
-            metavar="ARM_B]",
+            metavar="ARM_B",
             autocompletion=complete.arms,
             help="The arm to compare it with, named the same way.",
         ),

@@ -31,7 +31,7 @@ def curves(
     cell: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CELL]",
+            metavar="CELL",
             help="ARM or ARM/TASK; an arm is METHOD, ATTENTION, ATTENTION/METHOD, "
             "BACKBONE/ATTENTION/METHOD, or a key.",
         ),

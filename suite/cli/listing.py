@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 def listing(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")],
     fmt: FormatOption = Format.TABLE,
     tasks: TasksOption = None,
 ) -> None:

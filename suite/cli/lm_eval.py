@@ -62,7 +62,7 @@ def lm_eval(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[CELL|DIR]", help="A cell's confirmed runs, or what `suite export` wrote."
+            metavar="CELL|DIR", help="A cell's confirmed runs, or what `suite export` wrote."
         ),
     ] = None,
     sweep: Annotated[

@@ -42,7 +42,7 @@ DataRootOption: TypeAlias = Annotated[
         "--data-root",
         metavar="DIR",
         envvar=variables.DATA_ROOT,
-        help="Local data, not the hub: DIR/<hub id>/<config>/<split>.parquet or .csv.",
+        help="Local data, not the hub: <split>.parquet or .csv in DIR/<hub id>/<config>.",
     ),
 ]
 

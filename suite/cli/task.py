@@ -100,9 +100,10 @@ def check(
 ) -> None:
     """Validate a task and look at its rows.
 
-    Shows sizes, labels, lengths and truncation, rows that stand in two splits, and what each
-    family reads. It reads the answers of every split, test among them: it is no trial, and nothing
-    that it finds reaches one. Ends with code 2 if something makes the task unfit to compare on.
+    The check shows sizes, labels, lengths and truncation, rows that stand in two splits, and what
+    each family reads. It reads the answers of every split, test among them: it is no trial, and
+    nothing that it finds reaches one. The exit code is 2 if something makes the task unfit to
+    compare on.
     """
     limits = {}
     if max_length is not None:
