@@ -37,11 +37,11 @@ class UnknownNameError(ConfigError):
         hint = f"known: {', '.join(names) or 'none'}"
         if near:
             hint = f"did you mean {' or '.join(near)}?"
+        if advice:
+            hint = f"{hint} ({advice})"
         place = ""
         if where:
             place = f"{where}: "
-        if advice:
-            hint = f"{hint}; {advice}"
         super().__init__(f"{place}unknown {kind} {name!r}; {hint}")
 
 

@@ -121,8 +121,12 @@ def find_sweep(given: str) -> Path:
     if path.is_dir():
         held = ", ".join(_yaml_files(path)) or "none"
         raise ConfigError(f"{where}: {given} is a folder; sweeps may be among its files: {held}")
+    advice = ""
+    if path.suffix in (".yaml", ".yml"):
+        advice = f"there is no such file; suite init {given} writes one"
     # A typing error in a path is likely, so files beside it are suggested too
-    raise UnknownNameError("sweep", given, [*known, *_yaml_files(path.parent)], where=where)
+    names = [*known, *_yaml_files(path.parent)]
+    raise UnknownNameError("sweep", given, names, where=where, advice=advice)
 
 
 def _yaml_files(folder: Path) -> list[str]:

@@ -225,7 +225,11 @@ def _explain(model: type[BaseModel], error: Any, where: str, lines: Lines) -> st
     got = error.get("input")
     # most likely a typing mistake, so the nearest known key is suggested
     if error["type"] == "extra_forbidden":
-        return str(UnknownNameError("key", key, _keys_beside(model, loc), where=place))
+        # the name alone: with the names of its groups in front it would be near to nothing
+        *groups, name = map(str, loc)
+        if groups:
+            place = f"{place}: {'.'.join(groups)}"
+        return str(UnknownNameError("key", name, _keys_beside(model, loc), where=place))
     if error["type"] == "missing":
         return f"{place}: key {key!r} is missing"
     if isinstance(got, str) and NUMBER_WITHOUT_POINT.fullmatch(got):

@@ -435,7 +435,8 @@ def _task_advice(name: str) -> str:
     # `os.path` takes any text, also one that is too long for a path.
     if path.suffix in (".yaml", ".py") and os.path.isfile(path):
         return _advice_on_file(path)
-    folders = [*user_folders("tasks"), shipped_folder("tasks")]
+    # The working folder may be the checkout, whose tasks are the shipped ones.
+    folders = dict.fromkeys([*user_folders("tasks"), shipped_folder("tasks")])
     searched = f"looked in {', '.join(map(str, folders))}"
     if form_of(path) is None:
         return searched

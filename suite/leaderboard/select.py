@@ -164,8 +164,7 @@ def _find(arms: Arms, name: str, given: str, home: Home) -> list[Cell]:
         # The losers of a contest are rarely meant; if all lost or none did, ask.
         found = [key for key in found if _chosen(home, key) is not False] or found
     if not found:
-        where = f"{home.path}: {given!r}: expected {FORMS}"
-        raise UnknownNameError("arm", name, known, where=where)
+        raise UnknownNameError("arm", name, known, where=str(home.path), advice=f"expected {FORMS}")
     if len(found) > 1:
         names = ", ".join(f"{sweep}:{key}" for sweep, key in found)
         raise ConfigError(f"{given!r}: fits {len(found)} arms: {names}; give one of them")
