@@ -388,7 +388,7 @@ def _end_without_head(callback: SweepCallback, why: str) -> None:
         farewell.join(FAREWELL_S)
         callback.lease.release()
     finally:
-        what_to_do = "run the same command again, with --address when the head is back"
+        what_to_do = "run the same command again (with --address: when the head is back)"
         line = printable(f"{why}; nothing that finished is lost; {what_to_do}")
         print(line, file=sys.stderr, flush=True)
         os._exit(1)
