@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,7 +25,11 @@ from suite.errors import (
     OwnCodeError,
     UnknownNameError,
 )
-from suite.plan.events import Listener, Outcome
+from suite.plan.definition import only_driver
+from suite.plan.events import Listener, Listeners, Outcome
+from suite.plan.plan import make_plan
+from suite.plan.queue import TrialQueue
+from suite.plan.resources import Layout
 from suite.plan.status import status
 from suite.record.attempts import (
     AGAIN,
@@ -38,11 +43,16 @@ from suite.record.attempts import (
 from suite.record.folder import Home, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord, Status, TrialResult
 from suite.record.spec import TrialSpec
+from suite.storage.workspace import Workspace
 from suite.train.failure import is_infrastructure, status_of
 from suite.tune.breaker import CircuitBreaker
+from suite.tune.callback import SweepCallback
 from suite.tune.driver import run_sweep
-from tests.sweeps import toy_cluster, toy_sweep
+from suite.tune.group import RunSettings
+from suite.tune.searcher import SweepSearcher
+from tests.sweeps import toy_cluster, toy_roots, toy_sweep
 
+__all__ = ["toy_roots"]
 FAKE, SLOW = "tests.fake_trainer:FakeTrainer", "tests.fake_trainer:SlowTrainer"
 CGROUPS = Path("/sys/fs/cgroup/memory")
 
@@ -208,6 +218,25 @@ def test_a_poison_trial_is_given_up_and_stays_so_until_somebody_wants_it_tried_a
     mend(home)
     assert run(home, data_root, again=True, **config).ok
     assert [f.type for f in folder.failures()] == ["RankDied"] * 3 + [AGAIN]
+
+
+def test_a_trial_whose_own_process_dies_each_time_is_given_up(home: Home, toy_roots: Path) -> None:
+    """Such a process never comes to ask for itself how often its trial was tried."""
+    config = toy_sweep(methods=["full"], failures={"retries": 1})
+    layout = Layout(workers=1, cpus=1.0, gpus=0.0, slots=1)
+    settings = RunSettings(Workspace(home), layout, config.timeouts, failures=config.failures)
+    queue = TrialQueue(make_plan(config, where="toy"), home, slots=1)
+    told = Told()
+    searcher = SweepSearcher(queue)
+    with only_driver(home, "toy") as lease:
+        callback = SweepCallback(searcher, settings, Listeners([told]), lease)
+        for attempt in ("first", "second"):
+            searcher.suggest(attempt)
+            trial: Any = SimpleNamespace(trial_id=attempt, error_file=None)
+            callback.on_trial_start(0, [], trial)
+            callback.on_trial_error(0, [], trial)
+    assert [retry.type for retry in told.retries] == ["TrialProcessDied"] and told.ends == [None]
+    assert queue.live == 0 and searcher.suggest("third") == SweepSearcher.FINISHED
 
 
 def test_attempts_are_counted_since_the_last_one_that_got_further(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from suite.disk import os_error_in, said
 from suite.errors import StorageError
 from suite.plan.events import Listeners
 from suite.plan.preflight import MIN_FREE_BYTES
-from suite.record.attempts import APART, OUT_OF_MEMORY
+from suite.record.attempts import APART, OUT_OF_MEMORY, is_given_up
 from suite.record.folder import PROPOSAL, SPEC, TrialFolder
 from suite.record.result import EpochRecord, FailureRecord
 from suite.record.spec import TrialSpec
@@ -183,10 +183,7 @@ class SweepCallback(tune.Callback):
     def on_trial_error(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        """Have a failed attempt followed by another one.
-
-        That one ends the trial at once if its retries are used up (`TrialTrainable`).
-        """
+        """Have a failed attempt followed by another one, or by none if the retries are used up."""
         error = _last_error(trial)
         if self._is_of_the_sweep(error):
             return
@@ -206,6 +203,11 @@ class SweepCallback(tune.Callback):
         for spec, failure in failures[:1]:
             self._count_failure(spec, failure)
         if len(specs) == 1:
+            # Asked here too: `TrialTrainable` cannot ask where its own process dies each time.
+            if is_given_up(self.home.trial(specs[0]), retries=self.settings.failures.retries):
+                self.searcher.queue.ended(specs[0])
+                self._end(specs[0])
+                return
             self.searcher.hand_back(trial.trial_id)
         else:
             memory = any(failure.type == OUT_OF_MEMORY for _, failure in failures)
