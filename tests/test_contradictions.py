@@ -101,13 +101,17 @@ def test_a_row_without_answers_says_that_it_cannot_be_verified(home: Home, suite
     assert "done, not verifiable here" in out
 
 
-def test_a_run_stops_at_a_damaged_record_before_any_worker(tmp_path: Path, toy_roots: Path) -> None:
+@pytest.mark.parametrize("defined", [True, False], ids=["defined", "definition lost"])
+def test_a_run_stops_at_a_damaged_record_before_any_worker(
+    tmp_path: Path, toy_roots: Path, defined: bool
+) -> None:
     from suite.tune.driver import run_sweep
 
     config = toy_sweep(methods=["full"], search={"trials": 2}, confirm={"seeds": [1]})
     home = Home(tmp_path / "runs")
     plan = make_plan(config, where="toy", world_size=2)
-    store_definition(plan, home)
+    if defined:
+        store_definition(plan, home)
     spec = plan.search_spec(plan.cells[0], 0, 0.001)
     home.trial(spec).write_spec(spec)
     finish(home, spec, 50.0)

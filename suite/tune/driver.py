@@ -124,9 +124,8 @@ def run_sweep(
         if retry_given_up:
             _try_again(plan, mirror)
         listener = Listeners(listeners, muted=lambda: bool(lease.loss()))
-        states: dict[str, CellState] = {}
-        if known is not None:
-            states = read_states(plan, home)
+        # Without a definition too: it may be lost, or left out of a copy, and its trials be there.
+        states = read_states(plan, home)
         check_records(states)
         if known is not None and _is_over(plan, states, home, data_root=data_root):
             store_definition(plan, home)
