@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from suite.plan.admission import Admission
 from suite.plan.definition import check_definition, read_plan, store_definition
 from suite.plan.plan import make_plan
 from suite.plan.queue import TrialQueue
-from suite.plan.resources import Capacity, lay_out
+from suite.plan.resources import Capacity, lay_out, local_cpus
 from suite.record.folder import Home
 from suite.record.spec import TrialSpec
 from suite.tune.elastic import ElasticScheduler, fewer_workers
@@ -30,6 +31,20 @@ from tests.tiny import tiny_choice
 __all__ = ["toy_roots"]
 pytestmark = pytest.mark.usefixtures("toy_roots")
 BERT, T5 = tiny_choice("bert"), tiny_choice("t5")
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("400000 100000", 4), ("250000 100000", 3), ("50000 100000", 2), ("max 100000", 64)],
+)
+def test_a_container_has_the_cores_of_its_processor_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, cores: int
+) -> None:
+    """`docker run --cpus 4` and Kubernetes' limits leave all cores of the host in sight."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert local_cpus(tmp_path) == 64
+    (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    assert local_cpus(tmp_path) == cores
 
 
 def two_sizes(**changes: Any) -> SweepConfig:

@@ -19,7 +19,7 @@ import psutil
 
 from suite.config.training import LEAST_STAGE, Partitioning, TrainingConfig
 from suite.plan.cell_state import CellState
-from suite.plan.resources import Layout, Node
+from suite.plan.resources import CGROUP, Layout, Node
 
 WHOLE_BYTES = 20
 """Bytes for each parameter of an arm that trains all: weight, gradient, copy, two moments."""
@@ -27,7 +27,6 @@ SMALL_FRAC = 0.25
 """Share of a worker's memory below which the layout of the states hardly matters."""
 USABLE_FRAC = 0.8
 """The rest is for what the estimate leaves out: libraries, evaluation, fragments, buckets."""
-CGROUP = Path("/sys/fs/cgroup")
 ASK_S = 60.0
 ASK_GPUS = (
     "import torch;"

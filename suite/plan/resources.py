@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import floor, isclose
+from math import ceil, floor, isclose
+from pathlib import Path
 
 from suite.config.sweep import ResourceConfig
 from suite.errors import ResourceError
@@ -15,6 +16,7 @@ DEFAULT_CPU_WORKERS = 1
 which wait for one another in every step."""
 LEAST_CPUS = 2
 FIT_EPS = 1e-6
+CGROUP = Path("/sys/fs/cgroup")
 Node = Mapping[str, float]
 
 
@@ -114,9 +116,27 @@ class Layout:
         )
 
 
-def local_cpus() -> int:
+def local_cpus(cgroup: Path = CGROUP) -> int:
     """Cores that this process may use, and at least two: two workers share one well enough."""
-    return max(LEAST_CPUS, len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    quota = _cpu_quota(cgroup)
+    if quota is not None:
+        cores = min(cores, ceil(quota))
+    return max(LEAST_CPUS, cores)
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """The processor time that a control group (version 2) gives, in cores; None = no limit.
+
+    A container sees all cores of its host, and may have the time of a few.
+    """
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    if quota == "max":
+        return None
+    return int(quota) / int(period)
 
 
 def lay_out(config: ResourceConfig, nodes: Sequence[Node], *, workers: int | None = None) -> Layout:
