@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from suite.meters.record import PhaseRecord
 from suite.plan.cell_state import read_states
 from suite.plan.events import Outcome
 from suite.plan.plan import make_plan
+from suite.plan.status import TrialFailure
 from suite.progress import Board
 from suite.record.folder import Home
 from suite.record.result import FailureRecord, Status, TrialResult
@@ -202,6 +204,11 @@ def test_ctrl_c_says_how_to_go_on(
     assert "secret" not in err, "what the environment holds is not printed"
 
 
+def two_cells_of_a_pretrain_run_given_up() -> Any:
+    failure = TrialFailure("f0", "gave up", "RankDied", "its process is gone", "rank0.log")
+    return (SimpleNamespace(done=0, failures=(failure,)),) * 2
+
+
 @pytest.mark.parametrize(
     ("outcome", "code", "said"),
     [
@@ -221,8 +228,13 @@ def test_ctrl_c_says_how_to_go_on(
             "less than 256 MiB left; nothing that finished is lost",
         ),
         (Outcome(4, ()), 0, "suite compare --all-pairs --home h --sweep quickstart"),
+        (
+            Outcome(0, two_cells_of_a_pretrain_run_given_up(), failed=("a/b", "c/d")),
+            1,
+            "trials given up: 1; once",
+        ),
     ],
-    ids=["failed", "ctrl-c", "disk", "done"],
+    ids=["failed", "ctrl-c", "disk", "done", "given up"],
 )
 def test_the_exit_code_says_how_a_sweep_ended(
     suite: Suite,

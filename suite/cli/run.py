@@ -246,13 +246,14 @@ def _say_how_it_ended(
             f"lm-eval has not measured {folder}: {why}; try again with: suite lm-eval {here}",
             err=True,
         )
-    given_up = 0
+    # A set, because cells may share a pretrain run.
+    given_up = set()
     for cell in outcome.cells:
-        given_up += sum(failure.status == "gave up" for failure in cell.failures)
+        given_up |= {failure.trial for failure in cell.failures if failure.status == "gave up"}
     # A retry is asked for, because the same trial may fail for ever.
     if given_up:
         put(
-            f"trials given up: {given_up}; once the cause is mended: "
+            f"trials given up: {len(given_up)}; once the cause is mended: "
             f"{asked.command} --retry-given-up",
             err=True,
         )
