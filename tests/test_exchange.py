@@ -269,6 +269,10 @@ def with_values(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
         (lambda c: [1, 2], "not a file of suite export-results"),
         (lambda c: edited(c, rows="none"), "not what suite export-results writes: rows"),
         (lambda c: edited(c, extra=1), "extra"),
+        (
+            lambda c: edited(c, rows=[*c["rows"], c["rows"][1]]),
+            r"rows\[4\]: got demo/.* a second time, after rows\[1\]; expected each cell once",
+        ),
         (lambda c: with_values(c, home=""), "got nothing for home"),
         (lambda c: with_values(c, home="a' or '"), "got the home"),
         (lambda c: with_values(c, status="fine"), "got status 'fine'"),

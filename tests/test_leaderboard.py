@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from suite.cli.leaderboard import show
+from suite.cli.leaderboard import _title_of, show
 from suite.cli.options import Format
 from suite.errors import TrackingError, UnknownNameError
 from suite.leaderboard.collect import sweep_rows
 from suite.leaderboard.fields import COLUMNS, Row
 from suite.leaderboard.file import read_rows, write_rows
-from suite.leaderboard.table import choose, mean_rows
+from suite.leaderboard.table import choose, mean_rows, plain
 from suite.meters.record import ESTIMATE, PhaseRecord
 from suite.plan.definition import read_plan, store_definition
 from suite.plan.plan import make_plan
@@ -571,6 +571,12 @@ def test_the_title_counts_seeds_of_scores_and_not_of_architectures_that_lost(
         out, _ = capsys.readouterr()
         assert ("not chosen" in out) == lost_too
         assert ", seeds: 2" in out and "0 to" not in out
+
+
+def test_the_title_of_rows_that_share_nothing_else_is_their_seeds() -> None:
+    first = Row(sweep="a", backbone="bert", attention="gqa", score_mean=80.0, seeds=2)
+    second = Row(sweep="b", backbone="t5", attention="sha", score_mean=70.0, seeds=2)
+    assert _title_of(plain([first, second])) == "seeds: 2"
 
 
 def test_sweeps_tasks_and_methods_can_be_chosen(home: Home) -> None:

@@ -192,15 +192,15 @@ def show(
 
 def _title_of(rows: Sequence[Row]) -> str:
     """What is the same in all rows, and the seeds of their scores."""
-    title = ", ".join(f"{axis} {value}" for axis, value in constant(rows).items())
+    parts = [f"{axis} {value}" for axis, value in constant(rows).items()]
     # A row without a score has no test runs yet, or none by design.
     seeds = {row["seeds"] for row in rows if row["score_mean"] is not None}
     # Every score needs its number of seeds; the column with them is often hidden.
     if len(seeds) == 1:
-        title += f", seeds: {seeds.pop()}"
+        parts.append(f"seeds: {seeds.pop()}")
     elif seeds:
-        title += f", seeds: {min(seeds)} to {max(seeds)}"
-    return title
+        parts.append(f"seeds: {min(seeds)} to {max(seeds)}")
+    return ", ".join(parts)
 
 
 def with_test_runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

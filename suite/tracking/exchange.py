@@ -112,7 +112,7 @@ def read_results(path: Path) -> list[Row]:
 
     Raises:
         TrackingError: Absent, too large, cut, of another kind or of another schema version, or a
-            row in it does not make sense.
+            row in it does not make sense, or stands there twice.
     """
     _check_suffix(path)
     _check_size(path)
@@ -123,6 +123,7 @@ def read_results(path: Path) -> list[Row]:
     # Built once, because building the validator of a class with many fields takes long.
     check = TypeAdapter(Row)
     rows: list[Row] = []
+    places: dict[tuple[str, str, str], int] = {}
     # All rows are checked before the first is used, so that a bad file changes nothing.
     for number, values in enumerate(found):
         where = f"{path}: rows[{number}]"
@@ -131,6 +132,13 @@ def read_results(path: Path) -> list[Row]:
         except ValidationError as error:
             raise TrackingError(f"{where}: {_first(error)}") from None
         _check_row(row, where=where)
+        # Files that somebody put together: the leaderboard would show such a cell twice.
+        first = places.setdefault((row.home, row.sweep, row.cell_key), number)
+        if first != number:
+            raise TrackingError(
+                f"{where}: got {row.sweep}/{row.cell_key} of home {row.home} a second time, after "
+                f"rows[{first}]; expected each cell once: import the files one after the other"
+            )
         rows.append(row)
     return rows
 
