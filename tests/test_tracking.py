@@ -565,6 +565,29 @@ def test_whatever_ends_an_attempt_is_told_in_one_line_and_tried_again(
     assert capfd.readouterr().err == "", "no traceback of a thread"
 
 
+class Slow(Follower):
+    """A view that takes a while to look at everything, as Optuna's mirror of many studies."""
+
+    looks = 0
+
+    def bring_up_to_date(self) -> None:
+        self.looks += 1
+        time.sleep(0.05)
+
+
+def test_every_view_of_a_sweep_rests_longer_than_it_works() -> None:
+    follower = Slow("Optuna", say=lambda line: None)
+    follower.on_start(None, {})
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 0.6:
+        trial = make_spec("lora")
+        follower.on_trial_end(trial, make_result(trial))
+        time.sleep(0.01)
+    follower.on_end(None)
+    # One look at the start, two with a pause of 0.45 s after each, and one at the end.
+    assert follower.looks <= 5
+
+
 def start_server(db: Path, port: int) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,

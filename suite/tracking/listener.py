@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from suite.clock import CLOCK
 from suite.errors import SuiteError
 from suite.record.folder import Home
 from suite.record.result import EpochRecord, TrialResult
@@ -16,15 +15,9 @@ from suite.tracking.live import LiveTrial
 from suite.tracking.store import load_mlflow, open_store
 from suite.tracking.writer import Syncer
 
-SHARE = 0.1
-"""The largest share of the time that syncs may take, once the first is done."""
-
 
 class TrackingListener(Follower):
     """Writes the curve of every trial that runs, every trial that ends, and the rows of the sweep.
-
-    The time that a sync takes grows with the sweep (0.1 s for 100 cells, seconds for 10,000), so a
-    pause follows each that is nine times as long. What happens meanwhile is written together.
 
     Args:
         home: The sweep's home.
@@ -48,8 +41,6 @@ class TrackingListener(Follower):
         self.tracking_uri = tracking_uri
         self.sweep = sweep
         self._syncer: Syncer | None = None
-        # Zero lets the first sync begin at once.
-        self._pause_until_s = 0.0
         # Trials that run, by their hash.
         self._live: dict[str, LiveTrial] = {}
 
@@ -82,9 +73,6 @@ class TrackingListener(Follower):
 
     def bring_up_to_date(self) -> str | None:
         """Write what is lacking, and return why that failed, as `Follower` describes."""
-        # The end of the sweep ends the pause.
-        CLOCK.wait(self._ended, max(0.0, self._pause_until_s - CLOCK.now_s()))
-        began_s = CLOCK.now_s()
         with self._lock:
             # Read before the home: a trial that ends after this is still running in this sync.
             live = dict(self._live)
@@ -99,11 +87,6 @@ class TrackingListener(Follower):
             return str(error)
         if problem is not None:
             return problem
-        # The first sync may write a whole home and says nothing about the next, so no pause follows
-        # it.
-        if known is not None:
-            took_s = CLOCK.now_s() - began_s
-            self._pause_until_s = CLOCK.now_s() + took_s * (1 / SHARE - 1)
         self._syncer = syncer
         return None
 
