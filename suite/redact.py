@@ -22,22 +22,35 @@ MIN_SECRET_CHARS = 6
 # A password may have quotes. One ends the URL only where it closes the one before the scheme, or
 # where another text of JSON begins.
 _QUOTE = r"""(?!(?P=quote)(?:[,;:)\]}>]|$)|["'][\]}]*[,:][\[{]*\\?["'])["']"""
+# A password ends where another URL begins: else each of many URLs would be searched to the end.
+_PASSWORD = rf"(?:[^\s\"':]|:(?!//)|{_QUOTE})*"
+# It may have blanks, but no quotes then, and is no port: `http://h:80/x, or ask me@x.org`.
+_WITH_BLANKS = r"""(?!\d{1,5}(?!\w))[^\s"'@:](?:[^\r\n"'@:]|:(?!//))*+(?:@[^\s"'@]*)*(?=@[\w\[])"""
 _USER_AND_PASSWORD = re.compile(
     r"""(?P<head>(?:(?P<quote>["'])[\w+.-]{1,40})?://)"""
     # A URL without a user matches too: else the search would go on behind its quote, and find it.
-    # The look ahead is for speed.
-    rf"""(?:(?=\S*@)(?P<user>(?:[^\s/@:"']|{_QUOTE})*)(?::(?P<password>(?:[^\s"']|{_QUOTE})*))?@)?"""
+    # What begins with a bracket is the address of a host.
+    rf"""(?:(?!\[)(?P<user>(?:[^\s/@:"']|{_QUOTE})*+)"""
+    rf"""(?::(?P<password>{_PASSWORD}(?=@)|{_WITH_BLANKS}))?@)?"""
 )
-# What is hidden already stays as it is. A quote is the end unless the value goes on behind it.
-_VALUE = r"""(?!\*\*\*)([^\s&'",;)](?:[^\s&'",;)]|["'](?=[^\s&'",;:)\]}>]))*)"""
+_GOES_ON = r"""["'](?=[^\s&'",;:)\]}>])"""
+"""A quote that is a part of the value, because the value goes on behind it."""
+_PLAIN = rf"""(?P<plain>(?:[^\s&'",;)]|{_GOES_ON})+)"""
+# In quotes of its own a value may have blanks.
+_QUOTED = (
+    rf"""(?={_GOES_ON})(?P<quote>["'])(?P<quoted>(?:(?!(?P=quote))[^\r\n&])+)(?P=quote)"""
+    r"""(?![^\s&,;)\]}>])"""
+)
+# What is hidden already stays as it is.
+_VALUE = rf"""(?!["']?\*\*\*)(?:{_QUOTED}|{_PLAIN})"""
 _NAMED = re.compile(
-    r"(?i)\b([\w-]{0,40}(?:password|passwd|passphrase)|(?:[\w-]{0,40}[_-])?pwd|[\w-]{0,40}[_-]pass"
-    r"|(?:[\w-]{0,40}[_-])?(?:token|secret|signature|credentials?)"
+    r"(?i)\b(?P<name>[\w-]{0,40}(?:password|passwd|passphrase)|(?:[\w-]{0,40}[_-])?pwd"
+    r"|[\w-]{0,40}[_-]pass|(?:[\w-]{0,40}[_-])?(?:token|secret|signature|credentials?)"
     r"|[\w-]{0,40}(?:api|access|secret|account)[_-]?key(?:[_-]id)?)"
     rf"={_VALUE}"
 )
 # In small letters `sort_key=score` is no secret, and `KEY=VALUE` is what `--set` expects.
-_VARIABLE = re.compile(rf"\b(?!KEY=)([A-Z][A-Z0-9_]{{0,60}})={_VALUE}")
+_VARIABLE = re.compile(rf"\b(?!KEY=)(?P<name>[A-Z][A-Z0-9_]{{0,60}})={_VALUE}")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/-]{8,}=*")
 _SECRET_WORD = re.compile("KEY|TOKEN|SECRET|PASS|PWD|CREDENTIAL|CONNECTION_?STRING")
 _OTHER_WORD = re.compile(
@@ -71,7 +84,7 @@ def redact(text: object, *, environment: Mapping[str, str] | None = None) -> str
     for secret in secrets_of(environment):
         shown = shown.replace(secret, HIDDEN)
     shown = _USER_AND_PASSWORD.sub(_without_user, shown)
-    shown = _NAMED.sub(rf"\1={HIDDEN}", shown)
+    shown = _NAMED.sub(rf"\g<name>={HIDDEN}", shown)
     shown = _VARIABLE.sub(_without_secret, shown)
     return _BEARER.sub(rf"\1 {HIDDEN}", shown)
 
@@ -109,11 +122,17 @@ def _passwords(text: str) -> list[str]:
 
 def _named_secrets(text: str) -> set[str]:
     """Return the values of `password=VALUE` and the like in a text."""
-    found = {value for _, value in _NAMED.findall(text)}
-    for name, value in _VARIABLE.findall(text):
-        if is_secret_name(name):
-            found.add(value)
+    found = {_value_of(named) for named in _NAMED.finditer(text)}
+    for variable in _VARIABLE.finditer(text):
+        if is_secret_name(variable["name"]):
+            found.add(_value_of(variable))
     return found
+
+
+def _value_of(found: re.Match[str]) -> str:
+    """The value of `NAME=value`, without quotes of its own."""
+    value: str = found["quoted"] or found["plain"]
+    return value
 
 
 def _without_user(url: re.Match[str]) -> str:
@@ -125,8 +144,8 @@ def _without_user(url: re.Match[str]) -> str:
 
 def _without_secret(found: re.Match[str]) -> str:
     """`NAME=value` as it may be shown."""
-    if is_secret_name(found[1]):
-        return f"{found[1]}={HIDDEN}"
+    if is_secret_name(found["name"]):
+        return f"{found['name']}={HIDDEN}"
     return found[0]
 
 

@@ -202,11 +202,30 @@ def test_no_secret_is_in_a_file_an_output_or_a_title(watched: Watched) -> None:
             '{"a":"http://u:it\'s@h:1/x","b":["http://u:p@g","http://f/?token=c"],"c":"s"}',
             '{"a":"http://***@h:1/x","b":["http://***@g","http://f/?token=***"],"c":"s"}',
         ),
+        ("postgresql://u:my secret@h/db, sorry", "postgresql://***@h/db, sorry"),
+        ("'http://u:a long p@ss@h/x' of me@x.org", "'http://***@h/x' of me@x.org"),
+        ("http://h:80, or http://h, says me@x.org", "http://h:80, or http://h, says me@x.org"),
+        ("http://[2001:db8::1]:80 of me@x.org", "http://[2001:db8::1]:80 of me@x.org"),
+        ('{"a": "at http://h:x", "b": "me@x.org"}', '{"a": "at http://h:x", "b": "me@x.org"}'),
+        ("http://h:1/x,http://u:p@g", "http://h:1/x,http://***@g"),
+        ("http://h/?password='abc&x=1", "http://h/?password=***&x=1"),
+        ('http://h/?token="abc', "http://h/?token=***"),
+        ("host=h password='my secret' user=u", "host=h password=*** user=u"),
+        ('{"a":"http://f/?token=","b":"s"}', '{"a":"http://f/?token=","b":"s"}'),
     ],
 )
 def test_what_looks_like_a_secret_is_hidden(text: str, shown: str) -> None:
     assert redact(text, environment={}) == shown
     assert redact(shown, environment={}) == shown
+
+
+def test_many_urls_in_one_text_take_no_longer_than_their_letters() -> None:
+    urls = [f"http://h:1/{n:05}" for n in range(5000)]
+    text = json.dumps([*urls, "me@x.org"], separators=(",", ":"))
+    began = time.process_time()
+    assert redact(text, environment={}) == text
+    # 0.05 s here; 0.9 s where each URL is searched for to the end of the text.
+    assert time.process_time() - began < 0.3
 
 
 def test_what_is_a_secret_is_hidden_wherever_it_stands() -> None:
@@ -255,8 +274,8 @@ def test_variables_about_secrets_are_shown(name: str, value: str) -> None:
 
 
 def test_parts_of_a_connection_string_are_hidden() -> None:
-    own = {"STORE": "host=h password=marked-marked MY_KEY=third-secret"}
-    assert redact("FATAL: marked-marked, third-secret", environment=own) == "FATAL: ***, ***"
+    own = {"STORE": "host=h password=marked-marked MY_KEY='third secret'"}
+    assert redact("FATAL: marked-marked, third secret", environment=own) == "FATAL: ***, ***"
 
 
 def test_a_failures_record_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
