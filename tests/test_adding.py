@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from torch import nn
 
 from suite.attention import variants
 from suite.cli import main
 from suite.config.arm import Arm
 from suite.config.sweep import AttentionChoice, MethodChoice, SweepConfig
-from suite.petl import methods
+from suite.errors import OwnCodeError
+from suite.petl import get_method, methods
 from suite.plan.plan import make_plan
 from suite.record.spec import TrialSpec
 from suite.train.by_hand import build_spec
+from suite.train.initial import _prepare
 from tests.commands import ROOT, Suite, suite
 from tests.tiny import tiny_choice
 
@@ -173,6 +177,18 @@ def test_what_code_of_ones_own_raises_is_told_with_file_and_line(
     number = text.partition("def attach" if "None" in said else line)[0].count("\n") + 1
     assert code == 2
     assert err.startswith(f"error: {mine / file}:{number}: ") and said in err
+
+
+def test_what_ones_own_preparation_raises_is_told_with_file_and_line(mine: Path) -> None:
+    file = mine / "petl/scale_norms.py"
+    text, after = file.read_text().split("    def expected_trainable", 1)
+    text += f"    def prepare(self, *given):\n        {RAISE}\n\n"
+    file.write_text(f"{text}    def expected_trainable{after}")
+    line = text.count("\n") - 1
+    method = get_method("scale-norms").configure({})
+    given: Any = SimpleNamespace(family=None)
+    with pytest.raises(OwnCodeError, match=rf"^{re.escape(str(file))}:{line}: ValueError: boom$"):
+        _prepare(nn.Linear(2, 2), method, given, iter(()), device="cpu", meter=given)
 
 
 def test_an_exception_in_a_shipped_method_stays_a_bug_of_ours(

@@ -22,6 +22,7 @@ from suite.meters import LocalPhase, PhaseMeter, combine, hardware
 from suite.petl.base import Method
 from suite.record.result import PreparationRecord
 from suite.record.spec import TrialSpec
+from suite.registry import own_code_named
 from suite.train.build import build_model
 from suite.train.fingerprint import frozen_fingerprint, place_sum
 from suite.train.process_group import all_agree, gather_objects
@@ -196,10 +197,14 @@ def _prepare(
     device: str,
     meter: PhaseMeter,
 ) -> dict[str, torch.Tensor]:
-    """Let the method prepare the model; return the weights that it changed, by name."""
+    """Let the method prepare the model; return the weights that it changed, by name.
+
+    Raises:
+        OwnCodeError: A method of the user's own raises something else.
+    """
     before = _sums(model)
     model.to(device)
-    with ExitStack() as watching:
+    with ExitStack() as watching, own_code_named():
         method.prepare(model, resolved.family, _watched(rows, meter, watching), _loss)
     model.to("cpu")
     after = _sums(model)
