@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from suite.record.lm_eval import Evaluation, LmEvalRecord
+
 WORDS = ("stone", "river", "cloud", "field", "light", "storm")
 SUITE_TASK = """
 description: whether the first letter is an a
@@ -91,3 +93,9 @@ def keep_caches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+def by_name(record: LmEvalRecord) -> dict[str, Evaluation]:
+    """The evaluations of a record by their names; of two with one name, the one that ended last."""
+    ended = sorted(record.evaluations.values(), key=lambda evaluation: evaluation.finished_at)
+    return {evaluation.settings.name: evaluation for evaluation in ended}

@@ -35,7 +35,7 @@ from suite.record.lm_eval import (
     over_seeds,
 )
 from suite.record.lm_eval import read_record as read
-from tests.lm_tasks import keep_caches, write_lm_tasks
+from tests.lm_tasks import by_name, keep_caches, write_lm_tasks
 from tests.tiny import served, tiny_choice
 from tests.toy import disturb, make_arm, resolved_tiny
 
@@ -79,7 +79,7 @@ def test_an_untrained_arm_scores_what_a_direct_call_of_lm_eval_gives_its_plain_m
         measure([subject], config(folder, tasks=["first_choose:2", "first_write:2"]), device="cpu")
         == {}
     )
-    ours = read(subject.folder).latest()
+    ours = by_name(read(subject.folder))
     torch.manual_seed(0)
     resolved = resolve(tiny_choice(family))
     model: Any = build(resolved, Head("text")).eval()
@@ -231,14 +231,14 @@ def test_only_what_is_new_is_measured(folder: Path, tmp_path: Path) -> None:
     ):
         measure([subject], wanted, device="cpu")
         assert len(calls) == loads
-    assert sorted(read(subject.folder).latest()) == [
+    assert sorted(by_name(read(subject.folder))) == [
         "first_choose/limit-4",
         "first_choose/limit-5",
         "first_write/limit-4",
     ]
-    before = read(subject.folder).latest()["first_choose/limit-4"]
+    before = by_name(read(subject.folder))["first_choose/limit-4"]
     measure([subject], first, device="cpu", again=True)
-    after = read(subject.folder).latest()["first_choose/limit-4"]
+    after = by_name(read(subject.folder))["first_choose/limit-4"]
     assert after.finished_at > before.finished_at and after.total == before.total
 
 
@@ -280,7 +280,7 @@ def test_a_tag_becomes_a_group_weighted_by_size_and_keeps_its_parts(
         )
     subject = untrained(arm("llama"), Home(tmp_path))
     measure([subject], config(path, tasks=["sizes"]), device="cpu")
-    found = read(subject.folder).latest()["sizes"]
+    found = by_name(read(subject.folder))["sizes"]
     few, many = found.parts["few"], found.parts["many"]
     assert (few.samples, many.samples, found.total.samples) == (4, 12, 16)
     mean = (few.scores["acc"].value * 4 + many.scores["acc"].value * 12) / 16
@@ -322,13 +322,6 @@ def test_numbers_over_seeds_are_mean_sample_deviation_and_mean_standard_error() 
     }
     alone = over_seeds([LmEvalRecord(evaluations={"k": made(0.5, stderr=None)})])
     assert alone["t"]["acc"] == {"mean": 0.5, "std": None, "stderr": None, "seeds": 1}
-
-
-def test_of_two_evaluations_of_one_name_the_later_one_counts(tmp_path: Path) -> None:
-    add_evaluation(tmp_path, made(0.9, at=2.0))
-    add_evaluation(tmp_path, made(0.1, at=1.0, limit=None, definition="d"))
-    assert len(read(tmp_path).evaluations) == 2
-    assert read(tmp_path).latest()["t"].total.scores["acc"].value == 0.9
 
 
 def test_only_numbers_of_equal_settings_are_averaged(tmp_path: Path) -> None:

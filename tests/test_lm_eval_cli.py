@@ -33,7 +33,7 @@ from suite.tracking.store import open_store
 from suite.train.loop import Trainer
 from suite.train.process_group import free_port
 from tests.commands import Suite, suite
-from tests.lm_tasks import keep_caches, write_lm_tasks, write_suite_task
+from tests.lm_tasks import by_name, keep_caches, write_lm_tasks, write_suite_task
 from tests.ranks import in_processes
 from tests.sweeps import finish
 from tests.tiny import tiny_choice
@@ -145,7 +145,7 @@ def test_fine_tuning_through_the_suite_raises_the_scores_of_lm_eval(
     home, _ = trained
     confirmed = [spec for spec in specs_of(home, "letters") if spec.phase is Phase.CONFIRM]
     records = [read_record(home.trial(spec).path) for spec in confirmed]
-    assert all(set(record.latest()) == {"first_choose", "first_write"} for record in records)
+    assert all(set(by_name(record)) == {"first_choose", "first_write"} for record in records)
     assert not any(
         (home.trial(spec).path / FILE).exists()
         for spec in specs_of(home, "letters")
@@ -311,6 +311,6 @@ def test_an_exported_model_is_measured_as_its_run_was(
     spec = next(
         spec for spec in specs_of(home, "letters") if spec.phase is Phase.CONFIRM and spec.seed == 1
     )
-    record = read_record(home.trial(spec).path).latest()
+    record = by_name(read_record(home.trial(spec).path))
     for row in rows:
         assert row["value"] == record[row["lm_eval_task"]].total.scores[row["metric"]].value

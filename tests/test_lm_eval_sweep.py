@@ -28,7 +28,7 @@ from suite.tune import measure
 from suite.tune.driver import run_sweep
 from suite.tune.group import RunSettings
 from tests.commands import Suite, suite
-from tests.lm_tasks import keep_caches, write_lm_tasks, write_suite_task
+from tests.lm_tasks import by_name, keep_caches, write_lm_tasks, write_suite_task
 from tests.records import make_result, make_spec
 from tests.tiny import tiny_choice
 
@@ -73,9 +73,9 @@ def measured(home: Home) -> dict[str, set[str]]:
     for folder in home.trials():
         spec = folder.spec()
         assert spec is not None
-        found.setdefault(spec.phase.value, set()).update(read_record(folder.path).latest())
+        found.setdefault(spec.phase.value, set()).update(by_name(read_record(folder.path)))
     for path in (home.path / "lm-eval").glob(f"*/{FILE}"):
-        found.setdefault("before", set()).update(read_record(path.parent).latest())
+        found.setdefault("before", set()).update(by_name(read_record(path.parent)))
     return found
 
 

@@ -105,18 +105,6 @@ class LmEvalRecord(Record):
         chosen = {key: e for key, e in self.evaluations.items() if key in keys}
         return LmEvalRecord(evaluations=chosen)
 
-    def latest(self) -> dict[str, Evaluation]:
-        """The evaluations by name.
-
-        Of several with the same name (other versions, other types of numbers) it takes the one that
-        ended last.
-        """
-        return {
-            # Of two with the same name the later one replaces the earlier.
-            e.settings.name: e
-            for e in sorted(self.evaluations.values(), key=lambda e: e.finished_at)
-        }
-
 
 def read_record(folder: Path) -> LmEvalRecord:
     """What a folder holds; nothing where there is no file, or one that was cut.
