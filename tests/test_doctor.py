@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
@@ -447,15 +447,21 @@ def test_whatever_a_database_for_optuna_holds_the_doctor_leaves_it_so(
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["optuna.db"]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_a_folder_that_takes_no_file_for_optuna_is_found(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("check", "kind"),
+    [(check_optuna, "sqlite"), (check_optuna, "journal"), (check_store, "sqlite")],
+)
+def test_a_folder_that_takes_no_file_of_a_store_is_found(
+    check: Callable[[str], Finding], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "file").touch()
+    found = check(f"{kind}:///{tmp_path}/file/new/store.db")
+    assert found.level is Level.FAIL and f"{tmp_path}/file is a file" in found.found
     allowed = os.access
     monkeypatch.setattr(
         os, "access", lambda path, mode: Path(path) != tmp_path and allowed(path, mode)
     )  # root may write anywhere
-    found = check_optuna(f"{kind}:///{tmp_path}/new/optuna.db")
+    found = check(f"{kind}:///{tmp_path}/new/store.db")
     assert found.level is Level.FAIL and f"{tmp_path} cannot be written" in found.found
 
 

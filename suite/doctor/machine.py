@@ -244,6 +244,35 @@ def nearest(path: Path) -> Path:
     return path
 
 
+def unwritable(check: str, path: Path) -> Finding | None:
+    """A finding if a file that sqlite or a journal writes cannot be made or written.
+
+    Both the file and the folder around it are needed: a second file lies there meanwhile.
+
+    Args:
+        check: Name of the check.
+        path: The file. It, and folders above it, need not be there: the first run makes them.
+    """
+    folder = nearest(path.parent)
+    if not folder.is_dir():
+        return fail(
+            check,
+            found=f"{path}: {folder} is a file, expected a folder",
+            remedy="name another place",
+        )
+    for place in (nearest(path), folder):
+        needed = os.W_OK
+        if place.is_dir():
+            needed |= os.X_OK
+        if not os.access(place, needed):
+            return fail(
+                check,
+                found=f"{path}: {place} cannot be written",
+                remedy="name another place, or give this user the right to write there",
+            )
+    return None
+
+
 def open_files() -> Finding:
     """Check how many files a process may open; each Ray process and connection takes a few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -10,6 +10,7 @@ import requests
 from sqlalchemy.exc import SQLAlchemyError
 
 from suite.doctor.finding import Finding, fail, ok, warn
+from suite.doctor.machine import unwritable
 from suite.errors import TrackingError
 from suite.storage.databases import check_local, with_deadlines
 from suite.tracking.schema import revision
@@ -41,6 +42,8 @@ def check_store(tracking_uri: str) -> Finding:
         path = sqlite_path(tracking_uri)
         if path is not None:
             check_local(path)
+            if (why := unwritable("mlflow", path)) is not None:
+                return why
             # To open it would make an empty file.
             if not path.exists():
                 return ok("mlflow", found=f"{path}: none yet, the first run makes it")

@@ -6,7 +6,6 @@ tables and writes its version.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from suite.doctor.finding import Finding, fail, ok
-from suite.doctor.machine import nearest
+from suite.doctor.machine import unwritable
 from suite.errors import TrackingError
 from suite.plan.optuna_trials import quiet
 from suite.redact import redact
@@ -45,7 +44,7 @@ def _journal(path: Path) -> Finding:
     """Read the file as Optuna does; do not make one that is not there."""
     if not path.exists():
         return _none_yet(path)
-    if (why := _unwritable(path)) is not None:
+    if (why := unwritable("optuna", path)) is not None:
         return why
     studies = JournalStorage(JournalFileBackend(str(path))).get_all_studies()
     return ok("optuna", found=f"{path}: a journal with {len(studies)} studies, can be written")
@@ -53,25 +52,9 @@ def _journal(path: Path) -> Finding:
 
 def _none_yet(path: Path) -> Finding:
     """Judge a file that is not there: the first run makes it, where it may."""
-    return _unwritable(path) or ok("optuna", found=f"{path}: none yet, the first run makes it")
-
-
-def _unwritable(path: Path) -> Finding | None:
-    """A finding if the file, or the folder around it, cannot be written.
-
-    Both are needed: sqlite and journals keep a second file while they write.
-    """
-    for place in (nearest(path), nearest(path.parent)):
-        needed = os.W_OK
-        if place.is_dir():
-            needed |= os.X_OK
-        if not os.access(place, needed):
-            return fail(
-                "optuna",
-                found=f"{path}: {place} cannot be written",
-                remedy="name another place, or give this user the right to write there",
-            )
-    return None
+    return unwritable("optuna", path) or ok(
+        "optuna", found=f"{path}: none yet, the first run makes it"
+    )
 
 
 def _database(url: str) -> Finding:
@@ -80,7 +63,7 @@ def _database(url: str) -> Finding:
     if path is not None:
         if not path.exists():
             return _none_yet(path)
-        if (why := _unwritable(path)) is not None:
+        if (why := unwritable("optuna", path)) is not None:
             return why
     engine = create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
