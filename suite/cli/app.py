@@ -1,7 +1,7 @@
 """All commands in one place, and the one border where exceptions become messages and exit codes.
 
-Exit codes: 0 done; 1 done, but something ended without a result, or MLflow has none of it; 2 a
-mistake in what was given; 130 stopped by Ctrl-C, 143 by SIGTERM.
+Exit codes: 0 done; 1 done, but something ended without a result, or MLflow has none of it, or this
+machine failed; 2 a mistake in what was given; 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 from __future__ import annotations
