@@ -142,3 +142,17 @@ def test_sync_brings_a_stored_home_to_a_machine_that_never_ran_it(tmp_path: Path
     assert [cell.key for cell in status(new, name)] == [cell.key for cell in status(ran, name)]
     with pytest.raises(StorageError, match="holds no sweep"):
         sync(tmp_path / "new", storage=str(tmp_path / "empty"))
+
+
+def test_a_relative_storage_is_one_place_for_driver_and_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers of a running cluster have the working folder of `ray start`."""
+
+    def claim(home: Home, sweep: str, *, storage: str) -> None:
+        raise StorageError(storage)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("suite.tune.driver.only_driver", claim)
+    with pytest.raises(StorageError, match=f"^{tmp_path}/store$"):
+        run_sweep(toy_sweep(), home=Home(tmp_path / "home"), storage="store")
